@@ -127,11 +127,11 @@ def check_out(config: SiteConfig, *, begun: bool) -> None:
     """Raise :class:`OtherRun` if ``out`` holds another run's model. ``begun``: this site has state of this run."""
     if not (config.out / MODEL).exists() or (begun and holds(config.out, config.agreement)):
         return
-    told = "an earlier start of this run, which has no state in state_dir"
+    owner = "an earlier start of this run, which has no state in state_dir"
     if not holds(config.out, config.agreement):
         told = describe_owner(config.out, config.agreement)
     raise OtherRun(
-        f"{config.out} holds the model of {told}: give this run its own out, or move that model away"
+        f"{config.out} holds the model of {owner}: give this run its own out, or move that model away"
     )
 
 

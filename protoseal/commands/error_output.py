@@ -44,7 +44,7 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
                 f"the state cannot be stored ({error}): free disk space or correct the folder's permissions"
             ) from error
         except OSError as error:
-            raise click.ClickException(_of_system(error)) from error
+            raise click.ClickException(_system_error_text(error)) from error
         except ModuleNotFoundError as error:
             if error.name and error.name.partition(".")[0] in SITE_EXTRA:
                 raise click.ClickException(
@@ -55,7 +55,7 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def _of_system(error: OSError) -> str:
+def _system_error_text(error: OSError) -> str:
     """Describe an error of the operating system by its file and reason (a full disk, an unwritable folder)."""
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}"

@@ -46,7 +46,7 @@ class Lines(Watcher):
             where = (
                 f"seed {completed.seed}, {completed.method.value}, round {completed.round} of {self._rounds}"
             )
-            self._line(where + _tested(completed.method, completed.told))
+            self._line(where + _tested(completed.method, completed.reports))
 
     def on_run(self, ended: Ended) -> None:
         """Write the report after every run."""
@@ -69,7 +69,7 @@ class Bars(Watcher):
     def on_completed(self, completed: Completed) -> None:
         """Advance the bar by one round."""
         done = self._ended * self._rounds + completed.round
-        tested = _tested(completed.method, completed.told)
+        tested = _tested(completed.method, completed.reports)
         text = f"seed {completed.seed}, {completed.method.value}{tested}"
         self._bar.update(self._task, completed=done, description=text)
 
@@ -127,5 +127,5 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
 
 def _tested(method: Method, told: Mapping[str, SiteRound]) -> str:
     """Return the sites' mean accuracy as text, empty for a round without tests."""
-    accuracy = mean(own_accuracy(method, each) for each in told.values())
+    accuracy = mean(own_accuracy(method, each) for each in reports.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

@@ -1,8 +1,8 @@
 """Reader and writer of ``result.json`` and of the records of simulated runs.
 
 ``RUN/result.json`` and ``RUN/report.html``; ``RUN/sites/NAME/`` (or a deployed site's ``out``) holds
-``agreement.json``, ``site.json``, ``model.safetensors`` and ``prototypes.safetensors``. A site's folder is
-its own: sample counts, accuracies and prototypes in it are not protected and go nowhere by themselves.
+``agreement.json``, ``site.json``, ``model.safetensors`` and ``prototypes.safetensors``. A site's folder is private to
+the site: its sample counts, accuracies and prototypes are unprotected and are not sent anywhere.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Seconds(Record):
 
 
 class Accuracies(Personalised):
-    """Shares of a site's own test set predicted rightly: by the method's own inference, by each of the two ways.
+    """Shares of a site's own test set predicted correctly: by the method's own inference, by classifier, by prototype.
 
-    The control ``self`` has the inference of the method that it aligns as. None where there is no test set, by
-    prototype also where a method has none.
+    The control ``self`` has the inference of the method that it aligns as. Values are None without a test set; the
+    value by prototype also for a method without prototypes.
     """
 
     accuracy: Share | None = None
@@ -40,12 +40,12 @@ class Accuracies(Personalised):
 
 
 class SiteFigures(Accuracies):
-    """One site after the last round, or the best where training stopped early.
+    """Figures of one site after the last round, or after the best round if training stopped early.
 
     Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference;
-    ``compared`` has the accuracy of every method and control that ran beside it. ``epsilon`` is what the site spent at
-    ``delta``, ``guaranteed`` whether that holds for the agreed unit; None where prototypes are exact and no ledger is
-    kept. Bytes are payload bytes.
+    ``compared`` has the accuracy of every method and control that ran beside it. ``epsilon`` is the site's spending at
+    ``delta``, and ``guaranteed`` is true if it holds for the agreed unit; all None if prototypes are exact and the site
+    has no ledger. Bytes are payload bytes.
     """
 
     name: str
@@ -58,15 +58,15 @@ class SiteFigures(Accuracies):
     model: str = ""
     compared: dict[str, Share] = Field(default_factory=dict)
     withheld: tuple[str, ...] = ()
-    """Classes that the site has and got no answer for, since too few sites hold them, in the round of the figures."""
+    """Classes of the site without a result, since too few sites hold them, in the round of the figures."""
     per_class: dict[str, Share] = Field(default_factory=dict)
-    """By the method's own inference, of the classes in the site's test set; where it was asked for."""
+    """Accuracy by the method's own inference of each class in the site's test set, if requested."""
 
 
 class RoundFigures(Record):
     """One round over all sites. ``accuracies`` maps site to accuracy, ``compared`` each other method to its mean.
 
-    None, and no accuracies, for a round after which nothing was tested.
+    Means are None, and accuracies empty, for a round without tests.
     """
 
     round: Annotated[int, Field(ge=1)]
@@ -87,16 +87,16 @@ class SeedFigures(Record):
 
 
 class Spread(Record):
-    """Over seeds: mean and sample standard deviation of the sites' mean."""
+    """Mean and sample standard deviation, over seeds, of the sites' mean."""
 
     mean: Share
     standard_deviation: Annotated[float, Field(ge=0)]
 
 
 class Paired(Record):
-    """A method less another on the same data, seed by seed; their mean, and its standard error with two seeds or more.
+    """Differences of two methods on the same data, by seed; their mean, and its standard error with two or more seeds.
 
-    Of the sites' means, as shares: 0.01 is one percentage point.
+    The differences are of the sites' means, as shares: 0.01 is one percentage point.
     """
 
     by_seed: dict[int, float]
@@ -105,7 +105,7 @@ class Paired(Record):
 
 
 class ViewLine(Record):
-    """One thing that the coordinator could have seen, whether it did, and how that was found."""
+    """One kind of value: ``seen`` is true if the coordinator saw it, and ``evidence`` describes the recording."""
 
     what: str
     seen: bool
@@ -115,7 +115,7 @@ class ViewLine(Record):
 class RunResult(Record):
     """``result.json``. Where there were several seeds, ``sites`` and ``rounds`` are those of ``seed``.
 
-    As long as the run goes on, and when it was ended, ``complete`` is false: then it has what there was by then.
+    While the run continues, and after an interruption, ``complete`` is false, and the file has the results so far.
     """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
@@ -133,11 +133,11 @@ class RunResult(Record):
     compared: dict[str, Share] = Field(default_factory=dict)
     """Mean accuracy of each other method and control on the same data with the same budget."""
     metrics: dict[str, Accuracies] = Field(default_factory=dict)
-    """For the method and each that it is compared with: means over the sites."""
+    """Means over the sites, for the method and each compared method."""
     best_round: Annotated[int, Field(ge=1)] | None = None
     """Round whose figures are reported where training was stopped early; ``rounds`` has all of them."""
     groups: tuple[tuple[str, ...], ...] = ()
-    """Sites that averaged with each other in the last round, or ``best_round``; none where a method has no groups."""
+    """Groups of sites that averaged in the last round, or ``best_round``; empty for a method without groups."""
     seeds: tuple[SeedFigures, ...] = ()
     spread: Spread | None = None
     """Spread of ``mean_accuracy`` over the seeds."""
@@ -147,12 +147,12 @@ class RunResult(Record):
     """Differences between the method and each compared, over several seeds, by the names in ``metrics``."""
     complete: bool = True
     data_sha256: str | None = None
-    """Hash of all sites' samples, which only a simulation has: runs on the same data and split have the same."""
+    """Hash of all sites' samples, in simulations only: equal for runs on the same data and split."""
     coordinator_view: tuple[ViewLine, ...] = ()
 
 
 class RunRecord(Record):
-    """``runs/METHOD.json``: a simulated run that has ended, with all that its results are made of.
+    """Content of ``runs/METHOD.json``: a simulated run that has ended, with all inputs of its results.
 
     ``agreement`` and ``rounds`` are an agreement and a coordinator's rounds as JSON has them.
     """

@@ -12,7 +12,7 @@ from secure_client.output.site_log import SiteLog, SiteRound
 from secure_server.round_log import CoordinatorRound
 
 Compared = Mapping[str, Mapping[str, Sequence[SiteRound]]]
-"""For each method and control that ran beside the one in question: each site's rounds."""
+"""Rounds of each site, by compared method or control."""
 ByRound = Mapping[str, Mapping[str, Mapping[int, SiteRound]]]
 """Rounds of sites by method, site and number of the round."""
 
@@ -31,10 +31,10 @@ def run_result(
     complete: bool = True,
     data_sha256: str | None = None,
 ) -> RunResult:
-    """Return the result of one federated run, with the methods and controls that ran beside it.
+    """Return the result of one federated run, with the compared methods and controls.
 
-    ``method`` is its name where that is not the agreement's, as for a control that is an agreement on another method.
-    ``best`` maps the names of methods that were stopped early to the round that they are reported at.
+    ``method`` is its name if it differs from the agreement's, as for a control that is an agreement on another method.
+    ``best`` maps the names of methods that stopped early to the reported round.
     """
     name, best = (method or agreement.method).value, best or {}
     own = {name: {site: log.rounds for site, log in sites.items()}}
@@ -71,29 +71,29 @@ def run_result(
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are numbers; None if none is."""
+    """Return the mean of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None
 
 
 class TwoWays(Protocol):
-    """A test's two outcomes."""
+    """Interface of a test's two accuracies."""
 
     @property
     def accuracy_classifier(self) -> float | None:
-        """By the classifier."""
+        """Accuracy by the classifier."""
         ...
 
     @property
     def accuracy_prototype(self) -> float | None:
-        """By the nearest prototype."""
+        """Accuracy by the nearest prototype."""
         ...
 
 
 def own_accuracy(method: Method | str, figures: TwoWays) -> float | None:
     """By the method's own inference; by the classifier as long as there is no prototype to be near to.
 
-    As the run told it where it did: of the control ``self`` it alone knows which method's inference is meant.
+    The run's own figure takes precedence: only the run knows which method's inference the control ``self`` uses.
     """
     if isinstance(figures, SiteRound) and figures.accuracy is not None:
         return figures.accuracy
@@ -104,7 +104,7 @@ def own_accuracy(method: Method | str, figures: TwoWays) -> float | None:
 
 
 def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:
-    """Return the round that a site is reported at, in a list: the last one tested up to ``best``, if any was."""
+    """Return the site's reported round in a list: the last tested round up to ``best``, or an empty list."""
     considered = [each for each in log if best is None or each.round <= best]
     return ([each for each in considered if each.accuracy_classifier is not None] or considered)[-1:]
 
@@ -128,7 +128,7 @@ def _mean_accuracies(method: str, logs: Mapping[str, Sequence[SiteRound]]) -> Ac
 
 
 def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
-    """``last`` has each method's last round, the site's own run included."""
+    """Return a site's figures; ``last`` has each method's last round, the site's own run included."""
     here = {name: logs[log.name] for name, logs in last.items() if log.name in logs}
     beside = {name: _accuracy(name, rounds) for name, rounds in here.items() if name != method}
     known = {str(name): value for name, value in beside.items() if value is not None}

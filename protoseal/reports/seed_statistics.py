@@ -9,16 +9,16 @@ from agreement.storage.atomic_files import FileError
 from protoseal.reports.result_files import Accuracies, Paired, RunResult, SeedFigures, Spread
 
 METRICS = tuple(Accuracies.model_fields)
-"""The names of the figures that are compared over seeds."""
+"""Names of the figures that are compared over seeds."""
 
 
 def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
     """Return the first seed's result with the statistics over all; ``results`` maps seeds to theirs.
 
-    Raises ``ValueError`` when there is none.
+    Raises ``ValueError`` without results.
     """
     if not results:
-        raise ValueError("no seed has a result")
+        raise ValueError("results has no seed")
     first = next(iter(results.values()))
     seeds = tuple(_figures(seed, result) for seed, result in results.items())
     return first.model_copy(
@@ -37,10 +37,10 @@ def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
 
 
 def between_runs(result: RunResult, other: RunResult) -> dict[str, dict[str, Paired]]:
-    """Return the differences of a run's method from each of another run's, by common seeds; under the methods' names.
+    """Return differences of a run's method from each method of another run, by common seeds and method name.
 
-    Raises :class:`FileError` when they have no seed in common, when one has not ended, and where their data, splits
-    or numbers of rounds differ. Deployments do not record data: there the caller has to compare like with like.
+    Raises :class:`FileError` if the runs have no common seed, if one has not ended, or if their data, splits or numbers
+    of rounds differ. Deployments do not record data, so results of deployments are refused.
     """
     own, others = _seeds_of(result), _seeds_of(other)
     _check_comparable(result, other)
@@ -54,13 +54,13 @@ def between_runs(result: RunResult, other: RunResult) -> dict[str, dict[str, Pai
         for name in other.metrics
     }
     if not any(differences.values()):
-        raise FileError("the two runs have no figure of a seed in common: run both with the same --seeds")
+        raise FileError("the two runs have no common seed: run both with the same --seeds")
     return differences
 
 
 def _check_comparable(result: RunResult, other: RunResult) -> None:
     if not (result.complete and other.complete):
-        raise FileError("one of the two runs has not ended: let it go on with the command that began it")
+        raise FileError("one of the two runs has not ended: resume it with the command that started it")
     rounds, others = result.config.get("rounds"), other.config.get("rounds")
     if rounds != others:
         raise FileError(f"the two runs have {rounds} and {others} rounds: run both with the same --rounds")
@@ -72,13 +72,13 @@ def _check_same_data(own: tuple[SeedFigures, ...], others: tuple[SeedFigures, ..
         one, other = each.data_sha256, data.get(each.seed, each.data_sha256)
         if one != other and None in (one, other):
             raise FileError(
-                f"one of the two runs does not tell which data it had in seed {each.seed}, as deployments do not:"
-                " simulate both"
+                f"one of the two runs has no hash of its data in seed {each.seed}, as is usual for deployments: "
+                "simulate both"
             )
         if one != other:
             raise FileError(
-                f"the two runs have other data in seed {each.seed}: run both with the same --dataset, --data-root,"
-                " --split, --sites, --tests and preprocessing"
+                f"the two runs have different data in seed {each.seed}: run both with the same --dataset, "
+                "--data-root, --split, --sites, --tests and preprocessing"
             )
 
 
@@ -87,7 +87,7 @@ def _seeds_of(result: RunResult) -> tuple[SeedFigures, ...]:
 
 
 def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired | None:
-    """``values`` less ``others``, by the seeds that both have; None if there is none.
+    """Return ``values`` less ``others`` by common seeds; None without a common seed.
 
     The standard error is that of the mean of the differences, s/√n, and None for one seed.
     """
@@ -121,12 +121,12 @@ def _differences(method: str, other: str, seeds: tuple[SeedFigures, ...]) -> dic
 
 
 def _by_seed(method: str, metric: str, seeds: tuple[SeedFigures, ...]) -> dict[int, float]:
-    """Return the figure of the method by seed, where a seed has it."""
+    """Return the method's figure by seed, for the seeds that have it."""
     values = {each.seed: getattr(each.metrics[method], metric) for each in seeds if method in each.metrics}
     return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _spread(values: list[float | None] | list[float]) -> Spread | None:
-    """None for fewer than two numbers, which have no spread."""
+    """Return the spread, or None for fewer than two numbers."""
     known = [value for value in values if value is not None]
     return Spread(mean=fmean(known), standard_deviation=stdev(known)) if len(known) > 1 else None

@@ -1,6 +1,6 @@
 """Report of a split: how many samples of each class every site and domain has, as files and a plot.
 
-For simulations alone: class counts of real sites are theirs to keep, and no deployment has them in one place.
+The report exists for simulations only: class counts of real sites are private, and no deployment collects them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from protoseal.splits import SiteArrays
 
 CSV, JSON, PLOT = "split.csv", "split.json", "split.svg"
 NAMED_CLASSES = 30
-"""Number of classes above which the plot names only every second, third, … of them."""
+"""Number of classes above which the plot labels only every second, third, … class."""
 
 LARGEST_DOT = 160.0
-"""Area, in points squared, of the dot for the largest count of a plot, where there is room for it."""
+"""Area, in points squared, of the dot for a plot's largest count, if the room allows."""
 
 
 @dataclass(frozen=True)
 class SplitRow:
-    """Samples of each class, in the order of the classes, in one part of what a site has of one domain.
+    """Numbers of samples of each class, in class order, in one part of a site's samples of one domain.
 
     ``part`` is train, validation or test.
     """
@@ -45,12 +45,12 @@ class SplitRow:
 
     @property
     def total(self) -> int:
-        """Samples of all classes."""
+        """Number of samples of all classes."""
         return sum(self.counts)
 
 
 def split_rows(sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[SplitRow]:
-    """Return a row for each site, its domain, and part: in the order of the sites, then as a site has them."""
+    """Return a row for each site, domain and part, in the order of sites, then in the site's order."""
     return [
         SplitRow(site.name, domain, part, tuple(map(int, counts)))
         for site in sites
@@ -81,7 +81,7 @@ def split_json(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
 
 
 def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
-    """Draw a dot for each site and class that it trains on, its area in proportion to the samples.
+    """Draw a dot for each site and class of its training samples, with an area proportional to their number.
 
     Colours are domains; the dot of a site with several domains is divided into rings, whose areas add up.
     """
@@ -119,7 +119,7 @@ def _domains(rows: Sequence[SplitRow]) -> list[str]:
 
 
 def _largest_dot(size: tuple[float, float], sites: int, classes: int) -> float:
-    """Area such that neighbours do not touch: 72 points an inch, four fifths of the room between centres."""
+    """Return an area with which neighbours do not touch: 72 points an inch, four fifths of the distance of centres."""
     room = 0.8 * 72.0 * min(0.8 * size[0] / max(sites, 1), 0.8 * size[1] / max(classes, 1))
     return min(LARGEST_DOT, room**2)
 

@@ -11,8 +11,9 @@ from protoseal.reports.result_files import Paired, RunResult, SiteFigures, Sprea
 from secure_client.output.site_log import Personalised, SiteRound
 
 NO_GLOBAL_MODEL = (
-    "GM, the accuracy of one global model, is left out: most methods leave each site a classifier of its own, so there"
-    " is no such model. Where whole models are averaged, PM(V) and PM(L) are of the model as the site trained it last."
+    "GM, the accuracy of one global model, is left out: under most methods each site has its own classifier, "
+    "so no global model exists. Where whole models are averaged, PM(V) and PM(L) are of the model that the "
+    "site trained last."
 )
 METRICS = {
     "accuracy": "accuracy",
@@ -29,9 +30,9 @@ METRICS = {
 def result_tables(result: RunResult) -> list[Table]:
     """Return the tables of a result.
 
-    Accuracy and traffic by site, seconds by round, and where there are any: personalised accuracies, accuracies by
-    class, groups, and the coordinator's view. With several seeds, their statistics come last, and the tables before
-    are the first seed's.
+    The tables have accuracy and traffic by site, seconds by round, and if the result has them: personalised accuracies,
+    accuracies by class, groups, and the coordinator's view. With several seeds, the last tables are their statistics,
+    and the others are of the first seed.
     """
     tables = [sites_table(result), rounds_table(result)]
     if len(result.metrics) > 1 or has_personalised(result):
@@ -83,13 +84,13 @@ def is_private(result: RunResult) -> bool:
 
 
 def of_unit(result: RunResult) -> str:
-    """Return the unit of ε, where it is not a record: " (subject)", " (site)"."""
+    """Return the unit of ε if it is not a record: " (subject)", " (site)"."""
     privacy = result.config["privacy"]
     return "" if privacy is None or privacy["unit"] == Unit.RECORD else f" ({privacy['unit']})"
 
 
 def epsilon_text(figures: SiteFigures | SiteRound) -> str:
-    """Return the spent budget, with a note where it is no guarantee."""
+    """Return the spent budget, with a note if it is no guarantee."""
     if figures.epsilon is None:
         return "-"
     return ("" if figures.guaranteed else "NO GUARANTEE, ") + f"{figures.epsilon:.3g}"
@@ -132,12 +133,12 @@ def summary_table(result: RunResult) -> Table:
 
 
 def differences_table(result: RunResult) -> Table:
-    """By how many points the method is above each other, paired by seed: each seed, and the mean ± standard error."""
+    """Return the method's accuracy less each other method's, paired by seed: each seed, and mean ± standard error."""
     return pairs_table(f"{result.method} less each other, paired by seed, points", result.differences)
 
 
 def pairs_table(title: str, differences: Mapping[str, Mapping[str, Paired]]) -> Table:
-    """For each other method, or other run, the differences of each figure."""
+    """Return a table of the differences of each figure, for each other method or other run."""
     pairs = [pair for each in differences.values() for pair in each.values()]
     seeds = sorted({seed for pair in pairs for seed in pair.by_seed})
     table = _table(title)
@@ -160,7 +161,7 @@ def groups_table(result: RunResult) -> Table:
 
 
 def rounds_table(result: RunResult) -> Table:
-    """Mean accuracy and seconds of each round: the slowest site's training and protection, the coordinator's part."""
+    """Return mean accuracy and seconds of each round: the slowest site's training and protection, the coordinator's."""
     table = _table(f"rounds{of_seed(result)}")
     _columns(table, ["round"], ["mean %", "train s", "protect s", "aggregate s", "total s"])
     for each in result.rounds:
@@ -180,7 +181,7 @@ def view_table(result: RunResult) -> Table:
 
 
 def spread_text(spread: Spread | None) -> str:
-    """Mean and standard deviation in per cent."""
+    """Return mean and standard deviation in per cent."""
     return "-" if spread is None else f"{percent(spread.mean)} ± {percent(spread.standard_deviation)}"
 
 

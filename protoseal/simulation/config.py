@@ -30,18 +30,18 @@ from agreement.toml_loading import (
 from secure_client.config import Device
 
 SPLITTING = ("split", "sites", "tests")
-"""Settings that divide a data set, where its files do not."""
+"""Settings that divide a data set whose files do not."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class SimulationConfig(RunSettings):
     """One simulated run for each of ``seeds``.
 
-    A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and
-    controls that run on the same data with the same budget. ``classes`` and ``preprocessing`` follow from the
-    data set unless given; ``min_sites`` is ``min_holders`` unless given, and at least 2. The sizes in ``[averaging]``
-    follow from the model. Of the data's own test part at most ``tests`` samples of each class and domain are used.
-    ``pretrained`` is the file whose SHA-256 ``[training]`` holds.
+    A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and controls
+    that run on the same data with the same budget. ``classes`` and ``preprocessing`` default to the data set's;
+    ``min_sites`` defaults to ``min_holders``, at least 2. The sizes in ``[averaging]`` follow from the model. Of the
+    data's own test part at most ``tests`` samples of each class and domain are used. ``pretrained`` is the file whose
+    SHA-256 is in ``[training]``.
     """
 
     method: KnownMethod = Method.PFPL
@@ -108,7 +108,7 @@ class SimulationConfig(RunSettings):
     @classmethod
     def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed is named more than once")
+            raise ValueError("seeds has a duplicate; name each seed once")
         return seeds
 
     @model_validator(mode="after")
@@ -125,8 +125,8 @@ class SimulationConfig(RunSettings):
         idle = [name for name in SPLITTING if name in self.model_fields_set]
         if self.is_split and idle:
             raise ValueError(
-                f"{' and '.join(idle)} would do nothing: {SITES_FORM}DIR has a file for each site, with what it trains"
-                " and tests on; leave it out"
+                f"{' and '.join(idle)} has no effect with {SITES_FORM}DIR, which has each site's training and "
+                "test samples in a file: leave it out"
             )
         return self
 
@@ -140,8 +140,8 @@ class SimulationConfig(RunSettings):
     def _stopping_shows_nothing(self) -> Self:
         if self.privacy is not None and self.early_stopping is not None:
             raise ValueError(
-                "early_stopping follows from accuracies on private samples, which [privacy] does not pay for: leave one"
-                " of the two out"
+                "early_stopping depends on accuracies on private samples, which [privacy] does not account "
+                "for: leave one of the two out"
             )
         return self
 
@@ -157,8 +157,8 @@ class SimulationConfig(RunSettings):
         averaging = [method.value for method in self.methods if method.averages]
         if len(set(self.models)) > 1 and averaging:
             raise ValueError(
-                f"{' and '.join(averaging)} would average models of different architectures: with `models`, choose"
-                " methods that average none, such as pfpl, feddbp or fedproto, or name one model"
+                f"{' and '.join(averaging)} would average models of different architectures: with `models`, "
+                "choose methods without averaging, such as pfpl, feddbp or fedproto, or name one model"
             )
         return self
 
@@ -167,15 +167,15 @@ class SimulationConfig(RunSettings):
         guide = self.self_aligns_as
         if Method.SELF in self.methods and not guide.traits.prototypes:
             raise ValueError(
-                f"the control 'self' aligns a site with its own prototypes as the method beside it does, and"
-                f" {guide.value} has not one prototype for each class: leave 'self' out, or run it beside pfpl, fedpc,"
-                " feddbp or fedproto as the method"
+                "the control 'self' aligns each site with its own prototypes, one a class, as the run's method "
+                f"does, but {guide.value} has several or none: leave 'self' out, or choose pfpl, fedpc, feddbp "
+                "or fedproto as the method"
             )
         return self
 
     @property
     def is_split(self) -> bool:
-        """True if the data set has a file for each site, so that there is nothing to split."""
+        """True if the data set has a file for each site, and needs no split."""
         return self.dataset.startswith(SITES_FORM)
 
     @property
@@ -190,12 +190,12 @@ class SimulationConfig(RunSettings):
         return federated[0] if federated else Method.PFPL
 
     def model_of(self, position: int) -> str:
-        """Return the model that the site at that place in the order of names trains."""
+        """Return the model of the site at ``position`` in the order of names."""
         return self.models[position % len(self.models)] if self.models else self.training.model
 
     @property
     def fewest_sites(self) -> int:
-        """``min_sites``, or what follows from ``min_holders`` when it is not given."""
+        """``min_sites``, or its default from ``min_holders``."""
         return self.min_sites or max(2, self.min_holders)
 
     def agreement(
@@ -209,9 +209,8 @@ class SimulationConfig(RunSettings):
     ) -> Agreement:
         """Return the agreement of one run of this simulation, for classes and preprocessing taken from the data.
 
-        ``averaged`` counts the parameters and buffers of the model that the method averages, if any. ``average`` is
-        an agreement on ``fedpc`` with one group and no alignment. Raises ``ConfigError`` where no such agreement may
-        exist.
+        ``averaged`` has the numbers of parameters and buffers that the method averages, if any. ``average`` is an
+        agreement on ``fedpc`` with one group and no alignment. Raises ``ConfigError`` for an invalid agreement.
         """
         table = self.model_dump(mode="json", by_alias=True, include={*RunSettings.model_fields, "extension"})
         used = (method.value, self.protection.value)
@@ -246,7 +245,9 @@ def load_simulation(
     table = {} if path is None else parse_toml(path)
     named = [str(flags.get("dataset") or ""), *(each.partition("=")[2].strip(" '\"") for each in settings)]
     if any(each.startswith(SITES_FORM) for each in named):
-        table = {key: value for key, value in table.items() if key not in SPLITTING}  # they are of other data
+        table = {
+            key: value for key, value in table.items() if key not in SPLITTING
+        }  # they belong to other data
     for setting in settings:
         _set(table, setting)
     given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
@@ -265,7 +266,7 @@ def _set(table: dict[str, Any], setting: str) -> None:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ConfigError("--set", [f"{setting!r}: {section} is no section"])
+            raise ConfigError("--set", [f"{setting!r}: {section} is not a section"])
     table[key] = _value(text.strip())
 
 

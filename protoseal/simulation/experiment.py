@@ -38,17 +38,17 @@ __all__ = ["COMPARED", "Completed", "Ended", "Watcher", "Written", "scene_of", "
 
 @dataclass(frozen=True)
 class Completed:
-    """A round that every site has told of; ``told`` maps sites to their figures."""
+    """A round that every site has reported; ``reports`` maps sites to their figures."""
 
     seed: int
     method: Method
     round: int
-    told: Mapping[str, SiteRound]
+    reports: Mapping[str, SiteRound]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended; not ``anew`` if it had ended before, and was read."""
+    """A run that has ended; ``anew`` is false if an earlier start had completed it and its record was read."""
 
     seed: int
     method: Method
@@ -58,14 +58,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Written:
-    """A ``result.json`` with what there is so far, and the folder that it was written into."""
+    """A ``result.json`` with the results so far, and the folder to which it was written."""
 
     folder: Path
     result: RunResult
 
 
 class Watcher:
-    """Told of what happens, as it happens. Does nothing of itself."""
+    """Observer of a simulation's events. The base class does nothing."""
 
     def on_completed(self, completed: Completed) -> None:
         """Handle a round that every site has reported."""
@@ -74,22 +74,22 @@ class Watcher:
         """Handle the end of a run."""
 
     def on_result(self, written: Written) -> None:
-        """Results were written."""
+        """Handle results that were written."""
 
 
 def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh: bool = False) -> RunResult:
-    """Run it, leaving ``result.json`` and ``sites/NAME/`` in ``config.out``.
+    """Run a simulation, writing ``result.json`` and ``sites/NAME/`` to ``config.out``.
 
-    Each further method of ``compare`` that is no control leaves the same in ``compared/METHOD``. With several seeds
-    each has a folder ``seed-N`` of that form, and the result on top has the sites and rounds of the first seed with
-    means, spreads and paired differences over all.
+    Each further method of ``compare`` that is no control writes the same files to ``compared/METHOD``. With several
+    seeds, each seed has a folder ``seed-N`` of that form, and the top result has the sites and rounds of the first seed
+    with means, spreads and paired differences over all.
 
-    A simulation that was ended, however suddenly, goes on where it was: runs that had ended are read, the one that had
-    not goes on with the round that it was in. It comes to the same, bit for bit on a CPU with ``batched = "never"``;
-    otherwise up to rounding, which training makes more of: then the sites that had not trained in that round train as a
-    smaller program. ``fresh`` starts over, once the first seed's data and models are known to be there. Raises what a
-    site or the coordinator raises, and :class:`protoseal.simulation.run_folder.OtherSimulation` where the folder is
-    another configuration's.
+    An interrupted or killed simulation resumes: completed runs are read, and the unfinished run resumes in its last
+    round. The results are the same: bit for bit on a CPU with ``batched = "never"``, otherwise up to rounding, which
+    training amplifies, because the sites that had not trained in that round form a smaller batched program. ``fresh``
+    starts over, after the first seed's data and models are known to load. Raises the errors of a site or the
+    coordinator, and :class:`protoseal.simulation.run_folder.OtherSimulation` if the folder belongs to another
+    configuration.
     """
     folder = RunFolder(config)
     if fresh:
@@ -109,7 +109,7 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
 
 @dataclass(frozen=True)
 class Scene:
-    """One seed's data, and what every method that runs on it shares."""
+    """One seed's data, and the state that all methods on these data share."""
 
     config: SimulationConfig
     seed: int
@@ -134,7 +134,7 @@ class Scene:
 
     @property
     def training(self) -> SiteTraining:
-        """Return the training of the sites."""
+        """Return the settings of the sites' training."""
         config = self.config
         return SiteTraining(
             device=config.device,
@@ -151,12 +151,15 @@ class Scene:
 
 
 def scene_of(config: SimulationConfig, seed: int) -> Scene:
-    """One seed's data, read and divided. Raises what :func:`simulate` raises for data that are wrong."""
+    """Read and divide one seed's data; raise the errors of :func:`simulate` for unsuitable data."""
     divided = _divided(config, seed)
     if len(divided.sites) < config.fewest_sites:
         raise ConfigError(
             config.dataset,
-            [f"{len(divided.sites)} sites, but min_holders and min_sites ask for {config.fewest_sites}"],
+            [
+                f"the data have {len(divided.sites)} sites, but min_holders and min_sites require "
+                f"{config.fewest_sites}"
+            ],
         )
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
     overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
@@ -177,7 +180,7 @@ def _divided(config: SimulationConfig, seed: int) -> DividedData:
 
 
 def _check(config: SimulationConfig) -> None:
-    """Raise what the first seed's data, split or models would, before anything is thrown away for their sake."""
+    """Raise any error of the first seed's data, split or models, before existing results are deleted."""
     scene = scene_of(config, config.seeds[0])
     for method in config.methods:
         agreement = scene.agreement(method)
@@ -185,7 +188,7 @@ def _check(config: SimulationConfig) -> None:
 
 
 class OneSeed:
-    """All methods on one seed's data."""
+    """Runs of all methods on one seed's data."""
 
     def __init__(
         self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Pool | None, seen: Watcher
@@ -196,7 +199,7 @@ class OneSeed:
         self._runs: dict[Method, Run] = {}
 
     def run(self) -> RunResult:
-        """Their result; runs that had ended before are read."""
+        """Run the methods, reading completed runs, and return the result."""
         ended = self._ended()
         for method in self._config.methods:
             run = self._runs[method] = ended.get(method) or self._run_anew(method)
@@ -272,13 +275,13 @@ class OneSeed:
             for each in log.rounds
             if each.round == number
         }
-        self._seen.on_completed(Completed(self._seed, method, number, told))
+        self._seen.on_completed(Completed(self._seed, method, number, reports))
 
     def _folder_of(self, method: Method) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value
 
     def _publish(self, *, complete: bool) -> RunResult:
-        """Write the results that there are; the method's own comes first, so there always is one."""
+        """Write the results so far; the method's own result comes first and therefore always exists."""
         for method, run in self._runs.items():
             if method is not self._config.method and method not in CONTROLS:
                 write_result(self._folder_of(method), self._result(run, {}, complete=True))
@@ -307,11 +310,11 @@ class OneSeed:
 
 
 class HasOutcome(Protocol):
-    """A run that can tell what there is so far."""
+    """Interface of a run that returns its outcome so far."""
 
     @property
     def outcome(self) -> Outcome:
-        """Each site's log, and the coordinator's rounds."""
+        """Return each site's log and the coordinator's rounds."""
         ...
 
 
@@ -322,7 +325,7 @@ def _publish(seen: Watcher, folder: Path, result: RunResult) -> None:
 
 @contextmanager
 def _workers(config: SimulationConfig) -> Iterator[Pool | None]:
-    """Yield processes for ciphertexts; None where nothing is encrypted."""
+    """Yield worker processes for ciphertexts, or None without encryption."""
     if not config.protection.ckks_key or CONTROLS.issuperset(config.methods):
         yield None
         return

@@ -79,7 +79,7 @@ class LocalControl:
         self._stack.close()
 
     def run(self) -> None:
-        """Run all rounds, or those that are left, or as many as there are before training stops early."""
+        """Run the remaining rounds, or until training stops early."""
         self._log_what_was_completed()
         self._trainees.end_round(self._trainees.completed)
         while not self._trainees.over:
@@ -92,12 +92,12 @@ class LocalControl:
             self._on_completed(self, number)
 
     def close_tests(self) -> None:
-        """Test what is tested at the end."""
+        """Run the final tests."""
         self._trainees.close()
 
     @property
     def outcome(self) -> Outcome:
-        """Return the results so far; rounds as a coordinator would have seen them, no bytes."""
+        """Return the results so far, with rounds as a coordinator would record them, without bytes."""
         return Outcome(self._trainees.logs(), self._log.rounds(), [], self._trainees.best_round)
 
     def _round(self, name: str, number: int) -> None:
@@ -118,12 +118,12 @@ class LocalControl:
                 self._on_completed(self, number)
 
     def _as_coordinated(self, number: int) -> CoordinatorRound:
-        told = [self._log.site_round(name, number) for name in sorted(self._sites)]
-        slowest = max(each.seconds["train"] for each in told)
+        reports = [self._log.site_round(name, number) for name in sorted(self._sites)]
+        slowest = max(each.seconds["train"] for each in reports)
         return CoordinatorRound(number, 1, tuple(sorted(self._sites)), (), 0.0, slowest)
 
     def _journal(self, name: str) -> Journal:
-        """Return the journal, which holds no secret, so that its key may be another one each time."""
+        """Return the journal, which has no secret, so that its key may differ at each start."""
         return self._stack.enter_context(
             Journal(
                 self._state / "sites" / name / "journal.sqlite",
@@ -148,7 +148,7 @@ def run_control(
 ) -> Outcome:
     """Run the same models, data and schedule without a federation, and return each site's results by round.
 
-    ``self`` aligns and predicts as the agreement's method does, with prototypes held to the same bounds.
+    ``self`` aligns and predicts as the agreement's method does, with prototypes clipped to the same bounds.
     """
     with LocalControl(
         agreement,

@@ -1,10 +1,9 @@
 """Federation in one process: the sessions, coordinator and protections of a deployment, without sockets.
 
-Identities are made for the run and thrown away with it, as is all that sites and coordinator keep: it is there so that
-a run whose process was killed goes on where it was, on a CPU and with sites that train one by one as if it had not been
-(bit for bit). Nobody waits for the disk: a process that is killed loses nothing, a power cut may lose all of it. The
-limit: one process holds every site's data and keys, so nothing is kept from anybody here; simulation answers questions
-about accuracy and cost, not about privacy.
+Identities and the stored state of sites and coordinator are created for the run and deleted with it. The state lets a
+killed run resume; on a CPU with sites that train one by one, the resumed run equals an uninterrupted run bit for bit.
+Writes do not wait for the disk: a killed process loses nothing, a power cut may lose all state. Limit: one process has
+every site's data and keys, so a simulation answers questions about accuracy and cost, not about privacy.
 """
 
 from __future__ import annotations
@@ -70,13 +69,13 @@ from secure_server.rounds.state import Rules, Stage
 from secure_server.storage.store import Received, Store
 
 _KEYS_WORD = "passphrase"
-_AGES = 1e9  # seconds: sites take turns here, so no deadline may pass
+_AGES = 1e9  # seconds: sites take turns, so no deadline may expire
 
 
 class DirectTransport:
-    """A site's calls, made straight to a coordinator in the same process.
+    """Transport of a site that calls a coordinator in the same process.
 
-    ``on_payload`` is told of each request's and answer's size before it goes, with True for an answer.
+    ``on_payload`` is called with each request's and answer's size before transfer, with True for an answer.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class DirectTransport:
         return reply
 
     def next_task(self) -> Task:
-        """Never blocks."""
+        """Return the current task without blocking."""
         return self._coordinator.next_task(self._site, TaskRequest(PROTOCOL_VERSION, self._run))
 
     def download(self, work: Work) -> bytes:
@@ -106,14 +105,14 @@ class DirectTransport:
         return content
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
-        """Upload with the header that the wire would have."""
+        """Upload an answer with the header of a network transport."""
         header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
         self._coordinator.check_upload(self._site, header)
         self._on_payload(key, len(content), True)
         self._coordinator.upload(self._site, header, content)
 
     def leave(self) -> None:
-        """Take no further part."""
+        """Leave the run."""
         self._coordinator.leave(self._site, LeaveRequest(self._session))
 
 
@@ -121,7 +120,7 @@ class DirectTransport:
 class Outcome:
     """Result of a federation: each site's log, the coordinator's rounds, and the messages, if they were recorded.
 
-    ``best_round`` is the reported round where training was to stop early, else None.
+    ``best_round`` is the reported round with early stopping, else None.
     """
 
     sites: dict[str, SiteLog]
@@ -131,7 +130,7 @@ class Outcome:
 
     @property
     def site_rounds(self) -> dict[str, Sequence[SiteRound]]:
-        """Each site's rounds."""
+        """Rounds of each site."""
         return {name: log.rounds for name, log in self.sites.items()}
 
 
@@ -158,7 +157,7 @@ class LocalSite:
 
 
 class LocalFederation:
-    """A coordinator and sites that take turns. Close it when done: it holds journals and a store open."""
+    """A coordinator and sites that take turns. Close the federation when done: it holds journals and a store open."""
 
     def __init__(
         self,
@@ -176,9 +175,9 @@ class LocalFederation:
     ) -> None:
         """Take ``data``, which maps site names to their data. With ``record`` every message received is kept.
 
-        ``method`` is its name where that is not the agreement's. ``on_round`` is called with each site's rounds,
-        ``on_completed`` when all sites have reported one. A federation whose files were left in ``state`` by a
-        process that was killed resumes; without ``state`` the files lie in a folder that is removed in the end.
+        ``method`` is its name if it differs from the agreement's. ``on_round`` is called with each site's rounds,
+        ``on_completed`` when all sites have reported a round. A federation resumes from the files that a killed process
+        left in ``state``; without ``state`` the files are in a folder that is removed at the end.
         """
         self.agreement, self._data, self._training, self._record = agreement, data, training, record
         self._on_round, self._on_completed = on_round, on_completed
@@ -223,7 +222,7 @@ class LocalFederation:
         self._stack.close()
 
     def run(self) -> None:
-        """Run all rounds, or those that are left, or as many as there are before training stops early.
+        """Run the remaining rounds, or until training stops early.
 
         Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
         """
@@ -231,10 +230,8 @@ class LocalFederation:
             pass
 
     def turns(self) -> Iterator[Task]:
-        """Yield one site's task after the other, each as it was done."""
-        self.trainees.end_round(
-            self.trainees.completed
-        )  # perhaps this is what was not done when it was killed
+        """Yield after each task, one site after the other."""
+        self.trainees.end_round(self.trainees.completed)  # a killed process may not have done this
         for site in self.sites:
             site.join()
         for site in cycle(self.sites):
@@ -247,7 +244,7 @@ class LocalFederation:
 
     @property
     def rounds(self) -> list[CoordinatorRound]:
-        """The coordinator's rounds so far."""
+        """Rounds of the coordinator so far."""
         return self.log.rounds()
 
     @property
@@ -257,7 +254,7 @@ class LocalFederation:
         return Outcome(self.trainees.logs(), self.rounds, received, self.trainees.best_round)
 
     def save(self, out: Path) -> Outcome:
-        """Test what is tested at the end, and write every site's files to ``out/sites/NAME``."""
+        """Run the final tests, and write every site's files to ``out/sites/NAME``."""
 
         def save_site(name: str, trainee: Trainee) -> None:
             folder = site_folder(out, name)
@@ -276,10 +273,10 @@ class LocalFederation:
         return self.trainees.stopped_early and self.coordinator.state.round > self.trainees.completed
 
     def _turn(self, site: LocalSite) -> Task:
-        """One site's task, with what is to be done before and after it."""
+        """Do one site's task, with the shared work before and after it."""
         state = self.coordinator.state
         if state.stage is Stage.PRESENCE:
-            # All have had the last result, and none was asked for this round's training alone.
+            # All sites have the last result, so they train together.
             self.trainees.train(state.round)
         before = self.trainees.completed
         task = site.step()
@@ -301,7 +298,7 @@ class LocalFederation:
         return build_trainee(self.agreement, learner, journal, self._releases(party, path.parent)), journal
 
     def _releases(self, party: Party, folder: Path) -> Releases | None:
-        """By a ledger of the simulated site's own, which has room for the run and no more."""
+        """Return the releases of a simulated site, with its own ledger that has room for just the run."""
         if self.agreement.privacy is None:
             return None
         return open_releases(self.agreement, simulated_budget(self.agreement, party.name, folder))
@@ -324,7 +321,7 @@ class LocalFederation:
 def make_parties(
     directory: Path, agreement: Agreement, names: Sequence[str], passphrase: bytes | None = None
 ) -> tuple[list[Party], TrustAnchor]:
-    """Make a federation's CA and sites, with keys in ``directory`` under a random secret, else one nobody learns."""
+    """Make a federation's CA and sites, with keys in ``directory`` under ``passphrase`` or a random secret."""
     passphrase = passphrase or secrets.token_bytes(32)
     authority = directory / "ca"
     stretching = Stretching.NONE_FOR_RANDOM_SECRET
@@ -341,9 +338,9 @@ def make_parties(
 def kept_parties(
     directory: Path, agreement: Agreement, names: Sequence[str]
 ) -> tuple[list[Party], TrustAnchor]:
-    """Those in ``directory``, made when it is not there: the passphrase lies beside the keys.
+    """Load the parties in ``directory``, creating them if missing; the passphrase is stored beside the keys.
 
-    That is for a simulation alone, which has everything of everyone in any case.
+    Use this for simulations only, whose process has all parties' keys anyway.
     """
     if not directory.exists():
         begun = Path(tempfile.mkdtemp(dir=directory.parent, prefix="begun-"))

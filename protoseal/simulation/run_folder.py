@@ -1,8 +1,8 @@
 """Folder of a simulation: its finished runs, the state to resume others from, and the settings that it belongs to.
 
 ``simulation.json`` says which configuration and which data the folder belongs to. ``runs/METHOD.json`` has the logs of
-a run that has ended, in the folder of its seed; ``.state`` has the files of runs that have not, and is gone when all
-have.
+a run that has ended, in the folder of its seed; ``.state`` has the files of unfinished runs and is deleted when all
+runs have ended.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
 
 FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds"})
-"""Settings that may change in the same folder: they change no run, or select the runs.
+"""Settings that may change in the same folder, since they change no run or only select runs.
 
 So may the settings that only a compared method uses: :meth:`RunFolder.check_settings`.
 """
 
 
 class OtherSimulation(UserError):
-    """The folder has the runs of another configuration, or another process is at work in it."""
+    """The folder has runs of another configuration, or another process is using it."""
 
 
 class RunFolder:
@@ -52,7 +52,7 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, *, fresh: bool = False) -> Iterator[None]:
-        """Inside, the folder is this configuration's, and no other process's; with ``fresh`` what it had is gone.
+        """Lock the folder for this process and configuration; with ``fresh`` delete earlier results first.
 
         Raises :class:`OtherSimulation`.
         """
@@ -69,32 +69,32 @@ class RunFolder:
                 yield
             except (UserError, PrivacyError, SiteError):
                 if not was_claimed and not self._has_ended_runs():
-                    (self._out / CLAIM).unlink(missing_ok=True)  # what was refused claims nothing
+                    (self._out / CLAIM).unlink(missing_ok=True)  # a refused start claims nothing
                 raise
             finally:
-                if not (self._out / CLAIM).exists():  # nothing was begun
+                if not (self._out / CLAIM).exists():  # no run was started
                     shutil.rmtree(self._out / STATE, ignore_errors=True)
 
     def _has_ended_runs(self) -> bool:
         return any(self._out.glob(f"{RUNS}/*.json")) or any(self._out.glob(f"seed-*/{RUNS}/*.json"))
 
     def check_data(self, digest_of: Callable[[int], str]) -> None:
-        """Raise :class:`OtherSimulation` where there are runs on other data, as ``data_root`` may have another time.
+        """Raise :class:`OtherSimulation` if the folder has runs on other data: files in ``data_root`` may change.
 
-        ``digest_of`` gives the SHA-256 of the divided data of a seed. It is asked for once in a process, and only when
-        there were runs before: files that change while a simulation goes on are not noticed.
+        ``digest_of`` gives the SHA-256 of the divided data of a seed. The function is called once in a process, and
+        only if earlier runs exist: files that change during a simulation are not detected.
         """
         if not self._data_checked and (self._out / CLAIM).exists():
             known = self._known_data()
             if known is None or digest_of(known["seed"]) != known["sha256"]:
                 raise OtherSimulation(
-                    f"{self._out} has runs on other data than there are now: go back to these, give another --out,"
-                    " or use --fresh to throw those runs away"
+                    f"{self._out} has runs on other data than the present data: restore the earlier data, give "
+                    "another --out, or use --fresh to delete those runs"
                 )
         self._data_checked = True
 
     def keep_claim(self, seed: int, data_sha256: str) -> None:
-        """From now on the folder belongs to this configuration, and to the data with this digest in this seed."""
+        """Record that the folder belongs to this configuration, and to the data with this digest in this seed."""
         known = self._known_data() or {"seed": seed, "sha256": data_sha256}
         claim = {**self._claim, _DATA: known}
         write_text(self._out / CLAIM, json.dumps(claim, indent=2, sort_keys=True) + "\n")
@@ -125,7 +125,7 @@ class RunFolder:
         """Let an unfinished run resume under the agreement that it began under, and under no other.
 
         Raises :class:`OtherSimulation` for other settings, :class:`agreement.storage.atomic_files.FileError` for
-        another distribution than there was.
+        another distribution than before.
         """
         state = self.state(seed, method)
         if (state / AGREEMENT).exists():
@@ -133,15 +133,15 @@ class RunFolder:
         write_agreement(state, agreement)
 
     def check_settings(self, place: Path, agreement: Agreement) -> None:
-        """Raise :class:`OtherSimulation` where a run left ``place`` under other settings of third parties than now.
+        """Raise :class:`OtherSimulation` if the run in ``place`` had other settings of third parties.
 
-        The claim has those of the method and the protection alone, since what is compared may change.
+        The claim has only the settings of the method and the protection, since compared methods may change.
         """
         others = [name for name, own in agreement.extension.items() if self._extension.get(name) != own]
         if others:
             raise OtherSimulation(
-                f"{place} is of other settings (extension.{', extension.'.join(others)}): go back to these,"
-                " delete it to run that method again, or use --fresh to start over"
+                f"{place} has other settings (extension.{', extension.'.join(others)}): restore the earlier "
+                "settings, delete it to run that method again, or use --fresh to start over"
             )
 
     def drop_state(self, seed: int, method: Method) -> None:
@@ -167,19 +167,21 @@ class RunFolder:
                 f"{path} is damaged; use --fresh to start over, or another --out"
             ) from error
         if isinstance(found, dict):
-            found.pop(_DATA, None)  # compared once the data are read
+            found.pop(_DATA, None)  # compared after the data are read
         differing = _differing(found, self._claim) if isinstance(found, dict) else ["everything"]
         if differing:
             raise OtherSimulation(
-                f"{self._out} has runs of another configuration ({', '.join(differing)}): go back to it, give another"
-                " --out, or use --fresh to throw those runs away"
+                f"{self._out} has runs of another configuration ({', '.join(differing)}): restore that "
+                "configuration, give another --out, or use --fresh to delete those runs"
             )
 
     def _check_is_a_simulation(self) -> None:
-        """Nobody's other files are to be thrown away."""
+        """Refuse a folder with other files, which must not be deleted."""
         begun = (self._out / CLAIM).exists() or (self._out / STATE / _LOCK).exists()
         if self._out.exists() and any(self._out.iterdir()) and not begun:
-            raise OtherSimulation(f"{self._out} is not empty and has no simulation; give another --out")
+            raise OtherSimulation(
+                f"{self._out} is not empty and was not written by a simulation; give another --out"
+            )
 
     def _clear(self) -> None:
         """Delete the files of simulations, by their names, except the folder of the state, which holds the lock."""
@@ -193,7 +195,7 @@ class RunFolder:
 
 
 def _clear_results(folder: Path) -> None:
-    """Remove one seed's results, all of ``runs/*.json`` among them; a folder with other files stays, with these."""
+    """Remove one seed's results, including all of ``runs/*.json``; folders with other files stay."""
     for pattern in (RESULT, "report.html", "split.csv", "split.json", "split.svg"):
         (folder / pattern).unlink(missing_ok=True)
     for record in folder.glob(f"{RUNS}/*.json"):
@@ -207,7 +209,7 @@ def _clear_results(folder: Path) -> None:
 
 
 def _clear_sites(folder: Path) -> None:
-    """Remove the sites' folders of one run, and the run's own if nothing else is in it."""
+    """Remove the sites' folders of one run, and the run's folder if it is then empty."""
     for log in folder.glob(f"sites/*/{SITE_LOG}"):
         shutil.rmtree(log.parent)
     _remove_if_empty(folder / "sites")
@@ -226,7 +228,7 @@ def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
     content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
     used = {config.method.value, config.protection.value}
     content["extension"] = {name: each for name, each in content["extension"].items() if name in used}
-    # One seed's results lie where those of several seeds are summed up.
+    # One seed's results have the same place as the summary of several seeds.
     return {"schema": 1, "seed": None if several else config.seeds[0], "config": content}
 
 

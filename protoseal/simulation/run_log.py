@@ -1,8 +1,7 @@
 """Log of a simulated run: the rounds of each site and of the coordinator, and the bytes sent in each direction.
 
-The file is written as the run proceeds, so that a killed and resumed run has lost none of it. Each entry has a name
-of its own and replaces one of that name: an entry that is written twice, because the process was killed in between,
-counts once.
+The file is written during the run, so that a killed and resumed run loses no entry. Each entry has a unique key and
+replaces an earlier entry of that key, so an entry that is written twice after a kill counts once.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _COORDINATOR_ROUND = TypeAdapter(CoordinatorRound)
 
 
 class RunLog(DatabaseOwner):
-    """One run's log. Durable against the end of the process, not against that of the machine."""
+    """One run's log. Entries survive the end of the process, not a power cut."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file."""
@@ -62,7 +61,7 @@ class RunLog(DatabaseOwner):
         return tuple(SiteRound.model_validate_json(text) for (text,) in rows)
 
     def site_round(self, site: str, round_number: int) -> SiteRound:
-        """One round of a site; ``KeyError`` if it did not tell of it."""
+        """Return one round of a site; raise ``KeyError`` for a round that the site has not reported."""
         query = "SELECT json FROM site_rounds WHERE site = ? AND round = ?"
         row = self._db.execute(query, (site, round_number)).fetchone()
         if row is None:

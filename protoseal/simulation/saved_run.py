@@ -16,7 +16,7 @@ from secure_server.round_log import CoordinatorRound
 
 @dataclass(frozen=True)
 class Run:
-    """Run of one method on one seed's data, so far or in all; ``data_sha256`` is of these."""
+    """Run of one method on one seed's data, finished or so far; ``data_sha256`` is the data's hash."""
 
     method: Method
     agreement: Agreement
@@ -24,7 +24,7 @@ class Run:
     data_sha256: str
 
     def record(self) -> RunRecord:
-        """Return the record of the whole run, to be read by :meth:`of`."""
+        """Return the record of the finished run, which :meth:`of` reads."""
         return RunRecord(
             method=self.method.value,
             agreement=self.agreement.model_dump(mode="json", by_alias=True),

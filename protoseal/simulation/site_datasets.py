@@ -21,12 +21,12 @@ from secure_client.data.sources import join, own_classes, read, suggest_preproce
 from secure_client.errors import DataError
 
 _TEST_STREAM = 2
-"""Beside the seed, so that which test samples are used is drawn independently of the split."""
+"""Second seed, so that test samples are drawn independently of the split."""
 
 
 @dataclass(frozen=True)
 class DividedData:
-    """Each site's samples, and what the sites then agree on. ``test`` is the data set's own test part, if any."""
+    """Each site's samples, with the agreed classes and preprocessing. ``test`` is the data set's test part, if any."""
 
     sites: tuple[SiteArrays, ...]
     classes: tuple[str, ...]
@@ -40,15 +40,15 @@ class DividedData:
         return digest([*parts, *([] if self.test is None else [("", "test", self.test)])])
 
     def test_of_all(self) -> Samples:
-        """Return a test set over all sites: the data set's own, or else the samples that the sites hold back, together.
+        """Return a test set over all sites: the data set's test part, or all sites' test samples together.
 
-        Only a simulation has it: no site of a deployment sees another's samples.
+        Only a simulation can do this: no site of a deployment sees another site's samples.
         """
         return self.test if self.test is not None else join_samples([site.test for site in self.sites])
 
 
 def digest(parts: Iterable[tuple[str, str, Samples]]) -> str:
-    """SHA-256 in hexadecimal over which site's samples they are, what for, and the samples; with shapes and types."""
+    """Return the SHA-256, in hexadecimal, over site names, parts, and samples with their shapes and types."""
     hashed = hashlib.sha256()
     for site, kind, part in parts:
         for name in ("inputs", "labels", "domains", "subjects"):
@@ -90,7 +90,7 @@ def divide(
 
 
 def fewer(samples: Samples, most: int, seed: int) -> Samples:
-    """At most ``most`` of each class and domain, drawn at random by the seed, in the order of the data."""
+    """Return at most ``most`` samples of each class and domain, drawn by the seed, in the order of the data."""
     rng = np.random.default_rng((seed, _TEST_STREAM))
     cells = np.stack([samples.domains, samples.labels])
     kept = [
@@ -103,9 +103,9 @@ def fewer(samples: Samples, most: int, seed: int) -> Samples:
 def read_sites(
     directory: Path, *, agreed: PreprocessingSection | None = None, classes: tuple[str, ...] | None = None
 ) -> DividedData:
-    """``directory/NAME.npz`` for each site, in the form of :mod:`secure_client.data.npz`.
+    """Read ``directory/NAME.npz`` for each site, in the form of :mod:`secure_client.data.npz`.
 
-    Where a site has no test part, a quarter of each of its classes becomes one; which, follows from the file
+    If a site has no test part, a quarter of each of its classes becomes the test part; the choice depends on the file
     alone. Raises :class:`DataError`.
     """
     files = sorted(directory.glob("*.npz"))
@@ -114,7 +114,8 @@ def read_sites(
     for file in files:
         if not re.fullmatch(NAME_PATTERN, file.stem):
             raise DataError(
-                f"{file}: a site's name has lower-case letters, digits, dots and hyphens only; rename it"
+                f"{file}: a site's name may only have lower-case letters, digits, dots and hyphens; rename the "
+                "file"
             )
     sources = [read_npz(file) for file in files]
     agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources)

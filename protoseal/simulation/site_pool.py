@@ -1,4 +1,4 @@
-"""Sites of a simulation as a pool: how they train together, when training stops, and what they are tested on."""
+"""Pool of a simulation's sites: their common training, early stopping, and tests."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _log = logging.getLogger("protoseal.simulation")
 
 @dataclass(frozen=True)
 class SiteTraining:
-    """Training of the sites: on which device, together or one by one, which models.
+    """Settings of the sites' training: device, batching, and models.
 
-    With ``models``, the site at position i in the order of names has the i-th of them (after the last the first
-    again) instead of the agreement's; ``pretrained`` is then for those that have the agreement's.
+    With ``models``, the site at position i in the order of names has the i-th model (cyclically) instead of the
+    agreement's; ``pretrained`` then applies to sites with the agreement's model.
     """
 
     device: str = "cpu"
@@ -64,10 +64,10 @@ class SiteTraining:
 
 @dataclass(frozen=True)
 class SiteTesting:
-    """Tests of models: after every ``every``-th round and the last one.
+    """Settings of tests: after every ``every``-th round and after the last round.
 
-    ``overall`` is a test set over all sites, on which every site's model is tested once, at the end. With
-    ``patience`` p training stops when the sites' mean validation accuracy was not above its best for p rounds.
+    ``overall`` is a test set over all sites, on which every site's model is tested once, at the end. With ``patience``
+    p, training stops when the sites' mean validation accuracy has not exceeded its best for p rounds.
     """
 
     overall: Dataset[Any] | None = None
@@ -80,12 +80,11 @@ ONE_BY_ONE, EVERY_ROUND = SiteTraining(), SiteTesting()
 
 
 class Trainees:
-    """The trainees of one run of one method, by the names of their sites, and what they told of its rounds.
+    """Trainees of one run of one method, by site name, with the rounds that they reported.
 
-    A run that was killed is taken up with the trainees that its journals hold and the log that its file holds: what was
-    told is not asked again, and nothing is trained twice but what no journal had yet. Where sites train one by one it
-    comes to the same, bit for bit on a CPU; of one program the sites that are left are a smaller one, which rounds
-    differently.
+    A killed run resumes with the trainees of its journals and the rounds of its log: reported rounds are not repeated,
+    and only training that no journal has is repeated. If sites train one by one, the results are the same, bit for bit
+    on a CPU; in a batched program, the remaining sites form a smaller program, which rounds differently.
     """
 
     def __init__(
@@ -100,10 +99,10 @@ class Trainees:
         testing: SiteTesting,
         until: Mapping[str, int] | None = None,
     ) -> None:
-        """Discard the log of a site's rounds after ``until``, which the site will report again.
+        """Set up the pool, discarding logged rounds of a site after ``until``, which the site will report again.
 
-        ``method`` is the one whose inference the sites have. Raises :class:`DataError` where training is to stop
-        early and a site has no validation samples.
+        ``method`` determines the sites' inference. Raises :class:`DataError` if training may stop early and a site has
+        no validation samples.
         """
         self._trainees, self._data, self._log = trainees, data, log
         self._method, self._agreement = method, agreement
@@ -111,10 +110,10 @@ class Trainees:
         lacking = [name for name in sorted(data) if data[name].validation is None]
         if testing.patience is not None and lacking:
             raise DataError(
-                f"early_stopping needs samples that {lacking[0]} keeps aside: add val=0.1 to the split's options"
+                f"early_stopping needs validation samples at {lacking[0]}: add val=0.1 to the split's options"
             )
         self._shares: dict[int, float] = {}
-        self._told = {
+        self._reports = {
             name: {
                 each.round: each
                 for each in log.site_rounds(name)
@@ -124,16 +123,16 @@ class Trainees:
         }
         self._means: dict[int, float] = {}
 
-    # While it runs
+    # During the run
 
     def tests_in(self, round_number: int) -> bool:
         """Return True if models are tested after this round."""
         return round_number % self._testing.every == 0 or round_number == self._agreement.rounds
 
     def train(self, round_number: int) -> None:
-        """Train all sites that have not trained in this round, as one program; nothing where they train one by one.
+        """Train all sites that have not trained in this round as one program; do nothing if they train one by one.
 
-        To be called when everything that the round starts from is there at every site.
+        Call this method when every site has the base of the round.
         """
         waiting = [each for each in self._trainees.values() if not each.is_trained_for(round_number)]
         if self._training.batching is Batching.NEVER or round_number == 0 or not waiting:
@@ -151,9 +150,9 @@ class Trainees:
         self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
 
     def tell(self, name: str, figures: SiteRound) -> SiteRound:
-        """Return a site's figures of a round with the figures that only a simulation has, and keep them."""
+        """Add the simulation's figures to a site's figures of a round, store them, and return them."""
         trainee, seconds = self._trainees[name], dict(figures.seconds)
-        # Of the time that all took together, each site's part is an equal share.
+        # Each site's time is an equal share of the common training's time.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
         update: dict[str, Any] = {"seconds": seconds, "accuracy": own_accuracy(self._method, figures)}
         if trainee.losses is not None:
@@ -164,7 +163,7 @@ class Trainees:
         return self._keep(name, figures.model_copy(update=update))
 
     def end_round(self, round_number: int) -> None:
-        """To be called when every site has told of the round, before anyone trains for the next."""
+        """Finish a round; call this after all sites' reports, before any site trains for the next round."""
         if self._testing.patience is not None and self.best_round == round_number:
             for each in self._trainees.values():
                 if each.remembered != round_number:
@@ -172,12 +171,12 @@ class Trainees:
 
     @property
     def completed(self) -> int:
-        """The last round that every site has told of; 0 before the first."""
-        return min(max(told, default=0) for told in self._told.values())
+        """Last round that every site has reported; 0 before the first."""
+        return min(max(reports, default=0) for reports in self._reports.values())
 
     @property
     def best_round(self) -> int | None:
-        """The first round of the highest mean accuracy on what sites keep aside; None where nobody asked."""
+        """First round of the highest mean validation accuracy; None without early stopping."""
         if self._testing.patience is None or not self.completed:
             return None
         for number in range(len(self._means) + 1, self.completed + 1):
@@ -186,28 +185,28 @@ class Trainees:
 
     @property
     def over(self) -> bool:
-        """True if there is nothing more to train."""
+        """True if no training remains."""
         return self.stopped_early or self.completed >= self._agreement.rounds
 
     @property
     def stopped_early(self) -> bool:
-        """True if it is time to stop, however many rounds are left."""
+        """True if early stopping ends training before the last round."""
         patience, best = self._testing.patience, self.best_round
         return patience is not None and best is not None and self.completed - best >= patience
 
-    # At its end
+    # End of the run
 
     def close(self, save: Callable[[str, Trainee], None] = lambda name, trainee: None) -> None:
-        """Test what is reported as it is to be tested at the end, and ``save`` it.
+        """Run the final tests of the reported models, and ``save`` them.
 
-        Where training was to stop early this is the best round's model, to which the sites go back. A warning tells of
-        rounds in which a site's training failed.
+        With early stopping the sites return to the best round's model first. Logs a warning on rounds in which a site's
+        training failed.
         """
         self._warn_of_failures()
         for name, trainee in self._trainees.items():
             if self._testing.patience is not None:
                 trainee.go_back()
-            last = self._told[name].get(self.best_round or self.completed)
+            last = self._reports[name].get(self.best_round or self.completed)
             if last is not None:
                 self._keep(name, self._closing(trainee, last))
             save(name, trainee)
@@ -221,20 +220,20 @@ class Trainees:
                 train_samples=self._data[name].train_samples,
                 bytes_up=self._log.payload_bytes(name, up=True),
                 bytes_down=self._log.payload_bytes(name, up=False),
-                rounds=tuple(told[number] for number in sorted(told)),
+                rounds=tuple(reports[number] for number in sorted(reports)),
             )
-            for position, (name, told) in enumerate(self._told.items())
+            for position, (name, reports) in enumerate(self._reports.items())
         }
 
-    # Parts of these
+    # Helpers
 
     def _warn_of_failures(self) -> None:
-        rounds = [each for told in self._told.values() for each in told.values()]
+        rounds = [each for reports in self._reports.values() for each in reports.values()]
         failed = sum(not each.trained for each in rounds)
         if failed:
             _log.warning(
-                "%s: training failed in %d of %d rounds of all sites, whose models stayed as they were: see the log of"
-                " each, and do not take the figures for the method's",
+                "%s: training failed in %d of %d rounds of all sites, whose models stayed unchanged: see the "
+                "sites' logs, and do not use the figures to judge the method",
                 *(self._method.value, failed, len(rounds)),
             )
 
@@ -245,14 +244,14 @@ class Trainees:
 
     def _keep(self, name: str, figures: SiteRound) -> SiteRound:
         self._log.put_site_round(name, figures)
-        self._told[name][figures.round] = figures
+        self._reports[name][figures.round] = figures
         return figures
 
     def _validated(self, round_number: int) -> float:
-        """Return the mean validation accuracy; below any other for a round in which not all took part."""
-        told = [each[round_number] for each in self._told.values() if round_number in each]
-        value = mean(each.accuracy_validation for each in told)
-        return -1.0 if value is None or len(told) < len(self._told) else value
+        """Return the mean validation accuracy; −1 for a round without all sites."""
+        reports = [each[round_number] for each in self._reports.values() if round_number in each]
+        value = mean(each.accuracy_validation for each in reports)
+        return -1.0 if value is None or len(reports) < len(self._reports) else value
 
     def _closing(self, trainee: Trainee, figures: SiteRound) -> SiteRound:
         update: dict[str, Any] = {}
@@ -279,7 +278,7 @@ class Trainees:
 
 
 def _one_by_one(waiting: Sequence[Trainee], round_number: int) -> list[Losses | None]:
-    """Train each site by itself, from where the round began: one that diverges spoils no other."""
+    """Train each site by itself from the start of the round, so that a diverging site affects no other."""
     for each in waiting:
         each.undo()
     return [each.run(round_number) for each in waiting]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Scalars(Watcher):
-    """Writes ``FOLDER/seed-N/METHOD``; a run that is taken up again goes on in a file beside the first.
+    """Watcher that writes ``FOLDER/seed-N/METHOD``; a resumed run writes another file beside the first.
 
     After each round: accuracy by the method's own inference and training loss, of each site and on average, and the
     seconds of the slowest site's training and protection. Raises ``UserError`` without the package.
@@ -36,19 +36,19 @@ class Scalars(Watcher):
         self._writers.clear()
 
     def on_completed(self, completed: Completed) -> None:
-        """One step of each scalar; of what was not tested there is none."""
-        told, number = completed.told, completed.round
+        """Write one step of each scalar, without values that were not tested."""
+        reports, number = completed.reports, completed.round
         writer = self._writer(completed.seed, completed.method)
-        own = {site: own_accuracy(completed.method, each) for site, each in told.items()}
+        own = {site: own_accuracy(completed.method, each) for site, each in reports.items()}
         _add(writer, number, "accuracy", own)
-        _add(writer, number, "loss", {site: each.loss for site, each in told.items()})
-        for part in sorted({part for each in told.values() for part in each.seconds}):
-            slowest = max(each.seconds.get(part, 0.0) for each in told.values())
+        _add(writer, number, "loss", {site: each.loss for site, each in reports.items()})
+        for part in sorted({part for each in reports.values() for part in each.seconds}):
+            slowest = max(each.seconds.get(part, 0.0) for each in reports.values())
             writer.add_scalar(f"seconds/{part}", slowest, number)
         writer.flush()
 
     def on_run(self, ended: Ended) -> None:
-        """Its file is complete."""
+        """Close the run's file."""
         writer = self._writers.pop((ended.seed, ended.method), None)
         if writer is not None:
             writer.close()
@@ -71,7 +71,7 @@ def _writer_class() -> type[SummaryWriter]:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (an optional part)
     except ImportError as error:
         raise UserError(
-            "scalars for TensorBoard need its package: run pip install 'protoseal[tensorboard]', or leave"
-            " --tensorboard out"
+            "--tensorboard needs the tensorboard package: run pip install 'protoseal[tensorboard]', or leave "
+            "--tensorboard out"
         ) from error
     return SummaryWriter

@@ -15,7 +15,7 @@ from secure_client.data.arrays import Indices, Labels, Samples, TrainTest
 from secure_client.errors import DataError
 
 Shares = NDArray[np.float64]
-"""(sites, domains, classes): in what proportions the sites get the samples of a domain and class."""
+"""Shares (sites, domains, classes) by which the samples of a domain and class are distributed to sites."""
 
 TRAIN_PART = 0.75
 """Training share of each class at a site, where the data set has no test part of its own."""
@@ -25,7 +25,7 @@ TRAIN_PART = 0.75
 class Dealt:
     """Each site's training samples and, where the data have no test part, its test samples, by index.
 
-    In the order of the data, so that a file of a site's samples does not tell how they were drawn.
+    Indices are in the order of the data, so that a file of a site's samples does not reveal the draw.
     """
 
     trains: list[Indices]
@@ -40,13 +40,13 @@ def divide(
     own_test: float | None = None,
     rng: np.random.Generator,
 ) -> tuple[SiteArrays, ...]:
-    """:func:`deal`, then :func:`make_sites`, of the data without their test part where sites keep their own."""
+    """Distribute the data and make the sites; the data's test part is dropped if sites keep their own."""
     data, train_part = keep_own_test(data, own_test)
     return make_sites(data, deal(data, shares, caps, train_part, rng))
 
 
 def keep_own_test(data: TrainTest, own_test: float | None) -> tuple[TrainTest, float]:
-    """Return the data to deal out and the share that sites train on, where ``own_test`` is each site's test share."""
+    """Return the data to distribute and the training share of each site; ``own_test`` is the sites' test share."""
     if own_test is None:
         return data, TRAIN_PART
     return replace(data, test=None), 1.0 - own_test
@@ -57,8 +57,8 @@ def deal(
 ) -> Dealt:
     """Return indices of each site's samples. ``caps`` bounds each site's training samples of a class.
 
-    Where the data have a test part, all that is dealt out is for training up to the cap; elsewhere the rest of each
-    class, 1 − ``train_part`` of it and the samples above the cap, is the site's to test on.
+    If the data have a test part, all distributed samples are for training, up to the cap; otherwise the site tests on
+    the rest of each class: the share 1 − ``train_part`` and the samples above the cap.
     """
     trains: list[list[Indices]] = [[] for _ in shares]
     tests: list[list[Indices]] = [[] for _ in shares]
@@ -74,8 +74,8 @@ def deal(
 def make_sites(data: TrainTest, dealt: Dealt) -> tuple[SiteArrays, ...]:
     """Return the sites, called site-1 and so on, with numbers of equal width.
 
-    Where the data have a test part, each site has all of it that is of the classes and domains it trains on, in
-    memory once for all sites. Raises :class:`DataError` for a site without training or without test samples.
+    If the data have a test part, each site has the test samples of its training classes and domains, in memory once for
+    all sites. Raises :class:`DataError` for a site without training or without test samples.
     """
     width = len(str(len(dealt.trains)))
     names = [f"site-{number:0{width}d}" for number in range(1, len(dealt.trains) + 1)]
@@ -105,22 +105,23 @@ class _SiteMaker:
 
 
 def thinned(samples: Samples, wanted: int, rng: np.random.Generator) -> Samples:
-    """So many of the samples, drawn at random; :class:`DataError` where there are fewer."""
+    """Draw ``wanted`` samples at random; raise :class:`DataError` for too few samples."""
     if wanted > len(samples):
         raise DataError(
-            f"{wanted} samples are wanted, of {len(samples)} that there are; use fewer sites or a smaller per="
+            f"the split needs {wanted} samples, but the data have {len(samples)}; use fewer sites or a smaller "
+            "per="
         )
     return samples.take(np.sort(rng.choice(len(samples), wanted, replace=False)))
 
 
 def _deal_class(samples: Samples, label: int, shares: Shares, rng: np.random.Generator) -> list[Indices]:
-    """Shuffled indices of one class for each site, by shares (sites, domains)."""
+    """Return shuffled indices of one class for each site, by shares (sites, domains)."""
     dealt: list[list[Indices]] = [[] for _ in shares]
     for domain in range(shares.shape[1]):
         members = rng.permutation(np.flatnonzero((samples.labels == label) & (samples.domains == domain)))
         total = shares[:, domain].sum()
         if total > 0:
-            # A random order of the sites, so that the remainder of a division falls to no site in particular.
+            # The order of sites is random, so that the remainder of a division favours no particular site.
             order = rng.permutation(len(shares))
             ends = np.rint(shares[order, domain].cumsum() / total * len(members)).astype(np.int64)
             for site, part in zip(order, np.split(members, ends[:-1]), strict=True):

@@ -1,9 +1,9 @@
 """Partitions: each split draws the shares (sites, domains, classes) by which samples are dealt out.
 
-In all of them ``own_test`` is the part of each of its classes that a site keeps to test on, whatever test part
-the data set has, so that it tests on the classes in the proportions in which it trains on them. Without it a site
-tests on the data set's own test part, as far as its classes and domains go, or on a quarter where there is none, or
-where it was pooled with the rest (:class:`protoseal.splits.split_options.Split`).
+In all partitions ``own_test`` is the share of each class that a site keeps for its tests, whatever test part the data
+set has, so that test and training samples have the same class proportions. Without ``own_test`` a site tests on the
+data set's test samples of its classes and domains, or on a quarter of its samples if the data set has no test part or
+the test part was pooled (:class:`protoseal.splits.split_options.Split`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from secure_client.data.arrays import Samples, TrainTest
 from secure_client.errors import DataError
 
 DRAWS = 100
-"""Times that a random split is drawn before giving up on its minimum."""
+"""Number of draws of a random split before giving up on its minimum."""
 
 
 def iid(
@@ -37,11 +37,11 @@ def iid(
 def by_domain(
     data: TrainTest, *, sites: int, own_test: float | None = None, per_site: int | None = None, seed: int
 ) -> tuple[SiteArrays, ...]:
-    """One domain a site, all its classes; with more sites than domains, several share one evenly.
+    """Give each site one domain with all its classes; several sites share a domain evenly.
 
-    With ``per_site`` a site has about so many samples of the training part, drawn from its domain at random, or
-    all of a domain that has fewer: FedPLCC's setting, where each site also has all test samples of its domain.
-    What a site keeps to test on, where the data have no test part, is of these samples.
+    With ``per_site`` a site has about that many samples of the training part, drawn from its domain at random, or all
+    samples of a smaller domain: FedPLCC's setting, where each site also has all test samples of its domain. If the data
+    have no test part, the site's test samples are drawn from these samples.
     """
     rng = np.random.default_rng(seed)
     homes = _domain_of_each(data, sites)
@@ -62,15 +62,14 @@ def mixed(
     own_test: float | None = None,
     seed: int,
 ) -> tuple[SiteArrays, ...]:
-    """PFPL's mixed heterogeneity: each site has one domain and some of its classes, n on average.
+    """Split by PFPL's mixed heterogeneity: each site has one domain and some of its classes, n on average.
 
-    Site i has domain i modulo their number. How many classes it has is drawn from the whole numbers within
-    one of n (6.5: six or seven; 3: two to four), their mean over the sites being n up to rounding; which
-    ones, uniformly. Some classes end up at few sites, which is what ``min_holders`` is for. A class at a
-    site has at most ``max_per_class`` training samples; without a test part in the data the rest of them are
-    its test samples.
+    Site i has domain i modulo their number. The number of its classes is drawn from the whole numbers within one of n
+    (6.5: six or seven; 3: two to four), with mean n over the sites up to rounding; the classes are drawn uniformly.
+    Some classes end up at few sites; ``min_holders`` covers this case. A class at a site has at most ``max_per_class``
+    training samples; without a test part in the data the rest of them are its test samples.
 
-    Raises :class:`DataError` when the domain of a site lacks that many classes, or sites cannot be filled.
+    Raises :class:`DataError` if a site's domain has too few classes, or sites cannot be filled.
     """
     rng = np.random.default_rng(seed)
     counts = _class_counts(n, sites, len(data.classes), rng)
@@ -97,9 +96,9 @@ def shots(
 ) -> tuple[SiteArrays, ...]:
     """Give each site n classes, uniformly chosen, and exactly k training samples of each, over all domains.
 
-    With spreads each site has an n and a k of its own, drawn uniformly from the whole numbers within ``n_spread`` of
-    n and ``k_spread`` of k, but at least 1 and, for n, at most the classes there are (FedProto, whose code also draws
-    its "standard deviations" uniformly).
+    With spreads each site has an n and a k of its own, drawn uniformly from the whole numbers within ``n_spread`` of n
+    and ``k_spread`` of k, but at least 1 and, for n, at most the number of classes (FedProto, whose code also draws its
+    "standard deviations" uniformly).
 
     Raises :class:`DataError` when a class has too few samples for the sites that drew it.
     """
@@ -129,10 +128,9 @@ def dirichlet(
 ) -> tuple[SiteArrays, ...]:
     """Divide each class among the sites in proportions drawn from Dirichlet(beta, …, beta).
 
-    With ``per_site`` only that many samples for each site are used, on average, drawn from the training part at
-    random.
+    With ``per_site`` only that many samples a site are used on average, drawn from the training part at random.
 
-    The draw is repeated until every site has ``minimum`` training samples and some to test on. Raises
+    The draw is repeated until every site has ``minimum`` training samples and some test samples. Raises
     :class:`DataError` after 100 draws, and for a data set with too few samples.
     """
     rng = np.random.default_rng(seed)
@@ -153,7 +151,7 @@ def dirichlet(
 
 
 def _thinned_domains(samples: Samples, wanted: NDArray[np.int64], rng: np.random.Generator) -> Samples:
-    """``wanted[domain]`` samples of each domain, drawn at random, or all where there are fewer."""
+    """Draw ``wanted[domain]`` samples of each domain at random, or take all samples of a smaller domain."""
     drawn = []
     for domain, count in enumerate(wanted):
         members = np.flatnonzero(samples.domains == domain)
@@ -173,10 +171,10 @@ def _present(data: TrainTest) -> NDArray[np.bool_]:
 
 
 def _class_counts(n: float, sites: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Classes at each site: whole numbers within one of n and in [1, classes], of mean n up to rounding."""
+    """Draw the number of classes at each site: whole, within one of n and in [1, classes], of mean n up to rounding."""
     low, high = max(1, math.ceil(n - 1.0)), min(classes, math.floor(n + 1.0))
     if not 1.0 <= n <= classes:
-        raise DataError(f"n = {n:g} classes a site is outside 1 to {classes}, the classes there are")
+        raise DataError(f"n = {n:g} classes a site is outside 1 to {classes}, the number of classes")
     counts = rng.integers(low, high, size=sites, endpoint=True)
     missing = math.floor(n * sites + 0.5) - int(counts.sum())
     while missing:
@@ -196,7 +194,7 @@ def _within(middle: int, spread: int, sites: int, rng: np.random.Generator) -> N
 
 def _check_enough_classes(available: int, wanted: int, where: str) -> None:
     if wanted > available:
-        raise DataError(f"{wanted} classes are wanted of {where}, which has {available}; make n smaller")
+        raise DataError(f"the split needs {wanted} classes of {where}, which has {available}; make n smaller")
 
 
 def _check_shots(site: SiteArrays, classes: tuple[str, ...], k: int) -> None:

@@ -14,7 +14,7 @@ from secure_client.data.preprocess import to_dataset
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples of which each site has some rows. They are preprocessed once for all sites that agreed alike."""
+    """Samples of which each site has some rows, preprocessed once for all sites with the same agreed preprocessing."""
 
     samples: Samples
     _made: dict[PreprocessingSection | None, TensorDataset] = field(default_factory=dict, repr=False)
@@ -27,9 +27,9 @@ class Pool:
 
 
 class SharedSamples(Samples):
-    """Some rows of a :class:`Pool`. ``inputs`` are copied out of it each time that they are asked for.
+    """Some rows of a :class:`Pool`; each access to ``inputs`` copies them.
 
-    ``domains`` may number other names than the pool's do. They are for tests, and so have no subjects.
+    ``domains`` may index other names than the pool's. The samples are for tests and have no subjects.
     """
 
     pool: Pool
@@ -42,7 +42,7 @@ class SharedSamples(Samples):
 
     @property
     def inputs(self) -> Inputs:
-        """A copy, of the shape and dtype of the pool's."""
+        """Copy of the inputs, with the pool's shape and dtype."""
         return self.pool.samples.inputs[self.rows]
 
     @property

@@ -1,4 +1,4 @@
-"""Samples of one simulated site, and the later draws of its validation part and of subjects."""
+"""Samples of one simulated site, and the draws of its validation part and of subjects."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from secure_client.data.site_data import numbered
 from secure_client.errors import DataError
 
 VALIDATION_STREAM, SUBJECT_STREAM = 1, 3
-"""Beside the seed, so that validation parts and subjects are drawn independently of the split they are taken from."""
+"""Second seeds, so that validation parts and subjects are drawn independently of the split."""
 
 
 @dataclass(frozen=True)
 class SiteArrays:
-    """One site's samples; their domains number ``domains``, the names of those that the site has.
+    """One site's samples; their domains index ``domains``, the names of the site's domains.
 
-    ``validation``, where it was asked for, is in neither ``train`` nor ``test``.
+    ``validation``, if requested, is in neither ``train`` nor ``test``.
     """
 
     name: str
@@ -37,14 +37,14 @@ class SiteArrays:
 
     @property
     def parts(self) -> dict[str, Samples]:
-        """The samples by what they are for: train, validation where there is any, test."""
+        """Return the samples by part: train, validation if any, test."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {kind: part for kind, part in parts.items() if part is not None}
 
     def to_data(self, agreed: PreprocessingSection | None) -> SiteData:
         """Return the data sets that the site trains and tests on, under the agreed preprocessing.
 
-        Test samples that several sites have are in memory once, as subsets of one data set.
+        Test samples of several sites are in memory once, as subsets of one data set.
         """
         return SiteData(
             self._dataset(self.train, agreed),
@@ -71,9 +71,10 @@ def with_validation(sites: Sequence[SiteArrays], part: float, seed: int) -> tupl
 
 
 def with_subjects(sites: Sequence[SiteArrays], records: int, seed: int) -> tuple[SiteArrays, ...]:
-    """Return the sites with their training samples dealt to made-up subjects of so many each, whatever their classes.
+    """Return the sites with their training samples assigned to synthetic subjects of ``records`` samples each.
 
-    Subjects are random, and a site's last subject may have fewer samples. No subject is at two sites.
+    Subjects are random, whatever the samples' classes; a site's last subject may have fewer samples. No subject is at
+    two sites.
     """
     rng = np.random.default_rng((seed, SUBJECT_STREAM))
     return tuple(_with_subjects(site, records, rng) for site in sites)
@@ -93,8 +94,8 @@ def _with_validation(site: SiteArrays, part: float, rng: np.random.Generator) ->
         aside[rng.permutation(members)[:count]] = True
     if not aside.any():
         raise DataError(
-            f"val={part:g} keeps none of {site.name}'s {len(aside)} training samples; make it larger, or give"
-            " sites more samples of a class"
+            f"val={part:g} selects none of {site.name}'s {len(aside)} training samples; make val larger, or "
+            "give sites more samples of a class"
         )
     kept, held = np.flatnonzero(~aside), np.flatnonzero(aside)
     return replace(site, train=site.train.take(kept), validation=site.train.take(held))

@@ -16,18 +16,18 @@ from secure_client.errors import DataError
 
 
 class Divide(Protocol):
-    """A way to divide a data set that only wants the number of sites and a seed."""
+    """Function that divides a data set among a number of sites by a seed."""
 
     def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
-        """Return each site's samples; raise :class:`DataError` where the data do not suffice."""
+        """Return each site's samples; raise :class:`DataError` for too few data."""
         ...
 
 
 @dataclass(frozen=True)
 class Split:
-    """A way to divide a data set, after its parts are pooled or not, with a ``validation`` part kept aside or not.
+    """Division of a data set, with or without pooling its parts and keeping a ``validation`` part aside.
 
-    With ``subject`` training samples are dealt to made-up subjects of so many each.
+    With ``subject`` training samples are assigned to synthetic subjects of that many samples each.
     """
 
     divide: Divide
@@ -36,7 +36,7 @@ class Split:
     subject: int | None = None
 
     def pooled(self, data: TrainTest) -> TrainTest:
-        """Return the data to divide: with ``pools`` the test part joins the rest, and there is none any more."""
+        """Return the data to divide: with ``pools`` the test part joins the training part."""
         if not self.pools or data.test is None:
             return data
         return replace(data, train=join_samples([data.train, data.test]), test=None)
@@ -105,7 +105,7 @@ class _Form:
 
     @property
     def all_options(self) -> dict[str, _Option]:
-        """Options by name."""
+        """Return the options by name."""
         return {**self.required, **self.optional, **_EVERYWHERE}
 
 

@@ -48,9 +48,9 @@ def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[
     yet. ``passphrase`` is called several times and may raise :class:`crypto.errors.CryptoError`. When one cause fails
     several checks, the first of them states the cause and the others name the first.
     """
-    told: dict[str, str] = {}
+    first_with: dict[str, str] = {}
     for each in _findings(config, passphrase):
-        first = each.what if each.ok else told.setdefault(each.detail, each.what)
+        first = each.what if each.ok else first_with.setdefault(each.detail, each.what)
         yield each if first == each.what else Finding(each.what, False, f"for the same reason as {first}")
 
 

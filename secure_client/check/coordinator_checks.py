@@ -31,8 +31,8 @@ def check_agreement(config: SiteConfig, reply: CheckReply) -> str:
     if listing.agreement_hash == agreement.hash():
         return f"the coordinator has the same agreement, hash {agreement.hash().hex()[:16]}"
     lines = differing_fields(agreement, listing.fields)
-    told = in_one_line(lines) or "no field, so the two installed versions of protoseal differ"
-    raise Refused(f"the coordinator's agreement differs in {told}; use the same agreement file")
+    differing = in_one_line(lines) or "no field, so the two installed versions of protoseal differ"
+    raise Refused(f"the coordinator's agreement differs in {differing}; use the same agreement file")
 
 
 def check_open(config: SiteConfig, reply: CheckReply) -> str:

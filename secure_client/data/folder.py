@@ -144,14 +144,14 @@ def _subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
         return None
     try:
         with where.open(encoding="utf-8", newline="") as lines:
-            told = {row["file"]: row["subject"] for row in csv.DictReader(lines, strict=True)}
+            subject_of = {row["file"]: row["subject"] for row in csv.DictReader(lines, strict=True)}
     except (KeyError, csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{where}: is not a CSV file with the header file,subject ({error})") from error
     names = [file.path.relative_to(path).as_posix() for file in files]
     for name in names:
-        if not told.get(name):
+        if not subject_of.get(name):
             raise DataError(f"{where}: has no subject for {name}; add a row for every training image")
-    return np.array([told[name] for name in names], dtype=np.str_)
+    return np.array([subject_of[name] for name in names], dtype=np.str_)
 
 
 def _list_files(path: Path) -> _Listing:

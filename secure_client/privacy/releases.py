@@ -134,7 +134,7 @@ class Releases:
         sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(self._agreement.classes)))
         released = sums.release()
-        self._tell(round_number)
+        self._log_spending(round_number)
         return released
 
     def release_cells(
@@ -152,7 +152,7 @@ class Releases:
         sums = self._sums(self._query, len(cells), assigned, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(cells), cells=len(cells)))
         released = release_cells(sums, cells)
-        self._tell(round_number)
+        self._log_spending(round_number)
         return released
 
     def _sums(
@@ -169,7 +169,7 @@ class Releases:
             sums.add(features, labels)
         return sums
 
-    def _tell(self, round_number: int, how: str = "released with noise") -> None:
+    def _log_spending(self, round_number: int, how: str = "released with noise") -> None:
         spent = self.spent
         _log.info(
             "%sround %d: prototypes %s; epsilon %.4g of %g at delta %g for one %s spent on %r",
@@ -189,7 +189,7 @@ class Releases:
         facts: dict[str, Fact] = {"noise": agreed.noise.value, "colluding": agreed.colluding}
         self._ledger.spend(self._of_prototypes(round_number, classes, **facts))
         share = self._query.draw(classes, self._agreement.dim)
-        self._tell(round_number, "to be summed under shared noise")
+        self._log_spending(round_number, "to be summed under shared noise")
         return share
 
     def term(

@@ -209,14 +209,14 @@ class MaskedSum:
 
         The coordinator cannot send different lists to two sites: see :meth:`_verify_owners`.
         """
-        told = {self._party.name, *(share.sender for share in received.shares)}
+        senders = {self._party.name, *(share.sender for share in received.shares)}
         if not self._graph(binding).sparse:
             if received.sharers:
                 raise Violation(
                     "the coordinator listed the sharers in a complete graph, where the shares name their senders"
                 )
-            return tuple(sorted(told))
-        missing = sorted(told - set(received.sharers))
+            return tuple(sorted(senders))
+        missing = sorted(senders - set(received.sharers))
         if missing:
             raise Violation(f"{missing[0]} is missing from the list of sharers")
         return received.sharers

@@ -158,8 +158,8 @@ class BudgetCurve:
             dataset=config.dataset,
             delta=SIMULATED_DELTA,
             unit=self._agreed.unit.value,
-            config=_told(config),
-            config_at_inf=None if self._exact is None else _told(self._exact),
+            config=_settings_of(config),
+            config_at_inf=None if self._exact is None else _settings_of(self._exact),
             runs=tuple(runs),
             levels=levels_of(config.method.value, runs),
             complete=complete,
@@ -176,7 +176,7 @@ def _check_comparable(config: SimulationConfig, exact: SimulationConfig) -> None
             )
 
 
-def _told(config: SimulationConfig) -> dict[str, Any]:
+def _settings_of(config: SimulationConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True, exclude={"out"})
 
 

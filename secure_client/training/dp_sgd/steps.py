@@ -144,11 +144,11 @@ class _Training:
 
     def run(self) -> Losses:
         steps = self._settings.steps(self._job.epochs)
-        told = steps - self._settings.steps(1)
+        last_epoch = steps - self._settings.steps(1)
         last = torch.zeros(4, dtype=torch.float64, device=self._job.device)
         for number in range(steps):
             found = self._step()
-            if number >= told:
+            if number >= last_epoch:
                 last += found
         if not all(bool(each.isfinite().all()) for each in self._parameters):
             raise TrainingError(
@@ -161,13 +161,13 @@ class _Training:
         """Take one step; return the sums of its records' losses and the number of records with losses: (4,)."""
         chosen = self._units.records(poisson_sample(self._units.number, self._settings.sampling_rate))
         total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
-        told = torch.zeros(4, dtype=torch.float64, device=self._job.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=self._job.device)
         for group in split(chosen, self._at_once):
-            told += self._add(total, group)
+            sums += self._add(total, group)
         self._set_gradients(total)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
-        return told
+        return sums
 
     def _add(self, total: Tensor, group: list[int]) -> Tensor:
         """Add the clipped gradients of a batch in whole steps, exactly: sums stay far below 2^53."""

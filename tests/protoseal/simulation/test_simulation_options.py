@@ -118,7 +118,7 @@ def test_different_models_are_averaged_by_nobody(tmp_path: Path, method: str) ->
 
 @pytest.mark.parametrize("method", ["fedavg", "fedplcc", "fpl", "fedrep"])
 def test_self_needs_one_prototype_for_each_class(tmp_path: Path, method: str) -> None:
-    with pytest.raises(ConfigError, match=f"'self' .* {method} has not one prototype"):
+    with pytest.raises(ConfigError, match=f"'self' .* {method} has several or none"):
         config_for(tmp_path / "out", method=method, compare=("self",))
 
 

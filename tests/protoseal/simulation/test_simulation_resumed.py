@@ -255,7 +255,7 @@ def test_runs_that_do_not_tell_of_their_data_are_not_added_to(tmp_path: Path, da
     simulate(config_for(out, **small))
     claim = json.loads((out / CLAIM).read_text(encoding="utf-8"))
     (out / CLAIM).write_text(json.dumps(claim | {"data": data}), encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="on other data than there are now"):
+    with pytest.raises(OtherSimulation, match="on other data than the present data"):
         simulate(config_for(out, **small | {"compare": ("fedavg",)}))
 
 
@@ -263,7 +263,7 @@ def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("years of work", encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="has no simulation"):
+    with pytest.raises(OtherSimulation, match="was not written by a simulation"):
         simulate(config_for(out), fresh=True)
     assert (out / "thesis.tex").exists()
 
@@ -292,7 +292,7 @@ def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: 
     for each in others:
         each.parent.mkdir(parents=True)
         each.write_text("years of work", encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="has no simulation"):
+    with pytest.raises(OtherSimulation, match="was not written by a simulation"):
         simulate(config_for(out), fresh=True)
     (out / CLAIM).write_text("{}", encoding="utf-8")
     small: dict[str, Any] = {"method": "pfpl", "compare": (), "rounds": 1}

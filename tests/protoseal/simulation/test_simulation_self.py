@@ -47,7 +47,7 @@ class Told(Watcher):
     def on_completed(self, completed: Completed) -> None:
         """Of that control alone."""
         if completed.method is Method.SELF:
-            self.rounds += completed.told.values()
+            self.rounds += completed.reports.values()
 
 
 def config_for(out: Path, **flags: Any) -> SimulationConfig:

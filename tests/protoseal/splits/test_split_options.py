@@ -96,7 +96,7 @@ def test_a_domain_with_fewer_samples_gives_all() -> None:
 def test_iid_can_use_a_part_of_the_data() -> None:
     sites = iid(data(100), sites=4, per_site=50, seed=0)
     assert len(set(all_ids(sites, with_test=True))) == 200
-    with pytest.raises(DataError, match="804 samples are wanted, of 800 that there are"):
+    with pytest.raises(DataError, match="804 samples, but the data have 800"):
         iid(data(100), sites=4, per_site=201, seed=0)
 
 
@@ -157,10 +157,10 @@ def test_validation_is_drawn_at_random_and_by_the_seed() -> None:
 
 def test_a_site_too_small_for_a_validation_part_is_named() -> None:
     with pytest.raises(
-        DataError, match=r"val=0\.1 keeps none of site-1's 8 training samples; make it larger"
+        DataError, match=r"val=0\.1 selects none of site-1's 8 training samples; make val larger"
     ):
         parse_split("shots:n=2,k=4,val=0.1")(data(40), sites=2, seed=0)
-    with pytest.raises(DataError, match="keeps none of site-1's 2 training samples"):
+    with pytest.raises(DataError, match="selects none of site-1's 2 training samples"):
         parse_split("shots:n=2,k=1,val=0.9")(data(40), sites=2, seed=0)
 
 

@@ -134,7 +134,7 @@ def test_the_demo_has_active_and_withheld_classes() -> None:
 def test_mixed_needs_a_domain_with_as_many_classes() -> None:
     whole = data(8)
     few = whole.train.take(np.flatnonzero((whole.train.domains == 0) | (whole.train.labels < 2)))
-    with pytest.raises(DataError, match="3 classes are wanted of domain 1, which has 2; make n smaller"):
+    with pytest.raises(DataError, match="3 classes of domain 1, which has 2; make n smaller"):
         mixed(TrainTest(few, None, whole.classes, whole.domains), sites=2, n=3.4, seed=0)
     for n in (0.5, 5):
         with pytest.raises(DataError, match=f"n = {n:g} classes a site is outside 1 to 4"):
@@ -147,7 +147,7 @@ def test_shots_gives_n_classes_and_exactly_k_samples_of_each() -> None:
         assert sorted(counts) == [0, 7, 7, 7]
     with pytest.raises(DataError, match=r"class 'a' gives site-1 15 training samples, not k = 16"):
         shots(data(20, domains=1), sites=1, n=4, k=16, seed=0)
-    with pytest.raises(DataError, match="5 classes are wanted of the data set, which has 4"):
+    with pytest.raises(DataError, match="5 classes of the data set, which has 4"):
         shots(data(20), sites=1, n=5, k=1, seed=0)
 
 
@@ -191,7 +191,7 @@ def test_a_split_can_use_a_part_of_the_data() -> None:
     assert len(used) == len(set(used)) == 240
     assert per_class(whole.train.take(np.array(used)), 4).min() > 30  # drawn evenly, not the first of them
     assert used == all_ids(dirichlet(whole, sites=4, beta=0.5, per_site=60, seed=2), with_test=True)
-    with pytest.raises(DataError, match="804 samples are wanted, of 800 that there are; use fewer sites or"):
+    with pytest.raises(DataError, match="804 samples, but the data have 800; use fewer sites or"):
         dirichlet(whole, sites=4, beta=0.5, per_site=201, seed=2)
 
 
