@@ -35,7 +35,7 @@ from protoseal.bench.record import Case, Spent, Task, Value, peak_memory, spent_
 from secure_server.process_pool import Workers
 
 PAIRS = 3
-"""Number of pairs of one class in the high-level code, before each turn of the circuit; scaled to all of them."""
+"""Number of pairs of one class in the high-level code, before each run of the circuit; scaled to all pairs."""
 SWITCHES = 15
 
 
@@ -56,17 +56,17 @@ class Plan:
 
     @property
     def facts(self) -> dict[str, Value]:
-        """The sizes, as a case tells them."""
+        """Return the sizes as fields of a case."""
         return {"sites": self.sites, "classes": self.classes, "dim": self.dim}
 
     def round(self, group: Group) -> Round:
-        """Prototypes some way apart, and what the sites send."""
+        """Return one round: distant prototypes, and the sites' payloads."""
         stack = prototypes(self.sites, self.classes, self.dim, SPREAD)
         return Round(group, Combination.COMPLEMENT, stack)
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """Yield the cases as they are done; on one core unless a case says otherwise."""
+    """Yield each case when it is measured, on one core unless the case has another number."""
     with tempfile.TemporaryDirectory() as directory:
         group = Group.generate(Path(directory) / "keys.bin")
         yield _circuit("circuit", group, plan, plan.repeats)
@@ -84,7 +84,7 @@ def measure(plan: Plan) -> Iterator[Case]:
 
 
 def _circuit(name: str, group: Group, plan: Plan, repeats: int, **more: Value) -> Case:
-    """One process against the high-level code, by turns; one turn before counts for nothing."""
+    """Compare one process with the high-level code, alternating, after one warm-up run."""
     work, high_level = plan.round(group), HighLevel(prototypes(2, 1, plan.dim, SPREAD))
     baseline, ours = [], []
     for _ in range(repeats + 1):
@@ -147,10 +147,10 @@ def _median(spent: list[Spent], part: int) -> float:
 
 
 def _two_processes(group: Group, plan: Plan) -> Case:
-    """Two worker processes against none. Seconds on a core are those of the busier one and of what hands them work.
+    """Compare two worker processes with none. Seconds on a core are of the busier worker and the parent process.
 
-    ``machine_allows`` is how many times faster it would be if both did nothing but their half: from two whole
-    aggregations at the same time, one in each, which share caches and memory and wait for nothing else.
+    ``machine_allows`` is the speed-up if each worker did only its half, measured by two whole aggregations at the same
+    time, one in each worker, which share caches and memory but do not wait for each other.
     """
     work = plan.round(group)
     with Workers(2) as executor:
@@ -175,7 +175,7 @@ def _side_by_side(executor: Pool, work: Round) -> None:
 
 
 def _computed(whole: Task) -> None:
-    """Answers stay where they were made."""
+    """Compute the answers without returning them."""
     whole()
 
 
@@ -187,7 +187,7 @@ def _on_busiest_core(task: Task) -> Spent:
 
 
 def _on_core() -> dict[int, float]:
-    """Seconds that this process's children have been on a core, as Linux counts them."""
+    """Return the CPU seconds of this process's children, as Linux counts them."""
     children = [child.pid for child in multiprocessing.active_children() if child.pid]
     files = {pid: Path(f"/proc/{pid}/schedstat") for pid in children}
     return {pid: int(file.read_text().split()[0]) / 1e9 for pid, file in files.items() if file.exists()}

@@ -20,7 +20,7 @@ from protoseal.bench.record import Case, Value, spent_on
 
 
 def errors(groups: Sequence[Group], most_sites: int, classes: int, dim: int) -> Iterator[Case]:
-    """Answers beside exact ones, for prototypes far apart and nearly equal, with and without absent sites."""
+    """Return the answers' errors, for distant and nearly equal prototypes, with and without absent sites."""
     for sites in sorted({min(most_sites, n) for n in (3, 8, 20)}):
         for missing, spread in product((0.0, 0.3), (0.5, 0.1, 0.01)):
             stack = prototypes(sites, classes, dim, spread)
@@ -30,7 +30,7 @@ def errors(groups: Sequence[Group], most_sites: int, classes: int, dim: int) -> 
 
 
 def distance_errors(groups: Sequence[Group]) -> Iterator[Case]:
-    """One distance between prototypes on opposite sides: the largest error in any slot."""
+    """Return the largest error in any slot of a distance between opposite prototypes."""
     for classes in (1, 3, 10, 16):
         stack = prototypes(1, classes, 2 * Packing(classes, 1).copies, SPREAD)
         stack = np.concatenate([stack, -stack])
@@ -56,7 +56,7 @@ def _distance_error(work: Round) -> float:
 
 
 def _error(rounds: Sequence[Round], combination: Combination, setting: dict[str, float]) -> Case:
-    """Largest error of any coordinate of an answer over several keys, and the bound at the smallest D."""
+    """Return the largest error of an answer's coordinates over several keys, and the bound at the smallest D."""
     work = rounds[0]
     exact, held = _exact(work, combination), work.cohort.holds
     wrong = np.max([np.abs(each.received() - exact).max(axis=-1) for each in rounds], axis=0)
@@ -88,6 +88,6 @@ def _exact(work: Round, combination: Combination) -> Array:
 
 
 def _totals(stack: Array, cohort: Cohort) -> Array:
-    """D_i of each site and class, (n, K), over the holders of the class."""
+    """Return D_i of each site and class, (n, K), over the holders of the class."""
     held = cohort.holds[:, :, None]
     return np.stack([(np.square(stack - own) * held).sum(axis=(0, 2)) for own in stack])

@@ -1,4 +1,4 @@
-"""A group under ``ckks`` to be measured: its keys, prototypes, payloads, and what it is measured against."""
+"""Group under ``ckks`` for benchmarks: keys, prototypes, payloads, and the baseline in TenSEAL's own code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from protoseal.bench.record import Spent
 
 Array = NDArray[np.float64]
 Switch = tuple[str, int]
-"""A kind of key switch, and how many primes its ciphertext has."""
+"""Kind of key switch, and the number of primes of its ciphertext."""
 
 TAU = 1e-4
 SPREAD = 0.5
@@ -43,7 +43,7 @@ class Group:
 
     @classmethod
     def generate(cls, path: Path) -> Group:
-        """Fresh keys; the file is replaced."""
+        """Generate fresh keys, replacing the file."""
         secret, keys = CkksSecret.generate()
         path.write_bytes(keys.to_bytes())
         return cls(secret, keys, path)
@@ -82,7 +82,7 @@ class Round:
 
 
 def prototypes(sites: int, classes: int, dim: int, spread: float) -> Array:
-    """Prototypes of norm 1 around a centre for each class, (n, K, d)."""
+    """Draw prototypes of norm 1 around a centre for each class, (n, K, d)."""
     rng = np.random.default_rng(0)
     stack = rng.normal(size=(classes, dim)) + spread * rng.normal(size=(sites, classes, dim))
     stack /= np.linalg.norm(stack, axis=-1, keepdims=True)
@@ -90,7 +90,7 @@ def prototypes(sites: int, classes: int, dim: int, spread: float) -> Array:
 
 
 class CountingCircuit(Circuit):
-    """Counts key switches."""
+    """Circuit that counts key switches."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(group.keys.load())
@@ -115,7 +115,7 @@ class CountingCircuit(Circuit):
 
 
 def switch_tasks(group: Group, dim: int) -> dict[Switch, Callable[[], Ciphertext]]:
-    """One key switch of each kind, on fresh ciphertexts."""
+    """Return tasks with one key switch of each kind, on fresh ciphertexts."""
     circuit = Circuit(group.keys.load())
     slots = np.random.default_rng(2).normal(size=4096) / np.sqrt(dim)
     high = read_ciphertext(group.secret.encrypt(slots, PROTOTYPE), PROTOTYPE)
@@ -128,7 +128,7 @@ def switch_tasks(group: Group, dim: int) -> dict[Switch, Callable[[], Ciphertext
 
 
 class HighLevel:
-    """TenSEAL's own vectors: per class, d_im by ``dot``, d_im·C_m by ``*``, sums by ``+``.
+    """Baseline by TenSEAL's vectors: per class, d_im by ``dot``, d_im·C_m by ``*``, sums by ``+``.
 
     Multiplying a vector by a one-slot result costs another level, so this code needs ring degree 16384.
     """
@@ -139,14 +139,14 @@ class HighLevel:
     @staticmethod
     @cache
     def _context() -> tenseal.Context:
-        """Its keys take seconds to make."""
+        """Return the context, whose keys take seconds to generate."""
         context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, 16384, coeff_mod_bit_sizes=[60, 40, 40, 40, 60])
         context.global_scale = 2.0**40
         context.generate_galois_keys()
         return context
 
     def pair(self) -> None:
-        """One pair of sites in one class, for both of them."""
+        """Compute one pair of sites in one class, for both sites."""
         left, right = self._vectors
         difference = left - right
         distance = difference.dot(difference)

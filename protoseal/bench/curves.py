@@ -1,4 +1,4 @@
-"""Growth curves of a benchmark's figures, drawn as the figures of a report are."""
+"""Growth curves of a benchmark's figures, in the style of a report's figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_STEP = 1.2
 
 
 def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """SVG text: a line through the points (x, y) of each name, both axes logarithmic, so that a power is a slope."""
+    """Draw a line through the points (x, y) of each name as SVG, on logarithmic axes: a power law is straight."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.8), layout="constrained")
         axes = figure.add_subplot()
@@ -30,7 +30,7 @@ def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[t
 
 
 def _apart(places: Sequence[float]) -> list[float]:
-    """Those far enough from the one before that both can be written."""
+    """Return the places whose labels do not overlap the previous label."""
     kept: list[float] = []
     for place in places:
         if not kept or place > _LEAST_STEP * kept[-1]:

@@ -23,7 +23,7 @@ Task = Callable[[], object]
 
 
 class Spent(NamedTuple):
-    """Seconds by the wall clock, and of all cores for this process alone."""
+    """Seconds of wall-clock time, and CPU seconds of this process."""
 
     wall: float
     cpu: float
@@ -31,7 +31,7 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: what was compared, and what both took; without a baseline there is no ratio."""
+    """One comparison: the case's fields, and the times of both sides; no ratio without a baseline."""
 
     what: Mapping[str, Value]
     spent: Sequence[Spent]
@@ -44,14 +44,14 @@ class Case:
 
     @property
     def cpu_ratio(self) -> float | None:
-        """Speed relative to the baseline in seconds of a core, which other work on the machine disturbs less.
+        """Speed relative to the baseline in CPU seconds, which other load on the machine disturbs less.
 
-        For one thread only: the threads of one program wait for each other, and waiting counts.
+        The ratio is valid for one thread only: threads of one program wait for each other, and waiting counts.
         """
         return self._ratio([each.cpu for each in self.baseline], [each.cpu for each in self.spent])
 
     def as_json(self) -> dict[str, Value]:
-        """One object of ``cases``."""
+        """Return one object of ``cases``."""
         return {
             **self.what,
             "seconds": statistics.median(each.wall for each in self.spent),
@@ -78,13 +78,13 @@ def spent_on(task: Task) -> Spent:
 
 
 def compare(what: Mapping[str, Value], ours: Task, baseline: Task, repeats: int) -> Case:
-    """Time both by turns, so that what else the machine does meets both; one turn before counts for nothing."""
+    """Time both sides alternately, so that other load affects both equally, after one warm-up run."""
     pairs = [(spent_on(baseline), spent_on(ours)) for _ in range(repeats + 1)][1:]
     return Case(what, [own for _, own in pairs], [theirs for theirs, _ in pairs])
 
 
 def machine(**more: Value) -> dict[str, Value]:
-    """Describe the machine. ``load`` is of the last minute: well above 1 the machine was shared."""
+    """Describe the machine. ``load`` is of the last minute; a value well above 1 means that the machine was shared."""
     return {
         "system": platform.platform(),
         "processor": _processor(),
@@ -109,7 +109,7 @@ def as_record(name: str, machine: Mapping[str, Value], cases: Sequence[Case]) ->
 
 
 def write_record(path: Path, record: Mapping[str, object]) -> Path:
-    """Write it as JSON; a number that is none is an error, not a word that JSON does not have."""
+    """Write the record as JSON; raise for NaN and infinity, which JSON lacks."""
     return write_text(path, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 

@@ -20,7 +20,7 @@ from protoseal.bench.record import Case, Value, compare
 
 TAU = 1e-9
 SAME = 1e-12
-"""Largest difference of both ways' answers, from rounding of rows of length 1."""
+"""Largest rounding difference of the two protections' answers, for rows of length 1."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def facts(self) -> dict[str, Value]:
-        """The sizes, as a case tells them."""
+        """Return the sizes as fields of a case."""
         return {"sites": self.sites, "classes": self.classes, "dim": self.dim}
 
 
@@ -69,7 +69,7 @@ class Ways:
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """Yield the cases as they are done; ``baseline_seconds`` are of ``plain`` unless a case names another."""
+    """Yield each case when it is measured; ``baseline_seconds`` are of ``plain`` unless a case names another one."""
     ways = Ways(plan)
     yield _protect("protect", plan, ways)
     yield from _combined(plan, ways)
@@ -95,7 +95,7 @@ def _combined(plan: Plan, ways: Ways) -> Iterator[Case]:
     ours = partial(ways.unprotect, ways.turned, of_turned()[ways.first])
     baseline = partial(ways.unprotect, ways.plain, of_plain()[ways.first])
     if np.abs(ours() - baseline()).max() > SAME:
-        raise RuntimeError("the combinations of rotated rows do not turn back to those of plain ones")
+        raise RuntimeError("the combinations of rotated rows, rotated back, differ from those of plain rows")
     what: dict[str, Value] = {**plan.facts, "baseline": "plain"}
     yield compare({"case": "unprotect", **what}, ours, baseline, plan.repeats)
     yield compare({"case": "combine", **what}, of_turned, of_plain, plan.repeats)
@@ -115,7 +115,7 @@ def _drawing(plan: Plan, ways: Ways) -> Case:
 
 
 def _qr(plan: Plan, ways: Ways) -> Case:
-    """One class's row turned, against forming Q by a QR decomposition of numpy's normal values first."""
+    """Measure rotating one class's row, against first forming Q by a QR decomposition of numpy's normal values."""
     row = ways.rows[ways.first][:1]
     key = class_key(ways.seed, ways.context, 0)
     what: dict[str, Value] = {"case": "one class", **plan.facts, "baseline": "QR of a Gaussian matrix"}
@@ -129,7 +129,7 @@ def _turned_by_qr(row: Rows) -> Rows:
 
 
 def _large(plan: Plan) -> Iterator[Case]:
-    """FedPC's clustering: all of a site's prototypes as one row under one rotation, once in a run."""
+    """Measure FedPC's clustering: all of a site's prototypes as one row under one rotation, once in a run."""
     whole = replace(plan, classes=1, dim=plan.classes * plan.dim)
     few, cohort = Ways(replace(whole, sites=2)), Ways(whole).cohort
     yield _protect("whole row", replace(whole, repeats=1), few)

@@ -24,16 +24,16 @@ from secure_server.process_pool import Workers
 PROTECTED = (Protection.MASKED, Protection.CKKS)
 NOTHING = Spent(0.0, 0.0)
 _NEVER = 10**6
-"""More rounds than there are: models are tested after none that is measured."""
+"""Test interval beyond the measured rounds, so that no measured round includes a test."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a measurement: ``repeats`` rounds under each protection, after one that counts for nothing.
+    """Plan of a measurement: ``repeats`` rounds under each protection, after one warm-up round.
 
-    The images are MNIST's where there is a ``data_root``, else scikit-learn's digits, dealt out so that every site
-    holds every class, with ``samples`` for each site, or all that there are when it is None. Sites train one after
-    the other, as each would by itself. ``workers`` processes compute on ciphertexts, this process when it is 0.
+    The images are MNIST's if ``data_root`` is given, else scikit-learn's digits, distributed so that every site holds
+    every class, with ``samples`` for each site, or all samples if None. Sites train one after the other, as each would
+    alone. ``workers`` processes compute on ciphertexts; with 0 this process does.
     """
 
     method: Method = Method.PFPL
@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def dataset(self) -> str:
-        """The name of the images."""
+        """Name of the images' data set."""
         return "digits" if self.data_root is None else "mnist"
 
     def config(self, protection: Protection, out: Path) -> SimulationConfig:
@@ -63,8 +63,8 @@ class Plan:
             "split": "iid" if self.samples is None else f"iid:per={self.samples}",
             "sites": self.sites,
             "dim": self.dim,
-            "norm_bound": 1000.0,  # nothing is shortened to it
-            "rounds": self.repeats + 2,  # one before, and one that nobody waits for: the last one is tested
+            "norm_bound": 1000.0,  # no prototype exceeds it
+            "rounds": self.repeats + 2,  # a warm-up round, and a last round, which is tested and not measured
             "data_root": self.data_root,
             "device": "cpu",
             "batched": "never",
@@ -75,7 +75,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Part:
-    """One whole round: what it took, of it the sites' training, and what one site sent and received.
+    """Costs of one round: its time, the sites' training time, and one site's bytes sent and received.
 
     ``train``, ``protect`` and ``aggregate`` are seconds by the clock: of all sites, all sites, and the coordinator.
     """
@@ -90,13 +90,13 @@ class Part:
 
     @property
     def rest(self) -> Spent:
-        """All but the training."""
+        """Times without the training."""
         return Spent(*(whole - part for whole, part in zip(self.whole, self.training, strict=True)))
 
 
 @dataclass
 class Course:
-    """One protection's federation, as far as it has come."""
+    """Federation of one protection, with its measured rounds so far."""
 
     protection: Protection
     federation: LocalFederation
@@ -107,12 +107,12 @@ class Course:
         self._turns = self.federation.turns()
 
     def set_up(self) -> None:
-        """Up to where the first round begins: the roster, keys, and the clustering where there is one."""
+        """Run the set-up before the first round: roster, keys, and clustering if the method has one."""
         while self.federation.coordinator.state.round < 1:
             self.setup = _sum(self.setup, self._turn()[1])
 
     def advance(self) -> None:
-        """One round, until every site has its result."""
+        """Run one round, until every site has its result."""
         number, before = self.federation.trainees.completed + 1, self._bytes()
         whole = training = NOTHING
         while self.federation.trainees.completed < number:
@@ -124,7 +124,7 @@ class Course:
         self.rounds.append(self._part(number, whole, training, *sent))
 
     def _turn(self) -> tuple[Task, Spent]:
-        """One site's task."""
+        """Do one site's task."""
         done: list[Task] = []
         spent = spent_on(lambda: done.append(next(self._turns)))
         return done[0], spent
@@ -137,7 +137,7 @@ class Course:
         return Part(whole, training, train, protect, aggregate, up, down)
 
     def _bytes(self) -> tuple[float, float]:
-        """Sent and received so far, the mean over sites."""
+        """Return the bytes sent and received so far, mean over sites."""
         log, names = self.federation.log, [site.name for site in self.federation.sites]
         return (
             statistics.fmean(log.payload_bytes(name, up=True) for name in names),
@@ -146,9 +146,9 @@ class Course:
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """``plain`` and each protection beside it; then what setting up took, which is in no round.
+    """Measure ``plain`` and each protection alternately; then the set-up, which is not part of a round.
 
-    Raises :class:`ConfigError`, or :class:`DataError` when there is no MNIST under the data root.
+    Raises :class:`ConfigError`, or :class:`DataError` if the data root lacks MNIST.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-bench-")))
@@ -223,11 +223,11 @@ def _facts(plan: Plan, course: Course, divided: DividedData) -> dict[str, Value]
 
 
 def _ratios(ours: Sequence[Part], plain: Sequence[Part], sites: int) -> dict[str, Value]:
-    """Protected over plain, medians over pairs: of the whole rounds, by the clock and in seconds of a core.
+    """Return ratios of protected to plain, medians over pairs, of whole rounds, in wall-clock and CPU seconds.
 
-    Training is the same under every protection, takes most of a round and varies by more than masks cost. So also with
-    it counted as the same: in seconds of a core; and by the clock with each site on a machine of its own, all of them
-    training at once, and a coordinator that they wait for.
+    Training is the same under every protection, takes most of a round, and varies by more than the cost of masks. Two
+    further ratios therefore assume equal training: one in CPU seconds, and one in wall-clock seconds with each site on
+    its own machine, all sites training at once and then waiting for the coordinator.
     """
     pairs = list(zip(ours, plain, strict=True))
     cpu = _median(part.training.cpu for part in (*ours, *plain))
@@ -245,7 +245,7 @@ def _ratios(ours: Sequence[Part], plain: Sequence[Part], sites: int) -> dict[str
 
 
 def _apart(train: float, part: Part, sites: int) -> float:
-    """Seconds of one site and of the coordinator."""
+    """Return seconds of one site and of the coordinator."""
     return (train + part.protect) / sites + part.aggregate
 
 

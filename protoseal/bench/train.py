@@ -30,7 +30,7 @@ MNIST_SAMPLES = 60_000
 
 @dataclass(frozen=True)
 class Network:
-    """A built-in model and the images that it is measured on, of torch's random numbers unless there are real ones."""
+    """A built-in model and the images of its measurement: random numbers unless real images are given."""
 
     spec: str
     dim: int
@@ -38,7 +38,7 @@ class Network:
     side: int
 
     def images(self, count: int) -> TensorDataset:
-        """Images and labels of random numbers."""
+        """Draw random images and labels."""
         generator = torch.Generator().manual_seed(0)
         shape = (count, self.channels, self.side, self.side)
         labels = torch.randint(CLASSES, (count,), generator=generator)
@@ -58,9 +58,9 @@ NETWORKS = {network.spec: network for network in (DIGITS, CIFAR, Network("resnet
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a measurement: ``samples`` a site, in one epoch of batches of ``batch``, by the network ``model``.
+    """Plan of a measurement: ``samples`` at each site, one epoch of batches of ``batch``, network ``model``.
 
-    At most ``at_once`` sites train as one program, the best number when it is None.
+    At most ``at_once`` sites train as one program; None chooses the number.
 
     ``growth`` are numbers of sites, each with ``growth_samples``; ``memory_sites`` with ``memory_samples`` each train
     in a process of their own. An empty ``growth`` or no ``memory_sites`` leave that part out.
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def network(self) -> Network:
-        """The model, and images for it."""
+        """Model, with images for it."""
         return NETWORKS[self.model]
 
     @property
@@ -91,7 +91,7 @@ class Plan:
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """Yield the cases as they are done; raise :class:`DataError` when there is no MNIST under the data root."""
+    """Yield each case when it is measured; raise :class:`DataError` if the data root lacks MNIST."""
     data = _images(plan)
     yield _batched(plan, data, "batched", plan.sites, plan.samples)
     for sites in plan.growth:
@@ -110,7 +110,7 @@ def machine_of(plan: Plan) -> dict[str, Value]:
 
 
 def _images(plan: Plan) -> TensorDataset:
-    """MNIST's training images where the network is one for them, or as many random ones as are needed."""
+    """Return MNIST's training images if the network suits them, else as many random images as needed."""
     if not plan.is_real:
         most = max([plan.sites * plan.samples, *(sites * plan.growth_samples for sites in plan.growth)])
         return plan.network.images(min(most, MNIST_SAMPLES))
@@ -119,7 +119,7 @@ def _images(plan: Plan) -> TensorDataset:
 
 
 def _batched(plan: Plan, data: TensorDataset, name: str, sites: int, samples: int) -> Case:
-    """Measure a round of training in both ways, each with its own models; the baseline is one by one."""
+    """Measure a round of batched training against training one by one, each with its own models."""
     device = choose_device(plan.device)
     ways = [_jobs(plan.network, data, sites, samples, plan) for _ in range(2)]
     what: dict[str, Value] = {
@@ -149,7 +149,7 @@ def _settled(task: Task, device: torch.device) -> Callable[[], None]:
 
 
 def _memory(plan: Plan) -> Case:
-    """Seconds and memory of one round of FedPC's network on images as CIFAR-10's, in a fresh process."""
+    """Measure one round of FedPC's network on images of CIFAR-10's size: seconds and memory of a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         spent, peak = fresh.submit(_train_many, plan, torch.get_num_threads()).result()
     what: dict[str, Value] = {
@@ -172,7 +172,7 @@ def _train_many(plan: Plan, threads: int) -> tuple[Spent, int]:
 
 
 def _jobs(network: Network, data: TensorDataset, sites: int, samples: int, plan: Plan) -> list[Job]:
-    """PFPL's first round, when there are no prototypes yet; the data begin anew when they are at their end."""
+    """Return the jobs of PFPL's first round, without prototypes; the data are reused cyclically."""
     device = choose_device(plan.device)
     inputs, labels = data.tensors
     schedule = Schedule(*(0.01, 0.9, 1e-5), plan.batch, local_epochs=1)

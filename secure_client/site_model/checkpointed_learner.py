@@ -43,21 +43,21 @@ _REMEMBERED = "remembered "
 
 
 class Trainee:
-    """Trains each round once, however often it is asked for, and keeps the result in the journal.
+    """Learner with checkpoints: trains each round once, however often requested, and stores the result in the journal.
 
-    Prototypes are float64 (K, d) and within the public ``bounds``, with a warning in each round in which that changes
-    them. After a restart everything is as it was, bit for bit: what was trained is read, and what was not is trained as
-    :class:`Learner` promises.
+    Prototypes are float64 (K, d) and within the public ``bounds``, with a warning in each round in which the bounds
+    change them. A restart changes nothing, bit for bit: finished training is read from the journal, and other training
+    runs as :class:`Learner` guarantees.
 
-    Nothing that data, the model or training do ends the session (:mod:`secure_client.error_containment`). A round whose
-    training fails, or ends with numbers that are not finite, is undone: the model is as the round began, which is the
-    result of the round before together with this site's own part. So a site that never trained successfully sends what
-    its initial model gives. What it averaged in an earlier round it does not send again: a coordinator that made
+    No error of data, model or training ends the session (:mod:`secure_client.error_containment`). If a round's training
+    fails, or ends with non-finite numbers, it is undone: the model is that of the start of the round, which is the
+    previous round's result with this site's own part. So a site that never trained successfully sends the values of its
+    initial model. The site does not resend its averaged part of an earlier round: otherwise a coordinator that made
     training fail everywhere could subtract the sums of two rounds.
 
-    Where a part of the model is averaged, a round's training starts from the base in force: what was averaged, with
-    the rest of the model as this site trained it last. What is evaluated and saved is the model that the method
-    predicts with.
+    Where a part of the model is averaged, a round's training starts from the current base: the averaged part, with the
+    rest of the model as this site trained it last. The evaluated and saved model is the one that the method predicts
+    with.
     """
 
     def __init__(
@@ -70,13 +70,12 @@ class Trainee:
         keeps_zeros: bool = False,
         noisy: NoisyPrototypes | None = None,
     ) -> None:
-        """Take up where the journal left off.
+        """Load the journal's state.
 
-        ``averaging`` has the bounds of the averaged part, where there is one.
-        ``keeps_zeros``: of several prototypes of a class those that are zero stay, since that they are may follow from
-        what was decrypted, and must not show in what a site states. With ``noisy`` the prototypes, which classes there
-        are and how many samples of each are that one's, and scores are taken at these prototypes: nothing that the site
-        keeps, sends or trains towards comes of its records in another way.
+        ``averaging`` has the bounds of the averaged part, if any. ``keeps_zeros`` keeps zero prototypes among several
+        of a class: zeros may follow from a decryption and must not show in the site's statement. With ``noisy``, the
+        prototypes, the present classes and the sample counts come from its releases, and scores are taken at these
+        prototypes: the records affect the site's stored values, messages and targets in no other way.
         """
         self._learner, self._journal, self._bounds = learner, journal, bounds
         self._averaging = averaging
@@ -89,11 +88,10 @@ class Trainee:
         self._load()
 
     def trained(self, round_number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Prototypes and samples per class after training in this round, with the targets of the one before.
+        """Train this round, if not yet done, with the last targets; return prototypes and samples per class.
 
-        Both are noisy where releases are.
-        A site that missed rounds trains once, not once for each of them. Round 0 is before training: prototypes of
-        the initial model. Where the method exchanges no prototypes there are none, (0, d).
+        Both are noisy if releases are. A site that missed rounds trains once, not once for each round. Round 0 is
+        before training: prototypes of the initial model. For a method without prototypes the result is (0, d).
         """
         if not self.is_trained_for(round_number):
             self.begin(round_number)
@@ -103,18 +101,18 @@ class Trainee:
         return self._require_rows(), self._require_trained().counts
 
     def is_trained_for(self, round_number: int) -> bool:
-        """Return True if :meth:`trained` has nothing left to do."""
+        """Return True if :meth:`trained` has no work left for the round."""
         if self._trained is None or self._trained.round < round_number:
             return False
-        # From the base in force: a base of the trained round or later is its outcome.
+        # The training must be from the current base: a base of the trained round or later is the training's outcome.
         return self._trained.base == self.base or self._base_round >= self._trained.round
 
     def begin(self, round_number: int) -> None:
-        """Begin a round's training: the model is the one that it starts from. :meth:`finish` ends it.
+        """Begin a round's training by loading its initial model; :meth:`finish` ends the training.
 
-        In between the model is in no round, and nothing else may be asked for; a site that is killed there begins
-        anew, from what its journal has. Training by DP-SGD is paid for here, each time, so that none is done unpaid:
-        :class:`BudgetError` where there is not enough left, :class:`LedgerError` where the ledger cannot say so.
+        Between the two calls the model belongs to no round, and no other method may be called; a site that is killed
+        there starts the round again from its journal. DP-SGD training is paid for here, at each call. Raises
+        :class:`BudgetError` for an exhausted budget, :class:`LedgerError` if the ledger cannot be read or written.
         """
         if round_number == 0:
             return
@@ -125,11 +123,11 @@ class Trainee:
             self._noisy.pay_for_training(round_number)
 
     def jobs(self, round_number: int) -> list[Job]:
-        """Return what is to be run, in this order, between :meth:`begin` and :meth:`finish`."""
+        """Return the jobs to run, in this order, between :meth:`begin` and :meth:`finish`."""
         return self._learner.jobs(round_number, self._guide) if round_number else []
 
     def run(self, round_number: int) -> Losses | None:
-        """Run the round's jobs, and return the losses of the last one; None where there is none, or after any error."""
+        """Run the round's jobs and return the losses of the last job; None without jobs or after any error."""
 
         def all_jobs() -> Losses | None:
             losses = None
@@ -140,45 +138,45 @@ class Trainee:
         return contained(all_jobs, lambda: None, f"{self._learner.site}: training in round {round_number}")
 
     def undo(self) -> None:
-        """Make the model the one that the round began with."""
+        """Restore the model of the round's start."""
         self._learner.load(self._began_with)
 
     def finish(self, round_number: int, losses: Losses | None) -> None:
-        """End a round's training, and keep what was trained. ``losses`` are those of the last job.
+        """End a round's training and store the outcome. ``losses`` are those of the last job.
 
         Without losses, or with a model that is not finite, the training is undone first.
         """
         if round_number:
             losses = self._kept(round_number, losses)
         self._began_with = {}
-        # First of all: where nothing may be released, nothing was trained for this round, and no exact row is there.
+        # The release comes first: if no release is possible, no training is stored and no exact row is created.
         self._trained = replace(self._described(round_number), losses=losses)
         self._save_model()
 
     def _kept(self, round_number: int, losses: Losses | None) -> Losses | None:
-        """Undo training that failed; its losses are None."""
+        """Undo failed training; return its losses as None."""
         if losses is not None and self._learner.is_finite:
             return losses
         self.undo()
         _log.error(
-            "%s: training in round %d failed; the model stays as the round began, and the site takes part with it",
+            "%s: training in round %d failed; the site takes part with the model from the start of the round",
             *(self._learner.site, round_number),
         )
         return None
 
     @property
     def losses(self) -> Losses | None:
-        """Losses of the last training; None before it, and where it failed."""
+        """Losses of the last training; None before any training, and if it failed."""
         return None if self._trained is None else self._trained.losses
 
     @property
     def spent(self) -> Spent | None:
-        """Part of the privacy budget that the site has spent; None where its prototypes are exact."""
+        """Spent part of the site's privacy budget; None if its prototypes are exact."""
         return None if self._noisy is None else self._noisy.spent
 
     @property
     def has_trained(self) -> bool:
-        """True if there is anything to save."""
+        """True if a trained model exists."""
         return self._round > 0
 
     @property
@@ -187,24 +185,25 @@ class Trainee:
 
     @property
     def base(self) -> bytes:
-        """The hash of what training starts from; empty before the group's first result."""
+        """Hash of the base of training; empty before the group's first result."""
         return b"" if self._base is None else self._base.hash
 
     def latest(self) -> tuple[NDArray[np.float64], Bool]:
-        """Prototypes (K, d) of the last training, and which classes they are of."""
+        """Return prototypes (K, d) of the last training, and the classes with a prototype."""
         return self._require_rows(), self.held_classes()
 
     def held_classes(self) -> Bool:
-        """Classes that this site has prototypes of, (K,): those of its training samples.
+        """Return the classes (K,) with prototypes of this site: those of its training samples.
 
-        Where it has several prototypes of a class, those of which it has one to send: of zeros only if it keeps them.
+        With several prototypes of a class, a class counts if a prototype is sent; a zero prototype is sent only with
+        ``keeps_zeros``.
         """
         return self._require_trained().held()
 
     def averaged(self) -> NDArray[np.float64]:
         """Return the averaged part of the model after the last training, float64 (p + q,); a secret of this site.
 
-        Values are clamped to the agreed bounds, with a warning where that changes any.
+        Values are clamped to the agreed bounds, with a warning if this changes any.
         """
         vector = self._learner.averaged()
         if self._averaging is None:
@@ -214,11 +213,11 @@ class Trainee:
     def draw_share(self, round_number: int) -> NDArray[np.int64]:
         """Pay for one sum over the round's model and draw this site's share of the noise; a secret of this site.
 
-        Each call is another payment, and another share. Errors as of :meth:`Releases.draw_share`.
+        Each call pays again and draws another share. Raises the errors of :meth:`Releases.draw_share`.
         """
         self.trained(round_number)
         share = self._require_noisy().draw_share(round_number)
-        self._save_model()  # with the ledger's entry, which a restart has to find again
+        self._save_model()  # stores the ledger's entry for a restart
         return share
 
     def noisy_term(
@@ -233,28 +232,30 @@ class Trainee:
 
     def _require_noisy(self) -> NoisyPrototypes:
         if self._noisy is None:
-            raise RuntimeError("asked for noise where none is agreed")
+            raise RuntimeError("noise was requested, but the agreement has none")
         return self._noisy
 
     def scores(self) -> NDArray[np.float64]:
         """Fisher scores (K, d) of the last training's prototypes, which never leave this site (FedDBP)."""
         scores = None if self._trained is None else self._trained.scores
         if scores is None:
-            raise RuntimeError("asked for scores before training, or of a method without them")
+            raise RuntimeError("scores were requested before training, or of a method without scores")
         return scores
 
     def local(self) -> LocalClusters:
-        """Local prototypes of the last training, within the bounds (FedPLCC, FPL, FedPLVM); secrets.
+        """Return local prototypes of the last training, within the bounds (FedPLCC, FPL, FedPLVM); secrets.
 
-        None is zero, unless zeros are kept.
+        No prototype is zero, unless zeros are kept.
         """
         local = None if self._trained is None else self._trained.local
         if local is None:
-            raise RuntimeError("asked for local prototypes before training, or of a method without them")
+            raise RuntimeError(
+                "local prototypes were requested before training, or of a method without local prototypes"
+            )
         return local
 
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:
-        """Take the targets of the rounds to come: (K, d), read where ``present`` (K,)."""
+        """Set the targets of later rounds: (K, d), valid where ``present`` (K,) is true."""
         self._guide = Targets.of(rows, present)
         content = safetensors.numpy.save({"rows": np.ascontiguousarray(rows), "present": present})
         self._journal.put(_TARGETS, round_number, content)
@@ -262,10 +263,10 @@ class Trainee:
     def take_base(self, round_number: int, base: bytes, rows: Float, has: Bool, averaged: Float) -> None:
         """Take the base of later rounds: the result of round ``round_number``, of hash ``base``.
 
-        ``rows`` (K, d) become the targets where ``has`` (K,) is true, ``averaged`` is (p + q,). A site that catches
-        up gives the number of the round *before* the one that starts: its training after that round, from another
-        base, is then void and repeated, so that the site never adds to a sum under one base a model trained from
-        another. Raises ``ValueError`` for shapes that do not fit or values that are not finite.
+        ``rows`` (K, d) become the targets where ``has`` (K,) is true, ``averaged`` is (p + q,). A site that catches up
+        passes the number of the round *before* the starting round: its training after that round, from another base, is
+        then discarded and repeated, so that the site never adds a model to a sum under another base than the model's.
+        Raises ``ValueError`` for unsuitable shapes or non-finite values.
         """
         self._take(round_number, Base.of(base, rows, has, averaged))
 
@@ -276,7 +277,7 @@ class Trainee:
         self._take(round_number, Base.of_clusters(base, clusters, averaged))
 
     def keep_base(self, round_number: int, base: bytes) -> None:
-        """Keep the present base under the hash of a result that is of no use.
+        """Keep the present base under the hash of an unusable result.
 
         Before the first result the base is the site's own model, without targets.
         """
@@ -285,24 +286,26 @@ class Trainee:
 
     def _take(self, round_number: int, taken: Base) -> None:
         if len(taken.averaged) != sum(self._learner.averaged_sizes):
-            raise ValueError(f"{len(taken.averaged)} averaged numbers do not fit this site's model")
+            raise ValueError(
+                f"{len(taken.averaged)} averaged numbers do not fit the averaged part of this site's model"
+            )
         self._base_round, self._base, self._guide = round_number, taken, taken.guide()
         self._journal.put(_BASE, round_number, taken.to_bytes())
 
     def evaluate(self) -> Evaluation | None:
-        """Accuracy on the site's own test set; it stays at the site. By prototype once there are personalised ones.
+        """Evaluate on the site's own test set; the result stays at the site. By prototype only with personalised ones.
 
-        None without a test set, and where the test fails.
+        Returns None without a test set, and if the test fails.
         """
         return contained(
             lambda: self._evaluated(self._learner.evaluate), lambda: None, f"{self._learner.site}: the test"
         )
 
     def evaluate_on(self, dataset: Dataset[Any]) -> Evaluation:
-        """On another test set than the site's own, which only a simulation has."""
+        """Evaluate on another test set than the site's own, which only a simulation has."""
         evaluated = self._evaluated(lambda guide: self._learner.evaluate_on(dataset, guide))
         if evaluated is None:
-            raise DataError("nothing to test on")
+            raise DataError("the test set is empty")
         return evaluated
 
     def save(self, out: Path) -> None:
@@ -312,7 +315,7 @@ class Trainee:
             write_bytes(out / MODEL, safetensors.torch.save(self._learner.predictor_state()))
 
     def remember(self) -> None:
-        """Keep the present state beside the one that goes on, in place of what was remembered before."""
+        """Store a copy of the present state, replacing an earlier copy."""
         for name in (_STATE, _TARGETS, _BASE):
             stored = self._journal.get(name)
             if stored is not None:
@@ -320,12 +323,12 @@ class Trainee:
 
     @property
     def remembered(self) -> int:
-        """The round that was trained when :meth:`remember` was last called; 0 if it never was."""
+        """Trained round of the last call of :meth:`remember`; 0 without a call."""
         stored = self._journal.get(_REMEMBERED + _STATE)
         return 0 if stored is None else stored[0]
 
     def go_back(self) -> None:
-        """Take up the state that was remembered; for good, and with nothing more to train."""
+        """Restore the remembered state permanently, as the end of training."""
         for name in (_STATE, _TARGETS, _BASE):
             stored = self._journal.get(_REMEMBERED + name)
             if stored is not None:
@@ -333,9 +336,9 @@ class Trainee:
         self._load()
 
     def _evaluated(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
-        """By the model that the method predicts with; personal accuracies are always of the one trained last."""
+        """Run ``test`` with the method's predicting model; personalised accuracies are of the last trained model."""
         guide, aggregates = self._guide, self._predicts_with_base
-        # A site's own prototypes are of the model as it trained it: they say nothing of another's features.
+        # A site's own prototypes belong to the model that it trained and do not fit another model's features.
         near = guide is not None and (not aggregates or isinstance(guide, Clusters))
         decides = deciding_guide(self._prototypes()) if near else None
         trained = test(decides)
@@ -351,7 +354,7 @@ class Trainee:
 
     @contextmanager
     def _predicting(self) -> Iterator[None]:
-        """Inside, the learner's model is the one that the method predicts with."""
+        """Give the learner the method's predicting model inside the ``with`` block."""
         if self._base is None or not self._predicts_with_base:
             yield
             return
@@ -374,7 +377,7 @@ class Trainee:
                 return found
 
     def _described(self, number: int) -> Trained:
-        """Return what the method exchanges of the model: a release where there is noise, else of one exact pass."""
+        """Return the exchanged values of the model: a release with noise, else from one exact pass."""
         bare = Trained(number, self._learner.counts, self.base)
         if self._noisy is None:
             return self._exact(bare) if self._learner.exchanges_prototypes else bare
@@ -393,7 +396,7 @@ class Trainee:
         )
         if local is None:
             return replace(bare, rows=self._bounded(rows, bare.round), scores=scores)
-        # These are sent, and so warned of, and class means stay here.
+        # Only these are sent, so only their changes are logged; class means stay at the site.
         few = self._bounds.few(local)
         within = replace(few, rows=self._bounded(few.rows, bare.round))
         sent = within if self._keeps_zeros else within.without_zeros()
@@ -403,19 +406,19 @@ class Trainee:
         return contained(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
 
     def _require_rows(self) -> NDArray[np.float64]:
-        """Return the rows; a method that exchanges none takes them now, of the present model."""
+        """Return the rows; for a method without prototypes, compute them now from the present model."""
         trained = self._require_trained()
         if trained.rows is not None:
             return trained.rows
         if self._noisy is not None:
-            raise RuntimeError("asked for prototypes of which no release was made")
+            raise RuntimeError("prototypes were requested before a release")
         rows = self._bounded(self._learner.prototypes()[0], trained.round)
         self._trained = replace(trained, rows=rows)
         return rows
 
     def _require_trained(self) -> Trained:
         if self._trained is None:
-            raise RuntimeError("asked for prototypes, or for a site's classes, before it trained")
+            raise RuntimeError("prototypes or classes were requested before training")
         return self._trained
 
     def _bounded(self, rows: NDArray[np.float64], number: int) -> NDArray[np.float64]:

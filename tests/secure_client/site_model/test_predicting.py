@@ -227,7 +227,7 @@ def test_a_restart_that_forgot_the_second_model_would_be_seen(site: Site) -> Non
 
 @pytest.mark.parametrize("site", [Method.FEDDBP], indirect=True)
 def test_scores_are_of_the_last_training_and_found_again(site: Site) -> None:
-    with pytest.raises(RuntimeError, match="scores before training"):
+    with pytest.raises(RuntimeError, match="scores were requested before training"):
         site.trainee.scores()
     site.trainee.trained(1)
     first = site.trainee.scores()
@@ -244,7 +244,7 @@ def test_scores_are_of_the_last_training_and_found_again(site: Site) -> None:
 @pytest.mark.parametrize("site", [Method.FEDPROTO], indirect=True)
 def test_other_methods_have_no_scores(site: Site) -> None:
     site.trainee.trained(1)
-    with pytest.raises(RuntimeError, match="a method without them"):
+    with pytest.raises(RuntimeError, match="a method without scores"):
         site.trainee.scores()
 
 

@@ -304,7 +304,7 @@ def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
         (lambda rows, has, averaged: (rows[:2], has, averaged), "do not fit together"),
         (lambda rows, has, averaged: (rows * np.inf, has, averaged), "a target is not finite"),
         (lambda rows, has, averaged: (rows, has, averaged * np.nan), "not finite"),
-        (lambda rows, has, averaged: (rows, has, averaged[1:]), "do not fit this site's model"),
+        (lambda rows, has, averaged: (rows, has, averaged[1:]), "do not fit the averaged part"),
         (lambda rows, has, averaged: (rows, has, averaged[None]), "the averaged part, of shape"),
     ],
 )
