@@ -35,7 +35,7 @@ from protoseal_wire.messages import (
 )
 from protoseal_wire.presence import sign_presence
 from secure_client.errors import Violation
-from secure_client.methods.base import Given, Method
+from secure_client.methods.base import Method, ResultSummary
 from secure_client.methods.factory import build_method
 from secure_client.output.site_log import SiteRound
 from secure_client.output.site_rounds import site_round
@@ -81,7 +81,7 @@ class Session:
         self._party = self._setup.party
         self._order = Order(agreement, journal)
         self._method = self._build_method(Participants(agreement, self._party, self._setup, journal, anchors))
-        self._given = Given(0, np.zeros(len(agreement.classes), dtype=np.bool_))
+        self._given = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
         self._on_round, self._tests_in = on_round, tests_in
         self._seconds = {"train": 0.0, "protect": 0.0}

@@ -210,7 +210,7 @@ class _Found:
     bound: float
     p_value: float
     expected: dict[str, float]
-    """The bounds that are to be expected, by the noise that there is."""
+    """Expected bounds, by the mechanism's actual noise."""
 
 
 def _run(asked: _Asked, audited: UnderAudit, as_json: bool) -> None:
@@ -228,7 +228,7 @@ def _run(asked: _Asked, audited: UnderAudit, as_json: bool) -> None:
     claimed = audited.epsilon(asked.canaries, asked.delta)
     if not isfinite(claimed):
         raise click.UsageError(
-            f"no ε is claimed for so little noise at δ = {asked.delta:g}: there is nothing to refute"
+            f"the noise is too small for a finite claimed ε at δ = {asked.delta:g}: give more noise"
         )
     done = audit(audited, plan_of(audited, asked.canaries, asked.level, asked.guesses))
     found = _Found(

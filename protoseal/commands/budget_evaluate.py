@@ -35,7 +35,7 @@ def _epsilons(_: click.Context, __: click.Parameter, value: str) -> tuple[float,
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,3,8,inf") from error
     if not numbers or not all(number > 0 for number in numbers):
-        raise click.BadParameter("each ε is above 0; inf is without noise")
+        raise click.BadParameter("each ε must be above 0; inf means no noise")
     return numbers
 
 
@@ -53,9 +53,9 @@ def _at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) 
     for setting in value:
         name, given, _rest = setting.partition("=")
         if not given:
-            raise click.BadParameter(f"{setting!r} is no SECTION.KEY=VALUE")
+            raise click.BadParameter(f"{setting!r} is not of the form SECTION.KEY=VALUE")
         if name.partition(".")[0].strip() in _NOT_AT_INFINITY:
-            raise click.BadParameter(f"{name} says nothing of the runs at ∞ alone: leave it out")
+            raise click.BadParameter(f"{name} cannot differ at ∞: leave it out")
     return value
 
 
@@ -116,9 +116,7 @@ def evaluate_command(
     from protoseal.simulation.config import load_simulation
 
     if at_inf and math.inf not in epsilons:
-        raise click.BadParameter(
-            "there is no run at ∞ that it is for: add inf to --epsilons", param_hint="--at-inf"
-        )
+        raise click.BadParameter("--at-inf needs a run at ∞: add inf to --epsilons", param_hint="--at-inf")
     loaded = load_simulation(config, {**flags, "out": out}, settings)
     exact = load_simulation(config, {**flags, "out": out}, (*settings, *at_inf)) if at_inf else None
     curve = BudgetCurve(loaded, loaded.out, exact)

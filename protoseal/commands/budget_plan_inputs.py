@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from privacy.accounting.events import DpSgd
 
 NO_GUARANTEE = (
-    "NO GUARANTEE: features are trained on the records without noise, so that no ε is true of a record; what is told"
-    " here is of the noise in releases alone"
+    "NO GUARANTEE: features are trained on the records without noise, so that no ε holds for a record; the "
+    "figures below are of the noise in releases alone"
 )
 
 
 _ANY = PreprocessingSection(image_size=32, channels=1, mean=(0.5,), std=(0.5,))
-"""Stands for what a simulation takes from its data, which no plan depends on."""
+"""Placeholder for settings that a simulation takes from its data and no plan depends on."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Agreed:
 
     @property
     def training(self) -> DpSgd | None:
-        """All steps of DP-SGD of a run."""
+        """All DP-SGD steps of a run."""
         from privacy.accounting.events import DpSgd
         from secure_client.privacy.run_cost import training_of
 
@@ -83,8 +83,8 @@ class Agreed:
             found.append(f"a class is released in up to {parts} parts: give --records of a part")
         if self.privacy.distributed:
             found.append(
-                "noise is shared: errors are those of a sum, with as few sites as it opens over; give --records of"
-                " all of them together"
+                "sites share the noise: errors are of a sum over the fewest sites with which it opens; give "
+                "--records as the total of these sites"
             )
         return found
 
@@ -102,7 +102,9 @@ def read_agreed(path: Path, classes: int) -> Agreed:
         config = load_simulation(path, {})
         agreement, said, names = _of_simulation(config, classes), config, config.classes
     if agreement.privacy is None:
-        raise click.UsageError(f"{path} has no [privacy]: nothing in it is noisy")
+        raise click.UsageError(
+            f"{path} has no [privacy] section, so it has no noise: add the section, or name another file"
+        )
     return Agreed(agreement, agreement.privacy, names, said.preprocessing)
 
 
@@ -143,12 +145,13 @@ def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: st
     labels, subjects = data.train.labels, data.train.subjects
     if unit == Unit.SITE:
         raise click.UsageError(
-            "--counts-of has one site's data: say by --records how many sites have a class"
+            "--counts-of counts one site's data, but the unit is a site: give the number of sites of a class "
+            "by --records"
         )
     of_one = None
     if unit == Unit.SUBJECT:
         if subjects is None:
-            raise click.UsageError(f"{spec} does not say whose its records are: it needs subjects")
+            raise click.UsageError(f"{spec} has no subjects, which the unit needs: add them to the data")
         owners = np.unique(subjects, return_inverse=True)[1]
         owned = np.unique(np.stack([owners, labels]), axis=1)
         of_one, labels = int(np.bincount(owned[0]).max()), owned[1]

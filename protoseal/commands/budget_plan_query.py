@@ -63,7 +63,7 @@ def question(
     from protoseal.commands.budget_plan_inputs import Counted, counts_of, read_agreed
 
     if source and records:
-        raise click.UsageError("--records and --counts-of both say how many records there are: give one")
+        raise click.UsageError("--records and --counts-of both give the number of records: give only one")
     agreed = None if file is None else read_agreed(file, query["classes"] or CLASSES)
     given = {"epsilon": epsilon, "count": count, "noise": noise}
     wanted = _to_find(given, solve, agreed)
@@ -102,14 +102,16 @@ def _to_find(given: dict[str, Any], solve: str | None, agreed: Agreed | None) ->
     missing = [name for name in given if given[name] is None]
     wanted = names[key_of(solve)] if solve else missing[0] if len(missing) == 1 else None
     if solve and wanted not in missing:
-        raise click.UsageError(f"--{solve} is given, and --solve asks for it: leave one of the two out")
+        raise click.UsageError(f"--{solve} is both given and the target of --solve: leave one of the two out")
     if agreed is not None:
         own = {"count": agreed.agreement.releases, "noise": agreed.privacy.noise_multiplier}
         given |= {name: value for name, value in own.items() if name in missing and name != wanted}
     missing = [name for name in given if given[name] is None]
     if len(missing) != 1:
         more = (
-            "say by --solve which to find" if agreed else f"give all but one of {', '.join(SOLVED.values())}"
+            "name the quantity to compute by --solve"
+            if agreed
+            else f"give all but one of {', '.join(SOLVED.values())}"
         )
         raise click.UsageError(more)
     return missing[0]

@@ -56,6 +56,6 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _system_error_text(error: OSError) -> str:
-    """Describe an error of the operating system by its file and reason (a full disk, an unwritable folder)."""
+    """Return the file and the reason of an operating system's error (a full disk, an unwritable folder)."""
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}"

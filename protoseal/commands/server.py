@@ -15,7 +15,7 @@ from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
 from secure_server.config import CoordinatorConfig, load_coordinator
 
 
-class LeftAlone(click.ClickException):
+class RunAbandoned(click.ClickException):
     """A run stopped because every site left or fell silent: a restart at once would find no site either."""
 
     exit_code = 3
@@ -91,7 +91,7 @@ def run(config: Path, as_json: bool) -> None:
         where = "over" if over else f"at {state.stage.value} of round {state.round}"
         go_on = "start another run" if over else "start the same command again to resume"
         why = f"the run is {where}: {state.reason or 'stopped by a signal'}; {go_on}"
-        raise LeftAlone(why) if state.over and state.is_empty else click.ClickException(why)
+        raise RunAbandoned(why) if state.over and state.is_empty else click.ClickException(why)
     click.echo(f"The run is complete after {state.round} rounds.", err=as_json)
 
 

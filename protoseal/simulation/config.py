@@ -95,7 +95,7 @@ class SimulationConfig(RunSettings):
 
     @field_validator("extension", mode="before")
     @classmethod
-    def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
+    def _parse_extension_settings(cls, tables: Any, info: ValidationInfo) -> Any:
         every = [*used_so_far(info), *info.data.get("compare", ())]
         return extension_settings(tables, every, source_of(info)) if isinstance(tables, dict) else tables
 
@@ -112,7 +112,7 @@ class SimulationConfig(RunSettings):
         return seeds
 
     @model_validator(mode="after")
-    def _sites_suffice(self) -> Self:
+    def _check_number_of_sites(self) -> Self:
         if not self.is_split and self.sites < self.fewest_sites:
             raise ValueError(
                 f"sites = {self.sites} is below {self.fewest_sites}, the fewest that min_holders and"
@@ -121,7 +121,7 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _what_is_split_is_split_once(self) -> Self:
+    def _check_no_second_split(self) -> Self:
         idle = [name for name in SPLITTING if name in self.model_fields_set]
         if self.is_split and idle:
             raise ValueError(
@@ -131,13 +131,13 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _protection_serves_methods(self) -> Self:
+    def _check_protection(self) -> Self:
         for method in self.methods:
             self.check_served(method)
         return self
 
     @model_validator(mode="after")
-    def _stopping_shows_nothing(self) -> Self:
+    def _check_early_stopping_is_not_private(self) -> Self:
         if self.privacy is not None and self.early_stopping is not None:
             raise ValueError(
                 "early_stopping depends on accuracies on private samples, which [privacy] does not account "
@@ -146,14 +146,14 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _as_many_sites_are_protected(self) -> Self:
+    def _check_protected_sites(self) -> Self:
         if not self.is_split:
             for method in self.methods:
                 self.check_sites(method, self.sites)
         return self
 
     @model_validator(mode="after")
-    def _different_models_are_not_averaged(self) -> Self:
+    def _check_averaged_models_are_equal(self) -> Self:
         averaging = [method.value for method in self.methods if method.averages]
         if len(set(self.models)) > 1 and averaging:
             raise ValueError(
@@ -163,7 +163,7 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _self_has_something_to_align_with(self) -> Self:
+    def _check_self_has_targets(self) -> Self:
         guide = self.self_aligns_as
         if Method.SELF in self.methods and not guide.traits.prototypes:
             raise ValueError(

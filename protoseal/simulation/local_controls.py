@@ -80,7 +80,7 @@ class LocalControl:
 
     def run(self) -> None:
         """Run the remaining rounds, or until training stops early."""
-        self._log_what_was_completed()
+        self._log_completed_rounds()
         self._trainees.end_round(self._trainees.completed)
         while not self._trainees.over:
             number = self._trainees.completed + 1
@@ -109,7 +109,7 @@ class LocalControl:
         tested = trainee.evaluate() if self._trainees.tests_in(number) else None
         self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds))
 
-    def _log_what_was_completed(self) -> None:
+    def _log_completed_rounds(self) -> None:
         """Log completed rounds: a process may have been killed between a round's last site and the round itself."""
         logged = {each.round for each in self._log.rounds()}
         for number in range(1, self._trainees.completed + 1):

@@ -186,7 +186,7 @@ class LocalFederation:
             self._state = state or Path(
                 self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-"))
             )
-            self.parties, trust = kept_parties(self._state / "identities", agreement, sorted(data))
+            self.parties, trust = load_or_make_parties(self._state / "identities", agreement, sorted(data))
             self.log = self._stack.enter_context(RunLog(self._state / "log.sqlite"))
             self.store = self._stack.enter_context(self._open_store())
             self.coordinator = Coordinator(
@@ -335,7 +335,7 @@ def make_parties(
     return _load_parties(directory, agreement, names, passphrase)
 
 
-def kept_parties(
+def load_or_make_parties(
     directory: Path, agreement: Agreement, names: Sequence[str]
 ) -> tuple[list[Party], TrustAnchor]:
     """Load the parties in ``directory``, creating them if missing; the passphrase is stored beside the keys.

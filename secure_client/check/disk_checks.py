@@ -43,10 +43,10 @@ def check_state(config: SiteConfig, party: Party) -> str:
         for path in config.state_dir.glob(f"{JOURNAL}*"):  # and the log that a killed process leaves
             shutil.copy2(path, copies)
         with open_journal_of(config, Path(copies) / JOURNAL, party) as copy:
-            return _how_far(config, copy)
+            return _progress(config, copy)
 
 
-def _how_far(config: SiteConfig, journal: Journal) -> str:
+def _progress(config: SiteConfig, journal: Journal) -> str:
     check_out(config, begun=not journal.unused)
     secrets, last = journal.check_secrets(), rounds_received(journal)
     return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets can be decrypted"

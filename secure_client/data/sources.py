@@ -179,7 +179,7 @@ def _matched(source: Source, classes: tuple[str, ...]) -> Source:
                 "or agree on it"
             )
     numbers = np.array([classes.index(name) for name in named])
-    return _adapted(source, lambda part: replace(part, labels=numbers[part.labels]))
+    return _with_parts(source, lambda part: replace(part, labels=numbers[part.labels]))
 
 
 def _fitted(source: Source, agreed: PreprocessingSection | None, *, convert_channels: bool) -> Source:
@@ -191,10 +191,10 @@ def _fitted(source: Source, agreed: PreprocessingSection | None, *, convert_chan
         images = fit_images(part.inputs, agreed, where=source.where, convert_channels=convert_channels)
         return replace(part, inputs=images)
 
-    return _adapted(source, fit)
+    return _with_parts(source, fit)
 
 
-def _adapted(source: Source, change: Callable[[Samples], Samples]) -> Source:
+def _with_parts(source: Source, change: Callable[[Samples], Samples]) -> Source:
     test = None if source.test is None else change(source.test)
     return replace(source, train=change(source.train), test=test)
 

@@ -30,7 +30,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Given:
+class ResultSummary:
     """Summary of one result: the number of sites in it, and the classes (K,) for which the site received a value."""
 
     sites: int
@@ -55,7 +55,7 @@ class Method(Protocol):
         """Return the answer to a phase between PRESENCE and RESULT that the order of phases allows now."""
         ...
 
-    def result(self, key: PhaseKey, request: bytes) -> Given:
+    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take a RESULT, from which later rounds train."""
         ...
 

@@ -20,7 +20,7 @@ from crypto.row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.errors import Violation
-from secure_client.methods.base import Given, Parts
+from secure_client.methods.base import Parts, ResultSummary
 from secure_client.methods.group_members import Members
 from secure_client.methods.round_start import Starts
 from secure_client.privacy.value_bounds import model_weight
@@ -31,7 +31,7 @@ _WEIGHTS_OFF = 1e-9
 
 
 class Received(NamedTuple):
-    """Parts of a decoded result."""
+    """Parts of a decoded result of clusters."""
 
     clusters: GlobalClusters
     averaged: Float
@@ -69,14 +69,14 @@ class Clustered:
         arrays = (local.rows, labels, counts, self._model(key))
         return codec.encode_payload(Payload(PLAIN, arrays=arrays))
 
-    def result(self, key: PhaseKey, request: bytes) -> Given:
+    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base from which all sites train next."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         self._check_result(key, payload)
         received = self._take(key.round, hashlib.sha256(request).digest(), payload)
         classes = np.zeros(len(self._agreement.classes), dtype=np.bool_)
         classes[received.clusters.labels] = True
-        return Given(self._members.known(key), classes)
+        return ResultSummary(self._members.known(key), classes)
 
     def end(self) -> None:
         """Do nothing: no secret of an attempt is stored."""

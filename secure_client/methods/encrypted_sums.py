@@ -37,7 +37,7 @@ class EncryptedSums(Sums):
             return super().step(key, request)
         group = self._members.asked(key, request)
         sums = EncryptedSum(self._agreement)
-        vector = sums.vector(self._vector(key, group), self._adds_to(group))
+        vector = sums.vector(self._vector(key, group), self._sent_classes(group))
         return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:

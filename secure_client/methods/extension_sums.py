@@ -25,7 +25,7 @@ class AddedSums(EncryptedSums):
         if key.phase is not Phase.VALUES:
             return super().step(key, request)
         group, half = self._members.asked(key, request), self._half()
-        vector = self._sum(half).vector(self._vector(key, group), self._adds_to(group))
+        vector = self._sum(half).vector(self._vector(key, group), self._sent_classes(group))
         context = attempt_context(self._agreement, self._setup, key, group.cohort, group.base)
         return codec.encode_payload(half.protect(vector, self._site, group.cohort, context))
 

@@ -35,7 +35,7 @@ class Members:
         """
         group = self._group(self._participants.verified(key, request))
         if self._masked:
-            self._check_earlier_sums_stay_shut(key, group)
+            self._check_earlier_sums_cannot_open(key, group)
         return group
 
     def agreed(self, key: PhaseKey) -> Group:
@@ -59,7 +59,7 @@ class Members:
         keys = {each.site: each.keys for each in statements if each.keys is not None}
         return Group(group_cohort(active, own, self._agreement), keys, self._trainee.base)
 
-    def _check_earlier_sums_stay_shut(self, key: PhaseKey, group: Group) -> None:
+    def _check_earlier_sums_cannot_open(self, key: PhaseKey, group: Group) -> None:
         """Check that no sum with this site's masked vector from an earlier attempt of the round can open.
 
         Otherwise both attempts' sums could open and be subtracted. An honest member that stated its presence in this
@@ -90,9 +90,9 @@ class Members:
                 f"{members} sites of the group take part, at least {least} are required in a run of {roster} "
                 "sites"
             )
-        self._check_noise_is_held(members, roster)
+        self._check_noise_tolerates_colluders(members, roster)
 
-    def _check_noise_is_held(self, members: int, roster: int) -> None:
+    def _check_noise_tolerates_colluders(self, members: int, roster: int) -> None:
         """Check that sparse masks tolerate the colluding sites that shared noise is to tolerate."""
         privacy, masking = self._agreement.privacy, self._agreement.masking
         if privacy is None or not privacy.distributed or not masking.graph(roster, members).sparse:

@@ -18,7 +18,7 @@ from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.methods.base import Given
+from secure_client.methods.base import ResultSummary
 from secure_client.methods.rotated_clusters import DirectedClustered
 from secure_client.protocol.masked_sum import Group
 
@@ -49,7 +49,7 @@ class MaskedClustered(DirectedClustered):
             case _:
                 return self._masks.unmask(key, self._agreed(key), request)
 
-    def result(self, key: PhaseKey, request: bytes) -> Given:
+    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take a result, and erase the attempt's secrets."""
         given = super().result(key, request)
         self._masks.forget(key)

@@ -15,7 +15,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import opening
 from secure_client.errors import Violation
-from secure_client.methods.base import Given, Parts
+from secure_client.methods.base import Parts, ResultSummary
 from secure_client.protocol.single_step import site_half
 
 _log = logging.getLogger("protoseal.site")
@@ -45,7 +45,7 @@ class Pfpl:
         cohort = cohort_of(self._participants.verified(key, request), self._agreement)
         return codec.encode_payload(self._half(key, cohort).protect(self._rows(key), self._site, cohort))
 
-    def result(self, key: PhaseKey, request: bytes) -> Given:
+    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers'."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         # This is the list for which this site protected its values.
@@ -56,7 +56,7 @@ class Pfpl:
         if peers is not None:
             targets = personalise(rows, peers, self._agreement.own_share) * self._agreement.norm_bound
             self._trainee.take_targets(key.round, targets, given)
-        return Given(len(cohort.sites), given)
+        return ResultSummary(len(cohort.sites), given)
 
     def end(self) -> None:
         """Do nothing: no secret of an attempt is stored."""

@@ -25,7 +25,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import contained
 from secure_client.errors import Violation
-from secure_client.methods.base import Given, Parts
+from secure_client.methods.base import Parts, ResultSummary
 from secure_client.methods.group_members import Members
 from secure_client.methods.pfpl import check_nothing_given
 from secure_client.methods.round_start import Starts
@@ -90,14 +90,14 @@ class Sums:
             case _:
                 return self._masks.unmask(key, self._members.agreed(key), request)
 
-    def result(self, key: PhaseKey, request: bytes) -> Given:
+    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base that the group's members train from next."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         has = self._take(key.round, hashlib.sha256(request).digest(), payload)
         self._masks.forget(key)
         # Without sums of prototypes, no class is withheld.
         given = has if self._agreement.layout.classes else np.ones_like(has)
-        return Given(self._members.known(key), given)
+        return ResultSummary(self._members.known(key), given)
 
     def end(self) -> None:
         """Erase the secrets of an attempt that had no result, if there is one."""
@@ -119,7 +119,7 @@ class Sums:
         if layout.noisy:
             return self._noisy_vector(key, group)
         rows, counts = self._trainee.trained(key.round)
-        sent = np.where(self._adds_to(group)[:, None], rows, 0.0) if layout.classes else rows[:0]
+        sent = np.where(self._sent_classes(group)[:, None], rows, 0.0) if layout.classes else rows[:0]
         samples = model_weight(counts, self._agreement.averaging.most_samples)
         return layout.contribution(sent, self._trainee.averaged(), samples)
 
@@ -130,7 +130,7 @@ class Sums:
         whole = vectors.astype(np.float64), weights.astype(np.float64)
         return self._agreement.layout.noisy_contribution(*whole, self._trainee.averaged())
 
-    def _adds_to(self, group: Group) -> Bool:
+    def _sent_classes(self, group: Group) -> Bool:
         """Return the classes (K,) of which this site sends rows."""
         return np.asarray(group.cohort.holds[group.cohort.index(self._site)])
 

@@ -314,7 +314,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         two_open_attempts,
     ),
     "sums up those whom it did not ask to unmask": MaskedAttack(
-        ("secure_client.methods.group_members.Members._check_earlier_sums_stay_shut",), TEN[7], Phase.SHARES,
+        ("secure_client.methods.group_members.Members._check_earlier_sums_cannot_open",), TEN[7], Phase.SHARES,
         "3 of the 10 sites that attempt 1 listed are in this attempt, at least 7",
         attempt_among_those_not_asked_to_unmask, data_of=_LIKE_TEN,
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.commands.server import LeftAlone
+from protoseal.commands.server import RunAbandoned
 from protoseal_wire import codec
 from protoseal_wire.messages import LeaveRequest
 from secure_server.storage.store import Store
@@ -75,7 +75,7 @@ def _have_everybody_leave(federation: Federation) -> None:
             stub.Leave(leave, timeout=PATIENCE)
     coordinator.wait_for_log("the run stops in 900 s")
     federation.let_pass(901.0)
-    assert coordinator.exit_code() == LeftAlone.exit_code
+    assert coordinator.exit_code() == RunAbandoned.exit_code
     assert "round 3: every site left or fell silent" in _last_line(coordinator)
 
 

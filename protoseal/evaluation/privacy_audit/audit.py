@@ -23,9 +23,9 @@ from protoseal.evaluation.privacy_audit.trade_off import TradeOff
 
 HALF = 0.5
 MOST_MISSED = 0.05
-"""A claim stands only where half the noise passes with at most this probability, whatever the level of the test."""
+"""A claim stands only if half the noise passes with at most this probability, whatever the level of the test."""
 STEPS = 64
-"""Bounds are those of noise multiplied by a power of 2^(1/64)."""
+"""Number of steps by which the noise doubles: bounds use noise times a power of 2^(1/64)."""
 _SIMULATIONS = 3
 _FARTHEST = 6 * STEPS
 
@@ -49,16 +49,16 @@ class UnderAudit(Protocol):
         ...
 
     def scores(self, coins: Bool) -> Float:
-        """Run the mechanism once with the canaries whose coin says so. A higher score (m,) is likelier in."""
+        """Run the mechanism once with the canaries whose coin is true. A higher score (m,) means likelier in."""
         ...
 
 
 class Verdict(StrEnum):
     """The outcome of an audit.
 
-    ``REFUTED``: the run has more right guesses than the claim allows. ``STANDS``: it has not, half the noise would
-    have been refuted, and the claimed noise gives as many. ``TOO_WEAK``: half the noise might have passed, or the run
-    has more right guesses than the claimed noise gives and fewer than refute.
+    ``REFUTED``: the run has more right guesses than the claim allows. ``STANDS``: the run has no more, half the noise
+    would have been refuted, and the claimed noise explains the number. ``TOO_WEAK``: half the noise might have passed,
+    or the run has more right guesses than the claimed noise gives and fewer than refute.
     """
 
     REFUTED = "refuted"
@@ -75,12 +75,12 @@ class Audit:
 
     @property
     def doubtful(self) -> bool:
-        """Return True if the claimed noise does not give so many right guesses."""
+        """Return True if the claimed noise cannot explain the number of right guesses."""
         return self.guesses.right >= self.plan.doubtful
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict, which the plan's power decides where the claim is not refuted."""
+        """Verdict; if the claim is not refuted, the plan's power decides."""
         if self.guesses.right >= self.plan.refuting:
             return Verdict.REFUTED
         weak = self.doubtful or self.plan.missed > min(self.plan.level, MOST_MISSED)
@@ -90,11 +90,11 @@ class Audit:
 def plan_of(audited: UnderAudit, canaries: int, level: float, guesses: int | None = None) -> Plan:
     """Plan an audit, without running the mechanism.
 
-    ``guesses`` is the number of guesses; by default the number that tells half the noise best.
+    ``guesses`` is the number of guesses; by default the number that detects half the noise best.
     """
     curve = audited.curve(canaries)
     made = guesses or best_guesses(canaries, curve, level, _simulated(audited, canaries, HALF, 1))
-    # Simulated again: the number of guesses that does best on some scores does worse on others.
+    # Scores are simulated again, since the best number of guesses for some scores is worse for others.
     half, whole = (_simulated(audited, canaries, noise, _SIMULATIONS) for noise in (HALF, 1.0))
     return planned(canaries, made, curve, level, half, whole)
 
@@ -118,7 +118,7 @@ def lower_bound(audited: UnderAudit, guesses: Guesses, delta: float, level: floa
     nothing is refuted. The bound is at least the claimed ε where the claim is refuted, and below it otherwise.
     """
     low, high = -_FARTHEST - 1, _FARTHEST + 1
-    middle = 0  # the claim itself, so that bound and verdict agree
+    middle = 0  # includes the claim itself, so that bound and verdict agree
     while high - low > 1:
         refuted = _is_refuted(audited, guesses, _factor(middle), delta, level)
         low, high = (middle, high) if refuted else (low, middle)
@@ -133,7 +133,7 @@ def expected_bound(audited: UnderAudit, done: Audit, delta: float, noise: float)
 
 
 def _is_refuted(audited: UnderAudit, guesses: Guesses, noise: float, delta: float, level: float) -> bool:
-    """Nothing is claimed, and so nothing is refuted, where the accountant gives no finite ε."""
+    """Return True if the claim is refuted; without a finite ε of the accountant there is no claim to refute."""
     if not isfinite(audited.epsilon(guesses.canaries, delta, noise)):
         return False
     return not is_possible(guesses, audited.curve(guesses.canaries, noise), level)

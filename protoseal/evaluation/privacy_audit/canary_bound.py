@@ -33,10 +33,10 @@ Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
 LEAST_P = 1e-30
-"""Smaller p-values are given as this."""
+"""Least p-value: smaller p-values are reported as this."""
 _ROUNDING = 1e-9
 _HALVINGS = 40
-"""Halvings of the range in which a p-value's logarithm is searched."""
+"""Number of halvings in the search of a p-value's logarithm."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,10 @@ class Guesses:
 
     def __post_init__(self) -> None:
         if not 0 <= self.right <= self.made <= self.canaries:
-            raise ValueError(f"{self.right} right of {self.made} guesses of {self.canaries} coins cannot be")
+            raise ValueError(
+                f"{self.right} right of {self.made} guesses of {self.canaries} coins is impossible: need 0 <= right "
+                "<= made <= canaries"
+            )
 
 
 def is_possible(guesses: Guesses, curve: TradeOff, probability: float) -> bool:
@@ -59,7 +62,7 @@ def is_possible(guesses: Guesses, curve: TradeOff, probability: float) -> bool:
     wrong = probability * (made - guesses.right) / max(1, guesses.canaries)
     for count in range(guesses.right - 1, -1, -1):
         needed = curve.least(right)
-        if needed <= wrong:  # nothing changes from here on
+        if needed <= wrong:  # no later term changes
             return True
         right += count / (made - count) * (needed - wrong)
         wrong = needed
@@ -106,7 +109,7 @@ def guesses_of(scores: Float, coins: Bool, made: int) -> Guesses:
     canaries.
     """
     if not 0 <= made <= scores.size:
-        raise ValueError(f"{made} guesses of {scores.size} coins")
+        raise ValueError(f"{made} guesses exceed the {scores.size} coins")
     order = np.argsort(scores, kind="stable")
     lowest, highest = order[: made // 2], order[order.size - (made - made // 2) :]
     right = int(coins[highest].sum()) + int((~coins[lowest]).sum())

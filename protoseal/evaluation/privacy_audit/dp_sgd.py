@@ -40,9 +40,9 @@ from secure_client.training.loop import run
 LENGTH = 100.0
 """Norm of a canary's gradient before it is clipped, over the clip."""
 _IN_ONE = 512
-"""Canaries of one training."""
+"""Number of canaries of one training."""
 _RECORDS = 2
-"""Records of a subject."""
+"""Number of records of a subject."""
 _BATCH = 128
 _CPU = torch.device("cpu")
 
@@ -96,7 +96,7 @@ class TrainingUnderAudit:
         classifier = nn.Linear(directions.shape[1], 1, bias=False)
         nn.init.zeros_(classifier.weight)
         schedule = _Watched(
-            lr=float(_BATCH),  # what a step is divided by
+            lr=float(_BATCH),  # the divisor of a step
             momentum=0.0,
             weight_decay=0.0,
             batch_size=_BATCH,
@@ -147,7 +147,7 @@ class _View:
 
 @dataclass(frozen=True, kw_only=True)
 class _Watched(Schedule):
-    """A schedule whose optimiser shows the weights after each step."""
+    """Schedule whose optimiser passes the weights to a view after each step."""
 
     view: _View = field(repr=False)
 

@@ -14,7 +14,7 @@ from protoseal.evaluation.privacy_audit.canary_bound import Bool, Float, Guesses
 from protoseal.evaluation.privacy_audit.trade_off import TradeOff
 
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64)
-"""Shares of the canaries that may be guessed."""
+"""Shares of the canaries that an audit may guess."""
 _FEWEST = 10
 _RARE = math.log(1e20)
 """Right guesses that the claimed noise gives less often than this leave a doubt. The bound counts coins alone; the
@@ -57,7 +57,7 @@ def best_guesses(canaries: int, curve: TradeOff, level: float, half: Sequence[Sc
 
     def quality(made: int) -> tuple[float, float]:
         refuting = fewest_refuting(canaries, made, curve, level)
-        # The second decides where half the noise is missed whatever is guessed: how near the guesses come.
+        # The second value decides if half the noise is always missed: the mean number of wrong guesses.
         return _missed(made, refuting, half), (_wrong(made, half) + 1) / max(1e-9, made - refuting + 1)
 
     return min(choices, key=quality)

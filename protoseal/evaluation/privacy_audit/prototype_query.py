@@ -45,9 +45,9 @@ from protoseal.evaluation.privacy_audit.trade_off import TradeOff, composed_trad
 LENGTH = 100.0
 """Norm of a canary's features, over the clip."""
 _AT_ONCE = 1000
-"""Canaries that are added together."""
+"""Number of canaries that are added in one batch."""
 _CLASSES, _RECORDS = 2, 3
-"""Classes of a subject, and its records in each."""
+"""Number of classes of a subject, and of its records in each class."""
 _PARTS, _BLOCKS = 4, 8
 """Parts of the coordinates, and of the releases, that scores weigh against each other."""
 _CANARIES_OF_A_NUMBER = 500

@@ -24,7 +24,7 @@ _NORMAL = NormalDist()
 _ROUNDING = 1e-9
 """The relative margin by which curves are lowered: far more than float64 loses in any value."""
 _LINES = 1000
-"""Pairs (ε, δ) by which a curve is drawn."""
+"""Number of pairs (ε, δ) that define a curve."""
 _LEAST_DELTA = 1e-10
 """Pairs with a smaller δ are left out, which lowers a curve by less than that."""
 
@@ -81,7 +81,7 @@ class PairsTradeOff:
         """Return g(``probability``)."""
         slopes: NDArray[np.float64] = self.__dict__["_slopes"]
         offsets: NDArray[np.float64] = self.__dict__["_offsets"]
-        shrunk = probability * (1 - _ROUNDING)  # so that what e^ε does to the last digits raises nothing
+        shrunk = probability * (1 - _ROUNDING)  # so that rounding of e^ε cannot raise the curve
         return max(0.0, float((slopes * shrunk + offsets).max()) * (1 - _ROUNDING))
 
 
@@ -89,7 +89,7 @@ def composed_trade_off(composed: Composed) -> TradeOff:
     """Return the curve of a history of releases and training, as far as the accountant knows it.
 
     Releases alone have a closed form. With DP-SGD the curve is that of the pairs (ε, δ(ε)) that privacy loss
-    distributions give, which are never too small; a history that counts as more ε than can be told has the curve 0.
+    distributions give, which are never too small; a history without a finite ε has the curve 0.
     """
     slack = composed.slack()
     if not composed.training:

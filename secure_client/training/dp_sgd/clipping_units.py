@@ -41,11 +41,11 @@ class Subjects:
         _, self._starts, self._counts = found
         self.number = len(self._starts)
         self._held: Tensor | None = None
-        self._come([])
+        self._start_units([])
 
     def records(self, chosen: Sequence[int]) -> list[int]:
         """Return all records of the chosen subjects, one subject after the other."""
-        self._come(chosen)
+        self._start_units(chosen)
         spans = ((self._starts[each], self._counts[each]) for each in chosen)
         return [record for start, count in spans for record in self._order[start : start + count].tolist()]
 
@@ -64,7 +64,7 @@ class Subjects:
         counts = torch.from_numpy(self._of_chosen[coming[0] :][: len(complete)]).to(rows.device)
         return complete / counts.unsqueeze(1)
 
-    def _come(self, chosen: Sequence[int]) -> None:
+    def _start_units(self, chosen: Sequence[int]) -> None:
         """Start with the first record of the first chosen subject."""
         self._of_chosen = self._counts[list(chosen)]
         self._coming = np.repeat(np.arange(len(chosen)), self._of_chosen)

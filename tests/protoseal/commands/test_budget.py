@@ -197,7 +197,7 @@ def test_subjects_of_a_sites_own_data_are_counted_class_by_class(tmp_path: Path)
     assert "one of 9 records" in refusal(*arguments, "--delta", 0.12)
     assert "one site's data" in refusal(*arguments, "--unit", "site")
     np.savez(file, x_train=np.zeros((9, 4)), y_train=labels)
-    assert "does not say whose its records are" in refusal(*arguments, "--unit", "subject")
+    assert "has no subjects" in refusal(*arguments, "--unit", "subject")
 
 
 def test_the_unit_is_the_agreements_unless_another_is_asked_about(tmp_path: Path) -> None:

@@ -169,10 +169,10 @@ def test_delta_is_held_against_all_records_of_a_site(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--epsilon", 3), "say by --solve which to find"),
-        (("--solve", "epsilon", "--epsilon", 3), "--epsilon is given, and --solve asks for it"),
-        (("--solve", "releases"), "say by --solve which to find"),
-        (("--records", "50", "--counts-of", "digits"), "give one"),
+        (("--epsilon", 3), "compute by --solve"),
+        (("--solve", "epsilon", "--epsilon", 3), "--epsilon is both given and the target of --solve"),
+        (("--solve", "releases"), "compute by --solve"),
+        (("--records", "50", "--counts-of", "digits"), "give only one"),
         (("--counts-of", "npz:missing.npz"), "missing.npz"),
         (("--counts-of", "digits"), "class"),
     ],

@@ -220,8 +220,8 @@ def test_audit_plays_or_names_each_agreed_setting(
         (("--canaries", 500, "--guesses", 501), "more than --canaries"),
         (("--noise-multiplier", 1e-12), "steps"),
         (("--confidence", 1), "range"),
-        (("--noise-multiplier", 0.01), "nothing to refute"),
-        (("--delta", 1e-13), "nothing to refute"),
+        (("--noise-multiplier", 0.01), "too small for a finite claimed"),
+        (("--delta", 1e-13), "too small for a finite claimed"),
     ],
 )
 def test_audit_refuses_impossible_arguments(arguments: tuple[object, ...], told: str) -> None:

@@ -78,7 +78,7 @@ def test_controls_run_beside_it_on_the_same_data(one_seed: OneSeed) -> None:
 def test_progress_tells_of_every_round_at_every_site(one_seed: OneSeed) -> None:
     _, _, rounds = one_seed
     for method in (Method.PFPL, Method.LOCAL, Method.SELF):
-        told = [(each.round, sorted(each.told)) for each in rounds.completed if each.method is method]
+        told = [(each.round, sorted(each.reports)) for each in rounds.completed if each.method is method]
         assert told == [(number, ["site-1", "site-2", "site-3"]) for number in (1, 2)]
     assert {each.seed for each in rounds.completed} == {0}
 

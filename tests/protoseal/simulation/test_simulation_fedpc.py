@@ -124,7 +124,7 @@ def test_every_full_method_leaves_its_sites_and_tells_of_its_rounds(fedpc: Fedpc
         for site in result.sites:
             assert (site_folder(folder, site.name) / "model.safetensors").exists()
             assert read_prototypes(site_folder(folder, site.name)).has_personal.any()
-    told = [each.method for each in rounds.completed for _ in each.told]
+    told = [each.method for each in rounds.completed for _ in each.reports]
     assert [told.count(method) for method in (Method.FEDPC, Method.AVERAGE)] == [SITES * ROUNDS] * 2
 
 

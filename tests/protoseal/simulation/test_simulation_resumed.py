@@ -165,11 +165,11 @@ class Runs(Watcher):
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, str, bool]] = []
-        self.told: list[tuple[str, int, int]] = []
+        self.reports: list[tuple[str, int, int]] = []
 
     def on_completed(self, completed: Completed) -> None:
         """Noted."""
-        self.told.append((completed.method.value, completed.round, len(completed.told)))
+        self.reports.append((completed.method.value, completed.round, len(completed.reports)))
 
     def on_run(self, ended: Ended) -> None:
         """Noted."""
@@ -193,7 +193,7 @@ def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
         with pytest.raises(Killed):
             simulate(config_for(out, method=method, compare=()))
     simulate(config_for(out, method=method, compare=()), runs)
-    assert runs.told == [(method, number, SITES) for number in (2, 3)]
+    assert runs.reports == [(method, number, SITES) for number in (2, 3)]
 
 
 @pytest.mark.full
