@@ -59,7 +59,7 @@ _SHARPER = 1.02
 _TURNS = np.array([1.0, -1.0, 1.0, 1.0])
 """Signs of a canary's features in parts of the coordinates, and in blocks of releases."""
 _SAME, _REPEATS = 1e-9, 10
-"""So many scores that differ by less than this are equal. Noise of 2^20 steps gives no three that are."""
+"""Difference below which scores are equal, and the number of equal scores that shows missing noise."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Layers of several sites' networks at once, with gradients.
 
-A batch of S sites is (S·B, …), site after site. Parameters are stacked, (S, *shape). Nothing of one site enters
-another's sums.
+A batch of S sites is (S·B, …), site after site. Parameters are stacked, (S, *shape). No value of one site enters
+another site's sums.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Values = Mapping[str, Tensor]
 
 
 class CannotStack(Exception):
-    """The network has a layer, or does something, that is not known to work on stacked sites."""
+    """The network has a layer or an operation that is not known to work on stacked sites."""
 
 
 class StackedLayer(nn.Module):
-    """A layer whose parameters are given from outside, stacked, for the sites of the moment."""
+    """Layer with stacked parameters of the current sites, which its caller sets."""
 
     sites: int
 
@@ -31,7 +31,7 @@ class StackedLayer(nn.Module):
         self.names = (*layer._parameters, *layer._buffers)
 
     def set(self, values: Values, prefix: str, sites: int) -> None:
-        """Use the values whose names begin with ``prefix``; what the layer was made without is None."""
+        """Use the values whose names begin with ``prefix``; a parameter that the layer lacks is None."""
         self.sites = sites
         for name in self.names:
             setattr(self, name, values.get(prefix + name))
@@ -59,12 +59,12 @@ class StackedLinear(StackedLayer):
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply each site's own weights to its inputs."""
         if inputs.ndim != 2:
-            raise CannotStack(f"a linear layer on inputs of {inputs.ndim} dimensions")
+            raise CannotStack(f"a linear layer with inputs of {inputs.ndim} dimensions")
         return cast("Tensor", _Products.apply(self.apart(inputs), self.weight, self.bias)).flatten(0, 1)
 
 
 class _Products(torch.autograd.Function):
-    """x·Wᵀ + b of (S, B, f) and (S, g, f), with gradients laid out as what they are of: autograd's own are not."""
+    """Product x·Wᵀ + b of (S, B, f) and (S, g, f), with gradients in their operands' layout, unlike autograd's."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -86,7 +86,7 @@ class _Products(torch.autograd.Function):
 
 
 class StackedConvolution(StackedLayer):
-    """S convolutions, with pooling and a ReLU if asked for: on a CPU one by one, else as one of S times the groups."""
+    """S convolutions, with optional pooling and ReLU: one by one on a CPU, else as one with S times the groups."""
 
     weight: Tensor
     bias: Tensor | None
@@ -97,7 +97,7 @@ class StackedConvolution(StackedLayer):
         super().__init__(layer)
         self.pool, self.relu = None, False
         if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-            raise CannotStack("a convolution padded by other than a number of zeros")
+            raise CannotStack("a convolution with other padding than a number of zeros")
         self.settings = layer.stride, layer.padding, layer.dilation, layer.groups
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class StackedConvolution(StackedLayer):
 
 
 class _SiteBySite(torch.autograd.Function):
-    """A convolution, pooling and ReLU of (S·B, C, H, W), site by site, so that what lies between stays in the cache."""
+    """Convolution, pooling and ReLU of (S·B, C, H, W), site by site, so that intermediate values stay in the cache."""
 
     @staticmethod
     def forward(
@@ -127,7 +127,7 @@ class _SiteBySite(torch.autograd.Function):
         for site, batch in enumerate(inputs.chunk(layer.sites)):
             own = None if bias is None else bias[site]
             result = torch.conv2d(batch, weight[site], own, *layer.settings)
-            ctx.between = result if layer.pool else None  # its shape and layout alone are wanted
+            ctx.between = result if layer.pool else None  # only its shape and layout are used
             if layer.pool is not None:
                 result, place = torch.ops.aten.max_pool2d_with_indices(result, *_pooling(layer.pool))
                 places.append(place)
@@ -168,7 +168,7 @@ class _SiteBySite(torch.autograd.Function):
 
 
 def _before_relu(gradient: Tensor, result: Tensor | None) -> Tensor:
-    """Return the gradient before a ReLU that made ``result``; without a result there was no ReLU."""
+    """Return the gradient before the ReLU with output ``result``; None means no ReLU."""
     return gradient if result is None else torch.ops.aten.threshold_backward(gradient, result, 0)
 
 
@@ -209,7 +209,7 @@ class StackedBatchNorm(StackedLayer):
 
 
 class StackedGroupNorm(StackedLayer):
-    """Group normalisation, which looks at one sample, then each site's own factors and sums."""
+    """Group normalisation of single samples, followed by each site's own scale and shift."""
 
     weight: Tensor | None
     bias: Tensor | None

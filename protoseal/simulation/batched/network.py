@@ -1,8 +1,8 @@
 """Batched network: computes what several sites' networks of one architecture compute, each on its own inputs.
 
-A batch of S sites is (S·B, …), site after site, where one site's would be (B, …). What works sample by sample (ReLU,
-pooling, sums, flattening) stays as it is; a linear layer multiplies S matrices at once; convolutions and batch
-normalisation treat the sites' channels side by side. Nothing of one site enters another's sums.
+A batch of S sites is (S·B, …), site after site, where one site's would be (B, …). Operations on single samples (ReLU,
+pooling, sums, flattening) are unchanged; a linear layer multiplies S matrices at once; convolutions and batch
+normalisation treat the sites' channels side by side. No value of one site enters another site's sums.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ STACKED: Mapping[type[nn.Module], Callable[[Any], StackedLayer]] = {
     nn.BatchNorm2d: StackedBatchNorm,
     nn.GroupNorm: StackedGroupNorm,
 }
-"""Layers that become one of S sites'."""
+"""Layers that are replaced by one layer for S sites."""
 UNCHANGED = frozenset(
     {nn.Identity, nn.Flatten, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d}
     | {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh}
 )
-"""Layers without parameters that work sample by sample."""
+"""Layers without parameters that act on single samples."""
 CONTAINERS = frozenset({nn.Sequential, nn.ModuleDict, SplitModel, DualBranch, Projected})
-"""Networks that hand tensors from layer to layer and do nothing themselves but what works sample by sample."""
+"""Networks whose ``forward`` only passes tensors between layers and applies functions of single samples."""
 PUBLIC = frozenset({PublicProjection, Scattering})
-"""Layers that work sample by sample, by numbers that follow from their settings and are the same at all sites."""
+"""Layers that act on single samples with constants from their settings, equal at all sites."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def _containers() -> frozenset[type[nn.Module]]:
     """Return :data:`CONTAINERS`, with torchvision's once any code has imported torchvision."""
-    if "torchvision" not in sys.modules:  # a network of its kinds cannot be there
+    if "torchvision" not in sys.modules:  # without the import no such network exists
         return CONTAINERS
     from secure_client.models import photo_networks  # noqa: PLC0415 (torchvision takes seconds to import)
 
@@ -83,7 +83,7 @@ def signature(module: nn.Module) -> object:
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, object], ...]:
-    """Return a layer's public numbers and words."""
+    """Return a layer's public settings: numbers and texts."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     del public["training"]
     for name, value in public.items():
@@ -96,7 +96,7 @@ def _settings(module: nn.Module) -> tuple[tuple[str, object], ...]:
 class Stack:
     """The parameters and buffers of S models of one :func:`signature`, and one network that computes with them.
 
-    Takes copies, so that the models stay as they were until :meth:`unload`.
+    The values are copied, so that the models stay unchanged until :meth:`unload`.
     """
 
     def __init__(self, models: Sequence[PrototypeModel]) -> None:
@@ -123,7 +123,7 @@ class Stack:
         return views
 
     def use(self, rows: Values) -> None:
-        """Compute with these rows from now on."""
+        """Use these rows in later computations."""
         sites = len(next(iter(rows.values())))
         for prefix, layer in self._layers:
             layer.set(rows, prefix, sites)
@@ -133,10 +133,10 @@ class Stack:
         """Return the sites' outputs, each (S, B, …), in training mode, for inputs (S, B, …)."""
         given = outputs_of(self._network, _samples(inputs))
         parts = (None if each is None else each.reshape(self._sites, -1, each.shape[1]) for each in given)
-        return Outputs(*parts)  # type: ignore[arg-type]  # None stays where it was
+        return Outputs(*parts)  # type: ignore[arg-type] # None keeps its place
 
     def unload(self) -> None:
-        """Write the values back into the models, and leave these in training mode."""
+        """Write the values back into the models, which stay in training mode."""
         with torch.no_grad():
             for site, model in enumerate(self._models):
                 model.train()
@@ -145,12 +145,12 @@ class Stack:
 
 
 def _samples(inputs: Tensor) -> Tensor:
-    """(S, B, …) as (S·B, …); images with their channels innermost, which pooling is several times faster on."""
+    """Reshape (S, B, …) to (S·B, …); images get channels-last layout, on which pooling is several times faster."""
     samples = inputs.flatten(0, 1)
     if samples.ndim != 4:
         return samples
     images = torch.empty_like(samples, memory_format=torch.channels_last)
-    return images.copy_(samples)  # contiguous() leaves images of one channel as they are
+    return images.copy_(samples)  # contiguous() does not change images of one channel
 
 
 def _twin(module: nn.Module) -> nn.Module:
@@ -168,7 +168,7 @@ def _twin(module: nn.Module) -> nn.Module:
 def _reorder(layers: nn.Sequential) -> None:
     """Let a convolution do the max pooling and the ReLU that follow it, and a linear layer's ReLU overwrite its result.
 
-    A ReLU before the pooling may as well come after it: maxima and gradients are the same.
+    A ReLU may be moved from before the pooling to after it: maxima and gradients are the same.
     """
     for at, (before, layer) in enumerate(zip(layers, list(layers)[1:], strict=False)):
         if isinstance(before, StackedLinear) and type(layer) is nn.ReLU:

@@ -19,7 +19,7 @@ EPSILON = 1e-8
 
 
 class Steps(Protocol):
-    """State of S sites, of which consecutive ones take a step together."""
+    """Optimiser state of S sites; consecutive sites take a step together."""
 
     def step(self, leaves: Leaves, first: int, last: int) -> None:
         """Change the leaves, of sites ``first`` … ``last`` − 1, by their gradients; those without one stay."""
@@ -32,7 +32,7 @@ def fresh_steps(schedule: Schedule, parameters: Mapping[str, Tensor]) -> Steps:
 
 
 class _Sgd:
-    """Momentum starts at zero, from which torch's first step follows too."""
+    """SGD whose momentum starts at zero, which gives torch's first step too."""
 
     def __init__(self, schedule: Schedule, parameters: Mapping[str, Tensor]) -> None:
         self._schedule = schedule
@@ -54,7 +54,7 @@ class _Sgd:
 
 
 class _Adam:
-    """Sites may have taken different numbers of steps, so each has its own corrections of the averages' start."""
+    """Adam with bias corrections of each site, since sites may have taken different numbers of steps."""
 
     def __init__(self, schedule: Schedule, parameters: Mapping[str, Tensor]) -> None:
         self._schedule = schedule
@@ -82,5 +82,5 @@ class _Adam:
 
 
 def _beside(values: Tensor, leaf: Tensor) -> Tensor:
-    """One value for each site, (S′,), in a shape to multiply (S′, *shape) by."""
+    """Reshape one value for each site, (S′,), to multiply (S′, *shape)."""
     return values.to(leaf.dtype).view(-1, *(1,) * (leaf.ndim - 1))

@@ -1,11 +1,11 @@
 """Several sites' training of one architecture as one batched program, with the one-by-one loop's results.
 
-Sites train on their own, so their steps may be taken in any order between sites: in each epoch first the full batches,
-one of each site at a time, then the sites' short last ones. See :mod:`protoseal.simulation.batched.network` for the
+Sites train independently, so steps of different sites may have any order: in each epoch first the full batches, one of
+each site at a time, then the sites' short last batches. See :mod:`protoseal.simulation.batched.network` for the
 network.
 
-How many sites a program has decides how its sums are rounded. So a run that was killed in the middle of a round, and
-trains the sites that are left, comes to the same up to rounding; bit for bit it does so one by one.
+The number of sites in a program affects the rounding of its sums. A run that was killed in a round and then trains only
+the remaining sites therefore gives the same results up to rounding; training one by one gives them bit for bit.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from secure_client.training.job import Job, Losses, check_finite, has_batch_norm
 from secure_client.training.loop import run
 
 BLOCK_BYTES = 2**25
-"""Bytes of batches that are gathered from the sites' data at a time: 32 MiB."""
+"""Number of bytes of batches that are gathered from the sites' data at a time: 32 MiB."""
 
 CACHE_BYTES, MOST_ON_CPU = 2**25, 10
-"""On a CPU: parameters, gradients and momentum of the sites that train together, and the number of these sites."""
+"""Limits on a CPU: numbers of parameters, gradients and momentum of sites that train together, and of these sites."""
 GPU_BYTES = 2**33
-"""On a GPU: parameters, gradients and momentum of the sites that train together."""
+"""Limit on a GPU: number of parameters, gradients and momentum of sites that train together."""
 
 
 class Batching(StrEnum):
@@ -55,14 +55,14 @@ def run_together(
     The jobs are of different models, such as different sites' first stages of one round. Those with the same
     architecture, schedule, stage, loss, device and kind of guide train as one program, at most ``at_once`` of them, and
     on a CPU as many programs side by side as torch has threads, each with one thread. The others train one by one:
-    models with dropout or with layers that :mod:`protoseal.simulation.batched.network` does not know, data that are no
-    pair of tensors, and what trains by DP-SGD. Results are equal up to the order of sums in floating point.
+    models with dropout or with layers that :mod:`protoseal.simulation.batched.network` does not support, data that are
+    not a pair of tensors, and training by DP-SGD. Results are equal up to the order of sums in floating point.
 
     Raises :class:`TrainingError` when a loss is not finite, ``ValueError`` when two jobs have one model. After an error
-    some of the models are as they were, and others trained.
+    some models are unchanged and others are trained.
     """
     if len({id(job.model) for job in jobs}) < len(jobs):
-        raise ValueError("two jobs of one model cannot be run together: one follows the other")
+        raise ValueError("two jobs of one model cannot run together: run one after the other")
     if batching is Batching.NEVER:
         return [run(job) for job in jobs]
     losses: dict[int, Losses] = {}
@@ -75,8 +75,8 @@ def run_together(
 def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
     """Return the number of sites that train as one program.
 
-    On a GPU as many as leave room. On a CPU a step is faster only while the data that the optimiser reads and writes
-    stay in the cache, so sites with networks of some 1.4 million parameters and more train each by itself there
+    On a GPU the memory limits the number. On a CPU a step is faster only while the data that the optimiser reads and
+    writes stay in the cache, so networks of about 1.4 million parameters or more train one by one there
     (docs/adr/0011); ``always`` takes two of these at a time.
     """
     parameters = sum(each.numel() * each.element_size() for each in job.model.parameters())
@@ -96,7 +96,7 @@ def _groups(jobs: Sequence[Job], batching: Batching, at_once: int | None) -> Ite
         first = jobs[numbers[0]]
         most = at_once or sites_at_once(first, batching)
         programs, sides = -(-len(numbers) // most), _threads(first)
-        size = -(-len(numbers) // (-(-programs // sides) * sides))  # no thread has nothing to do
+        size = -(-len(numbers) // (-(-programs // sides) * sides))  # every thread has work
         ordered = sorted(numbers, key=lambda number: _batches_of(jobs[number]), reverse=True)
         yield from (ordered[start : start + size] for start in range(0, len(ordered), size))
 
@@ -106,7 +106,7 @@ def _threads(job: Job) -> int:
 
 
 def _side_by_side(groups: Sequence[list[Job]]) -> list[list[Losses] | None]:
-    """Return each group's losses; None for one that has to train one by one, which draws from torch's generator."""
+    """Return each group's losses; None for a group that must train one by one, which uses torch's generator."""
     threads = min([len(groups), *(_threads(jobs[0]) for jobs in groups)], default=1)
     if threads < 2:
         return [_as_one(jobs) if len(jobs) > 1 else None for jobs in groups]
@@ -115,17 +115,17 @@ def _side_by_side(groups: Sequence[list[Job]]) -> list[list[Losses] | None]:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(_as_one, groups))
     finally:
-        torch.set_num_threads(before)  # a thread's setting is also that of all threads to come
+        torch.set_num_threads(before)  # the setting also applies to threads that start later
 
 
 def _as_one(jobs: list[Job]) -> list[Losses] | None:
-    with suppress(CannotStack):  # found out before or in the first step, which changes copies only
+    with suppress(CannotStack):  # raised before or in the first step, which changes only copies
         return _Together(jobs).run()
     return None
 
 
 def _kind(job: Job, number: int) -> object:
-    """Equal for jobs that can be stacked; a job that cannot is like no other."""
+    """Return a key that is equal for jobs that can be stacked; other jobs get a unique key."""
     if not isinstance(job.source, TensorSource) or job.dp_sgd is not None:
         return number
     try:
@@ -142,7 +142,7 @@ def _kind(job: Job, number: int) -> object:
 
 
 def _batches_of(job: Job) -> tuple[int, int]:
-    """Return an epoch's full batches, and the samples in its last one when that has another size, else 0."""
+    """Return the number of an epoch's full batches, and the size of a shorter last batch, or 0."""
     return full_and_rest(len(job.source), job.schedule.batch_size, join_single=has_batch_norm(job.model))
 
 
@@ -174,7 +174,7 @@ class _Together:
         if any(job.dp_sgd is not None for job in jobs):
             raise CannotStack("training by DP-SGD")
         if not isinstance(self._job.source, TensorSource):
-            raise CannotStack("data that are read as they are needed")
+            raise CannotStack("data that are read on demand")
         self._stack = Stack([job.model for job in jobs])
         self._trained = self._stack.trainable & set(trained_parameters(self._job.model, self._job.trains))
         values = self._stack.values
@@ -206,7 +206,7 @@ class _Together:
         return [Losses(*row) for row in means.tolist()]
 
     def _take(self, step: _Step) -> Tensor:
-        """One step of some of the sites; their losses (S′, 3)."""
+        """Take one step of some sites; return their losses (S′, 3)."""
         leaves = self._leaves(step.first, step.last)
         terms = self._terms(self._stack.outputs(step.inputs), step)
         torch.autograd.backward(terms.total.sum())
@@ -247,7 +247,7 @@ class _Together:
 
 
 class _Feed:
-    """The sites' batches, in the orders that their seeds decide."""
+    """Source of the sites' batches, in the orders of their seeds."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._data = [cast("TensorSource", job.source).tensors for job in jobs]
@@ -262,7 +262,7 @@ class _Feed:
         self._block = max(1, BLOCK_BYTES // (batch_bytes * len(jobs)))
 
     def epoch(self) -> Iterator[_Step]:
-        """First the full batches, of as many sites at a time as have another; then those of other sizes."""
+        """Yield the full batches, of all sites that have another at a time, then the batches of other sizes."""
         orders = [
             torch.randperm(len(labels), generator=generator).to(self._device)
             for (_, labels), generator in zip(self._data, self._generators, strict=True)
@@ -272,7 +272,7 @@ class _Feed:
         yield from self._of_ends(orders)
 
     def _of_block(self, orders: list[Tensor], start: int) -> Iterator[_Step]:
-        """Batches ``start`` … ``start + block`` − 1, gathered at once."""
+        """Gather batches ``start`` … ``start + block`` − 1 at once."""
         size = self._size
         gathered = []
         for site, order in enumerate(orders):
@@ -287,7 +287,7 @@ class _Feed:
             yield _Step(0, len(active), inputs, labels)
 
     def _of_ends(self, orders: list[Tensor]) -> Iterator[_Step]:
-        """Yield the last batches that are not full: neighbours that have one of the same size take it together."""
+        """Yield the last, shorter batches; neighbouring sites with equal sizes share a step."""
         ends = [order[full * self._size :] for order, full in zip(orders, self._full, strict=True)]
         for length, sites in groupby(range(len(ends)), key=lambda site: len(ends[site])):
             if length:

@@ -304,7 +304,10 @@ def test_infinity_may_have_settings_of_its_own(tmp_path: Path) -> None:
         (["--epsilons", "inf", "--at-inf", "split=iid"], "another split has no meaning"),
         (["--epsilons", "inf", "--at-inf", "privacy.clip=3"], "privacy.clip cannot differ at ∞"),
         (["--epsilons", "inf", "--at-inf", "seeds=[7]"], "seeds cannot differ at ∞"),
-        (["--epsilons", "inf", "--at-inf", "nonsense"], "'--at-inf': 'nonsense' is not of the form SECTION.KEY=VALUE"),
+        (
+            ["--epsilons", "inf", "--at-inf", "nonsense"],
+            "'--at-inf': 'nonsense' is not of the form SECTION.KEY=VALUE",
+        ),
     ],
 )
 def test_infinity_is_to_be_of_the_same_records(tmp_path: Path, arguments: list[str], told: str) -> None:
