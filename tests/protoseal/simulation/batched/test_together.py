@@ -217,7 +217,7 @@ def test_one_site_diverges() -> None:
 
 def test_one_model_twice_is_refused() -> None:
     job = jobs_of(model_of())[0]
-    with pytest.raises(ValueError, match="one follows the other"):
+    with pytest.raises(ValueError, match="one after the other"):
         run_together([job, job])
 
 
