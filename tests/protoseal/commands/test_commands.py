@@ -175,7 +175,7 @@ def test_simulate_shows_a_bar_of_all_rounds_on_a_terminal_and_classes_apart_on_r
         (["--dataset", "mnist"], "data_root"),
         (["--split", "mixd:n=3"], "did you mean 'mixed'"),
         (["--method", "fedbdp"], "did you mean 'feddbp'"),
-        (["--method", "fedavg", "--compare", "self"], "fedavg has several or none for each class"),
+        (["--method", "fedavg", "--compare", "self"], "fedavg has several or none"),
         (["--models", "small-cnn,resnet10", "--compare", "fedper,local"], "fedper would average models"),
         (["--early-stopping", 2], "add val=0.1"),
         (["--batched", "sometimes"], "'auto', 'always' or 'never'"),

@@ -290,7 +290,7 @@ def test_extreme_scores_are_guessed() -> None:
     assert guesses_of(scores, coins, 4) == Guesses(6, 4, 2)
     assert guesses_of(scores, coins, 3) == Guesses(6, 3, 2)  # the odd one is for the highest
     assert guesses_of(scores, coins, 0) == Guesses(6, 0, 0)
-    with pytest.raises(ValueError, match="7 guesses of 6"):
+    with pytest.raises(ValueError, match="7 guesses exceed the 6"):
         guesses_of(scores, coins, 7)
 
 
