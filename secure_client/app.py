@@ -129,7 +129,7 @@ def check_out(config: SiteConfig, *, begun: bool) -> None:
         return
     owner = "an earlier start of this run, which has no state in state_dir"
     if not holds(config.out, config.agreement):
-        told = describe_owner(config.out, config.agreement)
+        owner = describe_owner(config.out, config.agreement)
     raise OtherRun(
         f"{config.out} holds the model of {owner}: give this run its own out, or move that model away"
     )

@@ -125,7 +125,7 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
         yield Several(watchers)
 
 
-def _tested(method: Method, told: Mapping[str, SiteRound]) -> str:
+def _tested(method: Method, reports: Mapping[str, SiteRound]) -> str:
     """Return the sites' mean accuracy as text, empty for a round without tests."""
     accuracy = mean(own_accuracy(method, each) for each in reports.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

@@ -269,7 +269,7 @@ class OneSeed:
         )
 
     def _completed(self, method: Method, run: HasOutcome, number: int) -> None:
-        told = {
+        reports = {
             site: each
             for site, log in run.outcome.sites.items()
             for each in log.rounds
