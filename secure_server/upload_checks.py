@@ -1,4 +1,9 @@
-"""Checks on what sites upload, before it is stored: an answer that fails one changes nothing."""
+"""Checks on what sites upload, before it is stored: an answer that fails one changes nothing.
+
+An upload is decoded and its values are checked once, as it arrives. The computation decodes the stored bytes again,
+one site's at a time, because keeping decoded uploads would take a round's memory, and does not repeat the checks: only
+checked bytes are stored. Reading a ciphertext includes the check of its form, so only ciphertexts pass that twice.
+"""
 
 from __future__ import annotations
 

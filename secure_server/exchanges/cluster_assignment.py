@@ -33,8 +33,8 @@ class ClusterAssignment:
     of_site: Mapping[str, Labels]
 
 
-def read_labels(numbers: Float, holds: Bool, most: int) -> Labels:
-    """Return the classes of a site's local prototypes, int64 (M,).
+def check_labels(numbers: Float, holds: Bool, most: int) -> None:
+    """Check the classes (M,) of a site's local prototypes.
 
     Raises :class:`MalformedError` unless the classes are in order, with 1 to ``most`` prototypes for each class that
     the site ``holds`` (K,) and none for other classes.
@@ -47,7 +47,6 @@ def read_labels(numbers: Float, holds: Bool, most: int) -> Labels:
         raise MalformedError("the classes of local prototypes differ from the classes that the site stated")
     if each.max(initial=0) > most:
         raise MalformedError(f"{each.max()} local prototypes of one class; at most {most} are agreed")
-    return labels
 
 
 def assign_clusters(agreement: Agreement, local: Mapping[str, LocalPrototypes]) -> ClusterAssignment:

@@ -36,7 +36,7 @@ class EncryptedClusters(OneStep):
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
         """Check an answer, as :meth:`secure_server.exchanges.base.Exchange.check` does."""
         if phase is Phase.DIRECTIONS:
-            self._directions.read(attempt, site, content)
+            self._directions.check(attempt, site, content)
         else:
             super().check(attempt, phase, site, content)
 

@@ -16,7 +16,7 @@ from secure_server.exchanges.cluster_assignment import (
     ClusterAssignment,
     LocalPrototypes,
     assign_clusters,
-    read_labels,
+    check_labels,
     result_of,
 )
 from secure_server.exchanges.group_results import for_members
@@ -29,7 +29,12 @@ class PlainClusters(OneStep):
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
         """Raise :class:`MalformedError` for values that masked sums would not carry, or prototypes of other classes."""
-        local, vector = self._read(payload, site, attempt)
+        _, classes, samples, _ = _arrays(payload)
+        cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
+        check_labels(classes, cohort.holds[cohort.index(site)], self._agreement.clustering.most_local)
+        if (whole_numbers(samples, self._most_counted + 1) < 1).any():
+            raise MalformedError("a local prototype stands for no sample: each must count at least one")
+        local, vector = _read(payload)
         _check_rows(local.rows, self._agreement.norm_bound)
         self._check_counts(local)
         check_weight(float(vector[-1]), self._agreement.averaging.most_samples)
@@ -41,7 +46,7 @@ class PlainClusters(OneStep):
         (group,) = attempt.groups
         local, model = {}, np.zeros(self._agreement.layout.length)
         for site in group:
-            local[site], vector = self._read(self.payload(attempt, site), site, attempt)
+            local[site], vector = _read(self.payload(attempt, site))
             model += vector
         found = assign_clusters(
             self._agreement, {site: LocalPrototypes(each.rows, each.labels) for site, each in local.items()}
@@ -57,24 +62,27 @@ class PlainClusters(OneStep):
         ]
         return Contribution(*(np.sum(parts, axis=0) for parts in zip(*each, strict=True)))
 
-    def _read(self, payload: Payload, site: str, attempt: Attempt) -> tuple[LocalClusters, Float]:
-        """Return the site's prototypes and the vector (p + q + 1,), both of the agreed form."""
-        if payload.scheme != SCHEME:
-            raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
-        rows, classes, samples, vector = payload.arrays
-        cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
-        own = self._agreement.clustering
-        labels = read_labels(classes, cohort.holds[cohort.index(site)], own.most_local)
-        most = own.most_counted(self._agreement.averaging.most_samples)
-        counts = whole_numbers(samples, most + 1)
-        if (counts < 1).any():
-            raise MalformedError("a local prototype stands for no sample: each must count at least one")
-        return LocalClusters(rows, labels, counts), vector
+    @property
+    def _most_counted(self) -> int:
+        return self._agreement.clustering.most_counted(self._agreement.averaging.most_samples)
 
     def _check_counts(self, local: LocalClusters) -> None:
-        most = self._agreement.clustering.most_counted(self._agreement.averaging.most_samples)
+        most = self._most_counted
         if np.bincount(local.labels, weights=local.counts).max(initial=0.0) > most:
             raise MalformedError(f"a class has more than {most} samples, the agreed maximum")
+
+
+def _arrays(payload: Payload) -> tuple[Float, Float, Float, Float]:
+    if payload.scheme != SCHEME:
+        raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
+    rows, classes, samples, vector = payload.arrays
+    return rows, classes, samples, vector
+
+
+def _read(payload: Payload) -> tuple[LocalClusters, Float]:
+    """Return the prototypes and the vector (p + q + 1,) of a payload whose classes and counts were checked."""
+    rows, classes, samples, vector = _arrays(payload)
+    return LocalClusters(rows, classes.astype(np.int64), samples.astype(np.int64)), vector
 
 
 def _check_rows(rows: Float, bound: float) -> None:

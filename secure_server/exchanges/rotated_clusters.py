@@ -12,6 +12,7 @@ import numpy as np
 from agreement import Agreement
 from agreement.cohorts import group_cohort
 from agreement.payload_forms import directions_form
+from algorithms.gram import Float
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.rotation import SCHEME
 from crypto.row_checks import NORM_SLACK
@@ -20,7 +21,7 @@ from protoseal_wire.assignment import AssignedClusters, clusters_of
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
 from secure_server.exchanges.base import Attempt, AttemptCache
-from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters, read_labels
+from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters, check_labels
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,30 @@ class Directions:
         return self._assignment.of((attempt.key, senders), lambda: self._assigned(attempt, senders))
 
     def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> EncodedAssignment:
-        local = {site: self.read(attempt, site, attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
+        local = {site: self._read(attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
         found = assign_clusters(self._agreement, local)
         assignment = Assignment(
             tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
         )
         return EncodedAssignment(codec.encode_assignment(assignment), clusters_of(assignment))
 
-    def read(self, attempt: Attempt, site: str, content: bytes) -> LocalPrototypes:
-        """Return a site's rotated rows and their classes; raise :class:`MalformedError` for an invalid upload."""
+    def check(self, attempt: Attempt, site: str, content: bytes) -> None:
+        """Raise :class:`MalformedError` unless a site's upload is rotated rows of length 1 and their classes."""
+        rows, classes = self._decoded(content)
+        cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
+        check_labels(classes, cohort.holds[cohort.index(site)], self._agreement.clustering.most_local)
+        norms = np.linalg.norm(rows, axis=1)
+        if (np.abs(norms - 1.0) > NORM_SLACK).any():
+            raise MalformedError("a direction does not have length 1")
+
+    def _read(self, content: bytes) -> LocalPrototypes:
+        """Return the rotated rows and classes of an upload that was checked."""
+        rows, classes = self._decoded(content)
+        return LocalPrototypes(rows, classes.astype(np.int64))
+
+    def _decoded(self, content: bytes) -> tuple[Float, Float]:
         payload = codec.decode_payload(content, self._limits, directions_form(self._agreement))
         if payload.scheme != SCHEME:
             raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
         rows, classes = payload.arrays
-        cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
-        holds, most = cohort.holds[cohort.index(site)], self._agreement.clustering.most_local
-        labels = read_labels(classes, holds, most)
-        norms = np.linalg.norm(rows, axis=1)
-        if (np.abs(norms - 1.0) > NORM_SLACK).any():
-            raise MalformedError("a direction does not have length 1")
-        return LocalPrototypes(rows, labels)
+        return rows, classes
