@@ -32,7 +32,7 @@ class Base:
     def __post_init__(self) -> None:
         if self.averaged.ndim != 1 or not np.isfinite(self.averaged).all():
             raise ValueError(
-                f"the averaged part, of shape {self.averaged.shape}, is not a vector of finite numbers"
+                f"the averaged part, of shape {self.averaged.shape}, is not a vector, or has values that are not finite"
             )
         self.guide()  # runs its checks
 
