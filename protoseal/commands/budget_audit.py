@@ -123,7 +123,7 @@ def audit_prototypes(
     """
     from privacy.mechanisms.grid import share_of
     from privacy.mechanisms.prototype_query import PrototypeQuery
-    from protoseal.commands.budget_audit_inputs import Releasing, releasing_of
+    from protoseal.commands.budget_inputs import Releasing, releasing_of
     from protoseal.evaluation.privacy_audit.prototype_query import QueryUnderAudit
 
     agreed = Releasing(NOISE, 1, 1.0) if file is None else releasing_of(file, dim)
@@ -181,7 +181,7 @@ def audit_training(
     """
     from agreement import DpSgdSection
     from agreement.toml_loading import validate
-    from protoseal.commands.budget_audit_inputs import Training, training_of
+    from protoseal.commands.budget_inputs import Training, training_of
     from protoseal.evaluation.privacy_audit.dp_sgd import TrainingUnderAudit
 
     usual = Training(DpSgdSection(**TRAINING), EPOCHS, ROUNDS)
@@ -270,7 +270,7 @@ def _as_json(asked: _Asked, found: _Found) -> dict[str, object]:
 
 
 def _in_words(asked: _Asked, found: _Found) -> str:
-    from protoseal.commands.budget_plan_inputs import NO_GUARANTEE
+    from protoseal.commands.budget_inputs import NO_GUARANTEE
 
     plan, guesses = found.done.plan, found.done.guesses
     expected = found.expected

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from protoseal.commands.bench_options import COUNT, FILE, counts
 from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, agreement_option
-from protoseal.commands.budget_plan_output import answer, draw, show
-from protoseal.commands.budget_plan_query import CLASSES, CLIP, DIM, SOLVED, UNITS, question
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
+
+if TYPE_CHECKING:
+    from privacy.accounting.budget_plan import Plan, Query
+    from privacy.accounting.events import DpSgd
+    from protoseal.commands.budget_inputs import Agreed
+
+SOLVED = {"epsilon": "--epsilon", "count": "--releases", "noise": "--noise-multiplier"}
+CLIP, DIM, CLASSES = 1.0, 512, 10
+UNITS = ("record", "subject", "site")
+DRAWN_RELEASES = (1, 10, 100)
+DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 @click.command("plan", epilog=example("protoseal budget plan --epsilon 3 --releases 10"))
@@ -104,3 +119,266 @@ def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
         click.echo(json.dumps(found, indent=2, allow_nan=False))
         return
     show(found)
+
+
+@dataclass(frozen=True)
+class Question:
+    """``given`` is what :func:`privacy.accounting.budget_plan.plan` is given, with None for ``wanted``, which it finds.
+
+    ``sizes`` are of classes, by their names where these are known (``named``), or by themselves.
+    """
+
+    query: Query
+    delta: float
+    training: DpSgd | None
+    given: Mapping[str, Any]
+    wanted: str
+    agreed: Agreed | None
+    sizes: Mapping[str, int]
+    named: bool
+    warnings: tuple[str, ...]
+
+
+def question(
+    *,
+    epsilon: float | None,
+    delta: float,
+    count: int | None,
+    noise: float | None,
+    solve: str | None,
+    file: Path | None,
+    records: tuple[int, ...],
+    source: str | None,
+    data_root: Path | None,
+    sampling_rate: float | None,
+    dp_sgd_noise: float | None,
+    steps: int | None,
+    unit: str | None,
+    classes_of_one: int | None,
+    **query: Any,
+) -> Question:
+    """Return the question of the options, by the names of their arguments; ``query`` has those of the query.
+
+    Raises ``click.UsageError`` for options that clash, and the errors of
+    :func:`protoseal.commands.budget_inputs.read_agreed` and ``counts_of``.
+    """
+    from protoseal.commands.budget_inputs import Counted, counts_of, read_agreed
+
+    if source and records:
+        raise click.UsageError("--records and --counts-of both give the number of records: give only one")
+    agreed = None if file is None else read_agreed(file, query["classes"] or CLASSES)
+    given = {"epsilon": epsilon, "count": count, "noise": noise}
+    wanted = _to_find(given, solve, agreed)
+    unit = unit or (UNITS[0] if agreed is None else agreed.privacy.unit.value)
+    counted = Counted({}) if source is None else counts_of(source, data_root, agreed, unit)
+    named = counted.of_class
+    asked = _query(agreed, query, unit, classes_of_one or counted.classes_of_one)
+    groups = 1 if named else asked.classes // asked.classes_of_one
+    warnings = _of_delta(delta, (counted.units,) if named else records, unit, groups)
+    training = _training(sampling_rate, dp_sgd_noise, steps)
+    if training is None and agreed is not None:
+        training = agreed.training
+    if training is not None and unit == UNITS[-1]:
+        raise click.UsageError("DP-SGD samples records or subjects: it has no ε for one site")
+    return Question(
+        asked,
+        delta,
+        training,
+        given,
+        wanted,
+        agreed,
+        sizes={name: size for name, size in named.items() if size} or {str(size): size for size in records},
+        named=bool(named),
+        warnings=(*warnings, *(agreed.warnings() if agreed else ())),
+    )
+
+
+def key_of(option: str) -> str:
+    """Return the option's name as JSON has it."""
+    return option.strip("-").replace("-", "_")
+
+
+def _to_find(given: dict[str, Any], solve: str | None, agreed: Agreed | None) -> str:
+    """Return the option among ``given`` that is to be found; the agreement supplies others that are None."""
+    names = {key_of(option): name for name, option in SOLVED.items()}
+    missing = [name for name in given if given[name] is None]
+    wanted = names[key_of(solve)] if solve else missing[0] if len(missing) == 1 else None
+    if solve and wanted not in missing:
+        raise click.UsageError(f"--{solve} is both given and the target of --solve: leave one of the two out")
+    if agreed is not None:
+        own = {"count": agreed.agreement.releases, "noise": agreed.privacy.noise_multiplier}
+        given |= {name: value for name, value in own.items() if name in missing and name != wanted}
+    missing = [name for name in given if given[name] is None]
+    if len(missing) != 1:
+        more = (
+            "name the quantity to compute by --solve"
+            if agreed
+            else f"give all but one of {', '.join(SOLVED.values())}"
+        )
+        raise click.UsageError(more)
+    return missing[0]
+
+
+def _query(agreed: Agreed | None, given: dict[str, Any], unit: str, of_one: int | None) -> Query:
+    from privacy.accounting.budget_plan import Query
+    from privacy.mechanisms.grid import best_count_weight
+    from privacy.units import Unit
+
+    usual: dict[str, Any] = {"clip": CLIP, "dim": DIM, "classes": CLASSES}
+    if agreed is not None:
+        privacy, agreement = agreed.privacy, agreed.agreement
+        usual = {"clip": privacy.clip, "count_weight": privacy.count_weight}
+        usual |= {"dim": agreement.dim, "classes": agreement.most_cells}
+    query = usual | {name: value for name, value in given.items() if value is not None}
+    query["count_weight"] = query.get("count_weight") or best_count_weight(query["clip"], query["dim"])
+    most = 1 if unit == Unit.RECORD else query["classes"]
+    found = of_one or (most if unit == Unit.SITE else 1)
+    if found > most:
+        raise click.UsageError(f"--classes-of-one {found}: one {unit} has records of {most} classes at most")
+    return Query(**query, unit=Unit(unit), classes_of_one=found)
+
+
+def _training(rate: float | None, noise: float | None, steps: int | None) -> DpSgd | None:
+    from privacy.accounting.events import DpSgd
+
+    if rate is None and noise is None and steps is None:
+        return None
+    if rate is None or noise is None or steps is None:
+        raise click.UsageError("DP-SGD needs --sampling-rate, --dp-sgd-noise and --steps together")
+    return DpSgd(noise, rate, steps)
+
+
+def _of_delta(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:
+    """Return lines on data sets with ``groups`` times so many units; refuse a guarantee that one group voids."""
+    if not records:
+        whose = "sites of a run" if unit == "site" else f"{unit}s of the smallest data set"
+        return [f"δ = {delta:g} must be well below one over the {whose}: give --records"]
+    if delta >= 1 / min(records):
+        raise click.UsageError(
+            f"--delta {delta:g} allows to publish one of {min(records)} {unit}s as it is: stay well below"
+            f" {1 / min(records):.2g}"
+        )
+    whole = groups * max(records)
+    if delta >= 1 / whole:
+        of = f", {groups} times {max(records)}," if groups > 1 else ""
+        return [
+            f"δ = {delta:g} is no guarantee for a data set with {whole} {unit}s{of} or more: a site refuses it"
+        ]
+    return []
+
+
+def answer(asked: Question, made: Plan) -> dict[str, Any]:
+    """Return the plan as JSON; raise ``click.ClickException`` for a plan that no run could follow."""
+    agreed, counted = asked.agreed, asked.wanted == "count"
+    if counted:
+        _check_some(made, agreed)
+    found = _as_json(made, asked.sizes, named=asked.named)
+    found["solved_for"] = key_of(SOLVED[asked.wanted])
+    found["agreement"] = None if agreed is None else agreed.facts()
+    if counted and agreed is not None:
+        found["agreement"]["release_every"] = agreed.release_every(made.releases)
+    return found | {"warnings": [*asked.warnings, *_of_plan(made, tuple(sorted(set(asked.sizes.values()))))]}
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print an answer for people; warnings go to standard error, but for one that comes before all else."""
+    from protoseal.commands.budget_inputs import NO_GUARANTEE
+
+    if NO_GUARANTEE in found["warnings"]:
+        click.echo(NO_GUARANTEE)
+    allowed = f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g} for one {found['unit']}"
+    click.echo(allowed if found["solved_for"] == "epsilon" else f"{found['spent']:.4g} of {allowed}")
+    click.echo(f"{_releases(found['releases'])}, noise multiplier {found['noise_multiplier']:g}")
+    if found["dp_sgd"]:
+        trained = found["dp_sgd"]
+        click.echo(
+            f"{trained['steps']} steps of DP-SGD, noise multiplier {trained['noise_multiplier']:g},"
+            f" sampling rate {trained['sampling_rate']:g}"
+        )
+    if found["agreement"]:
+        agreed = found["agreement"]
+        run = f"{agreed['method']} under {agreed['protection']}, {agreed['rounds']} rounds"
+        click.echo(f"{run}: release_every = {agreed['release_every']}")
+    if found["errors"]:
+        _print_errors(found["errors"], found["unit"])
+    for warning in found["warnings"]:
+        if warning != NO_GUARANTEE:
+            click.echo(f"warning: {warning}", err=True)
+
+
+def draw(plot: Path, made: Plan, records: Sequence[int]) -> None:
+    """Draw the error over records, with a line for each of several numbers of releases, as SVG."""
+    from agreement.storage.atomic_files import write_text
+    from protoseal.bench.curves import growth_curves
+
+    over = sorted({*DRAWN_RECORDS, *records})
+    plans = [made.with_releases(each) for each in sorted({*DRAWN_RELEASES, made.releases} - {made.releases})]
+    lines = {
+        _releases(each.releases): [(float(count), each.error(count).relative) for count in over]
+        for each in sorted([*plans, made], key=lambda each: each.releases)
+    }
+    axes = f"{made.query.unit}s of a class", f"error of its mean, of the clip (ε = {made.epsilon:.3g})"
+    write_text(plot, growth_curves(*axes, lines))
+
+
+def _check_some(made: Plan, agreed: Agreed | None) -> None:
+    """Refuse a plan without any release, or with none that a run of the agreement could be."""
+    least, run = 1, ""
+    if agreed is not None:
+        least, run = agreed.fewest_releases, f", the fewest of a run of {agreed.agreement.method.value},"
+    if made.releases >= least:
+        return
+    cost, training = replace(made, releases=least).spent, " and DP-SGD" if made.training else ""
+    raise click.ClickException(
+        f"{_releases(least)}{run} with noise multiplier {made.noise_multiplier:g}{training} would cost"
+        f" {f'ε = {cost:.4g}' if isfinite(cost) else 'more than any ε'} at δ = {made.delta:g}, and {made.epsilon:g} is"
+        f" allowed: none fits. --releases {least} in place of the noise finds how much it takes"
+    )
+
+
+def _of_plan(made: Plan, records: tuple[int, ...]) -> list[str]:
+    rough = [str(error.records) for error in map(made.error, records) if not error.first_order]
+    unit = made.query.unit
+    few = f"the count's noise is over a third of {', '.join(rough)} {unit}s: such classes are often treated as absent"
+    return [few] if rough else []
+
+
+def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, Any]:
+    """``sizes`` of classes by their names, or without any (then by the sizes themselves)."""
+    if not isfinite(made.epsilon):
+        raise click.ClickException(
+            f"this costs more than any ε at δ = {made.delta:g}: add noise, or release less"
+        )
+    errors = {name: asdict(made.error(size)) for name, size in sizes.items()}
+    if not all(map(isfinite, (number for error in errors.values() for number in error.values()))):
+        raise click.ClickException(
+            f"errors are beyond any number with clip {made.query.clip:g} and count weight {made.query.count_weight:g}:"
+            " bring them nearer to 1, and to each other"
+        )
+    return {
+        "epsilon": made.epsilon,
+        "delta": made.delta,
+        "releases": made.releases,
+        "noise_multiplier": made.noise_multiplier,
+        "spent": made.spent,
+        "neighbours": "add or remove one",
+        **asdict(made.query),
+        "coordinates": made.query.coordinates,
+        "slack": asdict(made.slack),
+        "dp_sgd": None if made.training is None else asdict(made.training),
+        "errors": [({"class": name} if named else {}) | error for name, error in errors.items()],
+    }
+
+
+def _print_errors(errors: Sequence[Mapping[str, Any]], unit: str) -> None:
+    names = ["class"] if "class" in errors[0] else []
+    heads = (f"{unit}s of a class", "error of its mean", "of the clip", "of its count")
+    table = Table(*names, *heads, box=SIMPLE_HEAD)
+    for error in errors:
+        cells = (f"{error[name]:.3g}" for name in ("absolute", "relative", "count"))
+        table.add_row(*(error[name] for name in names), str(error["records"]), *cells)
+    Console().print(table)
+
+
+def _releases(count: int) -> str:
+    return f"{count} release" if count == 1 else f"{count} releases"
