@@ -16,6 +16,7 @@ from pathlib import Path
 DONE = (
     "agreement",
     "algorithms",
+    "benchmarks",
     "crypto",
     "privacy",
     "proto",

@@ -16,6 +16,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
 PACKAGES = {
     name: ROOT / "proto" / name if name == "protoseal_wire" else ROOT / name
     for name in SETTINGS["importlinter"]["root_packages"]
+    if name != "benchmarks"  # of the checkout alone
 }
 NAMES = {
     "agreement": """

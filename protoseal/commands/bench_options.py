@@ -62,9 +62,7 @@ def draw_growth(
 
     grown = [case.as_json() for case in cases if case.what["case"] == "growth"]
     if not grown:
-        raise click.UsageError(
-            "--plot draws the growth: give --growth at least one number, or leave --growth out"
-        )
+        raise click.UsageError("--plot draws how figures grow: give numbers to measure")
     lines = {
         label: [(float(str(case[over])), float(str(case[name]))) for case in grown]
         for name, label in curves.items()

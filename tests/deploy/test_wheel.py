@@ -30,8 +30,6 @@ from tests.support.marks import full_but
 EXTRAS = {"coordinator": frozenset[str](), "site": frozenset({"site"})}
 WITHOUT_TORCH = ("crypto", "protoseal_wire", "secure_server", "agreement")
 """Packages that a coordinator's installation has to import whole."""
-ELSEWHERE = {"protoseal.bench.flower_side": "flwr"}
-"""Modules that run in an environment of their own, and the import that they lack here."""
 _TRY = """
 import importlib, json, os, sys
 import click
@@ -158,7 +156,7 @@ def test_no_file_of_a_package_is_missing_in_the_wheel(wheel: Path) -> None:
 def test_every_module_is_imported_and_every_command_tells_its_help(installed: Installed, wheel: Path) -> None:
     seen: dict[str, Any] = json.loads(_run(installed.python, "-I", "-c", _TRY, json.dumps(_modules(wheel))))
     failed = {module: name for module, name in seen["failed"].items() if name not in installed.absent}
-    assert failed.items() <= ELSEWHERE.items()
+    assert failed == {}
     assert not [module for module in seen["failed"] if module.startswith(WITHOUT_TORCH)]
     assert {"protoseal client check", "protoseal server run"} <= set(seen["helps"])
     assert set(seen["helps"].values()) == {0}

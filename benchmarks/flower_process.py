@@ -1,4 +1,4 @@
-"""Flower's SecAgg+ in a Python of its own (:mod:`protoseal.bench.flower_side`), timed beside our pairwise masks."""
+"""Process that plays Flower's SecAgg+ in a Python of its own (:mod:`benchmarks.flower_worker`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Self
 from agreement.errors import UserError
 from protoseal.bench.record import Spent
 
-SCRIPT = Path(__file__).with_name("flower_side.py")
+SCRIPT = Path(__file__).with_name("flower_worker.py")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FlowerSettings:
     dropped: int
 
 
-class FlowerSide:
+class FlowerProcess:
     """A process that has played an exchange up to its end and repeats parts of it on demand.
 
     ``version`` of flwr; ``sent`` and ``received``: bytes of one site's contents in all stages. Raises

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from time import process_time
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agreement import Agreement, MaskingSection, Method, Protection
 from agreement.payload_forms import limits_of, result_form
-from protoseal.bench.pairwise_parties import Float
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal.simulation.site_pool import SiteTesting
 from protoseal_wire import codec
@@ -26,6 +26,7 @@ from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
 
+Float = NDArray[np.float64]
 SIDE = 8
 _NEVER = 10**6
 _NORM_BOUND = 10.0
@@ -69,29 +70,36 @@ class _Timed(DirectTransport):
     def download(self, work: Work) -> bytes:
         with self._round.in_coordinator():
             content = super().download(work)
-        self._round.count(self._site, work.key, content)
+        self._round.count(self._round.received_by, self._site, work.key, content)
         return content
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         with self._round.in_coordinator():
             super().upload(key, content)
-        self._round.count(self._site, key, content)
+        self._round.count(self._round.sent_by, self._site, key, content)
 
 
 class Round:
-    """Times and bytes of one round, by phase: the coordinator's seconds and those of each site that stayed."""
+    """Times and bytes of one round, by phase: the coordinator's seconds and those of each site that stayed.
 
-    def __init__(self) -> None:
+    Bytes are without the result's, which a plain sum has as well, and the set-up's. ``ring_bits`` and
+    ``fraction_bits`` are those of a masked word.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        fixed_point = agreement.fixed_point()
+        self.ring_bits, self.fraction_bits = fixed_point.ring_bits, fixed_point.fraction_bits[0]
         self.coordinator: defaultdict[Phase, float] = defaultdict(float)
         self.sites: defaultdict[Phase, list[float]] = defaultdict(list)
-        self.bytes_of: defaultdict[str, int] = defaultdict(int)
+        self.sent_by: defaultdict[str, int] = defaultdict(int)
+        self.received_by: defaultdict[str, int] = defaultdict(int)
         self.results: set[bytes] = set()
         self._spent = 0.0
 
-    def count(self, site: str, key: PhaseKey, content: bytes) -> None:
-        """Count bytes, except the result's, which a plain sum has as well, and the set-up's."""
+    def count(self, direction: defaultdict[str, int], site: str, key: PhaseKey, content: bytes) -> None:
+        """Add the bytes of ``content`` to those of one ``direction``, or keep the content if it is the result."""
         if key.round == 1 and key.phase is not Phase.RESULT:
-            self.bytes_of[site] += len(content)
+            direction[site] += len(content)
         elif key.round == 1 and len(content) > _ACKNOWLEDGED:
             self.results.add(content)
 
@@ -107,15 +115,28 @@ class Round:
         spent, self._spent = self._spent, 0.0
         return spent
 
+    def drop(self, site: str) -> None:
+        """Forget the bytes of a site that left."""
+        del self.sent_by[site], self.received_by[site]
+
     @property
-    def bytes(self) -> float:
-        """Sent and received by the median site that stayed."""
-        return statistics.median(self.bytes_of.values())
+    def sent(self) -> float:
+        """Bytes that the median site that stayed sent."""
+        return statistics.median(self.sent_by.values())
+
+    @property
+    def received(self) -> float:
+        """Bytes that the median site that stayed received."""
+        return statistics.median(self.received_by.values())
+
+    def site_step(self, phase: Phase) -> float:
+        """Return the median site's seconds in one phase."""
+        return statistics.median(self.sites[phase])
 
     @property
     def site_seconds(self) -> float:
         """Return the median site's seconds in all phases except PRESENCE, where it trains."""
-        return sum(statistics.median(of) for phase, of in self.sites.items() if phase is not Phase.PRESENCE)
+        return sum(self.site_step(phase) for phase in self.sites if phase is not Phase.PRESENCE)
 
     @property
     def coordinator_seconds(self) -> float:
@@ -136,7 +157,7 @@ def play(sites: int, classes: int, dim: int, dropped: int, masking: MaskingSecti
 
 
 def _round(federation: LocalFederation, leaving: set[str]) -> Round:
-    round_, sent = Round(), dict[str, Float]()
+    round_, sent = Round(federation.agreement), dict[str, Float]()
     for site in federation.sites:
         site.transport = _Timed(site.transport, round_)
         site.join()
@@ -153,7 +174,7 @@ def _round(federation: LocalFederation, leaving: set[str]) -> Round:
     if (only.attempt, only.abandoned) != (1, False):
         raise RuntimeError("the round did not come out at its first attempt")
     for name in leaving:
-        round_.bytes_of.pop(name)
+        round_.drop(name)
     _check_mean(federation.agreement, round_, list(sent.values()))
     return round_
 

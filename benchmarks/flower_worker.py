@@ -1,6 +1,6 @@
-"""Flower's SecAgg+ in one process, for ``protoseal bench pairwise`` to compare with: run by a Python that has flwr.
+"""Flower's SecAgg+ in one process, for :mod:`benchmarks.secagg` to compare with: run by a Python that has flwr.
 
-    PYTHON flower_side.py '{"sites": 50, "values": 51200, "shares": 50, "threshold": 34, "dropped": 15}'
+    PYTHON flower_worker.py '{"sites": 50, "values": 51200, "shares": 50, "threshold": 34, "dropped": 15}'
 
 Nothing of the protocol is written here. ``SecAggPlusWorkflow``'s four stages and ``secaggplus_mod`` talk to each other
 through :class:`_Grid`, which takes the network's place and counts the bytes of each message's content. Written to

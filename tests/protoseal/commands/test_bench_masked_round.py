@@ -1,7 +1,8 @@
-"""Whole masked rounds through sessions and the coordinator, as ``protoseal bench pairwise --sessions`` plays them."""
+"""Whole masked rounds through sessions and the coordinator, as ``protoseal bench pairwise`` plays them."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,15 +11,16 @@ import pytest
 import crypto.pairwise.shares
 import protoseal_wire.presence
 from agreement import Agreement, MaskingSection
-from protoseal.bench import pairwise_run
-from protoseal.bench.pairwise import Plan, measure
-from protoseal.bench.pairwise_parties import Float
-from protoseal.bench.pairwise_run import Round, play
+from protoseal.bench import masked_round
+from protoseal.bench.masked_round import Float, Round, play
+from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 
 STEPS = {Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT}
 COMPLETE = MaskingSection()
 SPARSE = MaskingSection(complete_up_to=6)
+BY_SITES = ("presence", "shares_made", "payload", "survivor_signature", "released_shares")
+SAME_FOR_ALL = ("round_start", "active_list", "survivor_set", "signed_survivors")
 
 
 @pytest.mark.parametrize("masking", [COMPLETE, SPARSE], ids=["complete", "sparse"])
@@ -28,24 +30,45 @@ def test_sixteen_sites_add_up_though_a_quarter_drops_out(masking: MaskingSection
     played = play(16, 2, 3, 4, masking)
     assert played.sites.keys() == played.coordinator.keys() == STEPS
     assert {phase: len(of) for phase, of in played.sites.items()} == dict.fromkeys(STEPS, 12)
-    assert len(played.bytes_of) == 12
+    assert len(played.sent_by) == len(played.received_by) == 12
+
+
+def test_bytes_are_those_of_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median site's bytes are those of all that sites and coordinator encode in round 1, by kind."""
+    sites, made = 5, defaultdict[str, list[int]](list)
+
+    def counting(kind: str) -> Callable[[Any], bytes]:
+        real = getattr(codec, f"encode_{kind}")
+
+        def encode(value: Any) -> bytes:
+            content: bytes = real(value)
+            made[kind].append(len(content))
+            return content
+
+        return encode
+
+    for kind in (*BY_SITES, *SAME_FOR_ALL, "received_shares"):
+        monkeypatch.setattr(codec, f"encode_{kind}", counting(kind))
+    played = play(sites, 2, 3, 0, COMPLETE)
+    sent = sum(sum(made[kind][:sites]) for kind in BY_SITES) / sites
+    shares = sum(made["received_shares"]) / len(
+        made["received_shares"]
+    )  # encoded as often as they are asked for
+    received = shares + sum(made[kind][0] for kind in SAME_FOR_ALL)
+    rest = sites * 2  # signatures are a byte longer or shorter from site to site
+    assert played.sent == pytest.approx(sent, abs=rest)
+    assert played.received == pytest.approx(received, abs=rest)
 
 
 def test_a_result_that_is_another_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pairwise_run._check_mean
+    real = masked_round._check_mean
 
     def over_one(agreement: Agreement, played: Round, rows: Sequence[Float]) -> None:
         real(agreement, played, rows[:1])
 
-    monkeypatch.setattr(pairwise_run, "_check_mean", over_one)
+    monkeypatch.setattr(masked_round, "_check_mean", over_one)
     with pytest.raises(RuntimeError, match="is not the mean"):
         play(4, 2, 3, 0, COMPLETE)
-
-
-def test_sessions_are_recorded_as_cases_of_their_own() -> None:
-    *_, case = measure(Plan(sites=4, classes=2, dim=3, dropped=1, repeats=1, growth=(), sessions=(8,)))
-    assert (case.what["case"], case.what["sites"], case.what["dropped"]) == ("sessions", 8, 2)
-    assert all(float(str(case.what[name])) > 0 for name in ("coordinator_seconds", "coordinator_unmask"))
 
 
 def test_each_signature_is_checked_once_by_whoever_goes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Benchmarks against other systems, run from a checkout; no part of what is installed."""
