@@ -46,11 +46,11 @@ from secure_server.membership import Members
 from secure_server.phase_requests import Requests
 from secure_server.round_log import (
     CoordinatorRound,
+    RoundReports,
     WaitLog,
     is_reported,
     log_failures,
     log_progress,
-    withheld_classes,
 )
 from secure_server.rounds import machine
 from secure_server.rounds.preconditions import check_protocol
@@ -92,7 +92,7 @@ class Coordinator:
         """
         self._agreement, self._rules, self._store = agreement, rules, store
         self._aggregator, self._background, self._clock = aggregator, background, clock
-        self._poll_seconds, self._on_round = poll_seconds, on_round
+        self._poll_seconds, self._reports = poll_seconds, RoundReports(agreement, on_round)
         self._limits = limits_of(agreement, len(rules.roster))
         self._members = Members(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
         self._requests = Requests(agreement, store, self._members, aggregator)
@@ -102,8 +102,6 @@ class Coordinator:
         self._job: Future[Done] | None = None
         self._ending = ShutdownWait(clock, rules.seconds(Stage.RESULT))
         self._waits = WaitLog(rules)
-        self._round_began = self._compute_began = time.perf_counter()
-        self._compute_seconds = 0.0
         stored = store.load()
         self._state = stored or machine.start(rules, clock())
         if stored:
@@ -249,7 +247,7 @@ class Coordinator:
             return
         if is_reported(before, after):
             # Report before storing: a coordinator killed in between reports the round twice, never not at all.
-            self._report(before, abandoned=machine.abandons(before, after))
+            self._reports.report(before, self._requests.attempt, abandoned=machine.abandons(before, after))
         self._store.save(after, statement=statement, upload=upload, results=results)
         self._state = after
         self._after(before, after)
@@ -284,7 +282,7 @@ class Coordinator:
         if after.stage not in (Stage.PLANNING, Stage.COMPUTING):
             self._drop_job()
         if after.round > before.round:
-            self._round_began, self._compute_seconds = time.perf_counter(), 0.0
+            self._reports.begin_round()
             self._store.prune(after.round)
         self._do_own_part()
         for callback in self._callbacks:
@@ -305,26 +303,6 @@ class Coordinator:
         if self._state.survivors and step_under_way:
             self._aggregator.plan(self._requests.attempt(self._state))
 
-    def _report(self, completed: State, *, abandoned: bool) -> None:
-        try:
-            self._on_round(self._figures(completed, abandoned))
-        except Exception:  # a log that cannot be written must not end the run
-            _log.exception("round %d could not be reported", completed.round)
-
-    def _figures(self, completed: State, abandoned: bool) -> CoordinatorRound:
-        attempt = self._requests.attempt(completed)
-        return CoordinatorRound(
-            round=completed.round,
-            attempt=completed.attempt,
-            sites=completed.participants,
-            withheld=withheld_classes(attempt, self._agreement),
-            aggregate_seconds=self._compute_seconds,
-            total_seconds=time.perf_counter() - self._round_began,
-            groups=attempt.groups,
-            abandoned=abandoned,
-            without=completed.without,
-        )
-
     def _keep_keys(self) -> None:
         """Write the uploaded evaluation keys of the group to the file that the protection reads."""
         if self._state.members and self._state.maker in self._state.verified:
@@ -333,7 +311,7 @@ class Coordinator:
                 self._aggregator.keep_keys(keys.evaluation_keys)
 
     def _start_job(self, work: Job) -> None:
-        self._compute_began = time.perf_counter()
+        self._reports.begin_aggregation()
         attempt = self._requests.attempt(self._state)
         if self._background is None:
             self._take_done(self._done_inline(work, attempt))
@@ -376,7 +354,7 @@ class Coordinator:
             )  # sites learn only that the aggregation failed
             self._step(machine.ComputeFailed())
             return
-        self._compute_seconds += time.perf_counter() - self._compute_began
+        self._reports.end_aggregation()
         done = job.result()
         if isinstance(done, machine.Planned):
             self._step(done)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,47 @@ def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
         cohorts = [cohort_of(attempt.active, agreement)]
     counts = np.sum([cohort.counts for cohort in cohorts], axis=0)
     return tuple(name for name, holders in zip(agreement.classes, counts, strict=True) if not holders)
+
+
+class RoundReports:
+    """Reports of ended rounds to ``on_round``, with the seconds of each round and of its aggregation."""
+
+    def __init__(self, agreement: Agreement, on_round: Callable[[CoordinatorRound], None]) -> None:
+        self._agreement, self._on_round = agreement, on_round
+        self._compute_began = time.perf_counter()
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Count the seconds of a round from now on."""
+        self._round_began, self._compute_seconds = time.perf_counter(), 0.0
+
+    def begin_aggregation(self) -> None:
+        """Count the seconds of a part of the aggregation from now on."""
+        self._compute_began = time.perf_counter()
+
+    def end_aggregation(self) -> None:
+        """Add the seconds since :meth:`begin_aggregation` to the round's."""
+        self._compute_seconds += time.perf_counter() - self._compute_began
+
+    def report(self, ended: State, attempt_of: Callable[[State], Attempt], *, abandoned: bool) -> None:
+        """Report the round that ``ended``; errors are logged and stop nothing."""
+        try:
+            self._on_round(self._figures(ended, attempt_of(ended), abandoned))
+        except Exception:  # a log that cannot be written must not end the run
+            _log.exception("round %d could not be reported", ended.round)
+
+    def _figures(self, ended: State, attempt: Attempt, abandoned: bool) -> CoordinatorRound:
+        return CoordinatorRound(
+            round=ended.round,
+            attempt=ended.attempt,
+            sites=ended.participants,
+            withheld=withheld_classes(attempt, self._agreement),
+            aggregate_seconds=self._compute_seconds,
+            total_seconds=time.perf_counter() - self._round_began,
+            groups=attempt.groups,
+            abandoned=abandoned,
+            without=ended.without,
+        )
 
 
 class WaitLog:
