@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,6 +28,8 @@ from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Spent
 from secure_client.privacy.value_bounds import PrototypeBounds, saturated
 from secure_client.protocol.journal import Journal
+from secure_client.site_model.checkpoints import Checkpoints
+from secure_client.site_model.exchanged_values import ExchangedValues
 from secure_client.site_model.prototype_targets import deciding_guide
 from secure_client.site_model.round_base import Base
 from secure_client.site_model.training_outcome import Trained
@@ -38,8 +39,6 @@ from secure_client.training.learner import Learner
 from secure_client.training.loop import run
 
 _log = logging.getLogger("protoseal.site")
-_STATE, _TARGETS, _BASE = "model", "targets", "base"
-_REMEMBERED = "remembered "
 
 
 class Trainee:
@@ -72,14 +71,13 @@ class Trainee:
     ) -> None:
         """Load the journal's state.
 
-        ``averaging`` has the bounds of the averaged part, if any. ``keeps_zeros`` keeps zero prototypes among several
-        of a class: zeros may follow from a decryption and must not show in the site's statement. With ``noisy``, the
-        prototypes, the present classes and the sample counts come from its releases, and scores are taken at these
-        prototypes: the records affect the site's stored values, messages and targets in no other way.
+        ``averaging`` has the bounds of the averaged part, if any. ``keeps_zeros`` is that of :class:`ExchangedValues`.
+        With ``noisy``, the prototypes, the present classes and the sample counts come from its releases, and scores are
+        taken at these prototypes: the records affect the site's stored values, messages and targets in no other way.
         """
-        self._learner, self._journal, self._bounds = learner, journal, bounds
-        self._averaging = averaging
-        self._keeps_zeros, self._noisy = keeps_zeros, noisy
+        self._learner, self._averaging, self._noisy = learner, averaging, noisy
+        self._checkpoints = Checkpoints(journal)
+        self._exchanged = ExchangedValues(learner, bounds, noisy, keeps_zeros=keeps_zeros)
         self.releases = None if noisy is None else noisy.releases
         self._trained: Trained | None = None
         self._base: Base | None = None
@@ -150,7 +148,7 @@ class Trainee:
             losses = self._kept(round_number, losses)
         self._began_with = {}
         # The release comes first: if no release is possible, no training is stored and no exact row is created.
-        self._trained = replace(self._described(round_number), losses=losses)
+        self._trained = replace(self._exchanged.of_round(round_number, self.base, self._guide), losses=losses)
         self._save_model()
 
     def _kept(self, round_number: int, losses: Losses | None) -> Losses | None:
@@ -257,8 +255,7 @@ class Trainee:
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:
         """Set the targets of later rounds: (K, d), valid where ``present`` (K,) is true."""
         self._guide = Targets.of(rows, present)
-        content = safetensors.numpy.save({"rows": np.ascontiguousarray(rows), "present": present})
-        self._journal.put(_TARGETS, round_number, content)
+        self._checkpoints.put_targets(round_number, rows, present)
 
     def take_base(self, round_number: int, base: bytes, rows: Float, has: Bool, averaged: Float) -> None:
         """Take the base of later rounds: the result of round ``round_number``, of hash ``base``.
@@ -290,7 +287,7 @@ class Trainee:
                 f"{len(taken.averaged)} averaged numbers do not fit the averaged part of this site's model"
             )
         self._base_round, self._base, self._guide = round_number, taken, taken.guide()
-        self._journal.put(_BASE, round_number, taken.to_bytes())
+        self._checkpoints.put_base(round_number, taken)
 
     def evaluate(self) -> Evaluation | None:
         """Evaluate on the site's own test set; the result stays at the site. By prototype only with personalised ones.
@@ -316,23 +313,16 @@ class Trainee:
 
     def remember(self) -> None:
         """Store a copy of the present state, replacing an earlier copy."""
-        for name in (_STATE, _TARGETS, _BASE):
-            stored = self._journal.get(name)
-            if stored is not None:
-                self._journal.put(_REMEMBERED + name, *stored)
+        self._checkpoints.remember()
 
     @property
     def remembered(self) -> int:
         """Trained round of the last call of :meth:`remember`; 0 without a call."""
-        stored = self._journal.get(_REMEMBERED + _STATE)
-        return 0 if stored is None else stored[0]
+        return self._checkpoints.remembered
 
     def go_back(self) -> None:
         """Restore the remembered state permanently, as the end of training."""
-        for name in (_STATE, _TARGETS, _BASE):
-            stored = self._journal.get(_REMEMBERED + name)
-            if stored is not None:
-                self._journal.put(name, *stored)
+        self._checkpoints.go_back()
         self._load()
 
     def _evaluated(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
@@ -376,43 +366,12 @@ class Trainee:
             case None:
                 return found
 
-    def _described(self, number: int) -> Trained:
-        """Return the exchanged values of the model: a release with noise, else from one exact pass."""
-        bare = Trained(number, self._learner.counts, self.base)
-        if self._noisy is None:
-            return self._exact(bare) if self._learner.exchanges_prototypes else bare
-        drawn = self._noisy.of_round(number, self._learner.embedded(), self._guide)
-        scores = self._scored(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)
-        return replace(bare, counts=drawn.counts, rows=drawn.rows, local=drawn.local, scores=scores)
-
-    def _exact(self, bare: Trained) -> Trained:
-        embedded = self._learner.embedded()
-        rows, counts = self._learner.prototypes(embedded)
-        scores = self._scored(lambda: self._learner.scores(embedded), rows)
-        local = contained(
-            lambda: self._learner.local_clusters(embedded),
-            lambda: _class_means(self._bounds.bounded(rows).rows, counts),
-            f"{self._learner.site}: clustering",
-        )
-        if local is None:
-            return replace(bare, rows=self._bounded(rows, bare.round), scores=scores)
-        # Only these are sent, so only their changes are logged; class means stay at the site.
-        few = self._bounds.few(local)
-        within = replace(few, rows=self._bounded(few.rows, bare.round))
-        sent = within if self._keeps_zeros else within.without_zeros()
-        return replace(bare, rows=self._bounds.bounded(rows).rows, scores=scores, local=sent)
-
-    def _scored(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
-        return contained(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
-
     def _require_rows(self) -> NDArray[np.float64]:
         """Return the rows; for a method without prototypes, compute them now from the present model."""
         trained = self._require_trained()
         if trained.rows is not None:
             return trained.rows
-        if self._noisy is not None:
-            raise RuntimeError("prototypes were requested before a release")
-        rows = self._bounded(self._learner.prototypes()[0], trained.round)
+        rows = self._exchanged.rows(trained.round)
         self._trained = replace(trained, rows=rows)
         return rows
 
@@ -421,44 +380,18 @@ class Trainee:
             raise RuntimeError("prototypes or classes were requested before training")
         return self._trained
 
-    def _bounded(self, rows: NDArray[np.float64], number: int) -> NDArray[np.float64]:
-        bounded = self._bounds.bounded(rows)
-        self._bounds.warn_of(bounded, f"{self._learner.site}, round {number}")
-        return bounded.rows
-
     def _save_model(self) -> None:
         state = self._learner.state()
         if self._noisy is not None:
             state |= self._noisy.state()
-        self._journal.put(_STATE, self._round, self._require_trained().to_bytes(state))
+        self._checkpoints.put_trained(self._require_trained(), state)
 
     def _load(self) -> None:
-        self._load_model()
-        self._base_round, self._base = self._load_base()
-        self._guide = self._load_targets() if self._base is None else self._base.guide()
-
-    def _load_model(self) -> None:
-        stored = self._journal.get(_STATE)
-        if stored is None:
-            return
-        self._trained, state = Trained.from_bytes(*stored)
-        if self._noisy is not None:
-            self._noisy.load(state)
-        self._learner.load(state)
-
-    def _load_base(self) -> tuple[int, Base | None]:
-        stored = self._journal.get(_BASE)
-        return (0, None) if stored is None else (stored[0], Base.from_bytes(stored[1]))
-
-    def _load_targets(self) -> Targets | None:
-        stored = self._journal.get(_TARGETS)
-        if stored is None:
-            return None
-        arrays = safetensors.numpy.load(stored[1])
-        return Targets.of(arrays["rows"], arrays["present"])
-
-
-def _class_means(rows: Float, counts: NDArray[np.int64]) -> LocalClusters:
-    """Return each class's mean (K, d) as its one local prototype."""
-    held = np.flatnonzero(counts)
-    return LocalClusters(rows[held], held, counts[held])
+        stored = self._checkpoints.trained()
+        if stored is not None:
+            self._trained, state = stored
+            if self._noisy is not None:
+                self._noisy.load(state)
+            self._learner.load(state)
+        self._base_round, self._base = self._checkpoints.base()
+        self._guide = self._checkpoints.targets() if self._base is None else self._base.guide()

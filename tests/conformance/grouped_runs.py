@@ -227,7 +227,7 @@ def run_into(
     def take(name: str, figures: SiteRound) -> None:
         by_name[name].trainee.save(folder)
         transcript.taken[figures.round, name] = taken_from(
-            folder, agreement, data[name], by_name[name].trainee._journal
+            folder, agreement, data[name], by_name[name].trainee._checkpoints.journal
         )
 
     with LocalFederation(agreement, data, record=True, on_round=take) as federation:

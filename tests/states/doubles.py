@@ -137,7 +137,7 @@ def _keeps_no_result() -> AbstractContextManager[object]:
     take = Trainee._take
 
     def wrong(self: Trainee, round_number: int, taken: Any) -> None:
-        with patch.object(self._journal, "put"):
+        with patch.object(self._checkpoints.journal, "put"):
             take(self, round_number, taken)
 
     return patch.object(Trainee, "_take", wrong)

@@ -23,7 +23,7 @@ def kept_by(trainee: Trainee, *documents: str) -> Traces:
     """
     found = Traces()
     for document in documents:
-        stored = trainee._journal.get(document)
+        stored = trainee._checkpoints.journal.get(document)
         arrays = {} if stored is None else safetensors.numpy.load(stored[1])
         found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
     own = trainee._prototypes()
