@@ -8,9 +8,10 @@ import click
 
 from agreement.errors import UserError
 from privacy.accounting.accounting_rules import Accounting
+from privacy.ledger.account import read_account
 from privacy.ledger.decisions import LONGEST_REASON
 from privacy.ledger.entries import Limit
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.budget_ledger import accountant as accountant_by
 from protoseal.commands.budget_ledger import check_fields

@@ -13,10 +13,10 @@ import click
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, event_to_json
 from privacy.errors import RolledBackError
+from privacy.ledger.account import Account, read_account
 from privacy.ledger.decisions import exposure_to_json, loss_to_json
 from privacy.ledger.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
 from privacy.ledger.hash_chain import Anchor
-from privacy.ledger.ledger import Account, read_account
 from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words, remaining
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example

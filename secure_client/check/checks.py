@@ -12,7 +12,7 @@ from algorithms.gram import Bool
 from crypto.errors import CryptoError
 from crypto.pki.certificate_fields import load_certificate
 from privacy.errors import BudgetError, PrivacyError
-from privacy.ledger.ledger import read_account
+from privacy.ledger.account import read_account
 from protoseal_wire.messages import CheckReply
 from secure_client.app import NO_LEDGER, load_data, open_learner, open_party
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open

@@ -120,7 +120,9 @@ def recording_federation(
     def take(name: str, figures: SiteRound) -> None:
         site = next(each for each in federation.sites if each.name == name)
         site.trainee.save(folder)
-        record[figures.round, name] = taken_from(folder, agreement, data[name], site.trainee._journal)
+        record[figures.round, name] = taken_from(
+            folder, agreement, data[name], site.trainee._checkpoints.journal
+        )
 
     federation = LocalFederation(agreement, data, record=keep, on_round=take)
     return federation

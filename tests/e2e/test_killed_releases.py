@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from agreement import Agreement, Method, PrivacySection
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import Entry
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 from protoseal_wire.messages import Phase
 from secure_client.privacy.run_cost import event_of
 from tests.e2e.federations import small_agreement, small_sites

@@ -10,8 +10,9 @@ import pytest
 
 from agreement import Agreement, Method, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from secure_client.check.checks import check_site
 from secure_client.config import load_site

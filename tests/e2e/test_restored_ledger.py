@@ -12,8 +12,8 @@ import pytest
 from agreement import Agreement, Method, PrivacySection
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.errors import RolledBackError
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import is_guaranteed
-from privacy.ledger.ledger import read_account
 from protoseal_wire.ledger_anchor_key import anchor_key
 from secure_client.check.checks import check_site
 from secure_client.config import load_site

@@ -9,8 +9,9 @@ import pytest
 
 from agreement import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.run_cost import event_of, planned_epsilon

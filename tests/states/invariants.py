@@ -19,9 +19,9 @@ from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words
 from privacy.errors import LedgerError
+from privacy.ledger.account import Account, read_account
 from privacy.ledger.entries import Release
 from privacy.ledger.hash_chain import Anchor
-from privacy.ledger.ledger import Account, read_account
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey

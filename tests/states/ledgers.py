@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 from privacy.errors import BudgetError
 from privacy.ledger import append_only_file
+from privacy.ledger.account import read_account
 from privacy.ledger.hash_chain import Anchor
-from privacy.ledger.ledger import read_account
 from tests.states.interleaved_threads import Killed, Strand, pause
 from tests.states.stepwise import stepwise
 from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending

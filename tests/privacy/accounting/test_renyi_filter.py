@@ -14,9 +14,10 @@ from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from privacy.accounting.renyi_filter import ORDERS, costs, filtered_epsilon
 from privacy.errors import BudgetError, LedgerError
+from privacy.ledger.account import read_account
 from privacy.ledger.accountants import accountant_of
 from privacy.ledger.entries import Limit, Release, Spending
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 
 DELTA = 1e-5
 TRAINING = DpSgd(2.5, 0.1, 50)

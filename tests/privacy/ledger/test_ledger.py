@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from privacy.accounting.events import DpSgd, Event, GaussianRelease, event_from_json, event_to_json
 from privacy.errors import BudgetError, LedgerError
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import Limit, Release, Spending
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 from privacy.ledger.remaining_budget import MOST_RELEASES, MOST_STEPS, remaining
 from privacy.units import Unit
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending

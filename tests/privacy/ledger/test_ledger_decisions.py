@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import BudgetError, LedgerError, RolledBackError
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import GUARANTEE, Limit, Spending
 from privacy.ledger.hash_chain import Anchor, make_line
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from tests.support.budgets import LIMIT, open_ledger, spending
 

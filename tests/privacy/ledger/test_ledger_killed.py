@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import LedgerError
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import Release
-from privacy.ledger.ledger import read_account
 from tests.support.budgets import LIMIT, open_ledger, spending
 from tests.support.marks import full_but
 from tests.support.spending_process import Settings, exposed_in, limit_after

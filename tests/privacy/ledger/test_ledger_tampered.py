@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import LedgerError, RolledBackError
+from privacy.ledger.account import read_account
 from privacy.ledger.hash_chain import Anchor, ChainError, make_line, read_chain
-from privacy.ledger.ledger import read_account
 from tests.support.budgets import LIMIT, open_ledger, spending
 
 Lines = list[bytes]

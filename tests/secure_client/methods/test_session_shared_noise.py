@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from agreement import Noise, PrivacySection
 from crypto.errors import VerificationError
 from privacy.errors import BudgetError
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import Entry
-from privacy.ledger.ledger import read_account
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey

@@ -25,8 +25,8 @@ from agreement import (
 from algorithms.fedplcc import GlobalClusters
 from crypto.keys import StorageKey
 from privacy.accounting.events import GaussianRelease
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import Entry
-from privacy.ledger.ledger import read_account
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import open_releases

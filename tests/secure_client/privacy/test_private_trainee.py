@@ -15,8 +15,8 @@ from torch import Tensor
 from agreement import Agreement, Extractor, PrivacySection
 from crypto.keys import StorageKey
 from privacy.errors import BudgetError, RolledBackError
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import Entry
-from privacy.ledger.ledger import read_account
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes

@@ -16,8 +16,9 @@ from crypto.keys import StorageKey
 from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd
 from privacy.errors import BudgetError, LedgerError
+from privacy.ledger.account import read_account
 from privacy.ledger.entries import Entry
-from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.ledger import Ledger
 from secure_client.models.prototype_model import weights_hash
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import open_releases

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from agreement import Agreement, AveragingSection, Extractor, Method, PrivacySection
 from crypto.keys import StorageKey
 from privacy.errors import BudgetError
-from privacy.ledger.ledger import read_account
+from privacy.ledger.account import read_account
 from privacy.mechanisms import prototype_query as query_module
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.joint_clipping import joint_sums

@@ -1,0 +1,123 @@
+"""Account of a privacy ledger: the lines of its file, read and checked without changing the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from privacy.accounting.events import Event
+from privacy.errors import LedgerError, RolledBackError
+from privacy.ledger import append_only_file
+from privacy.ledger.decisions import Allowance, Exposure, Line, Loss, line_from_json
+from privacy.ledger.entries import Budget, Entry, Limit, budget_from_json, is_guaranteed
+from privacy.ledger.hash_chain import Anchor, Chain, ChainError, read_chain
+
+
+class Account:
+    """Content of a ledger, with every line checked."""
+
+    def __init__(self, path: Path, chain: Chain) -> None:
+        """Raise :class:`ChainError` if a line is not one of this version's ledgers, or the chain is empty."""
+        self.path, self._chain = path, chain
+        self.lines: tuple[Line, ...] = tuple(
+            _parsed(line_from_json, number, content) for number, content in enumerate(chain.contents[1:], 2)
+        )
+        """Lines after the first, oldest first; entry ``seq`` of the chain is at ``seq`` - 1."""
+        self.budget: Budget = _parsed(budget_from_json, 1, chain.contents[0] if chain.contents else {})
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Spending entries, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Entry))
+
+    @property
+    def exposures(self) -> tuple[Exposure, ...]:
+        """Runs in which exact values left the site, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Exposure))
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """Earlier ledgers of this data set that are lost, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Loss))
+
+    @property
+    def allowances(self) -> tuple[Allowance, ...]:
+        """Changes of the limit, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Allowance))
+
+    @property
+    def limit(self) -> Limit:
+        """Limit in force: the last change, or the initial limit."""
+        allowances = self.allowances
+        return allowances[-1].limit if allowances else self.budget.limit
+
+    @property
+    def guaranteed(self) -> bool:
+        """True if every entry of this ledger has a guarantee, no exact value left, and no earlier ledger is lost.
+
+        The limit: releases of the same records outside this ledger are unknown here.
+        """
+        return not (self.exposures or self.losses) and all(map(is_guaranteed, self.entries))
+
+    @property
+    def history(self) -> tuple[Event, ...]:
+        """Events of all entries, oldest first."""
+        return tuple(each.spending.event for each in self.entries)
+
+    @property
+    def anchor(self) -> Anchor:
+        """Anchor of the last line."""
+        return self._chain.anchor
+
+    @property
+    def unfinished(self) -> int:
+        """Number of bytes of an unfinished last line. A line cut off by a crash was never acknowledged or sent for."""
+        return len(self._chain.torn)
+
+    def check_anchor(self, anchor: Anchor) -> None:
+        """Raise :class:`RolledBackError` unless the ledger has the anchored entry."""
+        if anchor.seq > self.anchor.seq:
+            raise RolledBackError(
+                f"{self.path} ends with entry {self.anchor.seq}, and has had {anchor.seq}: an older copy was put in "
+                "its place, or the ledger was begun anew; restore the latest copy"
+            )
+        if not self._chain.has(anchor):
+            raise RolledBackError(
+                f"{self.path} has another entry {anchor.seq} than before: the ledger continued from an older copy, or "
+                "was begun anew; restore the copy with the anchored entry"
+            )
+
+
+Content = TypeVar("Content")
+
+
+def _parsed(
+    parse: Callable[[Mapping[str, object]], Content], number: int, content: Mapping[str, object]
+) -> Content:
+    try:
+        return parse(content)
+    except ValueError as error:
+        raise ChainError(f"line {number} is not valid in this version of the ledger: {error}") from error
+
+
+def read_account(path: Path) -> Account:
+    """Read and check a ledger without changing the file. Raises :class:`LedgerError` if it is damaged or missing."""
+    with ledger_faults(path), append_only_file.locked(path, read_only=True) as file:
+        return Account(path, read_chain(append_only_file.read_all(file)))
+
+
+@contextmanager
+def ledger_faults(path: Path) -> Iterator[None]:
+    """Raise :class:`LedgerError` with the file's path for every fault of the file."""
+    try:
+        yield
+    except ChainError as error:
+        raise LedgerError(
+            f"{path} is damaged, or no privacy ledger: {error}; bring back the latest copy that `verify` accepts"
+        ) from error
+    except FileNotFoundError as error:
+        raise LedgerError(f"{path} or its folder is not there; give its place, or bring it back") from error
+    except OSError as error:
+        raise LedgerError(f"{path}: {error.strerror or error}") from error
