@@ -175,9 +175,8 @@ def test_a_budget_is_of_the_agreements_unit(tmp_path: Path, agreed: Unit, own: U
         open_releases(agreement(agreed), budget)
 
 
-def test_the_unit_is_part_of_the_agreements_text_where_it_is_no_record() -> None:
-    by_record = agreement(Unit.RECORD)
-    assert '"unit"' not in by_record.to_json()
+def test_the_unit_is_part_of_the_agreements_text_and_hash() -> None:
+    assert '"unit":"record"' in agreement(Unit.RECORD).to_json()
     assert '"unit":"subject"' in agreement().to_json()
     assert len({agreement(unit).hash() for unit in Unit}) == 3
     read = Agreement.from_json(agreement(project_from=64).to_json(), source="text")
