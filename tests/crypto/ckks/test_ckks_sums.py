@@ -63,6 +63,12 @@ def test_a_large_bound_costs_small_values_no_precision(secret: CkksSecret) -> No
     assert form.error(5).max() < 1e-5
 
 
+def test_error_of_a_large_bound_is_that_of_half_a_step() -> None:
+    """A multiple of 2^-20 times the bound is sent first, so the remainder is at most 2^-21 times the bound."""
+    form = SumForm([Segment(1, 2.0**30)], terms=4)
+    assert form.error(1)[0] == 2.0**9 * form.relative_error(1)
+
+
 def test_the_stated_error_is_not_idle(secret: CkksSecret) -> None:
     """A tenth of it would not do: 8 standard deviations are stated, and 4 occur among so many values."""
     form = SumForm([Segment(8 * SLOTS, 1.0)], terms=256)

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, GaussianRelease, event_from_json, event_to_json
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.account import read_account
@@ -235,3 +237,13 @@ def test_event_from_json_refuses_what_is_no_event(content: object) -> None:
 def test_limit_refuses_invalid_epsilon_or_delta(epsilon: float, delta: float) -> None:
     with pytest.raises(ValueError, match=r"(epsilon|delta) is"):
         Limit(epsilon, delta)
+
+
+@pytest.mark.parametrize(("field", "name"), [("unit", Unit.SUBJECT), ("accountant", Accounting.RENYI)])
+def test_limit_reads_unit_and_accountant_by_name(field: str, name: Unit | Accounting) -> None:
+    """A text that is compared by identity would count for one record, and by the default accountant."""
+    content: dict[str, Any] = {field: str(name)}
+    assert getattr(replace(LIMIT, **content), field) is name
+    content = {field: f"another {name}"}
+    with pytest.raises(ValueError, match="another"):
+        replace(LIMIT, **content)
