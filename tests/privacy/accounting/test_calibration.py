@@ -53,6 +53,12 @@ def test_the_solved_number_of_releases_fits_and_one_more_does_not(beside: tuple[
     assert epsilon([*beside, *[release] * (count + 1)], DELTA) > 3
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_cost_of_training_and_releases_buys_just_as_many(count: int) -> None:
+    cost = epsilon([TRAINING, *[GaussianRelease(14.0, 5130)] * count], DELTA)
+    assert releases(cost, DELTA, 14.0, 5130, [TRAINING]) == count
+
+
 @pytest.mark.full
 @settings(max_examples=12, deadline=None)
 @given(budget=st.floats(0.2, 12.0), count=st.integers(1, 300), delta=st.floats(1e-8, 1e-3))
