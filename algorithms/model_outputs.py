@@ -1,4 +1,4 @@
-"""Model outputs for a batch, and the loss terms that every method's objective computes from them (torch)."""
+"""Two tuples of tensors: a model's outputs for a batch, and the terms of a method's loss on them (torch)."""
 
 from __future__ import annotations
 
