@@ -52,10 +52,11 @@ from secure_server.round_log import (
     log_failures,
     log_progress,
 )
-from secure_server.rounds import machine
-from secure_server.rounds.preconditions import check_protocol
+from secure_server.rounds import events, machine
+from secure_server.rounds.preconditions import check_expected, check_joined, check_on_roster, check_protocol
 from secure_server.rounds.shutdown import ShutdownWait
 from secure_server.rounds.state import Rules, Stage, State
+from secure_server.rounds.task_assignment import task_for
 from secure_server.storage.store import Store
 from secure_server.stored_outcome import EncodedOutcome, encode_outcome
 from secure_server.upload_checks import AnswerCheck
@@ -107,7 +108,7 @@ class Coordinator:
         if stored:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
             self._keep_keys()  # a resumed computation reads the keys
-            self._step(machine.Resumed())
+            self._step(events.Resumed())
             self._work_out_again()
             if self._state.over:  # some sites may not have been notified yet
                 self._ending.resume(self._state)
@@ -145,7 +146,7 @@ class Coordinator:
             )
         member = self._members.check_joining(site, request.statement, self._state)
         kept = self._anchors.kept(site, request.anchor)
-        joined = machine.Joined(site, request.left)
+        joined = events.Joined(site, request.left)
         self._step(joined, statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])
         return JoinReply(PROTOCOL_VERSION, self._poll_seconds, self._state.session(site), kept)
@@ -153,9 +154,9 @@ class Coordinator:
     def next_task(self, site: str, request: TaskRequest) -> Task:
         """Return the site's current task, or :class:`Wait` if there is none."""
         self._check_caller(site, request.protocol, request.run)
-        machine.check_joined(self._rules, self._state, site)
-        self._step(machine.Polled(site))
-        key = machine.task_for(self._rules, self._state, site)
+        check_joined(self._rules, self._state, site)
+        self._step(events.Polled(site))
+        key = task_for(self._rules, self._state, site)
         if key is None:
             return self._end_or_wait(site)
         content = self._requests.content(self._state, key, site)
@@ -171,8 +172,8 @@ class Coordinator:
 
     def download(self, site: str, request: DownloadRequest) -> bytes:
         """Return the request that the site's current task announced."""
-        machine.check_joined(self._rules, self._state, site)
-        if request.key != machine.task_for(self._rules, self._state, site):
+        check_joined(self._rules, self._state, site)
+        if request.key != task_for(self._rules, self._state, site):
             raise errors.WrongPhase(
                 f"{_name(request.key)} is not the current task of {site}: ask for the next task"
             )
@@ -185,10 +186,10 @@ class Coordinator:
         stops. An answer that was accepted is never too large: the maker of an earlier set-up attempt sends its group
         keys again if the reply was lost.
         """
-        machine.check_joined(self._rules, self._state, site)
+        check_joined(self._rules, self._state, site)
         stored, phase = self._store.upload_hash(header.key, site), header.key.phase
         if stored is None:
-            machine.check_expected(self._rules, self._state, site, header.key)
+            check_expected(self._rules, self._state, site, header.key)
         is_taken = stored == header.sha256
         limit = self._limits.answer_bytes(phase) if is_taken else self._most_bytes(site, phase)
         if header.size > limit:
@@ -203,20 +204,20 @@ class Coordinator:
             if stored != hashlib.sha256(content).digest():
                 raise errors.Conflict(f"{site} has already answered {_name(header.key)} with other content")
             return
-        machine.check_expected(self._rules, self._state, site, header.key)
+        check_expected(self._rules, self._state, site, header.key)
         self._check.check(self._state, self.roster(), header.key, site, content)
-        self._step(machine.Answered(site, header.key), upload=(header.key, site, content))
+        self._step(events.Answered(site, header.key), upload=(header.key, site, content))
 
     def leave(self, site: str, request: LeaveRequest) -> None:
         """Take the site out until it joins again.
 
         A Leave that names an earlier Join is late and is ignored.
         """
-        machine.check_on_roster(self._rules, site)
+        check_on_roster(self._rules, site)
         if request.session != self._state.session(site):
             _log.info("ignored a late Leave of %s: the site has joined again since", site)
             return
-        self._step(machine.Left(site))
+        self._step(events.Left(site))
         _log.info("%s left", site)
 
     def tick(self) -> None:
@@ -224,7 +225,7 @@ class Coordinator:
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
             self._take_done(job)
-        self._step(machine.Tick())
+        self._step(events.Tick())
         self._waits.note(self._state, self._clock())
 
     # Transitions
@@ -235,7 +236,7 @@ class Coordinator:
 
     def _step(
         self,
-        event: machine.Event,
+        event: events.Event,
         *,
         statement: tuple[str, bytes] | None = None,
         upload: tuple[PhaseKey, str, bytes] | None = None,
@@ -252,7 +253,7 @@ class Coordinator:
         self._state = after
         self._after(before, after)
 
-    def _following(self, event: machine.Event) -> State:
+    def _following(self, event: events.Event) -> State:
         """Return the state after ``event``. No site whose certificate ends before the set-up does becomes a member.
 
         Every other site would refuse the whole roster because of that member. The site can join a run that begins
@@ -352,11 +353,11 @@ class Coordinator:
                 self._state.attempt,
                 exc_info=error,
             )  # sites learn only that the aggregation failed
-            self._step(machine.ComputeFailed())
+            self._step(events.ComputeFailed())
             return
         self._reports.end_aggregation()
         done = job.result()
-        if isinstance(done, machine.Planned):
+        if isinstance(done, events.Planned):
             self._step(done)
         else:
             self._take_results(done)
@@ -364,10 +365,10 @@ class Coordinator:
     def _take_results(self, done: EncodedOutcome) -> None:
         log_failures(self._state, done.failures)
         if done.failures and not done.results:
-            self._step(machine.ComputeFailed())
+            self._step(events.ComputeFailed())
             return
         without = frozenset(site for failure in done.failures for site in failure.group)
-        self._step(machine.Computed(done.groups, without), results=done.results or None)
+        self._step(events.Computed(done.groups, without), results=done.results or None)
 
     def _most_bytes(self, site: str, phase: Phase) -> int:
         """Return the most bytes of the site's answer. Only the maker of group keys answers ROSTER at length."""
@@ -380,10 +381,10 @@ class Coordinator:
         check_protocol(site, protocol)
         if run != self._agreement.run:
             raise errors.WrongAgreement(f"this coordinator serves run {self._agreement.run}, not {run}")
-        machine.check_on_roster(self._rules, site)
+        check_on_roster(self._rules, site)
 
 
-Done = machine.Planned | EncodedOutcome
+Done = events.Planned | EncodedOutcome
 Job = Callable[[Attempt], Done]
 """Computation that the coordinator makes for an attempt and that may take long."""
 

@@ -58,8 +58,7 @@ from secure_server.rounds.preconditions import (
     check_planning,
     check_some_given,
 )
-from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State, Survivors
-from secure_server.rounds.task_assignment import ready_sites, task_for
+from secure_server.rounds.state import Groups, Rules, Stage, State
 from secure_server.rounds.transitions import (
     enter,
     failed,
@@ -70,33 +69,6 @@ from secure_server.rounds.transitions import (
     stop_if_empty,
     within_full_time,
 )
-
-__all__ = [
-    "Answered",
-    "ComputeFailed",
-    "Computed",
-    "Event",
-    "Groups",
-    "Joined",
-    "Left",
-    "Planned",
-    "Polled",
-    "Quorum",
-    "Resumed",
-    "Rules",
-    "Stage",
-    "State",
-    "Survivors",
-    "Tick",
-    "abandons",
-    "check_expected",
-    "check_joined",
-    "check_on_roster",
-    "ready_sites",
-    "start",
-    "step",
-    "task_for",
-]
 
 
 def start(rules: Rules, now: float) -> State:

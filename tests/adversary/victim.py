@@ -16,8 +16,8 @@ from algorithms.prototypes import Targets
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
 from protoseal_wire.messages import DownloadRequest, Finished, Phase, PhaseKey, UploadHeader
 from secure_server.coordinator import Coordinator
-from secure_server.rounds import machine
 from secure_server.rounds.state import State
+from secure_server.rounds.task_assignment import task_for
 from tests.support.small import small_data
 
 
@@ -92,7 +92,7 @@ def _play_up_to(federation: LocalFederation, victim: LocalSite, phase: Phase) ->
     coordinator = federation.coordinator
     while True:
         for site in federation.sites:
-            key = machine.task_for(coordinator._rules, coordinator.state, victim.name)
+            key = task_for(coordinator._rules, coordinator.state, victim.name)
             if key is not None and key.phase is phase:
                 return key
             if isinstance(site.step(), Finished):

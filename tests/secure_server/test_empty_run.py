@@ -13,7 +13,7 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import LeaveRequest
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import WaitLog
-from secure_server.rounds import machine
+from secure_server.rounds.events import Joined, Left, Polled, Resumed, Tick
 from secure_server.rounds.state import Stage
 from tests.secure_server.clock import Clock
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round
@@ -26,7 +26,7 @@ LOG = "protoseal.coordinator"
 
 
 def left(player: Player, *sites: str) -> None:
-    player.do(*(machine.Left(site) for site in sites))
+    player.do(*(Left(site) for site in sites))
 
 
 def in_set_up() -> Player:
@@ -54,20 +54,20 @@ def test_a_run_that_all_have_left_stops_in_time_and_can_be_resumed(begin: object
     assert player.stage is Stage.STOPPED
     assert (player.state.is_empty, player.state.members) == (True, SITES)
     assert player.state.reason
-    player.do(machine.Resumed())
+    player.do(Resumed())
     assert (player.state.over, player.state.round, player.state.reason) == (False, before.round, "")
     player.wait(EMPTY)
     assert not player.state.over, "everybody has the phase's full time to come back"
 
 
-@pytest.mark.parametrize("word", [machine.Joined, machine.Polled])
-def test_one_that_is_heard_of_keeps_the_run_alive(word: type[machine.Joined | machine.Polled]) -> None:
+@pytest.mark.parametrize("word", [Joined, Polled])
+def test_one_that_is_heard_of_keeps_the_run_alive(word: type[Joined | Polled]) -> None:
     player = in_round(LIMITED)
     left(player, *SITES[1:])
     player.wait(EMPTY)
     assert not player.state.over, "one is there"
     left(player, SITES[0])
-    player.do(machine.Joined(SITES[0]), word(SITES[0]))
+    player.do(Joined(SITES[0]), word(SITES[0]))
     player.wait(EMPTY)
     assert (player.stage, player.state.empty_until) == (Stage.PRESENCE, None)
 
@@ -85,11 +85,11 @@ def test_a_clock_that_is_set_back_does_not_prolong_it_and_a_restart_gives_the_fu
     player = in_round(LIMITED)
     left(player, *SITES)
     player.wait(EMPTY - 1)
-    player.do(machine.Resumed())
+    player.do(Resumed())
     player.wait(EMPTY - 1)
     assert not player.state.over
     player.now -= 1e6
-    player.do(machine.Tick())
+    player.do(Tick())
     player.wait(EMPTY)
     assert player.stage is Stage.STOPPED
 

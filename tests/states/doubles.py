@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import secure_client.protocol.journal
 import secure_client.protocol.masked_sum as site_masks
+import secure_server.coordinator
 import secure_server.rounds.machine
 from crypto.pairwise import share_release as pairwise_release
 from crypto.pairwise.wire_values import ReleasedShare
@@ -27,7 +28,7 @@ from secure_client.protocol.masked_sum import MaskedSum
 from secure_client.protocol.phase_order import Order
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_server.aggregator import Aggregator
-from secure_server.rounds import task_assignment, transitions
+from secure_server.rounds import preconditions, task_assignment, transitions
 from secure_server.rounds.events import Planned
 from secure_server.rounds.state import Stage, State
 from secure_server.storage.store import Store
@@ -107,16 +108,21 @@ def _pays_twice() -> AbstractContextManager[object]:
     return patch.object(Releases, "draw_share", wrong)
 
 
-def _takes_any_attempt() -> AbstractContextManager[object]:
+@contextmanager
+def _takes_any_attempt() -> Iterator[None]:
     """The coordinator compares phases, and not rounds and attempts."""
-    check = secure_server.rounds.machine.check_expected
+    check = preconditions.check_expected
 
     def wrong(rules: Any, state: State, site: str, key: Any) -> None:
         check(
             rules, state, site, replace(key, round=state.round, attempt=state.attempt) if key.round else key
         )
 
-    return patch.object(secure_server.rounds.machine, "check_expected", wrong)
+    with (
+        patch.object(secure_server.coordinator, "check_expected", wrong),
+        patch.object(secure_server.rounds.machine, "check_expected", wrong),
+    ):
+        yield
 
 
 def _forgets_survivors() -> AbstractContextManager[object]:

@@ -26,7 +26,17 @@ from crypto.pairwise.attempt_binding import threshold
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import machine
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import (
+    Answered,
+    Computed,
+    Event,
+    Joined,
+    Left,
+    Planned,
+    Polled,
+    Resumed,
+    Tick,
+)
 from secure_server.rounds.state import Quorum, Rules, Stage, State
 from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.round_player import survivors_of
@@ -150,7 +160,7 @@ class Explorer:
                 worked = True
                 break
         if not worked:
-            yield "deadline", self._step(whole, machine.Tick(), _LATE), ""
+            yield "deadline", self._step(whole, Tick(), _LATE), ""
         if whole.faults:
             yield from self._faults(whole._replace(faults=whole.faults - 1), early=worked)
 
@@ -183,8 +193,8 @@ class Explorer:
             if lost != whole and not refusal and site.floating is None:
                 yield f"{name}'s ANSWER IS LOST", lost, ""
         if early:
-            yield "DEADLINE", self._step(whole, machine.Tick(), _LATE), ""
-        yield "COORDINATOR RESTARTS", self._step(whole, machine.Resumed()), ""
+            yield "DEADLINE", self._step(whole, Tick(), _LATE), ""
+        yield "COORDINATOR RESTARTS", self._step(whole, Resumed()), ""
 
     def _visit(self, whole: Whole, at: int, *, lost: bool = False) -> tuple[Whole, str]:
         """A site that is up joins, or does its task; (what follows, why it refused). The same where it waits."""
@@ -193,7 +203,7 @@ class Explorer:
             return whole, ""
         if name not in whole.run.joined:
             return (whole if lost else self._joins(whole, at)), ""
-        polled = self._step(whole, machine.Polled(name))
+        polled = self._step(whole, Polled(name))
         key = task_for(self._rules, polled.run, name)
         if key is None or polled.run.over:
             return (whole if lost else polled), ""
@@ -211,12 +221,12 @@ class Explorer:
 
     def _joins(self, whole: Whole, at: int) -> Whole:
         try:
-            return self._step(whole, machine.Joined(self._names[at], self._left(whole.sites[at].journal)))
+            return self._step(whole, Joined(self._names[at], self._left(whole.sites[at].journal)))
         except CoordinatorError:  # the run goes on without it
             return _with(whole, at, whole.sites[at]._replace(process=_GONE))
 
     def _leaves(self, whole: Whole, at: int) -> Whole:
-        return self._step(_erases(whole, at), machine.Left(self._names[at]))
+        return self._step(_erases(whole, at), Left(self._names[at]))
 
     def _left(self, journal: Journal) -> PhaseKey | None:
         left = journal.left_attempt
@@ -224,15 +234,15 @@ class Explorer:
 
     def _taken(self, whole: Whole, at: int, key: PhaseKey) -> Whole:
         try:
-            return self._step(whole, machine.Answered(self._names[at], key))
+            return self._step(whole, Answered(self._names[at], key))
         except CoordinatorError:
             return whole
 
-    def _step(self, whole: Whole, event: machine.Event, now: float = 0.0) -> Whole:
+    def _step(self, whole: Whole, event: Event, now: float = 0.0) -> Whole:
         """The machine's step, with what the coordinator does of its own after it."""
         run = machine.step(self._rules, whole.run, event, now)
         while run.stage in (Stage.PLANNING, Stage.COMPUTING):
-            own = self._plan(run) if run.stage is Stage.PLANNING else machine.Computed()
+            own = self._plan(run) if run.stage is Stage.PLANNING else Computed()
             run = machine.step(self._rules, run, own, now)
         reason = run.reason if run.over else ""
         return whole._replace(run=replace(run, deadline=_DEADLINE, reason=reason, sessions=()))
@@ -272,14 +282,14 @@ class Explorer:
 
     def _free_step(self, whole: Whole) -> Whole:
         if whole.run.over:  # an operator starts it again
-            return self._step(whole, machine.Resumed())
+            return self._step(whole, Resumed())
         for at, site in enumerate(whole.sites):
             if site.process == _LEFT:
                 return self._joins(_woken(whole, at), at)
             after, _ = self._visit(whole, at)
             if after != whole:
                 return after
-        return self._step(whole, machine.Tick(), _LATE)
+        return self._step(whole, Tick(), _LATE)
 
 
 def _woken(whole: Whole, at: int) -> Whole:

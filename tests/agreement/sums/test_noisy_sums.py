@@ -170,7 +170,8 @@ def test_shared_noise_serves_each_supported_method() -> None:
         assert agreed.privacy == SHARED
     trained = with_(extractor=Extractor.TRAINED)
     assert grouped_agreement(privacy=trained).privacy == trained
-    grouped_agreement(privacy=SHARED, fedpc=FedpcSection(groups=1, alignment=0.0))
+    one_group = FedpcSection(groups=1, alignment=0.0)
+    assert grouped_agreement(privacy=SHARED, fedpc=one_group).fedpc == one_group
 
 
 def test_noise_is_not_carried_over_rounds() -> None:

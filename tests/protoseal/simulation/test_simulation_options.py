@@ -54,6 +54,7 @@ def models(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("method", ["fedpc", "feddbp", "fedrep", "ditto", "fedprox", "self"])
 def test_sites_that_train_as_one_program_come_to_the_same(tmp_path: Path, method: str) -> None:
+    """The tolerance detects another method or order of batches; test_in_float32 derives one for rounding."""
     together, alone = tmp_path / "together", tmp_path / "alone"
     results = {
         folder: simulate(config_for(folder, SMOOTH, method=method, rounds=2, batched=batched))

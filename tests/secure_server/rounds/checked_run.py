@@ -14,8 +14,9 @@ from dataclasses import replace
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import machine
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import Answered, Computed, ComputeFailed, Event, Left, Planned, Resumed, Tick
 from secure_server.rounds.state import REPLANNING_STEP, Groups, Quorum, Stage, State
+from secure_server.rounds.task_assignment import ready_sites, task_for
 from tests.secure_server.rounds.simulation_rules import NEED_EVERYONE, content_of, random_rules, require
 
 _HELD_UP = (Stage.DIRECTIONS, Stage.SHARES, Stage.VALUES, Stage.SURVIVORS)
@@ -38,14 +39,14 @@ class CheckedRun:
         ] = {}  # by VALUES asked of masked sums: who was on the active list
         self.without: set[str] = set()  # who gets no result of the last round computed
         self.asked: dict[tuple[PhaseKey, str], object] = {}
-        self.plans: dict[tuple[PhaseKey, bool], Planned | machine.ComputeFailed] = {}
+        self.plans: dict[tuple[PhaseKey, bool], Planned | ComputeFailed] = {}
         self.groups: Groups = ()
         self.plan_fails = 0.0
         self.seen: Counter[str] = Counter()
 
     # One event, and what must hold after it
 
-    def do(self, event: machine.Event) -> bool:
+    def do(self, event: Event) -> bool:
         """Whether the machine took the event. A plan follows at once, or the coordinator is killed before it."""
         before = self.state
         try:
@@ -53,9 +54,9 @@ class CheckedRun:
         except CoordinatorError as error:
             self._check_refusal(before, event, error)
             return False
-        if isinstance(event, machine.Answered):
+        if isinstance(event, Answered):
             self._check_answer(before, event)
-        if isinstance(event, machine.Computed):
+        if isinstance(event, Computed):
             self._check_computation(before)
         self._check_order(before, after)
         if len(after.survivors) > len(before.survivors):
@@ -67,7 +68,7 @@ class CheckedRun:
             self.listed.setdefault(after.key(Phase.VALUES), set(after.participants))
         self._check_requests()
         self._note(before, after)
-        if after.stage is Stage.PLANNING and not isinstance(event, machine.Resumed):
+        if after.stage is Stage.PLANNING and not isinstance(event, Resumed):
             self.plan() if self.rng.random() < 0.8 else self.restart()
         return True
 
@@ -89,17 +90,15 @@ class CheckedRun:
             self.seen["no result at all"] += after.round > self.rules.rounds
             self.abandoned.add(before.round)
 
-    def _check_refusal(self, before: State, event: machine.Event, error: CoordinatorError) -> None:
-        require(
-            not isinstance(event, machine.Tick | machine.Resumed | machine.Left), f"refused {event}: {error}"
-        )
-        if isinstance(event, machine.Answered) and event.site in before.joined:
-            asked = machine.task_for(self.rules, before, event.site)
+    def _check_refusal(self, before: State, event: Event, error: CoordinatorError) -> None:
+        require(not isinstance(event, Tick | Resumed | Left), f"refused {event}: {error}")
+        if isinstance(event, Answered) and event.site in before.joined:
+            asked = task_for(self.rules, before, event.site)
             require(event.key != asked, f"refused the answer that was asked for: {error}")
 
-    def _check_answer(self, before: State, event: machine.Answered) -> None:
+    def _check_answer(self, before: State, event: Answered) -> None:
         answer = (event.key, event.site)
-        asked = machine.task_for(self.rules, before, event.site)
+        asked = task_for(self.rules, before, event.site)
         require(event.key == asked or answer in self.accepted, f"took {answer}, which nobody asked for")
         self.accepted.add(answer)
 
@@ -185,7 +184,7 @@ class CheckedRun:
             in_size = left
         elif before.stage in _HELD_UP and before.attempt > 1:
             key = replace(before.presence_key, attempt=before.attempt + 1)
-            able = machine.ready_sites(self.rules, before) - before.benched
+            able = ready_sites(self.rules, before) - before.benched
             answered = {site for asked, site in self.accepted if asked == before.asked_key}
             left, in_size = set(able) - (set(before.asked) - answered), set(able)
         else:
@@ -213,7 +212,7 @@ class CheckedRun:
     def _check_requests(self) -> None:
         """What is asked under a key never changes, and nothing is asked that was not to be."""
         for site in self.rules.roster:
-            key = machine.task_for(self.rules, self.state, site)
+            key = task_for(self.rules, self.state, site)
             if key is not None:
                 self._check_request(key, site)
 
@@ -243,7 +242,7 @@ class CheckedRun:
                 anew = key[1]
                 self.seen["planned anew"] += anew
                 fails = anew and self.rng.random() < self.plan_fails
-                self.plans[key] = machine.ComputeFailed() if fails else self.random_plan()
+                self.plans[key] = ComputeFailed() if fails else self.random_plan()
             self.do(self.plans[key])
 
     def random_plan(self) -> Planned:
@@ -274,27 +273,27 @@ class CheckedRun:
         """The aggregation ends, if one is running."""
         if self.state.stage is Stage.COMPUTING:
             failed = self.rng.random() < fails
-            self.do(machine.ComputeFailed() if failed else self.computation())
+            self.do(ComputeFailed() if failed else self.computation())
 
-    def computation(self) -> machine.Computed:
+    def computation(self) -> Computed:
         """What comes of the current attempt."""
         if self.state.round == 0 and not self.groups:
             self.groups = self.random_groups()
         if self.state.round == 0:
-            return machine.Computed(self.groups)
+            return Computed(self.groups)
         there = [set(each) & set(self.state.participants) for each in self.state.groups]
         there = [group for group in there if group]
         self.without = there[0] if len(there) > 1 and self.rng.random() < 0.2 else set()
         self.seen["a group without result"] += bool(self.without)
-        return machine.Computed(without=frozenset(self.without))
+        return Computed(without=frozenset(self.without))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.do(machine.Tick())
+        self.do(Tick())
 
     def restart(self) -> None:
         """The coordinator is killed and started again on what it stored."""
         self.seen[f"restart in {self.state.stage}"] += 1
         self.state = State.from_json(self.state.to_json())
-        self.do(machine.Resumed())
+        self.do(Resumed())
         self.plan()

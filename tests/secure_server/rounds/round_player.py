@@ -8,8 +8,9 @@ from dataclasses import replace
 from agreement.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import Answered, Computed, Event, Joined, Planned, Tick
 from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State
+from secure_server.rounds.task_assignment import task_for
 
 SITES = ("ada", "bea", "cid", "dot")
 RULES = Rules(
@@ -48,34 +49,34 @@ class Player:
     def stage(self) -> Stage:
         return self.state.stage
 
-    def do(self, *events: machine.Event) -> None:
+    def do(self, *events: Event) -> None:
         for event in events:
             self.state = machine.step(self.rules, self.state, event, self.now)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.do(machine.Tick())
+        self.do(Tick())
 
     def to_deadline(self) -> None:
         self.now = self.state.deadline
-        self.do(machine.Tick())
+        self.do(Tick())
 
     def task(self, site: str) -> PhaseKey | None:
-        return machine.task_for(self.rules, self.state, site)
+        return task_for(self.rules, self.state, site)
 
     def phase(self, site: str) -> Phase | None:
         task = self.task(site)
         return None if task is None else task.phase
 
     def join(self, *sites: str) -> None:
-        self.do(*(machine.Joined(site) for site in sites))
+        self.do(*(Joined(site) for site in sites))
 
     def answer(self, *sites: str) -> None:
         """Each of the sites, in turn, answers its current task."""
         for site in sites:
             task = self.task(site)
             assert task is not None, f"{site} has nothing to answer in {self.stage}"
-            self.do(machine.Answered(site, task))
+            self.do(Answered(site, task))
 
     def set_up(self, *sites: str) -> None:
         """Join with all of the roster and have ``sites`` do their set-up."""
@@ -88,7 +89,7 @@ class Player:
         """Have all sites of the roster go through the round, up to its result."""
         self.answer(*self.rules.roster)
         self.answer(*self.rules.roster)
-        self.do(machine.Computed())
+        self.do(Computed())
 
 
 def in_round(rules: Rules = RULES) -> Player:
@@ -130,7 +131,7 @@ class GroupPlayer(Player):
         self.set_up(*rules.roster)
         self.answer(*rules.roster)
         self.answer(*rules.roster)
-        self.do(machine.Computed(groups))
+        self.do(Computed(groups))
 
     def begin(self, present: Iterable[str] = ALL, quorums: tuple[Quorum, ...] = THREE_OF_EACH) -> None:
         """PRESENCE of these, and the plan."""
@@ -143,6 +144,6 @@ class GroupPlayer(Player):
         """Everyone answers until then."""
         while self.stage is not stage:
             if self.stage is Stage.COMPUTING:
-                self.do(machine.Computed())
+                self.do(Computed())
             else:
                 self.answer(*(site for site in self.state.asked if self.task(site)))

@@ -11,8 +11,9 @@ from dataclasses import replace
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed
 from secure_server.rounds import machine
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import Answered, Computed, ComputeFailed, Joined, Left, Planned, Polled
 from secure_server.rounds.state import PHASE_OF_STAGE, Stage
+from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.checked_run import CheckedRun
 from tests.secure_server.rounds.simulation_rules import require
 
@@ -31,22 +32,22 @@ class SimulatedRun(CheckedRun):
     def visit(self, site: str, lost_answers: float = 0.0) -> None:
         """A living site asks for its task and answers it; sometimes it does not hear that this arrived."""
         if site in self.unsure:
-            self.do(machine.Answered(site, self.unsure.pop(site)))
+            self.do(Answered(site, self.unsure.pop(site)))
         if site not in self.state.joined:
             self.join(site)
-        if site in self.out or not self.do(machine.Polled(site)):
+        if site in self.out or not self.do(Polled(site)):
             return
-        task = machine.task_for(self.rules, self.state, site)
-        if task is not None and self.do(machine.Answered(site, task)) and self.rng.random() < lost_answers:
+        task = task_for(self.rules, self.state, site)
+        if task is not None and self.do(Answered(site, task)) and self.rng.random() < lost_answers:
             self.unsure[site] = task
 
     def join(self, site: str) -> None:
         """A site that is left out for good is told so."""
         try:
-            machine.step(self.rules, self.state, machine.Joined(site), self.now)
+            machine.step(self.rules, self.state, Joined(site), self.now)
         except JoinClosed:
             self.out.add(site)
-        self.do(machine.Joined(site))
+        self.do(Joined(site))
 
     # Faults
 
@@ -56,10 +57,10 @@ class SimulatedRun(CheckedRun):
         faults: tuple[Callable[[], object], ...] = (
             lambda: self.alive.discard(site),
             lambda: self.alive.difference_update(self.rng.sample(self.rules.roster, 2)),
-            lambda: self.do(machine.Left(site)),
-            lambda: self.do(machine.Joined(site)),
+            lambda: self.do(Left(site)),
+            lambda: self.do(Joined(site)),
             lambda: self.replay(site),
-            lambda: self.do(machine.Answered(site, self.made_up_key())),
+            lambda: self.do(Answered(site, self.made_up_key())),
             self.own_part_out_of_turn,
             self.restart,
             self.all_leave,
@@ -70,20 +71,20 @@ class SimulatedRun(CheckedRun):
     def all_leave(self) -> None:
         """Everybody leaves, and nobody comes back for a while."""
         for site in self.rules.roster:
-            self.do(machine.Left(site))
+            self.do(Left(site))
         self.pass_time(15.0)
 
     def own_part_out_of_turn(self) -> None:
         """The coordinator's own events, where the machine waits for others."""
         if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.begun:
             groups = (self.state.groups or (self.state.members,)) if self.state.round == 0 else ()
-            self.do(self.rng.choice((machine.Computed(groups), machine.ComputeFailed(), Planned())))
+            self.do(self.rng.choice((Computed(groups), ComputeFailed(), Planned())))
 
     def replay(self, site: str) -> None:
         """An old answer of a site arrives once more."""
         old = sorted(key for key, sender in self.accepted if sender == site)
         if old:
-            self.do(machine.Answered(site, self.rng.choice(old)))
+            self.do(Answered(site, self.rng.choice(old)))
 
     def made_up_key(self) -> PhaseKey:
         """A key near the current ones, of this run or another."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from protoseal_wire.messages import Phase
-from secure_server.rounds import machine
+from secure_server.rounds.events import Answered, Left, Polled
 from secure_server.rounds.state import Stage
+from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.simulated_run import SimulatedRun
 from tests.secure_server.rounds.simulation_rules import require
 
@@ -35,21 +36,21 @@ class SpitefulRun(SimulatedRun):
         if self.rng.random() < self.idleness:
             return
         if self.rng.random() < 0.1:
-            self.do(machine.Left(site))
+            self.do(Left(site))
             return
         if site not in self.state.joined:
             self.join(site)
-        if site in self.out or not self.do(machine.Polled(site)):
+        if site in self.out or not self.do(Polled(site)):
             return
-        task = machine.task_for(self.rules, self.state, site)
+        task = task_for(self.rules, self.state, site)
         if task is None:
             return
         if task.phase is Phase.VALUES:
             self.seen["spite"] += 1
             if self.rng.random() < 0.5:
-                self.do(machine.Left(site))
+                self.do(Left(site))
         elif self.rng.random() < 0.9:
-            self.do(machine.Answered(site, task))
+            self.do(Answered(site, task))
 
     def run(self) -> None:
         """From joining to the end, which is the last round's result and not an operator's work."""

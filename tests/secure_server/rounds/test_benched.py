@@ -11,8 +11,8 @@ import pytest
 from agreement.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
-from secure_server.rounds import machine, transitions
-from secure_server.rounds.events import Planned
+from secure_server.rounds import transitions
+from secure_server.rounds.events import Answered, Computed, ComputeFailed, Left, Planned, Polled, Resumed
 from secure_server.rounds.state import Quorum, Rules, Stage, State
 from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
 from tests.secure_server.rounds.simulation_rules import InvariantError
@@ -32,12 +32,12 @@ def lose_values(player: Player) -> None:
     player.answer(*OTHERS)
     player.to_deadline()
     if player.stage is not Stage.STOPPED:
-        player.do(machine.Polled("dot"))
+        player.do(Polled("dot"))
 
 
 def leave_after_presence(player: Player) -> None:
     player.answer(*SITES)
-    player.do(machine.Left("dot"))
+    player.do(Left("dot"))
     if player.stage is not Stage.STOPPED:
         player.join("dot")
 
@@ -55,11 +55,11 @@ class TestOneSite:
             assert player.state.absent == frozenset(), "it is there again"
             assert player.task("dot") is None
             with pytest.raises(WrongPhase):
-                player.do(machine.Answered("dot", player.state.presence_key))
+                player.do(Answered("dot", player.state.presence_key))
             player.answer(*OTHERS)
             assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS), "nobody waits for it"
             player.answer(*OTHERS)
-            player.do(machine.Computed())
+            player.do(Computed())
             player.answer(*OTHERS)
             assert player.state.benched == frozenset()
             assert player.stage is (Stage.PRESENCE if number == 1 else Stage.FINISHED)
@@ -80,7 +80,7 @@ def test_more_spiteful_sites_than_attempts_stop_nothing_one_after_another() -> N
     player = in_round(replace(RULES, roster=roster))
     for site in spiteful:
         player.answer(*(each for each in roster if player.task(each)))
-        player.do(machine.Left(site))
+        player.do(Left(site))
     assert len(spiteful) > RULES.max_attempts
     assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
     player.answer(*OTHERS)
@@ -116,7 +116,7 @@ def test_a_benched_site_is_asked_again_when_others_state_no_presence() -> None:
 def test_a_benched_site_is_asked_again_after_the_operator_resumes() -> None:
     player = in_round()
     lose_values(player)
-    player.do(machine.Resumed())
+    player.do(Resumed())
     assert (player.state.benched, player.state.attempt) == (frozenset(), 2)
     player.answer(*SITES)
     assert player.state.participants == SITES
@@ -127,7 +127,7 @@ def test_a_failed_aggregation_is_no_sites_fault() -> None:
     lose_values(player)
     player.answer(*OTHERS)
     player.answer(*OTHERS)
-    player.do(machine.ComputeFailed())
+    player.do(ComputeFailed())
     assert player.state.benched == {"dot"}, "as before"
 
 
@@ -177,7 +177,7 @@ def test_a_site_silent_in_a_masked_step_costs_the_others_no_result(step: Phase) 
         if player.stage is Stage.PLANNING:
             player.do(Planned(_quorums(player.state.participants)))
         elif player.stage is Stage.COMPUTING:
-            player.do(machine.Computed())
+            player.do(Computed())
             computed += 1
         elif not _answer(player, five, lambda site, phase: phase is step and site in silent):
             player.to_deadline()
@@ -195,7 +195,7 @@ def _answer(player: GroupPlayer, sites: tuple[str, ...], silent: Callable[[str, 
     """Whether any of the sites had something to answer that it is not silent about."""
     answered = False
     for site in sites:
-        player.do(machine.Polled(site))
+        player.do(Polled(site))
         phase = player.phase(site)
         if phase is not None and not silent(site, phase):
             player.answer(site)

@@ -9,7 +9,8 @@ import pytest
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import NotJoined, WrongPhase
 from secure_server.rounds import machine
-from secure_server.rounds.state import Stage
+from secure_server.rounds.events import Answered, Computed, ComputeFailed, Joined, Left, Polled, Resumed, Tick
+from secure_server.rounds.state import Stage, State
 from tests.secure_server.rounds.round_player import RULES, SITES, START, in_round
 
 
@@ -22,7 +23,7 @@ def test_a_round_asks_presence_then_values_then_gives_results() -> None:
     player.answer(*SITES)
     assert player.stage is Stage.COMPUTING
     assert [player.task(site) for site in SITES] == [None] * 4
-    player.do(machine.Computed())
+    player.do(Computed())
     assert [player.task(site) for site in SITES] == [PhaseKey("r1", 1, 1, Phase.RESULT)] * 4
     player.answer(*SITES)
     assert [player.task(site) for site in SITES] == [PhaseKey("r1", 2, 1, Phase.PRESENCE)] * 4
@@ -35,7 +36,7 @@ def test_the_run_finishes_after_its_last_round() -> None:
         player.answer(*SITES)
     assert player.stage is Stage.FINISHED
     assert (player.state.round, player.state.reason) == (2, "")
-    player.do(machine.Polled("ada"), machine.Left("bea"), machine.Joined("bea"), machine.Resumed())
+    player.do(Polled("ada"), Left("bea"), Joined("bea"), Resumed())
     player.wait(1e9)
     assert player.stage is Stage.FINISHED
     assert player.task("ada") is None
@@ -65,7 +66,7 @@ class TestPresence:
         player.answer("ada", "bea", "dot")
         player.to_deadline()
         player.answer("ada", "bea", "dot")
-        player.do(machine.Computed())
+        player.do(Computed())
         player.answer("ada", "bea", "dot")
         player.answer("ada", "bea", "dot")
         assert (player.state.round, player.stage) == (2, Stage.VALUES)
@@ -73,7 +74,7 @@ class TestPresence:
     def test_welcomes_an_absent_site_back(self) -> None:
         player = in_round()
         player.state = replace(player.state, absent=frozenset({"cid"}))
-        player.do(machine.Polled("cid"))
+        player.do(Polled("cid"))
         assert player.state.absent == frozenset()
         player.answer("ada", "bea", "dot")
         assert player.stage is Stage.PRESENCE, "it is back, so it is waited for"
@@ -91,7 +92,7 @@ class TestPresence:
 
     def test_gives_absent_sites_until_the_deadline_when_too_few_are_there(self) -> None:
         player = in_round()
-        player.do(machine.Left("cid"), machine.Left("dot"))
+        player.do(Left("cid"), Left("dot"))
         player.answer("ada", "bea")
         player.wait(40)
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
@@ -102,14 +103,14 @@ class TestPresence:
     def test_a_site_that_answered_and_left_takes_no_part(self) -> None:
         player = in_round()
         player.answer("ada", "bea", "cid")
-        player.do(machine.Left("cid"))
+        player.do(Left("cid"))
         player.answer("dot")
         assert player.state.participants == ("ada", "bea", "dot")
 
     def test_a_site_that_answered_left_and_came_back_takes_part(self) -> None:
         player = in_round()
         player.answer("ada", "bea", "cid")
-        player.do(machine.Left("cid"), machine.Joined("cid"))
+        player.do(Left("cid"), Joined("cid"))
         player.answer("dot")
         assert player.state.participants == SITES
 
@@ -128,7 +129,7 @@ class TestValues:
     def test_a_participant_that_leaves_is_missing_at_once(self) -> None:
         player = in_round()
         player.answer(*SITES)
-        player.do(machine.Left("dot"))
+        player.do(Left("dot"))
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
         assert player.state.absent == {"dot"}, "the others were given no time, so they are not absent"
 
@@ -136,7 +137,7 @@ class TestValues:
         player = in_round()
         player.answer(*SITES)
         player.answer("dot")
-        player.do(machine.Left("dot"))
+        player.do(Left("dot"))
         player.answer("ada", "bea", "cid")
         assert player.stage is Stage.COMPUTING
 
@@ -144,10 +145,10 @@ class TestValues:
         player = in_round()
         player.answer("ada", "bea", "cid")
         player.to_deadline()
-        player.do(machine.Polled("dot"))
+        player.do(Polled("dot"))
         assert player.task("dot") is None
         with pytest.raises(WrongPhase, match="which is none"):
-            player.do(machine.Answered("dot", player.state.key(Phase.VALUES)))
+            player.do(Answered("dot", player.state.key(Phase.VALUES)))
 
 
 class TestResult:
@@ -164,15 +165,15 @@ class TestResult:
         player = in_round()
         player.answer(*SITES)
         player.answer(*SITES)
-        player.do(*(machine.Left(site) for site in SITES), machine.Computed())
+        player.do(*(Left(site) for site in SITES), Computed())
         assert (player.stage, player.state.round) == (Stage.RESULT, 1)
-        player.do(machine.Tick())
+        player.do(Tick())
         assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
 
     def test_failures_are_forgotten_after_a_success(self) -> None:
         player = in_round()
         player.to_deadline()
-        player.do(*(machine.Polled(site) for site in SITES))
+        player.do(*(Polled(site) for site in SITES))
         player.compute()
         assert player.state.failures == 1
         player.answer(*SITES)
@@ -184,7 +185,7 @@ class TestComputing:
         player = in_round()
         player.answer(*SITES)
         player.answer(*SITES)
-        player.do(machine.ComputeFailed())
+        player.do(ComputeFailed())
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
         assert player.state.reason == (
             "round 1, attempt 1: the aggregation failed; see the coordinator's log"
@@ -202,17 +203,17 @@ class TestComputing:
         assert player.state.reason == "round 1, attempt 1: the aggregation took too long"
         assert (player.state.absent, player.state.benched) == (frozenset(), frozenset())
         with pytest.raises(WrongPhase):
-            player.do(machine.Computed())
+            player.do(Computed())
 
     def test_a_round_has_one_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = in_round()
         player.compute()
         with pytest.raises(WrongPhase):
-            player.do(machine.Computed())
+            player.do(Computed())
         with pytest.raises(WrongPhase):
-            player.do(machine.ComputeFailed())
+            player.do(ComputeFailed())
         monkeypatch.setattr(machine, "check_computing", lambda *_: None)
-        player.do(machine.ComputeFailed())
+        player.do(ComputeFailed())
         player.compute()
         assert player.state.result_key == PhaseKey("r1", 1, 2, Phase.RESULT), (
             "a second result, without the check"
@@ -220,7 +221,7 @@ class TestComputing:
 
 
 class TestStopping:
-    def stopped(self) -> machine.State:
+    def stopped(self) -> State:
         player = in_round()
         for _ in range(RULES.max_attempts):
             assert player.stage is Stage.PRESENCE
@@ -238,7 +239,7 @@ class TestStopping:
     def test_a_stopped_run_changes_only_when_resumed(self) -> None:
         player = in_round()
         player.state = self.stopped()
-        player.do(machine.Polled("ada"), machine.Tick())
+        player.do(Polled("ada"), Tick())
         player.wait(1e9)
         assert player.stage is Stage.STOPPED
         assert player.task("ada") is None
@@ -247,7 +248,7 @@ class TestStopping:
         player = in_round()
         player.state = self.stopped()
         player.now += 1e6
-        player.do(machine.Resumed())
+        player.do(Resumed())
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 4)
         assert (player.state.failures, player.state.absent) == (0, frozenset())
         assert player.state.deadline == player.now + 50
@@ -263,7 +264,7 @@ def test_resumed_in_a_running_phase_gives_it_its_full_time_again(answers: int) -
     player.answer(*SITES[:answers])
     before = player.state
     player.now += 45
-    player.do(machine.Resumed())
+    player.do(Resumed())
     assert player.state == replace(before, deadline=player.now + 50)
 
 
@@ -284,14 +285,14 @@ class TestWrongAnswers:
         player = in_round()
         current = "which is PRESENCE of round 1, attempt 1, run r1"
         with pytest.raises(WrongPhase, match=current):
-            player.do(machine.Answered("ada", key))
+            player.do(Answered("ada", key))
 
     def test_an_answer_of_another_attempt_would_count_without_the_check(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         player = in_round()
         monkeypatch.setattr(machine, "check_expected", lambda *_: None)
-        player.do(machine.Answered("ada", PhaseKey("r1", 1, 2, Phase.PRESENCE)))
+        player.do(Answered("ada", PhaseKey("r1", 1, 2, Phase.PRESENCE)))
         assert player.state.answered == {"ada"}
 
     def test_an_answer_of_an_earlier_attempt_is_refused(self) -> None:
@@ -300,7 +301,7 @@ class TestWrongAnswers:
         assert old is not None
         player.to_deadline()
         with pytest.raises(WrongPhase):
-            player.do(machine.Answered("ada", old))
+            player.do(Answered("ada", old))
 
     def test_an_answer_once_more_changes_nothing(self) -> None:
         player = in_round()
@@ -310,17 +311,17 @@ class TestWrongAnswers:
         player.answer(*SITES)
         for key in keys:
             before = player.state
-            player.do(machine.Answered("bea", key))
+            player.do(Answered("bea", key))
             assert player.state == before
 
     def test_nobody_answers_who_has_not_joined(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = in_round()
-        player.do(machine.Left("ada"))
-        for event in (machine.Polled("ada"), machine.Answered("ada", player.state.presence_key)):
+        player.do(Left("ada"))
+        for event in (Polled("ada"), Answered("ada", player.state.presence_key)):
             with pytest.raises(NotJoined, match="join first"):
                 player.do(event)
         monkeypatch.setattr(machine, "check_joined", lambda *_: None)
-        player.do(machine.Polled("ada"))
+        player.do(Polled("ada"))
         assert "ada" not in player.state.absent, (
             "a straggling poll would have brought it back, without the check"
         )

@@ -9,8 +9,7 @@ import pytest
 from agreement.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
-from secure_server.rounds import machine
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import Answered, Joined, Left, Planned, Resumed
 from secure_server.rounds.state import Quorum, Stage, State
 from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
 
@@ -23,7 +22,7 @@ def one_group(min_sites: int = 3) -> GroupPlayer:
 
 
 def come_back(player: Player, site: str) -> None:
-    player.do(machine.Joined(site, player.state.presence_key))
+    player.do(Joined(site, player.state.presence_key))
 
 
 def plan(player: Player) -> None:
@@ -38,13 +37,13 @@ def test_a_site_that_left_after_its_presence_is_not_in_the_attempt(heard: bool, 
     if answered:
         player.answer("dot")
     if heard:
-        player.do(machine.Left("dot"))
+        player.do(Left("dot"))
     come_back(player, "dot")
     player.state = State.from_json(player.state.to_json())
     assert player.task("dot") is None
     if not answered:
         with pytest.raises(WrongPhase):
-            player.do(machine.Answered("dot", player.state.presence_key))
+            player.do(Answered("dot", player.state.presence_key))
     player.answer(*OTHERS)
     assert (player.stage, player.state.participants) == (Stage.PLANNING, OTHERS), "nobody waits for it"
     plan(player)
@@ -57,11 +56,11 @@ def test_a_site_that_left_after_its_presence_is_not_in_the_attempt(heard: bool, 
 def test_a_site_that_comes_back_with_its_secrets_stays_in_the_attempt() -> None:
     player = one_group()
     player.answer("dot")
-    player.do(machine.Left("dot"), machine.Joined("dot"))
+    player.do(Left("dot"), Joined("dot"))
     player.answer(*OTHERS)
     assert player.state.participants == LEFT
     plan(player)
-    player.do(machine.Joined("dot", replace(player.state.presence_key, round=0)))
+    player.do(Joined("dot", replace(player.state.presence_key, round=0)))
     assert player.phase("dot") is Phase.SHARES, "another attempt is none of this one's business"
 
 
@@ -77,7 +76,7 @@ def test_an_attempt_that_cannot_do_without_who_left_it_makes_way_for_another_at_
 
 def test_an_attempt_that_others_may_come_back_to_waits_for_them() -> None:
     player = one_group()
-    player.do(machine.Left("ada"))
+    player.do(Left("ada"))
     player.answer("dot")
     come_back(player, "dot")
     player.answer("bea", "cid")
@@ -92,7 +91,7 @@ def test_a_round_is_not_abandoned_while_who_left_an_attempt_can_take_part_in_the
     player.rules = replace(player.rules, smallest_group=2)
     player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
     player.go_to(Stage.VALUES)
-    player.do(machine.Left("ada"), machine.Left("bea"))
+    player.do(Left("ada"), Left("bea"))
     assert player.state.attempt == 2
     player.answer("dot")
     come_back(player, "dot")
@@ -112,9 +111,9 @@ def test_before_the_rounds_no_attempt_was_left() -> None:
 def test_a_stopped_run_goes_on_with_everybody() -> None:
     player = in_round(replace(RULES, empty_seconds=15.0))
     come_back(player, "dot")
-    player.do(*(machine.Left(site) for site in SITES))
+    player.do(*(Left(site) for site in SITES))
     player.wait(15.0)
     assert player.stage is Stage.STOPPED
-    player.do(machine.Resumed())
+    player.do(Resumed())
     player.join(*SITES)
     assert {player.phase(site) for site in SITES} == {Phase.PRESENCE}

@@ -10,7 +10,7 @@ from agreement.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
 from secure_server.rounds import machine
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import Answered, Computed, Left, Planned, Resumed
 from secure_server.rounds.state import Quorum, Rules, Stage, State
 from tests.secure_server.rounds.round_player import ALL, GROUPED, LEFT, RIGHT, THREE_OF_EACH, GroupPlayer
 
@@ -33,7 +33,7 @@ class TestAfterValuesWereAsked:
     def failed_in(self, stage: Stage, player: GroupPlayer) -> None:
         """Two of the five leave."""
         player.go_to(stage)
-        player.do(machine.Left("ada"), machine.Left("bea"))
+        player.do(Left("ada"), Left("bea"))
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
 
     @pytest.mark.parametrize("stage", [Stage.VALUES, Stage.SURVIVORS])
@@ -55,8 +55,8 @@ class TestAfterValuesWereAsked:
     def test_it_goes_on_with_as_many_as_a_sum_needs(self) -> None:
         player = self.begun()
         player.go_to(Stage.SURVIVORS)
-        player.do(machine.Left("eli"), machine.Left("fay"))
-        player.do(machine.Left("ada"))
+        player.do(Left("eli"), Left("fay"))
+        player.do(Left("ada"))
         player.answer("bea", "cid", "dot", "eve", "gus", "hal")
         assert (player.stage, player.state.participants) == (Stage.PLANNING, ("bea", "cid", "dot", "eve"))
 
@@ -64,13 +64,13 @@ class TestAfterValuesWereAsked:
         """Four of five, then three of those four: enough of the second list, too few of the first."""
         player = self.begun()
         player.go_to(Stage.SURVIVORS)
-        player.do(*(machine.Left(site) for site in ("ada", "eli", "fay")))
+        player.do(*(Left(site) for site in ("ada", "eli", "fay")))
         player.answer("bea", "cid", "dot", "eve", "gus", "hal")
         four = frozenset(("bea", "cid", "dot", "eve"))
         player.do(Planned(tuple(Quorum(phase, four, 3) for phase in STEPS)))
         player.go_to(Stage.SURVIVORS)
         assert [each.least for each in player.state.committed] == [4, 3, 3]
-        player.do(machine.Left("bea"), machine.Left("cid"))
+        player.do(Left("bea"), Left("cid"))
         player.join("ada", "bea")
         player.answer(*(site for site in ("ada", "bea", "dot", "eve") if player.task(site)))
         assert player.state.participants != ("ada", "bea", "dot")
@@ -110,7 +110,7 @@ class TestAfterValuesWereAsked:
         player = self.begun()
         self.failed_in(Stage.VALUES, player)
         player.state = State.from_json(player.state.to_json())
-        player.do(machine.Resumed())
+        player.do(Resumed())
         player.answer("cid", "dot", "eve", *RIGHT)
         assert player.state.participants == RIGHT
 
@@ -127,14 +127,14 @@ class TestAGroupWithoutAResult:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
-        player.do(machine.Computed(without=frozenset(LEFT)))
+        player.do(Computed(without=frozenset(LEFT)))
         return player
 
     def test_is_not_asked_for_it(self) -> None:
         player = self.computed()
         assert [player.phase(site) for site in ALL] == [None] * 4 + [Phase.RESULT] * 4
         with pytest.raises(WrongPhase):
-            player.do(machine.Answered("ada", player.state.result_key))
+            player.do(Answered("ada", player.state.result_key))
         player.answer(*RIGHT)
         assert (player.stage, player.state.round, player.state.without) == (Stage.PRESENCE, 2, ())
         assert [player.phase(site) for site in ALL] == [Phase.PRESENCE] * 8
@@ -152,4 +152,4 @@ class TestAGroupWithoutAResult:
         player.begin()
         player.go_to(Stage.COMPUTING)
         with pytest.raises(ValueError, match="must be participants"):
-            player.do(machine.Computed(without=frozenset(lacking)))
+            player.do(Computed(without=frozenset(lacking)))

@@ -18,9 +18,10 @@ import pytest
 from agreement.round_plan import CLUSTERED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine, task_assignment, transitions
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import Event, Left, Planned, Polled
 from secure_server.rounds.preconditions import check_expected
 from secure_server.rounds.state import STAGE_OF_PHASE, STEPS, Groups, Quorum, Rules, Stage, State
+from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.simulated_run import SimulatedRun
 from tests.secure_server.rounds.simulation_rules import InvariantError
 from tests.support.marks import full_but
@@ -125,10 +126,10 @@ class Tolerant(SimulatedRun):
 
     def visit(self, site: str, lost_answers: float = 0.0) -> None:
         quits = self.quits.setdefault((self.state.round, site), self.rng.choice(CLUSTERED_SUM))
-        task = machine.task_for(self.rules, self.state, site)
+        task = task_for(self.rules, self.state, site)
         if site in self.spare and self.state.round and task is not None and task.phase is quits:
             self.seen["quit"] += 1
-            self.do(machine.Left(site) if self.rng.random() < 0.3 else machine.Polled(site))
+            self.do(Left(site) if self.rng.random() < 0.3 else Polled(site))
         else:
             super().visit(site, lost_answers)
 
@@ -198,7 +199,7 @@ def any_deadline(rules: Rules, state: State, now: float) -> State:
     return state
 
 
-def forgets_the_attempt(rules: Rules, state: State, event: machine.Event, now: float) -> State:
+def forgets_the_attempt(rules: Rules, state: State, event: Event, now: float) -> State:
     return replace(real_step(rules, state, event, now), attempt=1)
 
 

@@ -10,7 +10,9 @@ import pytest
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed, NotOnRoster
 from secure_server.rounds import machine
+from secure_server.rounds.events import Answered, Computed, Event, Joined, Left, Polled, Resumed
 from secure_server.rounds.state import Stage, State
+from secure_server.rounds.task_assignment import ready_sites
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round, without_secret
 
 ROSTER, SECRET = PhaseKey("r1", 0, 1, Phase.ROSTER), PhaseKey("r1", 0, 1, Phase.SECRET)
@@ -45,7 +47,7 @@ class TestJoining:
         player.to_deadline()
         player.join("cid")
         assert player.stage is Stage.STOPPED
-        player.do(machine.Resumed())
+        player.do(Resumed())
         assert (player.stage, player.state.joined) == (Stage.JOINING, frozenset({"bea", "cid", "dot"}))
         player.to_deadline()
         assert player.state.members == ("bea", "cid", "dot")
@@ -53,13 +55,13 @@ class TestJoining:
     def test_a_site_that_left_does_not_count(self) -> None:
         player = Player()
         player.join("ada", "bea", "cid")
-        player.do(machine.Left("cid"))
+        player.do(Left("cid"))
         player.to_deadline()
         assert player.stage is Stage.STOPPED
 
     def test_is_for_the_roster_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = Player()
-        for event in (machine.Joined("eve"), machine.Polled("eve"), machine.Answered("eve", ROSTER)):
+        for event in (Joined("eve"), Polled("eve"), Answered("eve", ROSTER)):
             with pytest.raises(NotOnRoster, match="eve"):
                 player.do(event)
         monkeypatch.setattr(machine, "check_on_roster", lambda *_: None)
@@ -80,7 +82,7 @@ class TestJoining:
 
     def test_once_more_by_a_member_ends_its_absence(self) -> None:
         player = in_round()
-        player.do(machine.Left("ada"))
+        player.do(Left("ada"))
         assert player.state.absent == {"ada"}
         assert player.task("ada") is None
         player.join("ada")
@@ -119,10 +121,10 @@ class TestSetup:
         player.answer("ada", "bea", "cid")
         player.answer("ada", "bea")
         player.answer("dot", "dot")
-        assert machine.ready_sites(RULES, player.state) == set(SITES)
+        assert ready_sites(RULES, player.state) == set(SITES)
         assert player.task("dot") is None, "it is no participant of this attempt"
         player.answer("cid")
-        player.do(machine.Computed())
+        player.do(Computed())
         player.answer("ada", "bea", "cid")
         player.answer(*SITES)
         assert (player.state.round, player.state.participants) == (2, SITES)
@@ -137,7 +139,7 @@ class TestSetup:
     def test_does_not_wait_for_sites_that_left(self) -> None:
         player = Player()
         player.set_up("ada", "bea", "cid")
-        player.do(machine.Left("dot"))
+        player.do(Left("dot"))
         assert player.stage is Stage.PRESENCE
 
     def test_stops_with_too_few_and_names_the_missing(self) -> None:
@@ -147,7 +149,7 @@ class TestSetup:
         player.to_deadline()
         assert player.stage is Stage.STOPPED
         assert player.state.reason == "2 of at least 3 sites finished the set-up in time; missing: cid, dot"
-        player.do(machine.Resumed())
+        player.do(Resumed())
         assert (player.stage, player.phase("cid")) == (Stage.SETUP, Phase.SECRET)
         player.answer("cid")
         player.to_deadline()
@@ -165,12 +167,12 @@ class TestSilentMaker:
         assert player.task("dot") == PhaseKey("r1", 0, 2, Phase.ROSTER), "another roster is another step"
         player.answer("bea", "cid", "dot", "cid", "dot")
         assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
-        for event in (machine.Joined("ada"), machine.Polled("ada")):
+        for event in (Joined("ada"), Polled("ada")):
             with pytest.raises(JoinClosed):
                 player.do(event)
 
-    @pytest.mark.parametrize("event", [machine.Joined("ada"), machine.Polled("ada")], ids=["joins", "polls"])
-    def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self, event: machine.Event) -> None:
+    @pytest.mark.parametrize("event", [Joined("ada"), Polled("ada")], ids=["joins", "polls"])
+    def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self, event: Event) -> None:
         """Of four sites the first starts slowly and the third is gone: the other three are the run."""
         player = Player()
         player.join(*SITES)
@@ -203,7 +205,7 @@ class TestSilentMaker:
         player.answer("bea", "dot")
         player.to_deadline()
         assert player.stage is Stage.STOPPED
-        player.do(machine.Resumed())
+        player.do(Resumed())
         player.join("ada")
         player.answer("ada", "bea", "dot", "bea", "dot")
         player.to_deadline()
@@ -237,7 +239,7 @@ class TestSilentMaker:
             "ada did not make the group's keys in time",
         )
         assert player.state.members == SITES, "the state is intact"
-        player.do(machine.Resumed())
+        player.do(Resumed())
         player.answer("ada")
         assert player.phase("cid") is Phase.SECRET
 

@@ -11,7 +11,18 @@ from agreement.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import WrongPhase
 from secure_server.rounds import machine
-from secure_server.rounds.events import Planned
+from secure_server.rounds.events import (
+    Answered,
+    Computed,
+    ComputeFailed,
+    Event,
+    Joined,
+    Left,
+    Planned,
+    Polled,
+    Resumed,
+    Tick,
+)
 from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State
 from tests.secure_server.rounds.round_player import (
     ALL,
@@ -34,7 +45,7 @@ def test_the_clustering_is_a_round_of_its_own_without_a_result() -> None:
     assert player.task("ada") == PhaseKey("r1", 0, 1, Phase.VALUES)
     player.answer(*ALL)
     assert player.stage is Stage.COMPUTING
-    player.do(machine.Computed((LEFT, RIGHT)))
+    player.do(Computed((LEFT, RIGHT)))
     assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 1)
     assert player.state.groups == (LEFT, RIGHT)
 
@@ -49,7 +60,7 @@ def test_a_round_of_many_steps_asks_each_in_turn() -> None:
         player.answer(*ALL)
     assert player.stage is Stage.COMPUTING
     assert [survivors_of(player.state, phase) for phase in STEPS] == [ALL] * 4
-    player.do(machine.Computed())
+    player.do(Computed())
     player.answer(*ALL)
     assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
     assert (player.state.participants, player.state.survivors, player.state.quorums) == ((), (), ())
@@ -68,30 +79,30 @@ class TestClustering:
         for _ in range(GROUPED.max_attempts):
             while player.stage is not Stage.COMPUTING:
                 player.answer(*ALL)
-            player.do(machine.ComputeFailed())
+            player.do(ComputeFailed())
         assert player.stage is Stage.STOPPED
-        player.do(machine.Resumed())
+        player.do(Resumed())
         assert player.task("ada") == PhaseKey("r1", 0, 4, Phase.PRESENCE)
 
     def test_forgets_whom_it_was_repeated_without(self) -> None:
         player = Player(GROUPED)
         player.set_up(*ALL)
         player.answer(*ALL)
-        player.do(machine.Left("dot"))
+        player.do(Left("dot"))
         assert player.state.benched == {"dot"}
         player.answer(*without("dot"))
         player.answer(*without("dot"))
-        player.do(machine.Computed((LEFT, RIGHT)))
+        player.do(Computed((LEFT, RIGHT)))
         assert player.state.benched == frozenset()
 
     def test_needs_groups_and_no_other_round_may_change_them(self) -> None:
         with pytest.raises(ValueError, match="must set the groups"):
-            self.at_its_end().do(machine.Computed())
+            self.at_its_end().do(Computed())
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
         with pytest.raises(ValueError, match="round 1 sets"):
-            player.do(machine.Computed((ALL,)))
+            player.do(Computed((ALL,)))
 
     @pytest.mark.parametrize(
         "groups",
@@ -99,7 +110,7 @@ class TestClustering:
     )
     def test_groups_are_a_sorted_partition_of_the_members(self, groups: Groups) -> None:
         with pytest.raises(ValueError, match=r"partition|sorted"):
-            self.at_its_end().do(machine.Computed(groups))
+            self.at_its_end().do(Computed(groups))
 
 
 class TestGroups:
@@ -114,7 +125,7 @@ class TestGroups:
     def test_are_waited_for_while_none_is_large_enough(self) -> None:
         """Four are there, as many as a round needs and more, but no three of one group."""
         player = GroupPlayer()
-        player.do(*(machine.Left(site) for site in ("cid", "dot", "gus", "hal")))
+        player.do(*(Left(site) for site in ("cid", "dot", "gus", "hal")))
         player.answer("ada", "bea", "eli", "fay")
         player.wait(40)
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
@@ -156,7 +167,7 @@ class TestGroups:
     def test_nobody_is_benched_if_no_group_were_left(self) -> None:
         player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
         player.begin(LEFT, (Quorum(Phase.SHARES, frozenset(LEFT), 3),))
-        player.do(machine.Left("ada"), machine.Left("bea"))
+        player.do(Left("ada"), Left("bea"))
         assert player.state.attempt == 2
         assert player.state.benched == frozenset()
         assert player.state.absent == {"ada", "bea"}
@@ -213,7 +224,7 @@ class TestDropOuts:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
-        player.do(machine.Left("dot"))
+        player.do(Left("dot"))
         assert player.stage is stage
         player.answer(*without("dot"))
         assert player.stage is not stage
@@ -225,13 +236,13 @@ class TestDropOuts:
         player.go_to(stage)
         player.answer(*without("dot"))
         player.to_deadline()
-        player.do(machine.Polled("dot"))
+        player.do(Polled("dot"))
         while player.stage is not Stage.COMPUTING:
             assert player.task("dot") is None
             with pytest.raises(WrongPhase):
-                player.do(machine.Answered("dot", player.state.key(Phase(STEPS[-1]))))
+                player.do(Answered("dot", player.state.key(Phase(STEPS[-1]))))
             player.answer(*player.state.asked)
-        player.do(machine.Computed())
+        player.do(Computed())
         assert player.phase("dot") is Phase.RESULT
 
     def test_that_left_and_are_back_are_asked_for_the_result_alone_and_not_waited_for(
@@ -242,17 +253,17 @@ class TestDropOuts:
         player.begin()
         player.go_to(stage)
         player.answer("hal")  # and dot has not
-        player.do(machine.Left("hal"))
-        player.do(*(machine.Joined(site, player.state.presence_key) for site in ("dot", "hal")))
+        player.do(Left("hal"))
+        player.do(*(Joined(site, player.state.presence_key) for site in ("dot", "hal")))
         player.state = State.from_json(player.state.to_json())
         while player.stage is not Stage.COMPUTING:
             assert player.task("dot") is player.task("hal") is None
             with pytest.raises(WrongPhase):
-                player.do(machine.Answered("dot", player.state.key(Phase(STEPS[-1]))))
+                player.do(Answered("dot", player.state.key(Phase(STEPS[-1]))))
             awaited = [site for site in player.state.asked if player.task(site)]
             assert awaited, "it waits for nobody else"
             player.answer(*awaited)
-        player.do(machine.Computed())
+        player.do(Computed())
         assert [player.phase(site) for site in ("dot", "hal")] == [Phase.RESULT] * 2
         player.answer(*ALL)
         assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
@@ -261,7 +272,7 @@ class TestDropOuts:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
-        player.do(machine.Left("cid"), machine.Left("dot"), machine.Left("eli"))
+        player.do(Left("cid"), Left("dot"), Left("eli"))
         assert player.stage is Stage.PRESENCE
         assert player.state.benched == {"cid", "dot"}, "the other group could have gone on"
 
@@ -270,7 +281,7 @@ def test_a_site_that_left_one_attempt_is_asked_for_the_next() -> None:
     """One of four is gone for good, another fails once: the three that are left go on, without waiting."""
     player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
     player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
-    player.do(machine.Left("ada"), machine.Left("dot"), machine.Joined("dot"))
+    player.do(Left("ada"), Left("dot"), Joined("dot"))
     assert (player.stage, player.state.attempt, player.state.left) == (Stage.PRESENCE, 2, frozenset())
     player.answer(*LEFT[1:])
     player.do(Planned(tuple(Quorum(phase, frozenset(LEFT[1:]), 3) for phase in STEPS)))
@@ -295,13 +306,13 @@ class TestAfterUnmaskWasAsked:
 
     def test_those_who_cost_it_are_not_asked_in_the_next(self) -> None:
         player = self.abandoned()
-        player.do(machine.Polled("cid"), machine.Polled("dot"))
+        player.do(Polled("cid"), Polled("dot"))
         assert [player.task(site) for site in ("cid", "dot")] == [None, None]
         player.answer(*without("cid", "dot"))
         assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
 
-    @pytest.mark.parametrize("event", [machine.ComputeFailed(), machine.Tick()])
-    def test_nor_is_one_whose_computation_fails(self, event: machine.Event) -> None:
+    @pytest.mark.parametrize("event", [ComputeFailed(), Tick()])
+    def test_nor_is_one_whose_computation_fails(self, event: Event) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
@@ -368,9 +379,7 @@ class TestAfterUnmaskWasAsked:
     def test_such_a_run_stays_stopped(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=1))
         ended = player.state
-        player.do(
-            machine.Resumed(), machine.Tick(), *(machine.Polled(site) for site in without("cid", "dot"))
-        )
+        player.do(Resumed(), Tick(), *(Polled(site) for site in without("cid", "dot")))
         assert player.state == ended
         assert not any(player.task(site) for site in ALL)
         assert State.from_json(ended.to_json()) == ended
@@ -378,7 +387,7 @@ class TestAfterUnmaskWasAsked:
     def test_as_many_as_there_may_be_failures_stop_it_and_it_goes_on_with_the_next_round(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=3, max_attempts=1))
         assert player.stage is Stage.STOPPED
-        player.do(machine.Resumed())
+        player.do(Resumed())
         assert player.task("ada") == PhaseKey("r1", 2, 2, Phase.PRESENCE)
         assert player.state.groups == (LEFT, RIGHT)
 

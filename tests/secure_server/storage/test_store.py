@@ -14,6 +14,7 @@ import pytest
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds import machine
+from secure_server.rounds.state import Stage, State
 from secure_server.storage import store as store_module
 from secure_server.storage.store import Received, ResultReference, Store
 from tests.secure_server.rounds.round_player import RULES, SITES, START, Player, in_round
@@ -140,7 +141,7 @@ class TestOneContentForEachKey:
 
 
 class TestPruning:
-    def fill(self, store: Store) -> machine.State:
+    def fill(self, store: Store) -> State:
         player = computed()
         store.save(
             player.state, upload=(player.state.roster_key, "ada", b"keys"), statement=("ada", b"signed")
@@ -199,7 +200,7 @@ class TestResults:
     """A site's latest result stays until it has a newer one: it may have missed it."""
 
     def give(self, store: Store, number: int, results: dict[str, bytes], attempt: int = 1) -> PhaseKey:
-        state = machine.State("r1", machine.Stage.RESULT, 0.0, round=number, attempt=attempt)
+        state = State("r1", Stage.RESULT, 0.0, round=number, attempt=attempt)
         store.save(state, results=results)
         return state.result_key
 
