@@ -57,7 +57,7 @@ class Plan:
         training = {"model": self.model, "batch_size": self.batch, "local_epochs": self.epochs}
         settings = [f"training.{name}={value}" for name, value in training.items()]
         flags = {
-            "method": self.method,
+            "method": self.method.name,
             "protection": protection.name,
             "dataset": self.dataset,
             "split": "iid" if self.samples is None else f"iid:per={self.samples}",

@@ -368,7 +368,7 @@ def test_client_check_says_what_to_write_for_the_size_of_what_is_averaged(
     )
     agreement.write_text(text, encoding="utf-8")
     told = failure("client", "check", "--config", site_file)
-    advised = told.partition("write ")[2].partition(",")[0]
+    advised = told.partition("or to ")[2].partition(",")[0]
     assert "`protoseal client check` prints the right number" in told
     agreement.write_text(f"{text}\n[averaging]\nparameters = {advised}\n", encoding="utf-8")
     findings = check(site_file)

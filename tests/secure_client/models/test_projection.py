@@ -188,8 +188,8 @@ def test_the_agreed_model_has_the_features_and_the_prototypes_of_the_agreement()
     assert not isinstance(build_agreed_model(agreed(), "small-cnn"), Projected)
 
 
-def test_projection_is_part_of_the_agreements_text_where_it_is_given() -> None:
-    assert "project_from" not in agreed().to_json()
+def test_projection_is_part_of_the_agreements_text_and_hash() -> None:
+    assert '"project_from":null' in agreed().to_json()
     assert '"project_from":24' in agreed(project_from=FROM).to_json()
     assert agreed(project_from=FROM).hash() != agreed().hash()
 

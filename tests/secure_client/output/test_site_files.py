@@ -116,7 +116,7 @@ def test_a_folder_without_files_and_a_bad_name_are_refused(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"holds no \.npz file; it needs one for each site"):
         read_sites(tmp_path)
     np.savez(tmp_path / "Clinic A.npz", x_train=[[0.0]], y_train=[0])
-    with pytest.raises(DataError, match=r"Clinic A\.npz: a site's name has lower-case letters"):
+    with pytest.raises(DataError, match=r"Clinic A\.npz: a site's name may only have lower-case letters"):
         read_sites(tmp_path)
 
 

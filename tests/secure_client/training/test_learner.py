@@ -265,7 +265,7 @@ def test_a_test_set_without_the_sites_classes_has_no_personalised_accuracy() -> 
     halves = [TensorDataset(TRAIN.tensors[0][chosen], labels[chosen]) for chosen in (labels < 5, labels >= 5)]
     evaluation = learner(data=SiteData(halves[0], None)).evaluate_on(halves[1], None)
     assert (evaluation.pm_v, evaluation.pm_l) == (None, None)
-    with pytest.raises(DataError, match="without samples"):
+    with pytest.raises(DataError, match="no samples"):
         learner().evaluate_on(digits(0, 0), None)
 
 
@@ -319,9 +319,9 @@ class Endless(IterableDataset[tuple[Tensor, int]]):
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (SiteData(Endless(), None), DataError, "Endless has no length"),
-        (SiteData(digits(0, 0), None), DataError, "without samples"),
-        (SiteData(TRAIN, digits(0, 0)), DataError, "without samples"),
+        (SiteData(Endless(), None), DataError, "Endless, has no length"),
+        (SiteData(digits(0, 0), None), DataError, "no samples"),
+        (SiteData(TRAIN, digits(0, 0)), DataError, "no samples"),
         (
             SiteData(TensorDataset(torch.zeros(2, 1, 8, 8), torch.tensor([0, 10])), None),
             DataError,

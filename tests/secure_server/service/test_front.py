@@ -36,7 +36,7 @@ PROGRAM = f"""
 import asyncio, resource, sys
 from pathlib import Path
 from crypto.pki import Credentials, TrustAnchor
-from secure_server.service.tcp_proxy import Front
+from secure_server.service.tcp_proxy import TcpProxy
 from secure_server.service.server import serve
 from tests.secure_server.service.harness import FakeHandler
 from tests.secure_server.service.parties import PASSPHRASE
