@@ -112,6 +112,20 @@ def test_authority_is_a_ca_that_signs_parties_only(federation: Federation) -> No
     assert federation.trust.federation == "clinics.example"
 
 
+def test_certificate_of_a_party_signs_messages_and_certifies_nobody(federation: Federation) -> None:
+    """Both extensions are critical, so that software that does not know them refuses the certificate."""
+    for party in (federation.site("clinic-a"), federation.coordinator("localhost")):
+        extensions = _certificate(party).extensions
+        constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+        usage = extensions.get_extension_for_class(x509.KeyUsage)
+        assert constraints.critical
+        assert usage.critical
+        assert not constraints.value.ca
+        assert usage.value.digital_signature
+        assert not usage.value.key_cert_sign
+        assert not usage.value.crl_sign
+
+
 def test_key_files_are_private_and_encrypted(tmp_path: Path) -> None:
     create_authority(tmp_path / "ca", "f", PASSPHRASE, stretching=CHEAP)
     create_request(tmp_path / "a", Identity.site("f", "a"), PASSPHRASE, stretching=CHEAP)
