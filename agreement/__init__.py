@@ -8,7 +8,7 @@ from agreement.agreement import Agreement, load_agreement
 from agreement.extensions.lookup import method_named
 from agreement.method_traits import Family, Inference, Part, Predicts, Traits
 from agreement.methods import CONTROLS, DEPLOYABLE, METHODS, SIMULATED, Method
-from agreement.named import NoSettings
+from agreement.named_component import NoSettings
 from agreement.party_file import LogLevel
 from agreement.protections import PROTECTIONS, PeersHalves, Protection, SumHalves
 from agreement.sections.averaging import AveragingSection, MaskingSection

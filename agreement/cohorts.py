@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement.agreement import Agreement
-from algorithms.gram import Bool
+from algorithms.gram_matrix import Bool
 from algorithms.min_holders import active_classes
 from crypto.protection import Cohort
 from protoseal_wire.messages import ActiveList

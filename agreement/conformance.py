@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from agreement.methods import Method
 from agreement.protections import Protection
 from agreement.toml_loading import Section
-from algorithms.gram import Bool, Float, convex
+from algorithms.gram_matrix import Bool, Float, convex
 from algorithms.pfpl import Weighting, peer_weights
 from crypto.errors import BoundError, CryptoError, MalformedError
 from crypto.fixed_point import Segment

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from agreement.method_traits import Family, Inference, Part, Predicts, Traits
-from agreement.named import Named
+from agreement.named_component import Named
 from agreement.recipe import BatchLoss, Recipe
 from agreement.sections.methods import (
     BaselinesSection,

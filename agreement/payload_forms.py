@@ -11,7 +11,7 @@ from agreement.agreement import CKKS_SLOTS, Agreement
 from agreement.round_plan import Form
 from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Axis, PayloadForm, UpTo
-from crypto.row_checks import NORM_SLACK
+from crypto.prototype_row_checks import NORM_SLACK
 from protoseal_wire.codec import Limits
 
 

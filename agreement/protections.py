@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agreement.named import Named
+from agreement.named_component import Named
 from crypto.keys import KEY_BYTES
 from crypto.plain import Weights
 from crypto.protection import Offer, PayloadForm, ServerHalf, SiteHalf

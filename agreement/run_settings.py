@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agreement.compatibility import check_noise_is_shared, check_protection_serves
 from agreement.extensions.lookup import KnownMethod, KnownProtection
 from agreement.field_types import Count, Positive
+from agreement.method_compatibility import check_noise_is_shared, check_protection_serves
 from agreement.method_traits import Family, Part
 from agreement.methods import METHODS, Method
 from agreement.round_plan import plan_for

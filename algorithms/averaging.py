@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 
 Counts = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 
 Counts = NDArray[np.int64]
 

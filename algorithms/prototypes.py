@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 
 __all__ = ["Clusters", "Targets"]
 

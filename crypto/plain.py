@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import Cohort, Payload, Rows
-from crypto.row_checks import check_rows, contributed
+from crypto.prototype_row_checks import check_rows, contributed
 
 SCHEME = "plain/1"
 

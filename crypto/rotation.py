@@ -31,7 +31,7 @@ from crypto.errors import MalformedError
 from crypto.keys import KEY_BYTES, derive
 from crypto.plain import received
 from crypto.protection import Cohort, Payload, Rows
-from crypto.row_checks import check_values, contributed
+from crypto.prototype_row_checks import check_values, contributed
 
 Float = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
 from secure_client.output.site_log import read_site_log
 from secure_client.output.site_prototypes import SitePrototypes
-from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.site_model.prototype_targets import inference_guide
 from secure_client.training.learner import choose_device
 

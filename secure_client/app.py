@@ -32,7 +32,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.learner import Learner
 from secure_client.transport import GrpcTransport
 

@@ -23,6 +23,7 @@ from agreement.cohorts import stated_classes
 from agreement.payload_forms import limits_of, result_form
 from agreement.storage.ledger_anchors import AnchorRecord
 from protoseal_wire import codec
+from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
@@ -33,10 +34,9 @@ from protoseal_wire.messages import (
     PhaseKey,
     Work,
 )
-from protoseal_wire.presence import sign_presence
 from secure_client.errors import Violation
 from secure_client.methods.base import Method, ResultSummary
-from secure_client.methods.factory import build_method
+from secure_client.methods.method_factory import build_method
 from secure_client.output.site_log import SiteRound
 from secure_client.output.site_rounds import site_round
 from secure_client.privacy.exact_releases import ExactReleases

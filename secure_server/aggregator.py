@@ -16,7 +16,7 @@ from pathlib import Path
 from agreement import Agreement
 from agreement.payload_forms import limits_of
 from agreement.round_plan import ExchangeKind
-from algorithms.gram import convex
+from algorithms.gram_matrix import convex
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import durable_files
 from crypto.ckks import worker_tasks

@@ -12,9 +12,9 @@ from crypto.keys import comparable
 from crypto.roster import Member, Roster
 from crypto.sealed_group_secret import verify_sealed
 from protoseal_wire import codec
+from protoseal_wire.class_presence import verify_presence
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import GroupKeys, Phase, PhaseKey, PresenceStatement, RosterAnswer
-from protoseal_wire.presence import verify_presence
 from secure_server.aggregator import Aggregator
 from secure_server.errors import BadPayload
 from secure_server.ledger_anchors import LedgerAnchors

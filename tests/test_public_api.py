@@ -27,7 +27,7 @@ NAMES = {
         Section SumHalves TrainingSection Traits load_agreement method_named""",
     "agreement.conformance": "NotConforming check_protection check_weights",
     "agreement.recipe": "BatchLoss Clustered Recipe Stage Trains",
-    "algorithms.gram": "Bool Float",
+    "algorithms.gram_matrix": "Bool Float",
     "algorithms.model_outputs": "Outputs Terms",
     "algorithms.prototypes": "Clusters Targets",
     "crypto.errors": """

@@ -18,7 +18,7 @@ from algorithms.averaging import Counts
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedpc.clustering import MOST_GROUPS
 from algorithms.fedplcc import Contribution, GlobalClusters
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.group_mixing import MixForm
 from crypto.ckks.sums import SumForm
 from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError

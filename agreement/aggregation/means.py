@@ -12,7 +12,7 @@ from agreement.payload_forms import longest_mean
 from algorithms.averaging import Counts, prototype_means, weighted_mean
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import Contribution, GlobalClusters, global_clusters
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError
 
 

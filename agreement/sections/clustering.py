@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.fixed_point import Segment
-from crypto.row_checks import NORM_SLACK
+from crypto.prototype_row_checks import NORM_SLACK
 
 Vector = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement.sections.privacy import USUAL_DEVIATIONS, PrivacySection
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.pairwise.attempt_binding import fewest_against, threshold
 from privacy.mechanisms.grid import SIGMA, Grid, share_of
 

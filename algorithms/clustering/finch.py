@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from algorithms.clustering.kmeans import Labels, in_order_of_appearance
 from algorithms.clustering.pca import check_gram
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 
 DISTANCE_STEP = 1e-6
 """Resolution of distances 1 − cos: distances are compared in multiples of this step."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 
 Labels = NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 
 ROUNDING = 1e-13
 """Share of the largest squared norm below which a squared distance is rounding of float64 inner products.

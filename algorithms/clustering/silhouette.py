@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from algorithms.clustering.kmeans import Labels
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 
 
 def silhouette(points: Float, labels: Labels) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.averaging import Counts, prototype_means, weighted_mean
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 
 
 @dataclass(frozen=True)

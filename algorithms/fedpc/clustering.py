@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from algorithms.clustering.kmeans import Labels, Partition, in_order_of_appearance, kmeans, means_of
 from algorithms.clustering.pca import principal_scores, resolution
 from algorithms.clustering.silhouette import silhouette
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 
 MOST_GROUPS = 10
 """Largest number of groups J that is tried if none is given."""

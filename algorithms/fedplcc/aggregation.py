@@ -18,7 +18,7 @@ from algorithms.averaging import weighted_mean
 from algorithms.clustering.finch import LEAST_NORM, finch, finch_rows
 from algorithms.clustering.kmeans import Labels, in_order_of_appearance
 from algorithms.fedplcc.cluster_merging import Merging, most_norm_hiding
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 
 WITHHELD = -1
 """Cluster number of a local prototype whose class has too few holders."""

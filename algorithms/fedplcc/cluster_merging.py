@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from algorithms.clustering.finch import CANCELLED, DISTANCE_STEP, LEAST_NORM
 from algorithms.clustering.kmeans import Labels, in_order_of_appearance
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 
 
 def most_norm_hiding(rows: int) -> int:

@@ -7,7 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.gram import Bool, Float, Need, squared_distances
+from algorithms.gram_matrix import Bool, Float, Need, squared_distances
 
 
 class Weighting(StrEnum):

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.ckks import noise_flooding
+from crypto.ckks.answer_receiver import Receiver
 from crypto.ckks.circuit import Circuit, Parts
 from crypto.ckks.packed_sums import PackedSums, Product
 from crypto.ckks.packing import Complex, Packing
 from crypto.ckks.parameters import SCALE, UNIT_SCALE, Ciphertext, Level
-from crypto.ckks.slot_masking import Receiver
 from crypto.protection import Combination
 
 Pair = tuple[int, int]

@@ -16,7 +16,7 @@ from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Combination, Payload, Rows
-from crypto.row_checks import contributed
+from crypto.prototype_row_checks import contributed
 
 Counts = NDArray[np.int64]
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tenseal import sealapi
 
+from crypto.ckks.answer_receiver import Receiver
 from crypto.ckks.circuit import Parts
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.keys_file import KeysFile, circuit_of, failures
@@ -22,7 +23,6 @@ from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, context, upload_forms
 from crypto.ckks.peer_combination import Combining, Pair, needs_bare_sum
 from crypto.ckks.serialization import dump, read_ciphertext
-from crypto.ckks.slot_masking import Receiver
 from crypto.protection import Combination
 
 

@@ -23,7 +23,7 @@ from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import Event
 from privacy.errors import LedgerError, RolledBackError
 from privacy.ledger import append_only_file
-from privacy.ledger.account import Account, ledger_faults
+from privacy.ledger.budget_account import Account, ledger_faults
 from privacy.ledger.decisions import (
     Allowance,
     Exposure,

@@ -260,7 +260,7 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class PresenceStatement:
-    """Signed statement of a site for one attempt (:mod:`protoseal_wire.presence`).
+    """Signed statement of a site for one attempt (:mod:`protoseal_wire.class_presence`).
 
     ``holds`` has the classes of the site, bool of shape (K,); ``base`` is the SHA-256 of the result that it trained
     from, empty for none; ``keys`` are its keys for this attempt's masks, if masks are used; ``anchor`` is that of its

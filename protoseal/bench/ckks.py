@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from crypto.ckks.answer_receiver import Receiver
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE
 from crypto.ckks.peer_combination import Combining
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
-from crypto.ckks.slot_masking import Receiver
 from crypto.protection import Cohort, Combination, Payload
 from crypto.work_pool import Pool
 from protoseal.bench.ckks_errors import distance_errors, errors

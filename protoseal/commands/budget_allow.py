@@ -8,7 +8,7 @@ import click
 
 from agreement.errors import UserError
 from privacy.accounting.accounting_rules import Accounting
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.decisions import LONGEST_REASON
 from privacy.ledger.entries import Limit
 from privacy.ledger.ledger import Ledger

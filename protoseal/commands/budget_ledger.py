@@ -13,7 +13,7 @@ import click
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, event_to_json
 from privacy.errors import RolledBackError
-from privacy.ledger.account import Account, read_account
+from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.decisions import exposure_to_json, loss_to_json
 from privacy.ledger.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
 from privacy.ledger.hash_chain import Anchor
@@ -132,7 +132,7 @@ def check_fields(account: Account) -> None:
 def accountant(limit: Limit) -> Accountant:
     """Return the ledger's."""
     # Only where it is needed: it takes a second to import, and `verify` does without.
-    from privacy.ledger.accountants import accountant_of
+    from privacy.ledger.accountants_by_name import accountant_of
 
     return accountant_of(limit.accountant)
 

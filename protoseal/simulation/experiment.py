@@ -29,7 +29,7 @@ from protoseal.simulation.site_pool import SiteTesting, SiteTraining
 from secure_client.data import SiteData
 from secure_client.data.preprocess import to_dataset
 from secure_client.output.site_log import SiteRound
-from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.process_pool import Workers
 

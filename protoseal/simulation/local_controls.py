@@ -19,7 +19,7 @@ from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting,
 from secure_client.data import SiteData
 from secure_client.output.site_rounds import site_round
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.factory import build_trainee
+from secure_client.site_model.learner_factory import build_trainee
 from secure_server.round_log import CoordinatorRound
 
 

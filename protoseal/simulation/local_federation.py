@@ -60,7 +60,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_trainee
+from secure_client.site_model.learner_factory import build_trainee
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound

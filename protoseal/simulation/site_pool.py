@@ -21,7 +21,7 @@ from secure_client.errors import DataError
 from secure_client.output.site_log import SiteLog, SiteRound
 from secure_client.output.site_rounds import site_round
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_learner, warn_of_fedavg
+from secure_client.site_model.learner_factory import build_learner, warn_of_fedavg
 from secure_client.training.evaluation import Evaluation
 from secure_client.training.job import Losses
 from secure_client.training.learner import Learner

@@ -14,7 +14,7 @@ PUBLIC = {
     "agreement": "Agreements, and what registers a method or a protection",
     "agreement.conformance": "Checks for an extension's own tests",
     "agreement.recipe": "How a method trains besides its loss",
-    "algorithms.gram": "Types of a method's weights",
+    "algorithms.gram_matrix": "Types of a method's weights",
     "algorithms.model_outputs": "What a loss is computed from, and returns",
     "algorithms.prototypes": "Prototypes that a site receives",
     "crypto.errors": "Exceptions that a protection raises",

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from agreement import Agreement
-from algorithms.gram import Bool
+from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
 from crypto.pki.certificate_fields import load_certificate
 from privacy.errors import BudgetError, PrivacyError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from protoseal_wire.messages import CheckReply
 from secure_client.app import NO_LEDGER, load_data, open_learner, open_party
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
@@ -26,7 +26,7 @@ from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_relea
 from secure_client.privacy.run_cost import planned_epsilon, planned_in_words
 from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party
-from secure_client.site_model.factory import build_initial_model, check_averaged
+from secure_client.site_model.learner_factory import build_initial_model, check_averaged
 from secure_client.training.learner import choose_device
 
 R = TypeVar("R")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agreement import Agreement
-from algorithms.gram import Bool
+from algorithms.gram_matrix import Bool
 from crypto.pairwise.wire_values import MaskKeys
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.protocol.journal import Journal

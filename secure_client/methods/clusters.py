@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from agreement.payload_forms import limits_of, longest_mean, result_form
 from agreement.sections.clustering import counted_samples
 from algorithms.fedplcc import GlobalClusters, LocalClusters
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
-from crypto.row_checks import whole_numbers
+from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.errors import Violation

@@ -21,7 +21,7 @@ from algorithms.fedplcc import GlobalClusters
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError, MalformedError
 from crypto.protection import Payload
-from crypto.row_checks import whole_numbers
+from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.error_containment import opening

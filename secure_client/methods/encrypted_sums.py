@@ -14,7 +14,7 @@ import numpy as np
 from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
 from agreement.aggregation.means import Means
 from agreement.payload_forms import sums_form
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError

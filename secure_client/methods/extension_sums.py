@@ -14,7 +14,7 @@ from crypto.sum_protection import SumSiteHalf
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.encrypted_sums import EncryptedSums
-from secure_client.protocol.single_step import attempt_context
+from secure_client.protocol.single_phase_exchange import attempt_context
 
 
 class AddedSums(EncryptedSums):

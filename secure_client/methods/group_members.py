@@ -9,8 +9,8 @@ from agreement.cohorts import group_cohort
 from agreement.phases import fewest_listed
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import threshold
+from protoseal_wire.class_presence import check_keys_given
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
-from protoseal_wire.presence import check_keys_given
 from secure_client.errors import Violation
 from secure_client.methods.base import Parts
 from secure_client.methods.round_start import Starts

@@ -16,7 +16,7 @@ from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import opening
 from secure_client.errors import Violation
 from secure_client.methods.base import Parts, ResultSummary
-from secure_client.protocol.single_step import site_half
+from secure_client.protocol.single_phase_exchange import site_half
 
 _log = logging.getLogger("protoseal.site")
 

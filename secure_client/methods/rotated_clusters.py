@@ -11,20 +11,20 @@ from dataclasses import replace
 import numpy as np
 
 from algorithms.fedplcc import Contribution, contribution, has_direction
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from crypto.protection import Payload
+from crypto.prototype_row_checks import directions
 from crypto.randomness import gaussian
 from crypto.rotation import SCHEME as ROTATION
 from crypto.rotation import RotationSite
-from crypto.row_checks import directions
 from protoseal_wire import codec
-from protoseal_wire.assignment import broadcast, clusters_of
+from protoseal_wire.cluster_assignment import broadcast, clusters_of
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.methods.clusters import Clustered
 from secure_client.protocol.assignment_checks import checked_assignment
 from secure_client.protocol.masked_sum import Group
-from secure_client.protocol.single_step import rotation_context
+from secure_client.protocol.single_phase_exchange import rotation_context
 
 
 class DirectedClustered(Clustered):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agreement.cohorts import clustering_cohort
 from agreement.payload_forms import limits_of, longest_mean, result_form
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
@@ -31,7 +31,7 @@ from secure_client.methods.pfpl import check_nothing_given
 from secure_client.methods.round_start import Starts
 from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
-from secure_client.protocol.single_step import shown_half
+from secure_client.protocol.single_phase_exchange import shown_half
 from secure_client.training.built_in_methods import site_method
 
 

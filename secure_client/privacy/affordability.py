@@ -13,8 +13,8 @@ from agreement import Agreement
 from agreement.sections.privacy import PrivacySection
 from privacy.accounting.events import Event
 from privacy.errors import BudgetError
-from privacy.ledger.account import Account
-from privacy.ledger.accountants import accountant_of
+from privacy.ledger.accountants_by_name import accountant_of
+from privacy.ledger.budget_account import Account
 from privacy.ledger.entries import Release
 from secure_client.privacy.releases import TRAINING, WHAT
 from secure_client.privacy.run_cost import event_of, training_of

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.fedplcc import LocalClusters
-from algorithms.gram import Bool
+from algorithms.gram_matrix import Bool
 from algorithms.prototypes import Clusters, Guide
 from privacy.ledger.hash_chain import Anchor
 from privacy.mechanisms.cell_query import Cells

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.errors import RolledBackError
-from privacy.ledger.account import Account, read_account
+from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.hash_chain import NO_LINE, Anchor
 from protoseal_wire.ledger_anchor_key import anchor_key
 from protoseal_wire.messages import LedgerAnchor

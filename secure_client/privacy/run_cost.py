@@ -10,7 +10,7 @@ from agreement.sections.privacy import PrivacySection
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from privacy.errors import BudgetError
-from privacy.ledger.accountants import accountant_of, cost
+from privacy.ledger.accountants_by_name import accountant_of, cost
 from privacy.mechanisms.prototype_query import PrototypeQuery
 from secure_client.privacy.budget_section import BudgetSection
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from privacy.ledger.accountants import accountant_of
+from privacy.ledger.accountants_by_name import accountant_of
 from privacy.ledger.entries import Limit
 from privacy.ledger.ledger import Ledger
 from secure_client.privacy.budget_section import BudgetSection

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agreement import AveragingSection
 from algorithms.fedplcc import LocalClusters
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from algorithms.prototypes import project_to_norm
 from crypto.errors import BoundError
 

@@ -14,7 +14,7 @@ from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import most_norm_hiding
 from crypto.errors import MalformedError
 from crypto.protection import Cohort
-from protoseal_wire.assignment import AssignedClusters, clusters_of
+from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
 from protoseal_wire.messages import AssignedRows, Assignment
 from secure_client.errors import Violation
 

@@ -8,8 +8,8 @@ from agreement import Agreement
 from agreement.payload_forms import limits_of
 from crypto.errors import CryptoError
 from protoseal_wire import codec
+from protoseal_wire.class_presence import verify_active_list
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
-from protoseal_wire.presence import verify_active_list
 from secure_client.errors import Violation
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import PeerAnchors

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from agreement import AveragingSection, Predicts
 from agreement.storage.atomic_files import write_bytes
 from algorithms.fedplcc import GlobalClusters, LocalClusters
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.error_containment import contained
 from secure_client.errors import DataError
@@ -31,7 +31,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpoints import Checkpoints
 from secure_client.site_model.exchanged_values import ExchangedValues
 from secure_client.site_model.prototype_targets import deciding_guide
-from secure_client.site_model.round_base import Base
+from secure_client.site_model.round_start_state import Base
 from secure_client.site_model.training_outcome import Trained
 from secure_client.training.evaluation import Evaluation
 from secure_client.training.job import Job, Losses

@@ -6,10 +6,10 @@ import numpy as np
 import safetensors.numpy
 from torch import Tensor
 
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Targets
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.round_base import Base
+from secure_client.site_model.round_start_state import Base
 from secure_client.site_model.training_outcome import Trained
 
 _STATE, _TARGETS, _BASE = "model", "targets", "base"

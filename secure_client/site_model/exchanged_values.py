@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.fedplcc import LocalClusters
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from algorithms.prototypes import Guide
 from secure_client.error_containment import contained
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.fedplcc import LocalClusters
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from secure_client.training.job import Losses
 
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agreement import Part
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
 

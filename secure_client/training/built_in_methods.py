@@ -24,7 +24,7 @@ from algorithms.feddbp import fuse
 from algorithms.feddbp import objective as feddbp
 from algorithms.fedpc import objective as fedpc
 from algorithms.fedplcc import objective as fedplcc
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl import objective as pfpl
 from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import PrototypeModel

@@ -19,7 +19,7 @@ from agreement.recipe import Recipe, Stage
 from algorithms import inference, metrics
 from algorithms.feddbp.fisher import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Guide, class_means
 from secure_client.data import SiteData

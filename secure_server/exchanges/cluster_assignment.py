@@ -11,10 +11,10 @@ from agreement import Agreement
 from agreement.aggregation.means import cluster_means
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import WITHHELD, Assignment, Contribution, assign
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError
 from crypto.protection import Payload
-from crypto.row_checks import whole_numbers
+from crypto.prototype_row_checks import whole_numbers
 
 
 @dataclass(frozen=True)

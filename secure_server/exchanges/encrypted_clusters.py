@@ -17,7 +17,7 @@ from protoseal_wire.messages import Phase
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.group_results import for_members
 from secure_server.exchanges.rotated_clusters import Directions
-from secure_server.exchanges.single_step import OneStep
+from secure_server.exchanges.single_phase_exchange import OneStep
 
 
 class EncryptedClusters(OneStep):

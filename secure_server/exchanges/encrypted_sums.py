@@ -13,7 +13,7 @@ from crypto.sum_protection import SumServerHalf
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.group_results import for_members
-from secure_server.exchanges.single_step import OneStep
+from secure_server.exchanges.single_phase_exchange import OneStep
 
 
 class EncryptedSums(OneStep):

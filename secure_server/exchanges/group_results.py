@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agreement import Agreement
 from agreement.aggregation.means import check_total, means_of, noisy_rows
 from algorithms.fedpc.aggregation import Groups, between, within
-from algorithms.gram import Bool
+from algorithms.gram_matrix import Bool
 from crypto.protection import Cohort, Payload
 from secure_server.exchanges.base import Outcome
 from secure_server.rounds.state import Groups as SiteGroups

@@ -15,12 +15,12 @@ import numpy as np
 from agreement import Agreement
 from agreement.aggregation.means import check_samples
 from algorithms.fedplcc import Contribution
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.scheme import SCHEME
 from crypto.protection import Payload
-from protoseal_wire.assignment import broadcast
+from protoseal_wire.cluster_assignment import broadcast
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.base import Attempt

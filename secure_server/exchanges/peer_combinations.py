@@ -7,7 +7,7 @@ from agreement.cohorts import cohort_of
 from crypto.protection import Payload, ServerHalf
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Outcome
-from secure_server.exchanges.single_step import OneStep
+from secure_server.exchanges.single_phase_exchange import OneStep
 
 
 class PeerCombinations(OneStep):

@@ -6,11 +6,11 @@ import numpy as np
 
 from agreement.cohorts import group_cohort
 from algorithms.fedplcc import Contribution, LocalClusters, contribution, has_direction
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.plain import SCHEME
 from crypto.protection import Payload
-from crypto.row_checks import NORM_SLACK, whole_numbers
+from crypto.prototype_row_checks import NORM_SLACK, whole_numbers
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.cluster_assignment import (
     ClusterAssignment,
@@ -21,7 +21,7 @@ from secure_server.exchanges.cluster_assignment import (
 )
 from secure_server.exchanges.group_results import for_members
 from secure_server.exchanges.plain_sums import check_model, check_weight
-from secure_server.exchanges.single_step import OneStep
+from secure_server.exchanges.single_phase_exchange import OneStep
 
 
 class PlainClusters(OneStep):

@@ -6,14 +6,14 @@ import numpy as np
 
 from agreement import AveragingSection
 from agreement.cohorts import group_cohort
-from algorithms.gram import Bool
+from algorithms.gram_matrix import Bool
 from crypto.errors import MalformedError
 from crypto.plain import SCHEME, only_array
 from crypto.protection import Payload
-from crypto.row_checks import NORM_SLACK
+from crypto.prototype_row_checks import NORM_SLACK
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.group_results import GroupSum, Vector, for_members, results_of
-from secure_server.exchanges.single_step import OneStep
+from secure_server.exchanges.single_phase_exchange import OneStep
 
 
 class PlainSums(OneStep):

@@ -12,12 +12,12 @@ import numpy as np
 from agreement import Agreement
 from agreement.cohorts import group_cohort
 from agreement.payload_forms import directions_form
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError, UnknownSchemeError
+from crypto.prototype_row_checks import NORM_SLACK
 from crypto.rotation import SCHEME
-from crypto.row_checks import NORM_SLACK
 from protoseal_wire import codec
-from protoseal_wire.assignment import AssignedClusters, clusters_of
+from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
 from secure_server.exchanges.base import Attempt, AttemptCache

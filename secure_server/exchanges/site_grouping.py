@@ -13,7 +13,7 @@ from crypto.plain import GramServer
 from crypto.protection import Payload
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Outcome
-from secure_server.exchanges.single_step import OneStep
+from secure_server.exchanges.single_phase_exchange import OneStep
 from secure_server.rounds.state import Groups
 
 

@@ -20,7 +20,7 @@ JOURNAL_LOOKUP, JOURNAL_ONCE = (
     "secure_client.protocol.journal.Journal.answer",
     "secure_client.protocol.journal._RECORD_ONCE",
 )
-PRESENCE_FIELDS = "protoseal_wire.presence._fields"
+PRESENCE_FIELDS = "protoseal_wire.class_presence._fields"
 COHORT_INDEX = "crypto.protection.Cohort.index"
 SEALED_INFO = "crypto.sealed_group_secret._info"
 

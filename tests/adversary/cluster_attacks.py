@@ -132,7 +132,7 @@ CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
         isolated_by_different_assignments,
     ),
     "mixes classes in a cluster": ClusterAttack(
-        ("protoseal_wire.assignment.check_one_class",), A, Phase.SHARES,
+        ("protoseal_wire.cluster_assignment.check_one_class",), A, Phase.SHARES,
         "a cluster of the assignment has rows of two classes", row_in_a_cluster_of_another_class,
     ),
     "calls rows by another class": ClusterAttack(

@@ -12,7 +12,7 @@ from algorithms.fedplcc import LocalClusters, contribution
 from crypto.fixed_point import FixedPoint
 from crypto.protection import Payload
 from protoseal_wire import codec
-from protoseal_wire.assignment import AssignedClusters, clusters_of
+from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
 from protoseal_wire.messages import ActiveList, AssignedRows, Assignment, Phase
 from secure_client.methods import rotated_clusters
 from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters

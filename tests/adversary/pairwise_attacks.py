@@ -23,8 +23,8 @@ from crypto.pairwise.unmask import unmask
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
+from protoseal_wire.class_presence import sign_presence, verify_presence
 from protoseal_wire.messages import Phase, PhaseKey
-from protoseal_wire.presence import sign_presence, verify_presence
 from tests.crypto.masked_group import Group, binding_of, credentials, member, names, sha256, total
 
 VICTIM = "clinic-a"
@@ -42,7 +42,7 @@ RELEASERS = "crypto.pairwise.share_release._check_among"
 FIELDS = "crypto.pairwise.attempt_binding.Binding.fields"
 FRESH = "tests.crypto.masked_group.fresh_secrets"
 SELF_KEY = "crypto.pairwise.masks.self_key"
-STATEMENT = "protoseal_wire.presence.verify"
+STATEMENT = "protoseal_wire.class_presence.verify"
 SHARES_NEEDED = "crypto.pairwise.shares.split"
 
 _honest_fields = Binding.fields

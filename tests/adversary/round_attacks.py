@@ -13,8 +13,8 @@ from algorithms.pfpl import Weighting
 from crypto.ckks.serialization import dump, load
 from crypto.protection import Payload
 from protoseal_wire import codec
+from protoseal_wire.class_presence import verify_presence
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement, RoundStart
-from protoseal_wire.presence import verify_presence
 from tests.adversary.attack import (
     COHORT_INDEX,
     JOURNAL_LOOKUP,
@@ -253,7 +253,7 @@ _OPEN = ORDER + "_check_attempt_open"
 
 ROUND_ATTACKS: dict[str, Attack] = {
     "claims a holder that did not sign": Attack(
-        ("protoseal_wire.presence.verify_presence",), A, Phase.VALUES, _SIGNED, forged_holder
+        ("protoseal_wire.class_presence.verify_presence",), A, Phase.VALUES, _SIGNED, forged_holder
     ),
     "replays presence of another attempt": Attack(
         (PRESENCE_FIELDS,), A, Phase.VALUES, _SIGNED, replayed_attempt
@@ -263,7 +263,7 @@ ROUND_ATTACKS: dict[str, Attack] = {
         (PARTICIPANTS + "_check_own_presence", COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
     ),
     "lists a participant twice": Attack(
-        ("protoseal_wire.presence._check_names_distinct", "crypto.protection.Cohort.__post_init__"),
+        ("protoseal_wire.class_presence._check_names_distinct", "crypto.protection.Cohort.__post_init__"),
         A, Phase.VALUES, _LIST + "the active list names a site twice", repeated_participant,
     ),
     "asks among too few": Attack(

@@ -30,7 +30,7 @@ from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Tas
 from secure_client.client_loop import take_part
 from secure_client.data import SiteData
 from secure_client.session import Session
-from secure_client.site_model.factory import build_agreed_model, build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_agreed_model, build_learner, build_trainee
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.base import Outcome

@@ -15,8 +15,8 @@ from crypto.pki import Credentials
 from crypto.roster import Statement, sign_statement
 from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire import codec
+from protoseal_wire.class_presence import verify_presence
 from protoseal_wire.messages import ActiveList, GroupKeys, Phase
-from protoseal_wire.presence import verify_presence
 from secure_client.protocol.group_secret import ckks_key
 from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, SEALED_INFO, Attack
 from tests.adversary.hostile_coordinator import Hostile

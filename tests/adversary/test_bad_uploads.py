@@ -20,8 +20,8 @@ from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.protection import Payload
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
+from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.messages import Acknowledgement, Phase, PresenceStatement, RoundStart
-from protoseal_wire.presence import sign_presence
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_server import errors
 from secure_server.service.status import status_of

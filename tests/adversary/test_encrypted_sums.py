@@ -239,7 +239,7 @@ def test_a_row_among_those_of_another_class_would_show_and_is_refused(
     )
     with pytest.raises(Violation, match="has rows of two classes"):
         begun.tell(moved, A)
-    monkeypatch.setattr("protoseal_wire.assignment.check_one_class", lambda *_: None)
+    monkeypatch.setattr("protoseal_wire.cluster_assignment.check_one_class", lambda *_: None)
     begun.tell(moved, *EVERYONE)
     of_class_1 = sum(rows_of(play, name, 1).sum(axis=0) for name in EVERYONE)
     found = begun.read(begun.total(EVERYONE))[DIM : 2 * DIM] - of_class_1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agreement import CONTROLS, DEPLOYABLE, METHODS, PROTECTIONS, Family, Method, NoSettings, Protection
-from agreement.compatibility import check_protection_serves
+from agreement.method_compatibility import check_protection_serves
 from agreement.phases import first_round, has_common_group
 from algorithms.baselines import cross_entropy
 from algorithms.baselines.fedplvm import Objective as FedplvmObjective

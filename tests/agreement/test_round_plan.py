@@ -6,7 +6,7 @@ import pytest
 
 from agreement import DEPLOYABLE, PROTECTIONS, Family, Method, Protection
 from agreement.round_plan import ExchangeKind, plan_for
-from secure_client.methods.factory import _METHODS
+from secure_client.methods.method_factory import _METHODS
 from secure_server.aggregator import _EXCHANGES
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import Assignment, Contribution, LocalClusters, contribution, local_clusters
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 
 SEEDS = range(40)
 CLASSES, DIM = 3, 6

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from algorithms.gram import Float, combine, gram, squared_distances
+from algorithms.gram_matrix import Float, combine, gram, squared_distances
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 STACKS = SHAPES.flatmap(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from algorithms.prototypes import Targets, class_means, nearest_prototype, project_to_norm
 
 ROWS = npst.arrays(np.float64, (4, 3), elements=st.floats(-1e3, 1e3))

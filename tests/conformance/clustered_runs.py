@@ -20,7 +20,7 @@ from agreement.aggregation.encrypted_sums import EncryptedClusterSum
 from agreement.payload_forms import limits_of, result_form
 from algorithms.fedplcc import LocalClusters
 from protoseal_wire import codec
-from protoseal_wire.assignment import clusters_of
+from protoseal_wire.cluster_assignment import clusters_of
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.data import SiteData
 from tests.algorithms import finch_reference as paper

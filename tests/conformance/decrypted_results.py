@@ -14,7 +14,7 @@ from algorithms.fedplcc import GlobalClusters
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.protection import Payload
-from crypto.row_checks import whole_numbers
+from crypto.prototype_row_checks import whole_numbers
 from protoseal.simulation.local_federation import LocalSite
 
 Float = NDArray[np.float64]

@@ -15,7 +15,7 @@ from agreement import (
     Protection,
     TrainingSection,
 )
-from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.grouped_runs import grouped_agreement
 

@@ -31,7 +31,7 @@ from secure_client.output.site_files import MODEL, read_prototypes
 from secure_client.output.site_log import SiteRound
 from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.site_model.prototype_targets import inference_guide
 from tests.support.small import small_agreement
 

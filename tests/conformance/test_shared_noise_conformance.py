@@ -34,7 +34,7 @@ from protoseal_wire.messages import Phase
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import outputs_of
 from secure_client.privacy.releases import Releases
-from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.learner_factory import build_agreed_model
 from tests.algorithms import fedpc_reference as paper
 from tests.conformance.grouped_runs import Transcript, run_grouped, two_kinds
 from tests.conformance.private_runs import private_agreement

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from crypto.errors import MalformedError
+from crypto.prototype_row_checks import directions, whole_numbers
 from crypto.rotation import RotationSite, class_key, rotate
-from crypto.row_checks import directions, whole_numbers
 
 SEED, CONTEXT, DIM = bytes(range(32)), b"run, round, attempt, phase", 12
 SITE = RotationSite(SEED, CONTEXT)

@@ -19,7 +19,7 @@ from secure_client.output.site_files import MODEL, PROTOTYPES
 from secure_client.output.site_log import SiteRound, read_site_log
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import open_journal
-from secure_client.site_model.round_base import Base
+from secure_client.site_model.round_start_state import Base
 from secure_server.app import ROUNDS_LOG, read_rounds
 from secure_server.round_log import CoordinatorRound
 from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines

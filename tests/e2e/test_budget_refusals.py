@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agreement import Agreement, Method, PrivacySection
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from secure_client.privacy.run_cost import planned_epsilon
 from secure_server.app import read_rounds
 from secure_server.storage.store import Store

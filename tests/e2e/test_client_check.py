@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from agreement import Agreement, Method, PrivacySection
 from crypto.keys import StorageKey
-from privacy.ledger.accountants import cost
+from privacy.ledger.accountants_by_name import cost
 from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit

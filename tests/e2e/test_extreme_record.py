@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Extractor, Method, PrivacySection, Protection
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from protoseal.splits import SiteArrays
 from secure_client.data.arrays import Samples, checked_samples
 from secure_server.app import read_rounds

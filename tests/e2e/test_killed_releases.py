@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agreement import Agreement, Method, PrivacySection
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Entry
 from privacy.ledger.ledger import Ledger
 from protoseal_wire.messages import Phase

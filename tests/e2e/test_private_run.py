@@ -10,7 +10,7 @@ import pytest
 
 from agreement import Agreement, Method, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit

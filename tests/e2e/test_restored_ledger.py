@@ -12,7 +12,7 @@ import pytest
 from agreement import Agreement, Method, PrivacySection
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.errors import RolledBackError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import is_guaranteed
 from protoseal_wire.ledger_anchor_key import anchor_key
 from secure_client.check.checks import check_site

@@ -21,9 +21,9 @@ from crypto.pairwise.share_release import check_released, release
 from crypto.pairwise.survivor_signatures import verify_signed_survivors
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.roster import Member, Roster
+from protoseal_wire.class_presence import verify_active_list, verify_presence
 from protoseal_wire.ledger_anchor_key import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
-from protoseal_wire.presence import verify_active_list, verify_presence
 from tests.crypto import protocol_reference
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "statements.json").read_text())

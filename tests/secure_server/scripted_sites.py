@@ -35,6 +35,7 @@ from crypto.rotation import RotationSite
 from crypto.sealed_group_secret import seal_group_secret
 from protoseal.simulation.local_federation import make_parties
 from protoseal_wire import codec
+from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     Acknowledgement,
@@ -55,7 +56,6 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
-from protoseal_wire.presence import sign_presence
 from secure_client.protocol.setup import Party
 from secure_server.coordinator import Coordinator
 from tests.support.small import small_agreement

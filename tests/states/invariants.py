@@ -19,7 +19,7 @@ from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words
 from privacy.errors import LedgerError
-from privacy.ledger.account import Account, read_account
+from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.entries import Release
 from privacy.ledger.hash_chain import Anchor
 from protoseal_wire import codec

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from privacy.errors import BudgetError
 from privacy.ledger import append_only_file
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor
 from tests.states.interleaved_threads import Killed, Strand, pause
 from tests.states.stepwise import stepwise

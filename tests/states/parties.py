@@ -34,7 +34,7 @@ from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.rounds.rules_from_agreement import agreed_rules

@@ -53,7 +53,7 @@ def meet(text: str) -> None:
     # The accountant takes most of a round's time, and is not what is tested.
     for name, accountant in (
         ("secure_client.privacy.run_cost", "cost"),
-        ("privacy.ledger.accountants", "cost"),
+        ("privacy.ledger.accountants_by_name", "cost"),
     ):
         module = importlib.import_module(name).__dict__
         if accountant not in module:

@@ -12,7 +12,7 @@ import pytest
 
 from agreement import PeersHalves, Protection, method_named
 from agreement.conformance import NotConforming, check_protection, check_weights
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, PayloadForm
 from crypto.rotation import SCHEME, RotationSite

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from algorithms.clustering import finch as module
 from algorithms.clustering.finch import cosines_of_means, finch, finch_rows, hierarchy, hierarchy_rows
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from tests.algorithms import finch_reference as reference
 
 SEEDS = range(80)

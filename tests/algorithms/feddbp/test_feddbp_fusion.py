@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from algorithms.averaging import prototype_means
 from algorithms.feddbp import fuse
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from tests.algorithms import feddbp_reference as reference
 
 

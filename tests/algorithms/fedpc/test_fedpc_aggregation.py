@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from algorithms.fedpc import Groups, between, similarity_weights, within
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from tests.algorithms import fedpc_reference as reference
 from tests.algorithms.plain_lists import mean
 

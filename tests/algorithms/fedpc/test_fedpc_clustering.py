@@ -19,7 +19,7 @@ from algorithms.clustering.pca import principal_scores
 from algorithms.clustering.silhouette import silhouette
 from algorithms.fedpc import cluster
 from algorithms.fedpc.clustering import merge_small
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from tests.algorithms import fedpc_reference as reference
 from tests.support.marks import full_but
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from algorithms.gram import Bool, Float, Need, combine, gram
+from algorithms.gram_matrix import Bool, Float, Need, combine, gram
 from algorithms.pfpl import Weighting, peer_weights, personalise, sufficient_needs
 from crypto.protection import Combination, Offer
 

@@ -14,8 +14,8 @@ from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from privacy.accounting.renyi_filter import ORDERS, costs, filtered_epsilon
 from privacy.errors import BudgetError, LedgerError
-from privacy.ledger.account import read_account
-from privacy.ledger.accountants import accountant_of
+from privacy.ledger.accountants_by_name import accountant_of
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Limit, Release, Spending
 from privacy.ledger.ledger import Ledger
 

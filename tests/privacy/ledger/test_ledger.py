@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, GaussianRelease, event_from_json, event_to_json
 from privacy.errors import BudgetError, LedgerError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Limit, Release, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.remaining_budget import MOST_RELEASES, MOST_STEPS, remaining

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import BudgetError, LedgerError, RolledBackError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import GUARANTEE, Limit, Spending
 from privacy.ledger.hash_chain import Anchor, make_line
 from privacy.ledger.ledger import Ledger

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import LedgerError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Release
 from tests.support.budgets import LIMIT, open_ledger, spending
 from tests.support.marks import full_but

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import LedgerError, RolledBackError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor, ChainError, make_line, read_chain
 from tests.support.budgets import LIMIT, open_ledger, spending
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import crypto.pairwise.shares
-import protoseal_wire.presence
+import protoseal_wire.class_presence
 from agreement import Agreement, MaskingSection
 from protoseal.bench import masked_round
 from protoseal.bench.masked_round import Float, Round, play
@@ -82,7 +82,7 @@ def test_each_signature_is_checked_once_by_whoever_goes_by_it(monkeypatch: pytes
 
         return counted
 
-    for kind, module in (("presence", protoseal_wire.presence), ("share", crypto.pairwise.shares)):
+    for kind, module in (("presence", protoseal_wire.class_presence), ("share", crypto.pairwise.shares)):
         monkeypatch.setattr(module, "verify", counting(kind, module.verify))
     play(sites, 2, 3, 0, COMPLETE)
     by_the_coordinator = {"presence": sites, "share": sites * (sites - 1)}

@@ -28,7 +28,7 @@ from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The accountant of these tests in the place of the site's."""
     module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: exact_epsilon))
-    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants", module)
+    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants_by_name", module)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path:
 
 
 def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants", None)
+    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants_by_name", None)
     assert "The chain holds" in output_of("verify", path)
 
 
@@ -224,7 +224,7 @@ def test_a_data_sets_name_does_not_look_like_lines_of_show(tmp_path: Path) -> No
 
 def test_show_prints_infinite_epsilon_as_inf_and_null(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: lambda *_: math.inf))
-    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants", module)
+    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants_by_name", module)
     assert "epsilon spent     inf\n" in output_of("show", path)
     assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
 

@@ -17,7 +17,7 @@ from crypto.pairwise.wire_values import ReleasedShare
 from crypto.protection import Words
 from crypto.shamir import combine
 from protoseal_wire import codec
-from protoseal_wire.assignment import broadcast
+from protoseal_wire.cluster_assignment import broadcast
 from protoseal_wire.messages import Phase
 from tests.conformance.grouped_runs import Transcript
 

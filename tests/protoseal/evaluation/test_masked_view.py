@@ -32,7 +32,7 @@ from crypto.protection import Words
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.protocol import masked_sum as site_side
-from secure_client.protocol import single_step
+from secure_client.protocol import single_phase_exchange
 from secure_server.exchanges import masked_sums as server_side
 from secure_server.storage.store import Received
 from tests.conformance import sum_equations
@@ -142,7 +142,7 @@ def one_key(seed: bytes, context: bytes, _: int) -> bytes:
 @pytest.mark.parametrize(
     ("module", "name", "double", "same"),
     [
-        (single_step, "rotation_context", one_context, 2),  # the class
+        (single_phase_exchange, "rotation_context", one_context, 2),  # the class
         (rotation, "class_key", one_key, slice(0, 2)),  # round and attempt
     ],
     ids=["bound to nothing", "one key for all classes"],

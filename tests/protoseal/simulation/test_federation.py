@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from agreement import Method, TrainingSection
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.batched.training import Batching
@@ -27,7 +27,7 @@ from secure_client.errors import RunStopped
 from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
 from secure_client.output.site_log import SiteRound, read_site_log
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.learner_factory import build_agreed_model
 from secure_server.aggregator import Aggregator
 from tests.support.grouped import grouped_agreement
 from tests.support.simulations import run_federation

@@ -60,7 +60,9 @@ def test_each_attempt_is_turned_by_a_rotation_of_its_own(
     first, second = (rows_of(play.cluster(*EVERYONE, attempt=attempt)) for attempt in (1, 2))
     np.testing.assert_allclose(second @ second.T, first @ first.T, atol=1e-14)
     assert np.abs(first @ second.T - first @ first.T).max() > 0.05
-    monkeypatch.setattr("secure_client.protocol.single_step.rotation_context", lambda *_: b"the same")
+    monkeypatch.setattr(
+        "secure_client.protocol.single_phase_exchange.rotation_context", lambda *_: b"the same"
+    )
     third, fourth = (rows_of(play.cluster(*EVERYONE, attempt=attempt)) for attempt in (3, 4))
     np.testing.assert_allclose(third @ fourth.T, first @ first.T, atol=1e-14)
 

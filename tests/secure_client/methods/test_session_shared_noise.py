@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agreement import Noise, PrivacySection
 from crypto.errors import VerificationError
 from privacy.errors import BudgetError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Entry
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire import codec

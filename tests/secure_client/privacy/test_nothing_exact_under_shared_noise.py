@@ -36,7 +36,7 @@ from secure_client.methods.sums import Sums as SumsOfSites
 from secure_client.models.prototype_model import outputs_of
 from secure_client.output.site_log import SiteRound
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.learner import Learner
 from secure_server.upload_checks import AnswerCheck
 from tests.conformance.private_runs import private_agreement

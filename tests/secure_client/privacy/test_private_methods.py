@@ -25,7 +25,7 @@ from agreement import (
 from algorithms.fedplcc import GlobalClusters
 from crypto.keys import StorageKey
 from privacy.accounting.events import GaussianRelease
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Entry
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.privacy.budget_section import BudgetSection
@@ -34,7 +34,7 @@ from secure_client.privacy.run_cost import event_of, planned_epsilon, planned_hi
 from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
 from tests.support.replayed_noise import replayed_noise

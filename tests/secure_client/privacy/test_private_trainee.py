@@ -15,7 +15,7 @@ from torch import Tensor
 from agreement import Agreement, Extractor, PrivacySection
 from crypto.keys import StorageKey
 from privacy.errors import BudgetError, RolledBackError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Entry
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
@@ -24,7 +24,7 @@ from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_learner, build_trainee, check_private
+from secure_client.site_model.learner_factory import build_learner, build_trainee, check_private
 from secure_client.training.learner import Learner
 from tests.support.small import small_agreement, small_data
 

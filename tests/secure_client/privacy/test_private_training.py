@@ -16,7 +16,7 @@ from crypto.keys import StorageKey
 from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd
 from privacy.errors import BudgetError, LedgerError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Entry
 from privacy.ledger.ledger import Ledger
 from secure_client.models.prototype_model import weights_hash
@@ -32,7 +32,7 @@ from secure_client.privacy.run_cost import (
 from secure_client.protocol.journal import Journal
 from secure_client.site_model import checkpointed_learner as trainees
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.dp_sgd import steps as dp_sgd
 from secure_client.training.learner import Learner
 from tests.support.small import small_agreement, small_data

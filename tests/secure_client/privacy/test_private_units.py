@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from agreement import Agreement, AveragingSection, Extractor, Method, PrivacySection
 from crypto.keys import StorageKey
 from privacy.errors import BudgetError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.mechanisms import prototype_query as query_module
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.joint_clipping import joint_sums
@@ -29,7 +29,7 @@ from secure_client.privacy.privacy_units import units_at, with_owners
 from secure_client.privacy.releases import check_delta, open_releases, query_of
 from secure_client.privacy.run_cost import simulated_budget
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.support.small import small_agreement, small_data
 
 SITE, SUBJECTS = "clinic-a", np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], dtype=np.int64)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement, Extractor, Method, PrivacySection
 from privacy.errors import BudgetError, LedgerError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import SIGMA
 from secure_client.privacy.budget_section import BudgetSection

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement, Method, Noise, PrivacySection
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Sums

@@ -26,7 +26,7 @@ from crypto.protection import Words
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Work
-from secure_client.protocol.single_step import shown_half
+from secure_client.protocol.single_phase_exchange import shown_half
 from secure_server.coordinator import Coordinator
 from tests.secure_client.privacy.kept_files import Traces
 

@@ -12,7 +12,7 @@ from agreement import Agreement
 from agreement.storage.ledger_anchors import AnchorRecord
 from crypto.keys import StorageKey
 from privacy.errors import RolledBackError
-from privacy.ledger.account import read_account
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor
 from protoseal_wire.ledger_anchor_key import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement

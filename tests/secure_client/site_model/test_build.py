@@ -16,7 +16,7 @@ from algorithms.pfpl.objective import Objective as PfplObjective
 from crypto.errors import BoundError
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.learner import Learner
 from secure_client.training.objectives import build_recipe
 from tests.secure_client.journals import journal_at

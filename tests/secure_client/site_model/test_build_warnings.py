@@ -12,7 +12,7 @@ from agreement import Agreement, AveragingSection, Method, TrainingSection
 from protoseal.simulation.site_pool import SiteTraining
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.secure_client.journals import journal_at
 from tests.support.small import small_data
 from tests.support.summed import method_agreement

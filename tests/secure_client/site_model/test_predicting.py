@@ -18,7 +18,7 @@ from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, read_prototypes
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_agreed_model, build_learner, build_trainee
+from secure_client.site_model.learner_factory import build_agreed_model, build_learner, build_trainee
 from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.evaluation import Evaluation
 from tests.conformance.runs import data_for

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from agreement import Optimiser
 from agreement.recipe import Recipe
 from algorithms.fedpc.objective import Objective
-from algorithms.gram import Float
+from algorithms.gram_matrix import Float
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
 from secure_client.output.site_files import MODEL, PROTOTYPES, read_prototypes

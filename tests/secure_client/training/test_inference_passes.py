@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agreement import Method
 from protoseal.simulation.local_controls import run_control
 from secure_client.output.site_files import read_prototypes
-from secure_client.site_model.factory import prototype_bounds
+from secure_client.site_model.learner_factory import prototype_bounds
 from secure_client.training.feature_pass import Embedded, FeaturePass
 from tests.secure_client.site_model.test_predicting import FIRST, Site
 from tests.support.small import small_agreement, small_data

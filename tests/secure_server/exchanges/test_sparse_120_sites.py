@@ -17,8 +17,8 @@ from agreement.payload_forms import limits_of
 from crypto.keys import StorageKey
 from crypto.roster import Roster
 from protoseal_wire import codec
+from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
-from protoseal_wire.presence import sign_presence
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import Group, MaskedSum
 from secure_server.exchanges.base import Attempt

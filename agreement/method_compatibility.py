@@ -8,7 +8,7 @@ from enum import StrEnum
 from agreement.method_traits import Family
 from agreement.methods import Method
 from agreement.protections import Protection
-from algorithms.gram import Need
+from algorithms.gram_matrix import Need
 from algorithms.pfpl import Weighting, sufficient_needs
 from crypto.protection import Offer
 

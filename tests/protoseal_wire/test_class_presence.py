@@ -15,10 +15,10 @@ from crypto.keys import ChannelKey
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from crypto.roster import Roster, assemble_roster, sign_statement
-from protoseal_wire import codec
+from protoseal_wire import class_presence, codec
+from protoseal_wire.class_presence import check_keys_given, sign_presence, verify_active_list, verify_presence
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
-from protoseal_wire.presence import check_keys_given, sign_presence, verify_active_list, verify_presence
 from tests.crypto.test_keys import plus_small_order
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -194,16 +194,15 @@ def test_a_changed_statement_passes_without_the_signature_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A double that signs all but one field takes that field altered."""
-    from protoseal_wire import presence  # noqa: PLC0415
 
-    fields = presence._fields
+    fields = class_presence._fields
 
     def without(*of: object) -> tuple[bytes, ...]:
         names = ("site", "key", "roster_hash", "holds", "base", "keys", "anchor")
         given = {**dict(zip(names, of, strict=True)), field: b"" if field == "base" else None}
         return fields(**given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(presence, "_fields", without)
+    monkeypatch.setattr(class_presence, "_fields", without)
     group.verify(change(group.state(keys=mask_keys(), anchor=ANCHOR)))
 
 
@@ -260,7 +259,7 @@ def test_keys_that_are_of_no_use_are_refused_though_signed(
 def test_a_bad_key_passes_without_the_key_check(
     group: Group, change: Callable[[MaskKeys], MaskKeys], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protoseal_wire.presence._check_usable", lambda *_: None)
+    monkeypatch.setattr("protoseal_wire.class_presence._check_usable", lambda *_: None)
     group.verify(group.state(keys=change(mask_keys())))
 
 

@@ -11,7 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from algorithms.fedplcc import GlobalClusters
-from algorithms.gram import Bool, Float
+from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
 
 
