@@ -52,7 +52,7 @@ stubs:  ## regenerate the protobuf stubs
 	scripts/stubs.sh
 
 docs: $(READY)  ## the documentation site in build/site, every link and anchor checked
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 dist: $(READY)  ## source archive and wheel in dist/, with a bill of materials, checked and installed once
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'

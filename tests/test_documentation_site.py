@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -15,7 +20,7 @@ from scripts.documentation.command_line import command_line
 from scripts.documentation.text import escaped, from_docstring
 from secure_client.config import SiteConfig
 from secure_server.config import CoordinatorConfig
-from tests.support.documents import options
+from tests.support.documents import ROOT, options
 
 _ROW = re.compile(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", re.M)
 
@@ -58,3 +63,26 @@ def test_every_exception_has_a_meaning_and_a_status_where_a_peer_is_told() -> No
 def test_docstrings_and_help_become_markdown() -> None:
     assert from_docstring("Call :meth:`~a.b` with ``x``.") == "Call `a.b` with `x`."
     assert escaped("a|b <c> `d|e` [f]") == r"a\|b \<c\> `d\|e` \[f\]"
+
+
+@pytest.mark.full
+def test_the_build_of_make_docs_refuses_a_dead_anchor(tmp_path: Path) -> None:
+    """The recipe of `make docs` runs on a copy, once as the pages are and once with a dead anchor in one of them."""
+    copied = ("docs", "deploy", "scripts", "mkdocs.yml", *(name for name in os.listdir(ROOT) if name.endswith(".md")))
+    for name in copied:
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    recipe = re.search(r"^docs:.*\n\t(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert recipe
+    command = recipe[1].replace("$(BIN)/python", sys.executable)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}"}
+
+    def built() -> int:
+        return subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, check=False
+        ).returncode
+
+    assert built() == 0
+    page = tmp_path / "docs" / "glossary.md"
+    page.write_text(page.read_text(encoding="utf-8") + "\n[nowhere](index.md#nowhere)\n", encoding="utf-8")
+    assert built() != 0
