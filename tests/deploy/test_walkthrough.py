@@ -86,7 +86,7 @@ def test_prototypes_fit_the_bounds_of_the_sample(walked: Walked) -> None:
 
 def test_a_sites_results_are_the_files_that_are_named(walked: Walked) -> None:
     (sentence,) = re.findall(
-        r"`out/` is the site's own and goes nowhere:(.*?)\.\n", WALKTHROUGH.read_text("utf-8"), re.S
+        r"`out/` stays at the site:(.*?)\.\n", WALKTHROUGH.read_text("utf-8"), re.S
     )
     for site in SITES:
         assert {path.name for path in (walked.folder / site / "out").iterdir()} == set(
@@ -207,6 +207,6 @@ def test_a_wrong_fingerprint_would_have_been_refused(walked: Walked) -> None:
     assert lie != approve.commands
     with (
         Shell(walked.folder, {"FED": str(walked.folder)}) as shell,
-        pytest.raises(AssertionError, match="not the one"),
+        pytest.raises(AssertionError, match="not the --fingerprint given"),
     ):
         shell.type(lie)

@@ -113,7 +113,7 @@ def another_agreement_is_refused_by_what_differs(federation: Federation) -> None
 def the_next_run_needs_folders_of_its_own(federation: Federation) -> None:
     change(federation.root / "agreement.toml", '^run = ".*"$', 'run = "next"')
     for party in (federation.start_site(LATE), start_coordinator(federation)):
-        assert "belongs to run 'e2e', and the agreement is for run 'next'" in refusal(party)
+        assert "belongs to run 'e2e', but the agreement is for run 'next'" in refusal(party)
     change(federation.folder(LATE) / "site.toml", '^state_dir = ".*"$', 'state_dir = "next"')
     assert "holds the model of run 'e2e'" in refusal(federation.start_site(LATE))
 
