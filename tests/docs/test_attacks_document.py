@@ -1,6 +1,6 @@
-"""docs/explanation/attacks.md and conformance.md against the code: every test that they name exists.
+"""Agreement of docs/explanation/attacks.md and conformance.md with the tests that they name.
 
-And every attack that is played stands in the first with its layers.
+Every test named in either page exists, and every attack that is played stands in attacks.md with its layers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TABLES = {
 
 
 def sections(document: str) -> dict[str, dict[str, Layers]]:
-    """Attack and layers of the rows under each heading that names a file, by the file's base name."""
+    """Return attack and layers of the rows under each heading that names a file, by the file's base name."""
     found: dict[str, dict[str, Layers]] = {}
     for section in document.split("\n### ")[1:]:
         heading, _, body = section.partition("\n")
@@ -61,7 +61,7 @@ def sections(document: str) -> dict[str, dict[str, Layers]]:
 
 
 def missing_tests(document: str) -> list[str]:
-    """Files and functions that are named and not there."""
+    """Return the files and functions that ``document`` names and that do not exist."""
     return [
         f"{file}::{function}"
         for file, function in _TEST.findall(document)
@@ -81,7 +81,7 @@ def _exists(path: Path, function: str) -> bool:
 
 
 def missing_attacks(document: str) -> list[str]:
-    """Attacks that the overview's last column names and no table has."""
+    """Return the attacks that the overview's last column names and no table has."""
     overview, _, _ = document.partition("\n### ")
     rows = "".join(row for _, row in _ROW.findall(overview))
     known = {attack for table in TABLES.values() for attack in table}

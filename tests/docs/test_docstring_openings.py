@@ -34,8 +34,8 @@ class Mask:
 '''
 
 
-def opened(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
-    file = folder / "algorithms" / "masks.py"
+def opened(folder: Path, source: str, name: str = "algorithms/masks.py") -> subprocess.CompletedProcess[str]:
+    file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source)
     return subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, check=False)
@@ -67,6 +67,19 @@ def test_docstrings_without_subject_or_verb_are_reported(
     (report,) = done.stderr.splitlines()
     assert report.startswith(f"algorithms/masks.py:{line}: ")
     assert repr(opening) in report
+
+
+def test_a_docstring_of_tests_may_be_any_sentence(tmp_path: Path) -> None:
+    sentence = GOOD.replace("Add the mask", "The mask is added")
+    done = opened(tmp_path, sentence, "tests/docs/test_masks.py")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("opening", ["What", "The same", "By", "It", "With", "In"])
+def test_a_docstring_of_tests_without_subject_or_verb_is_reported(tmp_path: Path, opening: str) -> None:
+    done = opened(tmp_path, GOOD.replace("Add the", f"{opening} a"), "tests/docs/test_masks.py")
+    assert done.returncode == 1
+    assert repr(opening) in done.stderr
 
 
 def test_a_folder_without_the_packages_is_refused(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_refusals_have_the_statuses_of_the_table_and_what_a_site_does() -> None:
 
 
 def moduli() -> list[int]:
-    """As the document has them: q₀, q₁, q₂, and the one for key switching."""
+    """Return the document's moduli: q₀, q₁, q₂, and the one for key switching."""
     (sentence,) = re.findall(r"are q₀ = .*? and (?:\d+),", DOCUMENT, re.DOTALL)
     return [int(number) for number in re.findall(r"\d{8,}", sentence)]
 
