@@ -38,14 +38,16 @@ def assert_is(found: Vector, secret: Vector) -> None:
 
 
 def isolated_row(play: ClusterPlay) -> None:
-    """One site's prototype is a cluster by itself, and its sum is that prototype."""
+    """One site's prototype is a cluster by itself: the cluster's sum is that prototype."""
     attempt = begun(play)
     attempt.tell(attempt.by_first({A: True}), *EVERYONE)
     assert_is(attempt.summed(EVERYONE)[0], play.local(A).rows[0])
 
 
 def isolated_by_different_assignments(play: ClusterPlay) -> None:
-    """Each site is told of three others in the first cluster, and all but clinic-a that its own row is elsewhere."""
+    """The coordinator tells each site of three others in the first cluster, and all but clinic-a that its own row is
+    elsewhere.
+    """
     attempt = begun(play)
     everyone = dict.fromkeys(EVERYONE, True)
     attempt.tell(attempt.by_first(everyone), A)
@@ -55,7 +57,9 @@ def isolated_by_different_assignments(play: ClusterPlay) -> None:
 
 
 def row_in_a_cluster_of_another_class(play: ClusterPlay) -> None:
-    """A prototype is put with those of another class, whose sum without it an earlier round has nearly told."""
+    """The coordinator puts a prototype with those of another class, whose sum without it an earlier round has nearly
+    told.
+    """
     attempt = begun(play)
 
     def moved(clusters: Labels) -> Labels:
@@ -67,7 +71,7 @@ def row_in_a_cluster_of_another_class(play: ClusterPlay) -> None:
 
 
 def rows_called_by_another_class(play: ClusterPlay) -> None:
-    """The first prototype of class 2 of two sites is called one of class 0, to keep one of clinic-a's company."""
+    """The coordinator assigns two sites' first prototypes of class 2 to class 0, as company for clinic-a's row."""
     attempt = begun(play)
     called = attempt.by_first({A: True})
     for name in (B, D):
@@ -86,7 +90,7 @@ def rows_of(play: ClusterPlay, name: str, number: int) -> Vector:
 
 
 def too_few_survive(play: ClusterPlay) -> None:
-    """A cluster of three sites is opened without one of them, which class 0 as a whole can do without."""
+    """The coordinator opens a cluster of three sites without one of them; class 0 as a whole has enough left."""
     attempt = begun(play)
     attempt.tell(attempt.by_first({A: True, B: True, C: True}), *EVERYONE)
     secret = play.local(A).rows[0] + play.local(B).rows[0]
@@ -94,7 +98,7 @@ def too_few_survive(play: ClusterPlay) -> None:
 
 
 def stranger_for_company(play: ClusterPlay) -> None:
-    """A site that is in no sum of the run makes up the number of a cluster of two."""
+    """A site that is in no sum of the run counts for the minimum of a cluster of two."""
     attempt = begun(play)
     two = attempt.by_first({A: True, B: True})
     own = next(each for each in two.sites if each.site == A)

@@ -59,12 +59,12 @@ def two_survivor_sets(play: MaskedPlay) -> None:
 
 
 def two_survivor_sets_over_a_restart(play: MaskedPlay) -> None:
-    """The same, the site's process having ended in between."""
+    """The coordinator opens one attempt's sum twice; the site's process restarts in between."""
     _two_survivor_sets(play, restart=True)
 
 
 def shares_opened_twice(play: MaskedPlay) -> None:
-    """Those who gave a share of one site's seed are asked for their share of its key as well."""
+    """The coordinator asks the holders that gave a share of one site's seed for their share of its key as well."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -98,7 +98,8 @@ def two_open_attempts(play: MaskedPlay) -> None:
 
 
 def attempt_among_those_not_asked_to_unmask(play: MaskedPlay) -> None:
-    """Seven of ten are asked for shares of one sum of all, and the other three for another sum, of themselves.
+    """The coordinator asks seven of ten for shares of one sum of all, and the other three for a second sum, of
+    themselves.
 
     Nobody works with the coordinator. Of the seven, one alone holds class 2: the sums differ by its prototype.
     """
@@ -119,7 +120,7 @@ def attempt_among_those_not_asked_to_unmask(play: MaskedPlay) -> None:
 
 
 def half_survives(play: MaskedPlay) -> None:
-    """One half of the group is told that the other dropped out, and the other way round: both secrets open."""
+    """The coordinator tells each half of the group that the other half dropped out: both secrets open."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -133,7 +134,7 @@ def half_survives(play: MaskedPlay) -> None:
 
 
 def left_alone_by_colluders(play: MaskedPlay) -> None:
-    """A site is told that it alone survived; two that work with the coordinator make up the threshold."""
+    """The coordinator tells a site that it alone survived; two colluders make up the threshold."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -159,7 +160,7 @@ def _of_colluder(begun: Attempt, name: str) -> list[ReleasedShare]:
 
 
 def masked_among_few(play: MaskedPlay) -> None:
-    """Values are asked for when only one peer made shares."""
+    """The coordinator asks for values when only one peer made shares."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(A, B)
@@ -178,7 +179,9 @@ def single_holder(play: MaskedPlay) -> None:
 
 
 def unsigned_set(play: MaskedPlay) -> None:
-    """Shares are asked for under another set than the site signed: it releases a key of one that sent its values."""
+    """The coordinator asks for shares under another set than the site signed: the site releases a key of one that sent
+    its values.
+    """
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -190,7 +193,7 @@ def unsigned_set(play: MaskedPlay) -> None:
 
 
 def too_few_signatures(play: MaskedPlay) -> None:
-    """Shares are asked for under signatures of a minority: the others may have been told another set."""
+    """The coordinator asks for shares under signatures of a minority: the others may have been told another set."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -202,14 +205,16 @@ def too_few_signatures(play: MaskedPlay) -> None:
 
 
 def swapped_keys(play: MaskedPlay) -> None:
-    """A site is given the coordinator's own keys as its peers': what it shares and masks, the coordinator opens."""
+    """The coordinator gives a site its own keys as those of its peers, and opens the site's shares and masks."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     _open_by_own_keys(play, begun, begun.active)
 
 
 def unsigned_keys(play: MaskedPlay) -> None:
-    """The same, on statements that the peers signed without any keys, as they do for the clustering."""
+    """The coordinator adds its own keys to statements that the peers signed without any, as they do for the
+    clustering.
+    """
     play.set_up(*EVERYONE)
     clustering = play.begin(*EVERYONE, round_number=0)
     assert [each.keys for each in clustering.statements] == [None] * len(EVERYONE)
@@ -240,7 +245,7 @@ def with_keys(active: ActiveList, keys: Mapping[str, MaskKeys | None]) -> Active
 
 
 def keys_of_an_earlier_round(play: MaskedPlay) -> None:
-    """A site that dropped out in round 1 is gone; its statement of then, whose mask key is known, stands in for it."""
+    """A site dropped out in round 1; its old statement, whose mask key is known, stands in for it."""
     play.set_up(*EVERYONE)
     before = play.attempt(*EVERYONE)
     before.carried_out(WITHOUT_C)
@@ -276,7 +281,7 @@ class _Named:
 
 
 def share_of_another_attempt(play: MaskedPlay) -> None:
-    """Shares that were made in the attempt before are handed on in this one."""
+    """The coordinator hands on shares of the previous attempt."""
     play.set_up(*EVERYONE)
     before = play.attempt(*EVERYONE)
     before.share(*EVERYONE)

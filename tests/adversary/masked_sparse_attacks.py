@@ -33,7 +33,8 @@ def _opened_by(begun: Attempt, *holders: str, signatures: tuple[SurvivorSignatur
 
 
 def attempt_without_those_that_can_open_the_last(play: MaskedPlay) -> None:
-    """All ten sign survivors; then seven are asked for another attempt, and the other three for shares of the first.
+    """All ten sign survivors; the coordinator then asks seven for another attempt, and the other three for shares of
+    the first.
 
     Three shares open a secret. Of the three, one alone holds class 2: the sums differ by its prototype.
     """
@@ -52,7 +53,8 @@ def attempt_without_those_that_can_open_the_last(play: MaskedPlay) -> None:
 
 
 def other_sharers_to_one_site(play: MaskedPlay) -> None:
-    """One site is told of others than its holders, so that it masks with those alone who are then said to be gone.
+    """The coordinator tells one site of sharers other than its holders: the site masks only with sites that are then
+    reported as gone.
 
     The threshold of the group, which would have refused so few, is not what holds it off here: see its layers.
     """

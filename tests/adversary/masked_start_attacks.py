@@ -23,7 +23,7 @@ _DECAYED = 1e-5
 
 
 def other_groups(play: MaskedPlay) -> None:
-    """A later round has a group without one site, at sites whose models hardly move."""
+    """The coordinator leaves one site out of a group in a later round, at sites whose models hardly move."""
     play.set_up(*EVERYONE)
     first = play.attempt(*EVERYONE)
     everyone = first.carried_out(EVERYONE)
@@ -33,7 +33,7 @@ def other_groups(play: MaskedPlay) -> None:
 
 
 def small_group(play: MaskedPlay) -> None:
-    """Two sites are told that they are a group, where three are agreed for every sum."""
+    """The coordinator tells two sites that they are a group, where three are agreed for every sum."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE, groups=((A, B), (C, D)))
     expected = play.vector(A, begun) + play.vector(B, begun)
@@ -41,7 +41,9 @@ def small_group(play: MaskedPlay) -> None:
 
 
 def left_out(play: MaskedPlay) -> None:
-    """Where all are one group, three of four are told that they are: one site's share of every sum is told apart."""
+    """Where all sites are one group, the coordinator tells three of four that they are: one site's share of every sum
+    shows.
+    """
     play.set_up(*EVERYONE)
     begun = play.attempt(*WITHOUT_C, groups=(WITHOUT_C,))
     expected = np.sum([play.vector(name, begun) for name in WITHOUT_C], axis=0)
@@ -85,17 +87,20 @@ def _assert_model_of_d(play: MaskedPlay, begun: Attempt) -> None:
 
 
 def other_result(play: MaskedPlay) -> None:
-    """All members but one are given a model that stands still (Pasquini et al. 2021): the sum is the one's."""
+    """The coordinator gives all members but one a model that does not move (Pasquini et al.
+
+    2021): the sum is the victim's.
+    """
     _assert_model_of_d(play, _begin_dead(play, "result"))
 
 
 def other_catch_up(play: MaskedPlay) -> None:
-    """The same, the one's result passed off as that which all others have."""
+    """The coordinator gives the victim another result and passes it off as the one that all others have."""
     _assert_model_of_d(play, _begin_dead(play, "catch-up"))
 
 
 def two_starts_of_a_round(play: MaskedPlay) -> None:
-    """A round starts again from another result: the site trains twice in it, on the same data."""
+    """The coordinator begins a round again from another result: the site trains twice in it, on the same data."""
     play.set_up(*EVERYONE)
     result = play.play_sum(*EVERYONE)
     first = play.attempt(A, round_number=2)

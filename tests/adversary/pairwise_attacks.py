@@ -150,7 +150,7 @@ def _ask(
 
 
 def overlapping_lists() -> None:
-    """The victim is both active and dropped, so that its peers release both kinds of share."""
+    """The victim is listed as both active and dropped, so that its peers release both kinds of share."""
     group, members, masked = _scene(5)
     released = _ask(group, members, members)
     gained(open_vector(masked[VICTIM], released, group.binding, group.public))
@@ -196,7 +196,7 @@ def survivors_below_the_threshold() -> None:
 
 
 def one_survivor_named_three_times() -> None:
-    """A list that is long enough, of one member."""
+    """The list is long enough, but names one member three times."""
     _sum_of_few((VICTIM, VICTIM, VICTIM))
 
 
@@ -220,12 +220,12 @@ def _different_survivors(relabel: bool) -> None:
 
 
 def different_survivors_to_each() -> None:
-    """With the signatures that there are: too few on any one list."""
+    """Members sign different lists: there are too few signatures on any one list."""
     _different_survivors(relabel=False)
 
 
 def signatures_on_another_list() -> None:
-    """With as many as are needed, on other lists."""
+    """There are enough signatures, but on other lists."""
     _different_survivors(relabel=True)
 
 
@@ -262,7 +262,7 @@ def key_of_one_attempt_seed_of_the_next() -> None:
 
 
 def another_model_to_the_others() -> None:
-    """The others are sent a model that makes their vectors zero (Pasquini et al. 2021): the sum is the victim's."""
+    """The others receive a model that makes their vectors zero (Pasquini et al. 2021): the sum is the victim's."""
     members = names(4)
     honest = binding_of(members)
     other = binding_of(members, broadcast=sha256("a model that gives zero"))
@@ -275,7 +275,7 @@ def another_model_to_the_others() -> None:
 
 
 def swapped_keys() -> None:
-    """The victim is given keys of the coordinator's own as those of its peers."""
+    """The victim receives the coordinator's keys as those of its peers."""
     members = names(4)
     group = Group.of(binding_of(members))
     puppets = {name: AttemptSecrets.generate() for name in members[1:]}
@@ -309,7 +309,7 @@ def _both(pair: SharePair) -> tuple[ReleasedShare, ...]:
 
 
 def one_colluder() -> None:
-    """One member gives the coordinator all that it holds of the victim's: a share of each secret."""
+    """One member gives the coordinator everything that it holds of the victim: a share of each secret."""
     group, _, masked = _scene(4)
     pair = group.sites["clinic-b"].held[VICTIM]
     seed, key = pair.seed[1:], pair.key[1:]

@@ -49,7 +49,8 @@ def _assert_is(found: Rows, secret: Rows) -> None:
 
 
 def forged_holder(play: Hostile) -> None:
-    """A class that two sites hold is passed off as held by three: each one's answer is the other's prototype."""
+    """The coordinator claims three holders of a class that two sites hold: each one's answer is the other's prototype.
+    """
     play.set_up(A, B, C)
     active = play.begin(A, B, C)
     own = next(each for each in active.statements if each.site == C)
@@ -62,7 +63,7 @@ def forged_holder(play: Hostile) -> None:
 
 
 def replayed_attempt(play: Hostile) -> None:
-    """Two sites are gone: their presence of the attempt before stands in for them."""
+    """Two sites are gone; their presence of the previous attempt stands in for them."""
     play.set_up(A, B, C, D)
     before = play.begin(A, B, C, D)
     now = play.begin(A, B, attempt=2)
@@ -71,7 +72,7 @@ def replayed_attempt(play: Hostile) -> None:
 
 
 def replayed_round(play: Hostile) -> None:
-    """The same with the presence of an earlier round."""
+    """Two sites are gone; their presence of an earlier round stands in for them."""
     play.set_up(A, B, C)
     before = play.begin(A, B, C)
     play.combine(play.all_values(before), before)
@@ -81,14 +82,14 @@ def replayed_round(play: Hostile) -> None:
 
 
 def left_out(play: Hostile) -> None:
-    """A site is asked for values among participants that it is not one of."""
+    """The coordinator asks a site for values among participants without that site."""
     play.set_up(A, B, C, D)
     active = play.begin(A, B, C, D)
     assert play.values(A, _without(active, A)).arrays[0].any()
 
 
 def repeated_participant(play: Hostile) -> None:
-    """One peer is listed twice: two sites count as three, and the answer is the peer's prototype."""
+    """The coordinator lists one peer twice: two sites count as three, and the answer is the peer's prototype."""
     play.set_up(A, B, C)
     active = play.begin(A, B, C)
     by_site = {each.site: each for each in active.statements}
@@ -99,7 +100,7 @@ def repeated_participant(play: Hostile) -> None:
 
 
 def too_few(play: Hostile) -> None:
-    """As many as the agreement asks for, but fewer than the site's own file does."""
+    """The coordinator lists as many participants as the agreement demands, but fewer than the site's own file."""
     play.insist(A, 4)
     play.set_up(A, B, C, D)
     active = play.begin(A, B, C, D)
@@ -122,12 +123,12 @@ def _two_lists(play: Hostile, *, restart: bool) -> None:
 
 
 def two_lists(play: Hostile) -> None:
-    """VALUES twice, with two lists of participants."""
+    """The coordinator asks for VALUES twice, with two lists of participants."""
     _two_lists(play, restart=False)
 
 
 def two_lists_over_a_restart(play: Hostile) -> None:
-    """The same, the site's process having ended in between."""
+    """The coordinator asks for VALUES twice; the site's process restarts in between."""
     _two_lists(play, restart=True)
 
 
@@ -145,12 +146,12 @@ def _two_results(play: Hostile, *, restart: bool) -> None:
 
 
 def two_results(play: Hostile) -> None:
-    """RESULT twice, once without one peer: the difference is that peer's prototype."""
+    """The coordinator sends RESULT twice, once without one peer: the difference is that peer's prototype."""
     _two_results(play, restart=False)
 
 
 def two_results_over_a_restart(play: Hostile) -> None:
-    """The same, the site's process having ended in between."""
+    """The coordinator sends RESULT twice; the site's process restarts in between."""
     _two_results(play, restart=True)
 
 
@@ -160,7 +161,7 @@ def _difference(first: Rows, second: Rows) -> Rows:
 
 
 def attempt_after_result(play: Hostile) -> None:
-    """A round is attempted again, without one site, after its result: the difference is that site's prototype."""
+    """The coordinator repeats a round after its result, without one site: the difference is that site's prototype."""
     play.set_up(A, B, C, D)
     play.play_round(A, B, C, D)
     first = play.peers_received(A)
@@ -169,7 +170,7 @@ def attempt_after_result(play: Hostile) -> None:
 
 
 def earlier_round(play: Hostile) -> None:
-    """A round that was skipped is asked for after a later one: the same prototypes under two names."""
+    """The coordinator asks for a skipped round after a later one: the same prototypes leave under two names."""
     play.set_up(A, B, C, D)
     play.play_round(A, B, C, D, round_number=2)
     first = play.peers_received(A, 2)
@@ -190,7 +191,7 @@ def two_open_attempts(play: Hostile) -> None:
 
 
 def more_rounds(play: Hostile) -> None:
-    """A round beyond the last one agreed."""
+    """The coordinator asks for a round beyond the last agreed one."""
     play.set_up(A, B, C)
     beyond = play.agreement.rounds + 1
     play.play_round(A, B, C, round_number=beyond)
@@ -198,7 +199,7 @@ def more_rounds(play: Hostile) -> None:
 
 
 def another_run(play: Hostile) -> None:
-    """A site's signature for a run that it does not take part in."""
+    """The coordinator asks for a site's signature for a run that the site does not take part in."""
     play.set_up(A, B, C)
     start = codec.encode_round_start(RoundStart())
     answer = play.ask(A, Phase.PRESENCE, start, run="run-2")
@@ -218,7 +219,7 @@ def _encrypted_round(play: Hostile) -> tuple[Mapping[str, Payload], Mapping[str,
 
 
 def other_scale(play: Hostile) -> None:
-    """The numerators' scale is written over: the site reads half of what its peers are."""
+    """The coordinator overwrites the numerators' scale: the site reads half of its peers' values."""
     _, results = _encrypted_round(play)
     numerators, denominator = results[A].blobs
     ciphertext = load(sealapi.Ciphertext(), numerators)
@@ -232,7 +233,9 @@ def other_scale(play: Hostile) -> None:
 
 
 def other_level(play: Hostile) -> None:
-    """The site's own correction comes back as the denominator: it believes that all its peers agree with it."""
+    """The coordinator returns the site's own correction as the denominator: the site believes that all its peers agree
+    with it.
+    """
     values, results = _encrypted_round(play)
     (numerators, _), correction = results[A].blobs, values[A].blobs[-1]
     play.give_result(A, replace(results[A], blobs=(numerators, correction)))

@@ -54,7 +54,7 @@ def other_evaluation_keys(play: Hostile) -> None:
 
 
 def swapped_channel_key(play: Hostile) -> None:
-    """Another channel key in a site's statement: what the maker seals to that site, the coordinator opens."""
+    """The coordinator puts another channel key into a site's statement, and opens what the maker seals to that site."""
     key = ChannelKey.generate()
     statements = play.statements([A, B, C, D])
     statements[1] = replace(statements[1], channel_key=key.public_bytes)
@@ -62,7 +62,7 @@ def swapped_channel_key(play: Hostile) -> None:
 
 
 def unsigned_channel_key(play: Hostile) -> None:
-    """A channel key in a site's name that the site never signed: the signature is the coordinator's own."""
+    """The coordinator signs a channel key in a site's name."""
     key = ChannelKey.generate()
     statements = play.statements([A, B, C, D])
     certificate, agreement = statements[1].certificate, play.agreement
@@ -73,7 +73,7 @@ def unsigned_channel_key(play: Hostile) -> None:
 
 
 def repeated_channel_key(play: Hostile) -> None:
-    """A site that helps states another's channel key as its own: whoever has that key counts as two sites."""
+    """A colluding site states another's channel key as its own: whoever has that key counts as two sites."""
     statements = play.statements([A, B, C])
     agreement, stated = play.agreement, statements[1].channel_key
     statements[2] = sign_statement(play.parties[C].credentials, agreement.run, agreement.hash(), stated)
@@ -146,7 +146,7 @@ def repeated_member(play: Hostile) -> None:
 
 
 def too_small_roster(play: Hostile) -> None:
-    """Two sites, where three are agreed."""
+    """The coordinator sends a roster of two sites, where three are agreed."""
     play.give_roster(A, play.statements([A, B]))
     assert play.presence(A).site == A
 
@@ -158,21 +158,21 @@ def dropped_site(play: Hostile) -> None:
 
 
 def two_rosters(play: Hostile) -> None:
-    """ROSTER twice in one attempt."""
+    """The coordinator asks for ROSTER twice in one attempt."""
     first = play.give_roster(A, play.statements([A, B, C, D])).roster_hash
     second = play.give_roster(A, play.statements([A, B, C])).roster_hash
     assert first != second  # two words for one phase
 
 
 def two_rosters_over_a_restart(play: Hostile) -> None:
-    """ROSTER twice in one attempt, the site's process having ended in between."""
+    """The coordinator asks for ROSTER twice in one attempt; the site's process restarts in between."""
     first = play.give_roster(A, play.statements([A, B, C, D])).roster_hash
     play.restart(A)
     assert play.give_roster(A, play.statements([A, B, C])).roster_hash != first
 
 
 def roster_after_rounds_began(play: Hostile) -> None:
-    """A smaller roster once a round is over: the site goes on among fewer peers than it set out with."""
+    """The coordinator sends a smaller roster after a round: the site continues among fewer peers."""
     play.set_up(A, B, C, D)
     play.play_round(A, B, C, D)
     smaller = play.give_roster(A, play.statements([A, B, C]), attempt=2).roster_hash
@@ -183,7 +183,7 @@ def roster_after_rounds_began(play: Hostile) -> None:
 
 
 def secret_after_rounds_began(play: Hostile) -> None:
-    """Another group secret in the middle of the run: the same prototypes under two keys."""
+    """The coordinator sends another group secret during the run: the same prototypes leave under two keys."""
     play.set_up(A, B, C)
     first = _group_secret(play, B)
     active = play.begin(A, B, C)
@@ -195,7 +195,7 @@ def secret_after_rounds_began(play: Hostile) -> None:
 
 
 def earlier_secret(play: Hostile) -> None:
-    """The secret of an earlier set-up, in a later one of the same roster."""
+    """The coordinator sends the secret of an earlier set-up in a later one of the same roster."""
     statements = play.statements([A, B, C])
     first = _made(play.give_roster(A, statements).keys)
     for name in (A, B, C):

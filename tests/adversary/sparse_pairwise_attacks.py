@@ -89,7 +89,7 @@ def _secret(
 
 
 def isolated_by_reported_drop_outs() -> None:
-    """The victim is told that only nine others made shares, and everyone then that these nine dropped out."""
+    """The victim is told that only nine others made shares, and then everyone that these nine dropped out."""
     group = _scene(GRAPH)
     dropped = OTHERS[:9]
     stay = tuple(name for name in MEMBERS if name not in dropped)
@@ -105,7 +105,7 @@ def isolated_by_reported_drop_outs() -> None:
 
 
 def isolated_by_its_neighbours() -> None:
-    """Those with whom the victim seems to have masks are said to have dropped out: 17 at most, which is fewer than may.
+    """The victim's mask partners are reported as dropped out: they are fewer than may drop out.
 
     Without 17 of its 25 holders the 8 are left that open a secret. By chance the victim has no mask with any of the
     other 42 once in 2^42.
@@ -127,7 +127,8 @@ def isolated_by_its_neighbours() -> None:
 
 
 def holders_that_were_foreseen() -> None:
-    """Ten members help the coordinator; it lists members so that they are the victim's holders, if it can tell them.
+    """Ten members collude; the coordinator lists members so that these ten are the victim's holders, if it can predict
+    holders.
 
     By chance they are all of its holders once in C(49, 10), which is 8·10^9.
     """
