@@ -27,7 +27,14 @@ DONE = (
     "secure_server",
 )
 """Folders whose docstrings follow the rule; add the next once its docstrings do, here and in pyproject.toml."""
-DONE_TESTS = ("tests/docs",)
+DONE_TESTS = (
+    "tests/crypto",
+    "tests/deploy",
+    "tests/docs",
+    "tests/e2e",
+    "tests/states",
+    "tests/support",
+)
 """Folders of tests whose docstrings follow the rule for tests; add the next once its docstrings do."""
 HIDING = re.compile(
     r"(And|As|How|Of|That|The same|What|Where|Whether|Which|Whose|With)\b",

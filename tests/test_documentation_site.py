@@ -68,7 +68,13 @@ def test_docstrings_and_help_become_markdown() -> None:
 @pytest.mark.full
 def test_the_build_of_make_docs_refuses_a_dead_anchor(tmp_path: Path) -> None:
     """The recipe of `make docs` runs on a copy, once as the pages are and once with a dead anchor in one of them."""
-    copied = ("docs", "deploy", "scripts", "mkdocs.yml", *(name for name in os.listdir(ROOT) if name.endswith(".md")))
+    copied = (
+        "docs",
+        "deploy",
+        "scripts",
+        "mkdocs.yml",
+        *(name for name in os.listdir(ROOT) if name.endswith(".md")),
+    )
     for name in copied:
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)

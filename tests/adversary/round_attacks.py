@@ -49,8 +49,7 @@ def _assert_is(found: Rows, secret: Rows) -> None:
 
 
 def forged_holder(play: Hostile) -> None:
-    """The coordinator claims three holders of a class that two sites hold: each one's answer is the other's prototype.
-    """
+    """The coordinator claims three holders of a class that two sites hold: each answer is the other's prototype."""
     play.set_up(A, B, C)
     active = play.begin(A, B, C)
     own = next(each for each in active.statements if each.site == C)

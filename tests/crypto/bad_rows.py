@@ -1,4 +1,4 @@
-"""What a protection that sends rows must refuse, wherever they come from."""
+"""Rows that a protection must refuse, wherever they come from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAD_ROWS: list[tuple[Callable[[Rows], Rows], str]] = [
     (lambda rows: rows[:1], "shape"),
     (lambda rows: rows.astype(np.float32), "float64"),
 ]
-"""What spoils a site's rows (K, d), and the reason for the refusal."""
+"""Corruptions of a site's rows (K, d), and the reason for the refusal."""
 
 
 def other_payloads(scheme: str, cohort: Cohort) -> list[tuple[Payload, type[Exception]]]:

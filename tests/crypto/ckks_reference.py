@@ -24,7 +24,7 @@ Bool = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Group:
-    """What the maker of a group's keys has, and where the coordinator finds its part."""
+    """Secret and evaluation keys of a group's maker, and the file with the coordinator's part."""
 
     secret: CkksSecret
     keys: EvaluationKeys
@@ -68,7 +68,7 @@ def uploads(stack: Stack, cohort: Cohort, combination: Combination) -> dict[str,
 
 
 def exchange(stack: Stack, cohort: Cohort, combination: Combination) -> Stack:
-    """What all sites get, (n, K, d), through validation and both halves."""
+    """Return the results of all sites, (n, K, d), through validation and both halves."""
     server, payloads = server_half(combination), uploads(stack, cohort, combination)
     for site, payload in payloads.items():
         server.validate(payload, site, cohort)

@@ -41,7 +41,7 @@ def check_integers(draws: Ints, chances: Float) -> None:
 
 
 def gaussian_chances(sigma: float, reach: int) -> Float:
-    """Of the discrete Gaussian distribution, for −reach … reach with the tails at the ends."""
+    """Return the discrete Gaussian's probabilities of −reach … reach, with the tails at the ends."""
     return _folded(lambda x: -x * x / (2.0 * sigma * sigma), 40 * math.ceil(sigma), reach)
 
 

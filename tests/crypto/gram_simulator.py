@@ -19,7 +19,7 @@ FALSE_ALARM = 1e-9
 _DIRECTIONS = 64
 _ROUNDING = 1e-13
 _LEAST_DRAWS = 458
-"""From here on the bound of Wei and Dudley (2012, theorem 1) holds with its constant, 2."""
+"""Least number of draws for which the bound of Wei and Dudley (2012, theorem 1) holds with its constant, 2."""
 
 
 class NotExplainedError(AssertionError):
@@ -77,7 +77,7 @@ def _orientation(square: Float) -> Float:
 
 
 def _between(view: View) -> dict[str, Float]:
-    """What a Q used twice gives away: ⟨Q c, Q c'⟩ = ⟨c, c'⟩ for c and c' of different blocks."""
+    """Return the inner products that a reused Q gives away: ⟨Q c, Q c'⟩ = ⟨c, c'⟩ for c and c' of two blocks."""
     found = {}
     for a, left in enumerate(view):
         for b, right in enumerate(view[:a]):

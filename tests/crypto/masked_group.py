@@ -62,7 +62,7 @@ def binding_of(group: Sequence[str], **changes: Any) -> Binding:
 
 
 BINDING = binding_of(MEMBERS)
-"""Of five members; the threshold is 4."""
+"""Binding of five members; the threshold is 4."""
 
 
 @cache
@@ -95,7 +95,7 @@ def member(name: str) -> Member:
 
 
 def fresh_secrets(_name: str) -> AttemptSecrets:
-    """What a member makes for each attempt anew."""
+    """Generate the secrets that a member makes anew for each attempt."""
     return AttemptSecrets.generate()
 
 
@@ -127,7 +127,7 @@ class Site:
         return mask(words, self.secrets, self.binding, self.name, sharers, public, self.graph)
 
     def sign_sharers(self, sharers: Sequence[str]) -> bytes:
-        """What goes with the masked vector in a sparse graph."""
+        """Sign the list of sharers that goes with the masked vector in a sparse graph."""
         return sign_sharers(credentials(self.name), self.binding, sharers)
 
     def sign(self, survivors: Sequence[str]) -> bytes:
@@ -210,7 +210,7 @@ class Group:
         survivors: Sequence[str],
         answering: Sequence[str] | None = None,
     ) -> Words:
-        """From the masked vectors to the sum."""
+        """Play the steps from the masked vectors to the sum."""
         masked = self.mask(vectors, sharers, survivors)
         released = self.release(sharers, survivors, survivors if answering is None else answering)
         return unmask(masked, released, self.binding, sharers, survivors, self.public, self.graph)

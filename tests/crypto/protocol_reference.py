@@ -109,7 +109,7 @@ def lagrange(shares: Mapping[int, int]) -> int:
 
 
 def secrets_of(shares: Mapping[int, bytes], threshold: int) -> set[int]:
-    """What each choice of that many shares comes to; good ones agree."""
+    """Return the secrets that all choices of ``threshold`` shares give; good shares give one."""
     values = {x: int.from_bytes(share, "big") for x, share in shares.items()}
     return {lagrange({x: values[x] for x in chosen}) for chosen in combinations(values, threshold)}
 
@@ -120,7 +120,7 @@ def names_field(names: Sequence[str]) -> bytes:
 
 
 def binding_fields(values: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """What everything of an attempt is bound to, from a vector's ``binding``."""
+    """Return the fields to which every value of an attempt is bound, from a vector's ``binding``."""
     return (
         values["run"].encode(),
         struct.pack(">Q", values["round"]),

@@ -53,7 +53,7 @@ def test_different_values_give_different_bytes(
 
 @given(LABELS, FIELDS)
 def test_values_can_be_read_back(label: str, fields: list[bytes]) -> None:
-    """What can be parsed in one way only cannot mean two things."""
+    """Bytes that parse in only one way cannot have two meanings."""
     rest = encode(label, *fields).removeprefix(b"protoseal/v1/").lstrip(LABEL_BYTES)
     parsed = []
     while rest:

@@ -172,7 +172,7 @@ def test_sums_are_the_sums_of_the_rounded_values(
 
 @given(BOUNDS, st.integers(1, 20), st.sampled_from([32, 64]), st.data())
 def test_any_value_is_exact_or_refused(bound: float, terms: int, ring: int, data: st.DataObject) -> None:
-    """At the bound, one float beyond it on either side, infinite, not a number, denormal, and anything else."""
+    """The values lie at the bound, one float off it on either side, are infinite, NaN, denormal, or anything else."""
     try:
         fixed = FixedPoint([Segment(1, bound)], terms=terms, ring_bits=ring)
     except PrecisionError:
@@ -197,7 +197,7 @@ def test_any_value_is_exact_or_refused(bound: float, terms: int, ring: int, data
 
 
 def test_without_the_check_a_value_beyond_its_bound_would_wrap(weaken: Callable[[str], None]) -> None:
-    """So the check is what keeps a sum from turning its sign."""
+    """The check keeps a sum from changing its sign."""
     fixed = FixedPoint([Segment(1, 4095.0)], terms=4, ring_bits=32)
     beyond = np.array([20000.0])
     with pytest.raises(BoundError):
@@ -294,7 +294,9 @@ def test_the_narrowest_ring_is_32_bits_exactly_where_these_do(bounds: list[float
 
 @given(st.integers(0, 2**32 - 1), BOUNDS, TERMS, st.sampled_from([32, 64]))
 def test_random_words_are_caught(seed: int, bound: float, terms: int, ring: int) -> None:
-    """With a probability of at least 1 - 2^-200: less than half of the ring is any admitted sum."""
+    """Random words are refused with a probability of at least 1 - 2^-200: admitted sums are less than half of the
+    ring.
+    """
     try:
         fixed = FixedPoint([Segment(200, bound)], terms=terms, ring_bits=ring)
     except PrecisionError:

@@ -41,7 +41,7 @@ def state(credentials: Credentials, public: bytes | None = None, run: str = RUN)
 
 @dataclass
 class Scene:
-    """What site clinic-a verifies, and what the coordinator has to attack with."""
+    """Federation in which clinic-a verifies a roster, and the keys with which the coordinator attacks."""
 
     own: Federation
     stranger: Federation
@@ -51,7 +51,7 @@ class Scene:
     def verify(
         self, statements: Sequence[Statement], *, minimum: int = 3, pins: dict[str, str] | None = None
     ) -> Roster:
-        """As clinic-a does."""
+        """Verify the statements as clinic-a does."""
         return verify_roster(
             statements,
             trust=self.own.trust,
@@ -186,7 +186,7 @@ def _stranger(scene: Scene) -> list[Statement]:
 
 
 def _second_certificate(scene: Scene) -> list[Statement]:
-    """What a dishonest CA can make: a certificate for a name that is another's."""
+    """Replace the third statement by one under a dishonest CA's certificate for another site's name."""
     return [*scene.statements[:2], state(scene.own.odd_credentials("clinic-c"))]
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator sees under ``rotation`` is explained by the Gram matrices, and by nothing less.
+"""Simulation of the coordinator's view under ``rotation`` from the Gram matrices, and from nothing less.
 
 The simulator of :mod:`tests.crypto.gram_simulator` has the Gram matrices alone, and makes views that the comparison
 must not tell from real ones. The same comparison must tell each weakened double from it. Keys are hashes of counters,
@@ -121,7 +121,7 @@ def test_a_row_that_is_not_turned_is_told_apart() -> None:
 
 
 def test_with_fewer_sites_than_dimensions_no_orientation_shows() -> None:
-    """SO(d) then gives the same view as O(d): what the comparison refuses above is there to be seen."""
+    """The groups SO(d) and O(d) then give the same view: the comparison above refuses a difference that shows."""
     rows = ROWS["fewer than d"]
     simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
     check_explained(one_class(by_matrix(proper), rows), simulated)
@@ -185,11 +185,11 @@ SITES = ("a", "b", "c")
 COHORT = Cohort(SITES, np.array([[True, True], [True, False], [True, True]]), dim=DIM)
 CONTEXTS = (b"attempt 1", b"attempt 2")
 STACK = _shortened(np.random.default_rng(6).normal(size=(6, DIM))).reshape(3, 2, DIM)
-"""The same prototypes in both attempts, which is what a repeated round sends."""
+"""Prototypes that are the same in both attempts, as in a repeated round."""
 
 
 def both_attempts() -> list[Float]:
-    """What the coordinator receives in two attempts: a block (N, n, d) for each class of each of them."""
+    """Return the coordinator's view of two attempts: a block (N, n, d) for each class of each attempt."""
     draws = []
     for number in range(DRAWS):
         halves = [RotationSite(seed(number), context) for context in CONTEXTS]

@@ -64,7 +64,7 @@ class Scene:
         roster: Roster | None = None,
         attempt: int = ATTEMPT,
     ) -> SealedSecret:
-        """What clinic-a makes."""
+        """Seal the group secret as clinic-a does."""
         return seal_group_secret(
             self.parties["clinic-a"],
             roster or self.roster(),
@@ -76,7 +76,7 @@ class Scene:
         )
 
     def open(self, sealed: SealedSecret) -> tuple[bytes, bytes]:
-        """As clinic-b does."""
+        """Open the group secret as clinic-b does."""
         return open_group_secret(
             sealed,
             roster=self.roster(),

@@ -47,7 +47,7 @@ ROSTER, MAKERS = _roster("members"), _roster("makers")
 
 
 def _open_secret(case: dict[str, str]) -> tuple[bytes, bytes]:
-    """As clinic-b does."""
+    """Open the group secret as clinic-b does."""
     hexed = {n: bytes.fromhex(case[n]) for n in ("roster_hash", "public_hash", "sealed", "signature")}
     return open_group_secret(
         SealedSecret(maker=case["maker"], recipient=case["recipient"], **hexed),
@@ -60,7 +60,7 @@ def _open_secret(case: dict[str, str]) -> tuple[bytes, bytes]:
 
 
 def _open_share(case: dict[str, str]) -> bytes:
-    """As clinic-b does with what clinic-a made."""
+    """Open, as clinic-b does, the share that clinic-a made."""
     hashes = {name: bytes.fromhex(BINDING[name]) for name in ("roster_hash", "agreement_hash", "broadcast")}
     binding = Binding(**(BINDING | hashes | {"group": tuple(BINDING["group"])}))
     sealed, signature = bytes.fromhex(case["sealed"]), bytes.fromhex(case["signature"])
@@ -98,7 +98,7 @@ def test_bad_shares_are_refused(case: dict[str, str]) -> None:
 
 
 def test_bad_twins_open_without_the_signature_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without that check they open: it is the layer that each of these twins is about."""
+    """Each of these twins is about the signature check, and opens without it."""
     monkeypatch.setattr(crypto.sealed_group_secret, "verify", lambda *_: None)
     monkeypatch.setattr(crypto.pairwise.shares, "verify", lambda *_: None)
     through = [case for case in (*VECTORS["bad_group_secrets"], *VECTORS["bad_shares"]) if _opens(case)]

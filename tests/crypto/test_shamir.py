@@ -67,7 +67,7 @@ def test_every_subset_of_the_threshold_gives_the_secret() -> None:
 
 @given(SECRETS, SECRETS, st.integers(2, 7))
 def test_fewer_shares_are_consistent_with_every_secret(secret: bytes, other: bytes, threshold: int) -> None:
-    """For any secret there is exactly one further share that makes it the shared one: so none is ruled out."""
+    """Exactly one further share makes any given secret the shared one, so that no secret is ruled out."""
     shares = _numbered(split(secret, threshold, threshold))
     del shares[threshold]
     forged = _share_that_gives(other, shares, threshold)
@@ -85,7 +85,7 @@ def _share_that_gives(secret: bytes, shares: Mapping[int, bytes], x: int) -> byt
 
 
 def _count(monkeypatch: pytest.MonkeyPatch, secret: int, least: int) -> Counter[tuple[int, ...]]:
-    """How often each pair of shares comes up over all polynomials with 3 coefficients, from the given one on."""
+    """Count each pair of shares over all polynomials with 3 coefficients of which two are drawn from ``least`` on."""
     seen: Counter[tuple[int, ...]] = Counter()
     for first in range(least, 13):
         for second in range(least, 13):
@@ -176,7 +176,7 @@ def test_places_of_another_form_are_refused(secret: bytes, threshold: int, place
 
 
 def test_the_secrets_of_a_group_are_found_with_the_same_coefficients() -> None:
-    """In whatever order their shares came: else a group of hundreds would take minutes."""
+    """The order of the shares does not matter: otherwise a group of hundreds would take minutes."""
     crypto.shamir._coefficients.cache_clear()
     for owner in range(6):
         secret = bytes([owner]) * 32

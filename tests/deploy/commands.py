@@ -1,4 +1,4 @@
-"""Whether a command line is one of protoseal's, found out without running it."""
+"""Parser that accepts only command lines of protoseal, without running them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protoseal.cli import main
 
 
 def parse_command(arguments: Sequence[str]) -> dict[str, object]:
-    """What the options of ``protoseal ARGUMENTS`` mean; :class:`click.ClickException` where it is no such command."""
+    """Return the options of ``protoseal ARGUMENTS``; raise :class:`click.ClickException` for an unknown command."""
     command: click.Command = main
     context, rest = click.Context(main), list(arguments)
     while isinstance(command, click.Group):

@@ -1,4 +1,4 @@
-"""What is wrong with a compose file of a coordinator and sites that must not reach each other."""
+"""Problems of a compose file for a coordinator and sites that must not reach each other."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def compose_problems(file: Mapping[str, Any], coordinator: CoordinatorConfig, si
 
 
 def _of_site(sample: SiteConfig, name: str) -> tuple[list[Path], Path]:
-    """Where the site of that name writes, and its data."""
+    """Return the folders in which the site of that name writes, and the path of its data."""
     data = sample.data.partition(":")[2]
     written = [Path(str(path).replace(sample.name, name)) for path in (sample.state_dir, sample.out)]
     return written, Path(data.replace(sample.name, name))
@@ -161,7 +161,7 @@ def _network_problems(file: Mapping[str, Any], sites: Sequence[str], host: str) 
 
 
 def mounts(service: Service) -> list[Mount]:
-    """What is mounted where."""
+    """Return the service's mounts."""
     parts = [default(line).split(":") for line in service["volumes"]]
     return [Mount(part[0], PurePosixPath(part[1]), part[2:] == ["ro"]) for part in parts]
 

@@ -15,7 +15,7 @@ from tests.deploy.commands import parse_command
 from tests.deploy.walkthrough import ROOT
 
 BUILD_NEEDS = {"pyproject.toml", "README.md", "LICENSE"}
-"""What pip reads besides the packages."""
+"""Files that pip reads besides the packages."""
 _SECRETS = re.compile(r"passphrase|password|passwd|token|secret|\.pem|private", re.I)
 
 
@@ -35,7 +35,7 @@ def read_dockerfile(text: str) -> list[Instruction]:
 
 
 def image_problems(text: str, extra: str) -> list[str]:
-    """What is wrong with a Dockerfile that should install the project with ``extra`` (``[site]``, or nothing)."""
+    """Return the problems of a Dockerfile that should install the project with ``extra`` (``[site]``, or nothing)."""
     instructions = read_dockerfile(text)
     copied = context_sources(instructions)
     return [
@@ -57,13 +57,13 @@ def image_problems(text: str, extra: str) -> list[str]:
 
 
 def context_sources(instructions: Sequence[Instruction]) -> list[str]:
-    """What COPY takes from the build context."""
+    """Return the paths that COPY takes from the build context."""
     words = [each.text.split() for each in instructions if each.name == "COPY"]
     return [source for each in words if not each[0].startswith("--from") for source in each[:-1]]
 
 
 def is_ignored(path: str, ignore: str | None = None) -> bool:
-    """Whether ``.dockerignore`` keeps a path out of the context: the last pattern that matches decides."""
+    """Return True if ``.dockerignore`` excludes the path: the last pattern that matches decides."""
     ignored = False
     for excludes, pattern in _patterns(ignore):
         if excludes != ignored and any(pattern.fullmatch(each) for each in _ancestry(path)):
@@ -172,5 +172,5 @@ def dockerfile(name: str) -> str:
 
 
 def context_path(relative: str) -> Path:
-    """Where compose finds something: paths in its file are taken from its folder."""
+    """Return the path that compose reads: paths in its file are relative to the file's folder."""
     return (ROOT / "deploy" / relative).resolve()

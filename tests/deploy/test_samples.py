@@ -94,7 +94,7 @@ def test_fedpc_averages_what_its_model_has() -> None:
 
 
 def test_feddbp_says_every_number_of_its_method_as_it_is_by_default() -> None:
-    """What the sample spells out is what the paper has, but for switches that take parts of the method away."""
+    """The sample spells out the paper's values, except switches that disable parts of the method."""
     agreed = load_agreement(SAMPLES / "agreement-feddbp.toml").feddbp
     assert agreed == FeddbpSection()
     assert agreed.model_fields_set == {

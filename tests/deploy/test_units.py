@@ -53,7 +53,7 @@ def read_unit(text: str, instance: str) -> Unit:
 
 
 def unit_problems(unit: Unit, party: str) -> list[str]:
-    """What is wrong with the unit of a party, whose files are the samples for services."""
+    """Return the problems of a party's unit, whose files are the samples for services."""
     service = unit["Service"]
     few_files = party == "coordinator" and int(service.get("LimitNOFILE", 0)) < FILES
     return [

@@ -25,7 +25,7 @@ BLOCKS = read_blocks(WALKTHROUGH.read_text(encoding="utf-8"))
 UNTRIED = read_blocks(SERVICES.read_text(encoding="utf-8"))
 """Commands for an administrator of a machine: parsed, not run."""
 AGREEMENTS = ["agreement.toml", "agreement-fedpc.toml"]
-"""What the walk-through recommends first, and the one whose rounds have the most steps."""
+"""The agreement that the walk-through recommends first, and the one whose rounds have the most steps."""
 
 pytestmark = pytest.mark.timeout(900)  # a first test of each agreement waits for all the steps
 
@@ -38,7 +38,7 @@ class Walked:
     printed: list[tuple[Block, str, str]]
 
     def of(self, command: str, site: str = "") -> list[str]:
-        """What blocks with this command printed, those of ``each site`` for that site only."""
+        """Return the output of the blocks with this command, for that site only where the block says ``each site``."""
         return [text for block, name, text in self.printed if command in block.commands and name == site]
 
 
@@ -85,9 +85,7 @@ def test_prototypes_fit_the_bounds_of_the_sample(walked: Walked) -> None:
 
 
 def test_a_sites_results_are_the_files_that_are_named(walked: Walked) -> None:
-    (sentence,) = re.findall(
-        r"`out/` stays at the site:(.*?)\.\n", WALKTHROUGH.read_text("utf-8"), re.S
-    )
+    (sentence,) = re.findall(r"`out/` stays at the site:(.*?)\.\n", WALKTHROUGH.read_text("utf-8"), re.S)
     for site in SITES:
         assert {path.name for path in (walked.folder / site / "out").iterdir()} == set(
             re.findall(r"`([\w.]+)`", sentence)

@@ -39,12 +39,12 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        """Whether the tests try it."""
+        """True if the tests run the block."""
         return self.who != NOT_RUN
 
     @property
     def stays(self) -> bool:
-        """Whether it leaves a process in the background, which is its shell's child."""
+        """True if the block leaves a background process, a child of its shell."""
         return re.search("&$", self.commands, re.M) is not None
 
 
@@ -100,7 +100,7 @@ class Shell:
             self._stdin.close()
 
     def type(self, commands: str) -> str:
-        """What the commands print once they are done; ``AssertionError`` with it when one of them fails."""
+        """Type the commands and return their output; raise ``AssertionError`` with the output if one of them fails."""
         start, mark = self._log_path.stat().st_size, f"done {secrets.token_hex(8)}"
         self._stdin.write(f"{commands}\nprintf '%s\\n' '{mark}'\n".encode())
         self._stdin.flush()
@@ -132,7 +132,7 @@ class Shell:
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """As a user has it who installed the project: its command on the path, nothing of the tests' own."""
+    """Return the environment of a user who installed the project: its command on the path, and nothing of the tests."""
     inherited = environment()
     for name in ("PROTOSEAL_KEY_PASSPHRASE", "CREDENTIALS_DIRECTORY", "PYTHONPATH"):
         inherited.pop(name, None)

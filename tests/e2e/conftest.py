@@ -1,4 +1,4 @@
-"""What runs between processes have in common, and one thread for runs in this process that they are compared with."""
+"""Fixtures of runs between processes, and one thread for the runs in this process that they are compared with."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from tests.support.processes import Federation
 
 
 def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> float:
-    """How far each group's result is from equations 5 to 8 over what its members sent, in units of the bound.
+    """Return how far each group's result is from equations 5 to 8 over its members' inputs, in units of the bound.
 
-    ``without`` leaves out what these sent.
+    ``without`` leaves out the inputs of these sites.
     """
     transcript, last = _last_round(federation)
     for site in last.sites:
@@ -39,7 +39,7 @@ def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> floa
 
 
 def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] = ()) -> float:
-    """How far what a site would train towards next is from equations 9 and 10 over what all sent, likewise."""
+    """Return how far a site's next training targets are from equations 9 and 10 over all inputs, in bounds."""
     transcript, last = _last_round(federation)
     for name in last.sites:
         saved = federation.prototypes(name)
@@ -61,7 +61,7 @@ def _last_round(federation: Federation) -> tuple[Transcript, CoordinatorRound]:
 
 
 def _scores(federation: Federation, site: str) -> Float:
-    """Of the model that the site trained last, from its own disk."""
+    """Read the scores of the model that the site trained last, from the site's own disk."""
     with open_site(federation, site) as journal:
         stored = journal.get("model")
     assert stored is not None
@@ -70,7 +70,7 @@ def _scores(federation: Federation, site: str) -> Float:
 
 
 def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
-    """How far the personalised prototypes are from equations 4 and 5 over what the sites sent, likewise."""
+    """Return how far the personalised prototypes are from equations 4 and 5 over all inputs, in units of the bound."""
     agreement = federation.agreement
     record = {}
     for site in sites:
@@ -83,7 +83,7 @@ def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
 
 
 def _averaged(federation: Federation, site: str) -> Float:
-    """Of the model that the site trained last, as it sent it."""
+    """Return the averaged part of the model that the site trained last, as the site sent it."""
     model = build_agreed_model(federation.agreement, federation.agreement.training.model)
     model.load_state_dict(safetensors.torch.load_file(federation.folder(site) / MODEL))
     return Averaged(model).vector()

@@ -1,4 +1,4 @@
-"""What must come out when processes die: the same run in one process, in which the same answers stay away."""
+"""Expected results when processes die: the same run in one process, in which the same answers stay away."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Expected:
     bases: dict[str, bytes]
 
     def site(self, name: str) -> Path:
-        """Where a site's files are."""
+        """Return the folder of a site's files."""
         return site_folder(self.folder, name)
 
     def answered(self, round_number: int, phase: Phase) -> list[str]:
-        """Whose answer to a phase was taken in the first attempt of a round."""
+        """Return the sites whose answer to a phase was taken in the first attempt of a round."""
         return sorted(site for site, *at in self.taken if at == [round_number, 1, phase])
 
     def results_of(self, site: str, *, up_to: int) -> int:
-        """How many of the rounds up to a number gave the site a result."""
+        """Return how many of the rounds up to a number gave the site a result."""
         return sum(each.round <= up_to and site in each.sites and not each.abandoned for each in self.rounds)
 
 
@@ -77,7 +77,7 @@ def check_run(federation: Federation, wanted: Expected) -> None:
 
 
 def check_rounds(federation: Federation, wanted: Expected) -> None:
-    """Who took part in which attempt and group of each round, what was withheld, and which were abandoned."""
+    """Check who took part in each attempt and group of a round, the withheld classes, and the abandoned rounds."""
     assert [_content(each) for each in rounds_of(federation)] == [_content(each) for each in wanted.rounds]
 
 
@@ -100,7 +100,7 @@ def check_equal_tensors(saved: Path, wanted: Path, site: str) -> None:
 
 
 def rounds_of(federation: Federation) -> list[CoordinatorRound]:
-    """As the coordinator reported them."""
+    """Read the rounds that the coordinator reported."""
     return read_rounds(federation.root / "coordinator" / "state" / ROUNDS_LOG)
 
 
@@ -111,7 +111,7 @@ def open_site(federation: Federation, site: str) -> Journal:
 
 
 def base_of(federation: Federation, site: str) -> Base:
-    """What a site that has ended would train from next."""
+    """Return the base from which an ended site would train next."""
     with open_site(federation, site) as journal:
         stored = journal.get("base")
     assert stored is not None
@@ -119,7 +119,7 @@ def base_of(federation: Federation, site: str) -> Base:
 
 
 def _content(reported: CoordinatorRound) -> tuple[object, ...]:
-    """Without what differs from run to run."""
+    """Return the fields of a round that are the same in every run."""
     return (
         reported.round,
         reported.attempt,
@@ -131,5 +131,5 @@ def _content(reported: CoordinatorRound) -> tuple[object, ...]:
 
 
 def _figures(logged: SiteRound) -> dict[str, object]:
-    """Without times, and without what a simulation alone reports."""
+    """Return a site's figures of a round, without times and without those that only a simulation reports."""
     return logged.model_dump(exclude={"seconds", "loss", "accuracy"})

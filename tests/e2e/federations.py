@@ -1,4 +1,4 @@
-"""What the end-to-end tests run, small enough for a round to take a fraction of a second, and what must come out."""
+"""Federations of the end-to-end tests, with rounds of a fraction of a second, and their expected results."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _in_one_domain(samples: Samples) -> Samples:
 
 
 def simulated(agreement: Agreement, sites: Sequence[SiteArrays], out: Path) -> dict[str, SitePrototypes]:
-    """What each site saves when the same agreement runs undisturbed, in this process."""
+    """Return the files that each site saves when the same agreement runs undisturbed in this process."""
     data = {site.name: site.to_data(agreement.preprocessing) for site in sites}
     run_federation(agreement, data, out)
     return {name: read_prototypes(site_folder(out, name)) for name in data}

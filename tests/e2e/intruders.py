@@ -23,7 +23,7 @@ Intruder = Callable[[Federation, Path], grpc.Call]
 
 
 def without_certificate(federation: Federation, _: Path) -> grpc.Call:
-    """In the name of a site that takes part."""
+    """Join without a certificate, in the name of a site that takes part."""
     return _join(federation, None, _statement(federation.credentials("site-2"), federation))
 
 
@@ -73,7 +73,7 @@ INTRUDERS: Mapping[str, tuple[Intruder, grpc.StatusCode, str]] = {
         '"event": "NotOnRoster", "rpc": "Join", "site": "site-9"',
     ),
 }
-"""What each gets, and what the coordinator's log says of it."""
+"""Intruders, with the status that each receives and the coordinator's log line about it."""
 
 
 def _statement(credentials: Credentials, federation: Federation) -> Statement:

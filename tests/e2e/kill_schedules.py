@@ -16,11 +16,11 @@ from tests.support.processes import Federation, Running, wait_until
 
 COORDINATOR = "coordinator"
 Killings = tuple[tuple[str, Point], ...]
-"""Who dies where: names of sites, and :data:`COORDINATOR`; each one's points in the order of the run."""
+"""Pairs of a party (a site's name or :data:`COORDINATOR`) and a point at which it dies, in the order of the run."""
 
 _ORDER = (Phase.PRESENCE, *STEPS, Phase.RESULT)
 A_DAY = 86_400.0
-"""In seconds; no deadline is as long."""
+"""One day in seconds; every deadline is shorter."""
 
 
 class _Processes:
@@ -34,7 +34,7 @@ class _Processes:
             self.start(name)
 
     def start(self, name: str) -> Running:
-        """For good, where no point is left."""
+        """Start a party with its next point of death, or without one if none is left."""
         left = self._left.get(name)
         point = left.pop(0) if left else None
         if name == COORDINATOR:
@@ -50,7 +50,7 @@ class _Processes:
         return next((name for name in names if self._running[name].is_over()), names[0])
 
     def wait_for_death(self, name: str) -> None:
-        """At its point; a process that comes to another end fails the test."""
+        """Wait for the party to die at its point; fail the test if its process ends in another way."""
         assert self._running[name].exit_code() == -signal.SIGKILL, self._running[name].log()
 
     def wait_for_answers(self, sites: Sequence[str], phase: Phase, round_number: int) -> None:
@@ -114,5 +114,5 @@ def _let_go_on_without(
 
 
 def point_of(loss: Loss) -> Point:
-    """Where a process dies for this: once its answer is in its journal, or before."""
+    """Return the point at which a process dies for this loss: once its answer is in its journal, or before."""
     return Point(When.KEPT if loss.answer_lost else When.MADE, loss.phase, loss.round)

@@ -17,7 +17,7 @@ def protoseal(folder: Path, *arguments: str) -> str:
 
 
 def check_predictions(federation: Federation, site: SiteArrays, simulated: Path, *options: str) -> None:
-    """Of all the site's test samples, from what it saved, the same as from what it has in a simulated run."""
+    """Check that the site's saved model and the simulated run predict the same for all of the site's test samples."""
     asked = ("--data", "npz:data.npz", "--json", *options)
     trained, wanted = (
         json.loads(protoseal(federation.folder(site.name), "predict", "--run", each, *asked))

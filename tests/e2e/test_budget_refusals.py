@@ -32,7 +32,7 @@ def agreement() -> Agreement:
 
 
 def asked(planned: float) -> dict[str, tuple[float, str, str]]:
-    """By site: the ε that it allows, another limit of its own, and what it says."""
+    """Return for each site the ε that it allows, another limit of its own, and the reason that it logs."""
     most = planned / 2
     allowed = "that this site allows is"
     return {
@@ -63,7 +63,7 @@ def senders(federation: Federation) -> set[str]:
 
 
 def test_a_site_asked_for_more_than_it_allows_refuses_and_the_others_run(tmp_path: Path) -> None:
-    """They never join, and once the time for that is over the coordinator begins without them."""
+    """The refusing sites never join; once the time for joining is over, the coordinator begins without them."""
     agreed, sites = agreement(), small_sites(7)
     refusals = asked(planned_epsilon(agreed, PRIVACY, DELTA))
     with Federation(tmp_path / "run", agreed, sites, gated=False, stopped_clock=True) as federation:

@@ -79,7 +79,7 @@ class Site:
         self.change(self.folder / "agreement.toml", old, new)
 
     def spend(self, releases: int) -> None:
-        """As many releases of an earlier run as this run has."""
+        """Spend as many releases of an earlier run as this run has."""
         ledger = Ledger(self.folder / "ledger.jsonl", "scans", Limit(LIMIT, DELTA), epsilon=cost)
         for number in range(1, releases + 1):
             release, guarantee = Release("earlier", number, "prototypes"), {GUARANTEE: Unit.RECORD.value}
@@ -208,7 +208,7 @@ CASES: dict[str, tuple[Callable[[Site], None], set[str], str]] = {
     "no folder to write to": (have_no_folder_to_write_to, {"folders"}, "data.npz/out"),
     "a wrong address": (dial_a_wrong_address, AT_THE_COORDINATOR, ""),
 }
-"""How a site is spoilt, the checks that fail, and what the first of them names."""
+"""Misconfigurations of a site, the checks that fail, and a phrase in the first one's detail."""
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:

@@ -32,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 def start_parties(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], None]) -> Started:
-    """As the fixture; ``before`` each start it is called with the party's folder."""
+    """Start parties as the fixture does; ``before`` is called with the party's folder before each start."""
     children: Started = []
 
     def start(

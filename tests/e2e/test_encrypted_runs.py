@@ -36,7 +36,10 @@ pytestmark = pytest.mark.full
 
 ROUNDS = 2
 FURTHEST = {"feddbp": 1e-5, "fedpc": 1e-5, "fedplcc": 1e-2}
-"""Of any coordinate after two rounds: contrast divides by 0.07 what the first round's noise moved, step by step."""
+"""Bounds for any coordinate after two rounds.
+
+Contrast divides by 0.07 the noise that the first round added, in each training step.
+"""
 RUNS: dict[str, tuple[Callable[..., Agreement], tuple[SiteArrays, ...], Killings]] = {
     "feddbp": (
         feddbp_agreement,

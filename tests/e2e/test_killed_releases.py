@@ -86,7 +86,7 @@ def paid(path: Path) -> list[int]:
 
 
 def check_nothing_hidden(federation: Federation, name: str, scratch: Path) -> None:
-    """On the disk as it is, and as it would be if the power had been cut: all that left is paid for."""
+    """Check that all releases that left are paid for, on the disk as it is and as a power cut would leave it."""
     folder, sent = federation.folder(name), left(federation, name)
     size = json.loads((folder / DEATH).read_text(encoding="utf-8"))["left"]
     whole, cut = scratch / "whole", scratch / "cut"
@@ -105,7 +105,7 @@ def check_ended(federation: Federation, running: Sequence[Running]) -> None:
 
 
 def test_a_kill_between_any_two_steps_of_a_release_hides_no_payment(tmp_path: Path, nursery: Nursery) -> None:
-    """In each round each site dies at another one, until one comes through: then these were all."""
+    """Each site dies at another step in each round, until one site survives all steps: then every step was tried."""
     agreed, sites = agreement(ROUNDS), small_sites(SITES)
     with Federation(tmp_path / "run", agreed, sites, gated=False, nursery=nursery) as federation:
         allow(federation)

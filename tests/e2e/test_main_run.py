@@ -67,7 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainRun]:
 
 
 def _log_since(running: Running, start: int, awaited: str) -> str:
-    """What was logged since, as soon as ``awaited`` is in it; all there is when it does not come."""
+    """Return the log since ``start`` once ``awaited`` is in it, or the whole rest if ``awaited`` never comes."""
     with suppress(AssertionError):
         wait_until(lambda: awaited in running.log()[start:], awaited)
     return running.log()[start:]
@@ -136,7 +136,7 @@ def test_personalised_prototypes_are_the_exact_ones_within_the_bound(run: MainRu
 def exact_and_bound(
     saved: dict[str, SitePrototypes], agreement: Agreement
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """By site: the targets (K, d) that follow without protection from the saved prototypes, and ckks's bound (K,)."""
+    """Return for each site the targets (K, d) that `plain` gives for the saved prototypes, and ckks's bound (K,)."""
     presence = np.stack([each.counts > 0 for each in saved.values()])
     holds = presence & (presence.sum(axis=0) >= agreement.min_holders)
     cohort = Cohort(tuple(saved), holds, agreement.dim)

@@ -45,7 +45,7 @@ def allow(federation: Federation, site: str, limit: float) -> None:
 
 
 def spent_before(federation: Federation, site: str, limit: float, releases: int) -> None:
-    """On another run over the same data."""
+    """Spend releases of another run over the same data."""
     ledger = Ledger(federation.folder(site) / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon)
     for number in range(1, releases + 1):
         event = event_of(federation.agreement, PRIVACY)
@@ -57,7 +57,7 @@ def spent_before(federation: Federation, site: str, limit: float, releases: int)
 
 
 def check_that_begins_nothing(folder: Path) -> None:
-    """Where its data cannot be read, a site's check leaves no ledger, whose unit and limit would be settled by it."""
+    """Check that a site's check without readable data leaves no ledger, whose unit and limit would then be settled."""
     data, away = folder / "data.npz", folder / "away.npz"
     data.rename(away)
     checked = check_site(load_site(folder / "site.toml"), lambda: b"")
@@ -113,7 +113,7 @@ def received(federation: Federation, site: str) -> set[int]:
 
 
 def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(tmp_path: Path) -> None:
-    """For one release perhaps twice: it may die between paying and keeping it."""
+    """One release may be paid for twice: the site may die between paying for the release and keeping it."""
     agreed, sites = agreement(), small_sites(3)
     limit = epsilon([event_of(agreed, PRIVACY)] * (ROUNDS + 1), DELTA)
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:

@@ -86,7 +86,10 @@ def a_coordinator_started_again_gives_it_the_last_result(federation: Federation)
 
 
 def what_is_complete_needs_nobody(federation: Federation) -> None:
-    """Not a coordinator, nor the data unless the results are gone. A coordinator that nobody needs ends."""
+    """Check that a complete run needs no coordinator, and that a site without results needs only its data.
+
+    A coordinator that no site needs ends.
+    """
     for name in (MODEL, PROTOTYPES):
         (federation.folder("site-1") / name).unlink()
     assert federation.start_site("site-1").exit_code() == 0

@@ -41,7 +41,7 @@ def agreement() -> Agreement:
 
 
 def allow(federation: Federation) -> None:
-    """To each site more than these runs take, and that one of them has no noise."""
+    """Allow each site more than these runs take, and one run without noise."""
     limit = exact_epsilon([event_of(federation.agreement, PRIVACY)] * 9, DELTA)
     for name in federation.names:
         with (federation.folder(name) / "site.toml").open("a", encoding="utf-8") as file:
@@ -83,7 +83,7 @@ def ledger(federation: Federation, name: str) -> Path:
 
 
 def kept(path: Path, federation: Federation) -> tuple[int, str]:
-    """Of the victim's ledger, in somebody's record."""
+    """Return number and hash of the victim's ledger's last entry in a party's record."""
     key = anchor_key(federation.agreement.federation, VICTIM, f"scans of {VICTIM}")
     with AnchorRecord.open(path) as record:
         held = record.held(VICTIM, key)
@@ -92,7 +92,7 @@ def kept(path: Path, federation: Federation) -> tuple[int, str]:
 
 
 def told(federation: Federation, name: str) -> list[tuple[float | None, bool]]:
-    """What ``site.json`` says of each round: epsilon, and whether it is guaranteed."""
+    """Return ε of each round in ``site.json``, and whether it is guaranteed."""
     out = load_site(federation.folder(name) / "site.toml").out
     return [(each.epsilon, each.guaranteed) for each in read_site_log(out).rounds]
 
@@ -100,7 +100,7 @@ def told(federation: Federation, name: str) -> list[tuple[float | None, bool]]:
 def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by_the_peers(
     tmp_path: Path, nursery: Nursery
 ) -> None:
-    """It is one that lacks a run with noise, and one without, after which nothing was guaranteed any more."""
+    """The older ledger lacks a run with noise and a run without noise, after which nothing was guaranteed any more."""
     with Federation(
         tmp_path / "run", agreement(), small_sites(3), gated=False, nursery=nursery
     ) as federation:
@@ -159,14 +159,14 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
 
 
 def privacy_checked(federation: Federation) -> str:
-    """What `client check` says of it to the victim."""
+    """Return the privacy line that `client check` prints for the victim."""
     found = check_site(load_site(federation.folder(VICTIM) / "site.toml"), lambda: b"")
     return next(each.detail for each in found if each.what == "privacy" and each.ok)
 
 
 @contextmanager
 def without_noise(federation: Federation) -> Iterator[None]:
-    """The same agreement, but for that."""
+    """Replace the agreement by the same one without noise, for a while."""
     path = federation.root / "agreement.toml"
     noisy = path.read_text(encoding="utf-8")
     path.write_text(noisy.partition("[privacy]")[0], encoding="utf-8")

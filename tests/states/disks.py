@@ -41,14 +41,14 @@ class Extent:
 
 
 class Watcher(Protocol):
-    """What is told of each durable write."""
+    """Observer that is told of each durable write."""
 
     def writing(self, path: Path) -> None:
         """Before anything is on the disk; raise to keep it off."""
         ...
 
     def tears(self, path: Path) -> bool:
-        """Whether the party is killed in the middle of this write."""
+        """Return True if the party is killed in the middle of this write."""
         ...
 
     def torn(self, path: Path, before: Extent) -> None:

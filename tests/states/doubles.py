@@ -38,7 +38,7 @@ from tests.states.stepwise import no_lock
 
 @dataclass(frozen=True)
 class Double:
-    """How the product is weakened, which promises that breaks, and in which federation it shows soon."""
+    """Weakening of the product, the promises that it breaks, and the federation in which it shows soon."""
 
     weakened: Callable[[], AbstractContextManager[object]]
     breaks: tuple[Promise, ...]
@@ -263,4 +263,4 @@ DOUBLES: Mapping[str, Double] = {
     "overlooks lost lines": Double(_overlooks_lost_lines, (Promise.NOTICED,), "shared-noise", 875),
     "locks nothing": Double(_locks_nothing, (Promise.NO_REFUSAL, Promise.KEPT), "two-runs"),
 }
-"""By what each does wrong."""
+"""Doubles by the fault of each."""

@@ -11,7 +11,7 @@ from tests.states.invariants import Promise, Violation
 from tests.states.scene import Scene
 
 _RESUMES = 3
-"""How often an operator starts a run again that has stopped."""
+"""Number of times that an operator restarts a stopped run."""
 _LONG_IDLE = 30
 """Turns after which a run that is over waits for no site any more."""
 _NO_RESULT = "no round of the run had a result"
@@ -19,7 +19,7 @@ _NO_RESULT = "no round of the run had a result"
 
 @dataclass
 class Ending:
-    """How a run came out, or several that were played at once."""
+    """Outcome of a run, or of several that were played at once."""
 
     stage: Stage
     reason: str
@@ -65,7 +65,7 @@ class Operators:
         return not (scene.state.stage is Stage.STOPPED and self._start_all_again())
 
     def _start_all_again(self) -> bool:
-        """What operators do with a run that stopped; whether they do."""
+        """Restart a stopped run as its operators do; return True if they do."""
         scene = self._scene
         if not _has_enough(scene) or _says_no_result(scene.state) or not self._resumes:
             return False

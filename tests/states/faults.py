@@ -14,17 +14,20 @@ AWAY = 3
 LONGEST = 20
 """The most turns that a party stays away, or that a message is late."""
 _LAST_TURN, _LAST_CALL, _LAST_WRITE, _LAST_ANSWER = 60, 50, 30, 14
-"""What a run without faults comes to; in a drawn order it takes twice as many turns. Repeated rounds take longer."""
+"""Turns, calls, writes and answers of a run without faults.
+
+A drawn order doubles the turns; repeated rounds add to them.
+"""
 _SPREAD = 0.12
-"""How far faults that come together are apart, as a part of the run."""
+"""Distance between faults that come together, as a fraction of the run."""
 _SET_UP = 0.05
-"""When faults come together in the set-up, as a part of the run."""
+"""Point of the run, as a fraction, around which faults come together in the set-up."""
 _RUN = "/"
 """Between the number of a run and who is hit there; the first run has no number."""
 
 
 class Kind(StrEnum):
-    """What goes wrong. ``at`` counts a party's durable writes, calls or answers, or the turns of the world."""
+    """Fault of one kind. ``at`` counts a party's durable writes, calls or answers, or the turns of the world."""
 
     BEFORE = "killed-before-write"
     """The party is killed before its durable write number ``at``."""

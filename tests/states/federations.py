@@ -30,7 +30,8 @@ _TRAINED = _LOCAL.model_copy(
     }
 )
 _SPARSE = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.2}
-"""Of five sites three hold each one's shares, and one may drop out; of four two do."""
+"""Sparse graph in which three of five sites hold each one's shares and one may drop out; of four sites two hold them.
+"""
 _FIVE = {**HOLDINGS, "clinic-e": (0, 1, 2)}
 _TWO_KINDS = {f"clinic-{letter}": (0, 1, 2) if letter in "aceg" else (3, 4, 5) for letter in "abcdefgh"}
 """Two groups of four, by turns; each can lose one."""
@@ -43,9 +44,9 @@ def _pfpl(privacy: PrivacySection | None = None) -> Agreement:
 
 @dataclass(frozen=True)
 class Federation:
-    """What is walked: runs of the same sites, which hold these digits.
+    """Federation to walk: runs of the same sites, which hold these digits.
 
-    Several runs are at once, over the same ledgers. ``has_ledgers``: sites keep one also of exact values.
+    Several runs go on at once, over the same ledgers. With ``has_ledgers`` sites keep a ledger of exact values too.
     """
 
     agreements: Callable[[], Sequence[Agreement]]
@@ -79,7 +80,7 @@ FEDERATIONS: Mapping[str, Federation] = {
         lambda: (_pfpl(_LOCAL), grouped_agreement(privacy=_SHARED).model_copy(update={"run": "run-2"}))
     ),
 }
-"""By the name that the command takes."""
+"""Federations by the name that the command takes."""
 
 
 @dataclass(frozen=True)

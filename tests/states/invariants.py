@@ -34,7 +34,7 @@ from tests.states.site_rules import Shadow
 
 
 class Promise(StrEnum):
-    """What is promised, whatever goes wrong and in whatever order."""
+    """Promise that holds for every fault, in every order."""
 
     ONE_ANSWER = "a site answers one phase of one attempt once"
     ONE_VECTOR = "one vector leaves under each mask"
@@ -270,7 +270,7 @@ class Monitor:
             )
 
     def _check_paid(self, site: str, key: PhaseKey, account: Account, deaths: int) -> None:
-        """What has left in the round, or is about to, is paid for, and not more than once each but after deaths."""
+        """Check that each release of the round is paid for, and not more than once, except after deaths."""
         if self._agreement.privacy is None:
             told = sum(each.run == key.run for each in account.exposures)
             if told != 1:
@@ -291,7 +291,7 @@ class Monitor:
                 )
 
     def _payments(self, round_number: int, attempts: int) -> Mapping[str, int]:
-        """How many payments are due in a round whose presence was stated in so many attempts, by what they are for."""
+        """Return the number of payments due, by purpose, in a round whose presence was stated in so many attempts."""
         privacy, shared = self._agreement.privacy, self._agreement.distributed_noise
         releases = 0 if shared and not round_number else attempts if shared else 1
         trains = privacy is not None and privacy.dp_sgd is not None
@@ -331,7 +331,7 @@ class Monitor:
 
     @property
     def _is_common(self) -> bool:
-        """Whether each site is given the same bytes."""
+        """True if every site is given the same bytes."""
         agreement = self._agreement
         return agreement.sums and agreement.protection is not Protection.CKKS
 

@@ -20,14 +20,14 @@ from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
 
 _RUNS, _ROUNDS, _RESTARTS = 3, 4, 3
 _NOISE = 4.0
-"""With it the budget does not suffice for all."""
+"""Noise multiplier with which the budget does not suffice for all runs."""
 _KILLED = 0.03
 _append = append_only_file.append
 
 
 @dataclass
 class Outcome:
-    """What a plan came to: payments that were acknowledged, refused, and cut off by a kill; and what is wrong."""
+    """Outcome of a plan: payments that were acknowledged, refused, and cut off by a kill; and the problems found."""
 
     paid: int
     refused: int

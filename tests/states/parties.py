@@ -56,7 +56,7 @@ R = TypeVar("R")
 
 
 class Surroundings(Protocol):
-    """What a party knows of the world it runs in."""
+    """World in which a party runs, as the party sees it."""
 
     cast: Cast
 
@@ -186,16 +186,16 @@ class SiteProcess:
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self.strand is not None
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it was started so often that nobody starts it again."""
+        """True if the process was started so often that nobody starts it again."""
         return self.starts >= MOST_STARTS and not self.is_up
 
     def pause(self) -> None:
-        """To be called in the process: let others act."""
+        """Let others act; called from within the process."""
         if self.strand is None:
             raise RuntimeError(f"{self.name} has no process that could pause")
         self.strand.pause()
@@ -235,7 +235,7 @@ class SiteProcess:
         self.deaths += 1
 
     def _run(self) -> Finished | Stopped:
-        """As :mod:`secure_client.app` does, without files of results."""
+        """Run the site as :mod:`secure_client.app` does, without files of results."""
         world, cast = self._world, self._world.cast
         agreement, budget = cast.agreement, cast.budget(self.name, self.disk.ledger)
         with ExitStack() as stack:
@@ -316,7 +316,7 @@ class CoordinatorProcess:
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._handler is not None
 
     @property

@@ -70,7 +70,7 @@ class Whole(NamedTuple):
 
 @dataclass
 class Found:
-    """What an exploration came to; traces are the shortest."""
+    """Result of an exploration; its traces are the shortest."""
 
     states: int = 0
     edges: int = 0
@@ -260,7 +260,7 @@ class Explorer:
     # Where it comes to
 
     def _end_of(self, whole: Whole) -> str:
-        """How a run ends without another fault, once everyone who is not gone is back, and stopped runs are resumed."""
+        """Return how a run ends without another fault, once all remaining sites are back and stopped runs resume."""
         path: list[Whole] = []
         whole, end = whole._replace(faults=0), _NOWHERE
         for at in [at for at, site in enumerate(whole.sites) if site.process == _ASLEEP]:

@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 class Journal(NamedTuple):
-    """What a site remembers. Rounds and attempts count from 1."""
+    """Memory of a site. Rounds and attempts count from 1."""
 
     begun: tuple[int, int] = (0, 0)
     asked: frozenset[tuple[Phase, Asked]] = frozenset()
@@ -128,7 +128,7 @@ class Shadow:
         self.journal = Journal()
 
     def refuses(self, key: PhaseKey, request: bytes) -> bool:
-        """Whether the rules forbid an answer; else the request counts as answered."""
+        """Return True if the rules forbid an answer; otherwise the request counts as answered."""
         asked, least = self._read(key, request), self._agreement.min_holders
         try:
             self.journal = answered(self._site, self.journal, key, asked, least)

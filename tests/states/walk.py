@@ -20,7 +20,7 @@ _PLANS_OF_A_SEED = 1_000_000
 
 @dataclass
 class Report:
-    """What a walk over one federation came to."""
+    """Report of a walk over one federation."""
 
     federation: str
     plans: int = 0

@@ -35,7 +35,7 @@ _TURNS = 1000
 _PATIENCE = 3
 """Turns in which nobody has anything to do, after which the clock jumps to the next deadline."""
 _SLOW = 0.3
-"""How often a site does nothing in a turn, where the order is drawn."""
+"""Probability that a site does nothing in a turn, where the order is drawn."""
 _LEFT_OUT = "it can join the next run"
 
 

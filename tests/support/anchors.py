@@ -10,13 +10,13 @@ from tests.support.small import FEDERATION, small_agreement
 
 
 def anchor(seq: int, ledger: str = "as it is", key: str = "scans") -> LedgerAnchor:
-    """Of the entry ``seq`` of one of several ledgers under a key."""
+    """Return an anchor of the entry ``seq`` of one of several ledgers under a key."""
     head = hashlib.sha256(f"{ledger} {seq}".encode()).digest()
     return LedgerAnchor(hashlib.sha256(key.encode()).digest(), seq, head)
 
 
 def with_noise() -> Agreement:
-    """Of :data:`FEDERATION`."""
+    """Return the small agreement of :data:`FEDERATION`, with noise."""
     agreed = small_agreement()
     if agreed.federation != FEDERATION:
         raise AssertionError("the small agreement is of another federation")

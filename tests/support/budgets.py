@@ -16,17 +16,20 @@ NOISE = 6.2
 
 
 def exact_epsilon(history: Sequence[Event], delta: float) -> float:
-    """Of Gaussian releases, which compose to one (Balle and Wang 2018, theorem 8); steps count as if unsampled."""
+    """Return ε of Gaussian releases, which compose to one (Balle and Wang 2018, theorem 8).
+
+    Steps count as if unsampled.
+    """
     return _epsilon(math.sqrt(math.fsum(_square(event) for event in history)), delta)
 
 
 def spending(number: int, run: str = "run-1", *, noise: float = NOISE, what: str = "prototypes") -> Spending:
-    """Of one round."""
+    """Return the spending of one round."""
     return Spending(Release(run, number, what), bytes(32), GaussianRelease(noise, 1290), {"clip": 1.0})
 
 
 def open_ledger(path: Path, dataset: str = DATASET, limit: Limit = LIMIT) -> Ledger:
-    """With the exact accountant."""
+    """Open a ledger with the exact accountant."""
     return Ledger(path, dataset, limit, epsilon=exact_epsilon)
 
 

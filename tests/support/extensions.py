@@ -21,7 +21,7 @@ _FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
 _COMMANDS = re.compile(r"<!-- commands -->\n```sh\n(.*?)```\n", re.DOTALL)
 
 EntryPoints = Mapping[str, Mapping[str, str]]
-"""By group and name: ``module:object``."""
+"""Entry points ``module:object`` by group and name."""
 
 
 def documented_files() -> dict[str, str]:

@@ -27,14 +27,14 @@ class GatedModel(PrototypeModel):
         self.backbone, self.classifier = plain.backbone, plain.classifier
 
     def features(self, inputs: Tensor) -> Tensor:
-        """As small-cnn, once the gate is open."""
+        """Return small-cnn's features, once the gate is open."""
         if self.training:
             _wait()
         return cast("Tensor", self.backbone(inputs))
 
 
 def build(num_classes: int, dim: int) -> GatedModel:
-    """The same initial weights as small-cnn's."""
+    """Build a gated model with the same initial weights as small-cnn."""
     return GatedModel(num_classes, dim)
 
 

@@ -11,7 +11,7 @@ EVERYONE = tuple(HOLDINGS)
 TEN = tuple(f"clinic-{letter}" for letter in "abcdefghij")
 """A larger group; those beyond the four have whatever data a test gives them."""
 PARAMETERS = 64 * DIM + DIM
-"""Of the layer that is averaged."""
+"""Number of parameters of the layer that is averaged."""
 
 
 def grouped_agreement(protection: Protection = Protection.MASKED, **changes: object) -> Agreement:

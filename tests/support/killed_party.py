@@ -31,7 +31,7 @@ number of the sites' rounds that a simulation does not log any more; of what `ki
 
 
 class When(StrEnum):
-    """Which two steps of answering a phase the kill falls between: the one named, and the next."""
+    """Pair of consecutive steps of answering a phase between which the kill falls: the named step and the next."""
 
     ASKED = "asked"
     """A site has the request, and has done nothing."""
@@ -40,7 +40,7 @@ class When(StrEnum):
     MADE = "made"
     """A site's answer and what follows from it are written, in a transaction that is still open."""
     KEPT = "kept"
-    """They are durable, and nothing is sent."""
+    """The answer and what follows from it are durable, and nothing is sent."""
     SENT = "sent"
     """A site was told that its answer was taken."""
     RECEIVED = "received"
@@ -55,7 +55,7 @@ class When(StrEnum):
 
 @dataclass(frozen=True)
 class Point:
-    """Where a process dies; ``site`` is whose answer the coordinator dies of, for RECEIVED and TAKEN."""
+    """Point at which a process dies. site names the site whose answer kills the coordinator, for RECEIVED and TAKEN."""
 
     when: When
     phase: Phase
@@ -64,17 +64,17 @@ class Point:
     attempt: int = 1
 
     def to_text(self) -> str:
-        """For the environment."""
+        """Return the point as text for the environment."""
         return f"{self.when} {self.phase.name} {self.round} {self.attempt} {self.site}"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """What :meth:`to_text` made; ``ValueError`` or ``KeyError`` for anything else."""
+        """Parse the text of :meth:`to_text`; raise ``ValueError`` or ``KeyError`` for any other text."""
         when, phase, number, attempt, site = text.split(" ")
         return cls(When(when), Phase[phase], int(number), site, int(attempt))
 
     def is_at(self, key: PhaseKey, site: str) -> bool:
-        """Whether the process is there, once it is at a step of this kind."""
+        """Return True if the process, at a step of this kind, has reached the point."""
         here = (key.phase, key.round, key.attempt, site)
         return here == (self.phase, self.round, self.attempt, self.site)
 
@@ -176,7 +176,7 @@ def go_by_file(clock: Path) -> None:
 
 
 def seconds_in(clock: Path) -> float:
-    """What the file says."""
+    """Return the seconds that the file ``clock`` holds."""
     return float(clock.read_text(encoding="utf-8"))
 
 

@@ -20,7 +20,7 @@ from tests.support.budgets import exact_epsilon
 from tests.support.spending_process import Steps
 
 LEDGER, DEATH, PASSED = "ledger.jsonl", "death.json", "passed.json"
-"""In the site's folder: its ledger; what is known of its death; the steps of a release that it came through."""
+"""Files in the site's folder: its ledger, facts about its death, and the steps of a release that it survived."""
 LAST = "before what follows"
 _NEVER = 0
 
@@ -37,12 +37,12 @@ class Fate:
     double: str = ""
 
     def to_text(self) -> str:
-        """For the environment."""
+        """Return the fate as text for the environment."""
         return json.dumps(asdict(self))
 
 
 UNHARMED = Fate(_NEVER, _NEVER)
-"""Of a site that counts what it spends as these tests do, and lives."""
+"""Fate of a site that counts its spendings as these tests do, and survives."""
 
 
 def meet(text: str) -> None:

@@ -75,7 +75,7 @@ class Nursery:
         return Child(self, pid)
 
     def exit_code(self, pid: int) -> int | None:
-        """Of a child that has ended; the negative of the signal that ended it."""
+        """Return the exit code of an ended child (negative for a signal), or None while the child runs."""
         code: int | None = self._ask({"ended": pid})
         if code is not None:
             self._left.discard(pid)
@@ -126,7 +126,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To a process that has ended: nothing."""
+        """Send the signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 

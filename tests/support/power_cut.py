@@ -28,7 +28,7 @@ class PowerCut:
         monkeypatch.setattr(os, "fsync", self._synced)
 
     def left(self, path: Path) -> bytes | None:
-        """What a power cut now leaves under this name; None if the name, or that of a folder above it, is lost."""
+        """Return the bytes that a power cut now leaves under this name; None if the name or a folder above is lost."""
         while_up = (
             each for each in (path, *path.parents) if each != self._root and self._root in each.parents
         )

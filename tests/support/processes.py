@@ -128,13 +128,13 @@ class Running:
             raise
 
     def is_over(self) -> bool:
-        """Whether the process has ended."""
+        """Return True if the process has ended."""
         return self._process.poll() is not None
 
     def exit_code(self, seconds: float = PATIENCE) -> int:
-        """Of the process, once it ended by itself.
+        """Wait until the process ends by itself, and return its exit code.
 
-        When it does not, the failure shows every party's log, and in this one's where each thread was.
+        On a timeout the failure shows every party's log; this process's log then shows where each thread was.
         """
         try:
             wait_until(self.is_over, f"end of the process of {self.log_path}", seconds)
@@ -228,12 +228,12 @@ class Federation:
 
     @property
     def address(self) -> str:
-        """Where the coordinator listens; the same after a restart."""
+        """Address on which the coordinator listens; a restart keeps it."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def address_file(self) -> Path:
-        """What the coordinator writes for others to find it, for as long as it serves."""
+        """File in which the coordinator publishes its address for as long as it serves."""
         return self.root / "coordinator" / "state" / ADDRESS
 
     def folder(self, site: str) -> Path:
@@ -241,7 +241,7 @@ class Federation:
         return self.root / "sites" / site
 
     def prototypes(self, site: str) -> SitePrototypes:
-        """What the site saved at the end."""
+        """Read the prototypes that the site saved at the end."""
         return read_prototypes(self.folder(site))
 
     def credentials(self, site: str) -> Credentials:

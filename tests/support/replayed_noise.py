@@ -1,4 +1,4 @@
-"""The same noise for a site's release of a round in every run: no noise at all, as far as privacy goes."""
+"""Noise that is the same in every run for a site's release of a round: no privacy at all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def replayed_answers(records: int) -> Iterator[None]:
 
 @contextmanager
 def _told_apart() -> Iterator[list[str]]:
-    """Of which data set and round the release is that is drawn next."""
+    """Yield a list that holds the data set and the round of the release that is drawn next."""
     spending, at = Releases._of_prototypes, [""]
 
     def told(self: Releases, round_number: int, *given: Any, **facts: Any) -> Any:

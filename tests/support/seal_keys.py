@@ -1,6 +1,7 @@
-"""What SEAL never writes, in SEAL's own format: sets of evaluation keys with any keys, none, or far too many.
+"""Malformed sets of evaluation keys in SEAL's own format, with any keys, none, or far too many.
 
-What a set holds does not matter here, so each polynomial is zero, and a compressed set is a thousandth of its size.
+SEAL itself never writes such sets. Their content does not matter here, so each polynomial is zero, and a compressed
+set is a thousandth of its size.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def bomb(keys: int) -> bytes:
 
 
 def inflating_ciphertext(polynomials: int, words: int) -> bytes:
-    """At the level of uploads; it says that it has so many polynomials and ``words``, all of which are there."""
+    """Build a ciphertext at the level of uploads that announces, and holds, that many polynomials and ``words``."""
     fields = struct.pack("<4Q", *level_id(Level.UPLOAD))
     fields += struct.pack("<BQQQdQ", 1, polynomials, POLY_DEGREE, Level.UPLOAD, SCALE, 1)
     content = fields + struct.pack("<HBBBBHQQ", *_HEADER, NONE, 0, 24 + 8 * words, words)

@@ -52,7 +52,7 @@ def run_federation(
 
 
 class Rounds(Watcher):
-    """What every site told of each round of each method, in order."""
+    """Watcher that records what every site reported of each round of each method, in order."""
 
     def __init__(self) -> None:
         self.completed: list[Completed] = []

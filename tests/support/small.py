@@ -28,7 +28,7 @@ HOLDINGS: Mapping[str, tuple[int, ...]] = {
     "clinic-c": (0, 1),
     "clinic-d": (0, 1, 2),
 }
-"""Which classes each site has samples of. Without clinic-d, class 2 has fewer than three holders."""
+"""Classes of which each site has samples. Without clinic-d, class 2 has fewer than three holders."""
 
 _SAMPLES = 6
 

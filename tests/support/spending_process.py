@@ -29,7 +29,7 @@ from tests.support.processes import Running, own_nursery
 
 _MODULE = "tests.support.spending_process"
 STEPS = ("open", "write", "ftruncate", "fsync")
-"""What changes the file, or what of it outlasts a power cut."""
+"""Calls that change the file, or that decide how much of it survives a power cut."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Settings:
 
     @property
     def death(self) -> Path:
-        """What :class:`Steps` noted as it died."""
+        """File in which :class:`Steps` notes its death."""
         return Path(self.folder) / "death.json"
 
     def start(self) -> Running:
@@ -170,7 +170,7 @@ def exposed_in(number: int) -> str:
 
 
 def limit_after(number: int) -> Limit:
-    """Of the line that comes before what is sent as this number."""
+    """Return the limit in the line that precedes the spending of this number."""
     return replace(LIMIT, epsilon=LIMIT.epsilon + number)
 
 

@@ -26,7 +26,7 @@ def sizes_of(part: Part) -> tuple[int, int]:
 
 
 def method_agreement(method: Method, protection: Protection = Protection.PLAIN, **changes: Any) -> Agreement:
-    """On that method; at least three sites and three holders."""
+    """Return an agreement on ``method``, with at least three sites and three holders."""
     parameters, buffers = sizes_of(PARTS[method])
     fields = {
         **dict(small_agreement(Protection.PLAIN)),

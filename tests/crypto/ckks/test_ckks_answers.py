@@ -1,4 +1,4 @@
-"""What an answer holds beside what its receiver may have: noise for classes it has not, nothing anywhere else."""
+"""Contents of an answer beyond its receiver's results: noise for the classes that the receiver lacks, nothing else."""
 
 import numpy as np
 import pytest
@@ -51,12 +51,12 @@ LEFT_OVER = {
 
 
 def hardly_any(packing: Packing, drowned: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """In place of noise. Ciphertexts that are multiplied by nothing at all are refused."""
+    """Return almost no noise; ciphertexts multiplied by exactly zero are refused."""
     return packing.replicate(np.where(drowned, 1e-9, 0.0))
 
 
 def hardly_any_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
-    """The same for rows."""
+    """Return almost no noise for rows."""
     return [hardly_any(packing, drowned)] * packing.parts
 
 
@@ -73,7 +73,7 @@ def by_class(vector: NDArray[np.complex128]) -> NDArray[np.complex128]:
 
 
 def prescribed(combination: Combination) -> list[NDArray[np.complex128]]:
-    """What the first site's answer holds where nothing is drowned, every slot of every ciphertext."""
+    """Return every slot of every ciphertext of the first site's answer where nothing is flooded."""
     sent = np.where(HOLDS[:, :, None], STACK, 0.0)
     distances = np.square(sent - sent[0]).sum(axis=-1)
     total, peers = distances.sum(axis=0), sent[1:].sum(axis=0)
@@ -146,7 +146,7 @@ def test_a_withheld_class_is_drowned_for_everyone() -> None:
 
 
 def peer_seen(combination: Combination) -> Stack:
-    """What the first site makes of its answer if it reads the classes it has not as if it had them."""
+    """Return the rows that the first site computes if it reads the classes it lacks as if it held them."""
     answer = slots(combination)
     rows = PACKING.unpack(answer[: PACKING.parts])
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -154,7 +154,7 @@ def peer_seen(combination: Combination) -> Stack:
 
 
 def cosines(seen: Stack) -> NDArray[np.float64]:
-    """With the combination of peers of each class the first site has not, up to its length and sign."""
+    """Return cosines with the peers' combination of each class that the first site lacks, up to length and sign."""
     others = np.where((np.arange(4) > 0)[:, None, None], STACK, 0.0)
     weights = np.square(others).sum(axis=-1, keepdims=True)
     truth = (weights * others).sum(axis=0)
@@ -174,7 +174,7 @@ def test_only_without_drowning_a_site_reads_classes_it_has_not(
 
 @pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
 def test_the_denominator_is_drowned_too(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would tell the peers' norms: a site without the class sends zeros, so that d_im = ‖C_m‖²."""
+    """A visible denominator would tell the peers' norms: a site without the class sends zeros, and d_im = ‖C_m‖²."""
     drowned = by_class(slots(combination)[-1])[MISSING].real
     check_drowned(drowned[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
     assert (np.abs(drowned[:, 0] - 3.0) > 1.0).sum() >= len(MISSING) - 1  # two are not once in 10^9
@@ -200,7 +200,7 @@ def test_drowning_costs_the_other_classes_no_precision(monkeypatch: pytest.Monke
 
 
 def test_replicated_draws_are_independent_between_classes() -> None:
-    """With 4096 classes, every slot is a draw of its own, and both of its parts."""
+    """Each slot of 4096 classes is a draw of its own, and so are both of its parts."""
     packing = Packing(classes=4096, dim=1)
     drowned = np.ones(4096, dtype=np.bool_)
     first, second = flood_replicated(packing, drowned), flood_replicated(packing, drowned)

@@ -1,4 +1,4 @@
-"""What the coordinator refuses of an upload and a site of an answer: each check against a twin that it alone stops."""
+"""Checks of an upload by the coordinator and of an answer by a site, each with a twin that it alone stops."""
 
 from collections.abc import Callable
 

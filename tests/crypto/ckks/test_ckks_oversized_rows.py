@@ -51,7 +51,7 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Lie:
-    """What a site encrypts of a class that it says it lacks: a row of this norm, and this correction."""
+    """Row of this norm, and this correction, that a site encrypts of a class that it claims to lack."""
 
     norm: float = 0.0
     correction: float = 0.0

@@ -69,7 +69,7 @@ def test_each_sum_is_its_own_products(count: int, classes: int) -> None:
 
 @pytest.mark.parametrize(("count", "most"), [(1, 9), (2, 10), (32, 66), (64, 132)])
 def test_a_sum_takes_two_key_switches_not_one_for_each_rotation(count: int, most: int) -> None:
-    """Of 32: 16 to relinearise, 15 to pack, 4 to sum, 31 to take apart."""
+    """A sum of 32 takes 66 key switches: 16 to relinearise, 15 to pack, 4 to sum, 31 to take apart."""
     circuit, packing = Counted(), Packing(10, 1)
     assert len(sums(circuit, packing, vectors(count, packing))) == count
     assert circuit.switches == most
@@ -78,7 +78,7 @@ def test_a_sum_takes_two_key_switches_not_one_for_each_rotation(count: int, most
 
 
 def test_products_are_made_when_they_are_packed() -> None:
-    """So that as many of them are held at a time as there are levels, and not one for each pair of sites."""
+    """The circuit holds as many products at a time as there are levels, and not one for each pair of sites."""
     circuit, packing, made = Circuit(group().keys.load()), Packing(10, 1), []
     one = load(sealapi.Ciphertext(), group().secret.encrypt(np.ones(4096), PROTOTYPE))
 

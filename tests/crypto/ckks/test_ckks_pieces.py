@@ -16,7 +16,7 @@ from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
 from tests.support.inline_pool import InlinePool
 
 CLASSES, DIM = 8, 1024
-"""Whose rows take two ciphertexts."""
+"""Sizes for which a row takes two ciphertexts."""
 PARTS = 2
 MB = 1_000_000
 

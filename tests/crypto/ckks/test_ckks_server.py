@@ -24,7 +24,7 @@ STACK = random_stack((5, 3, 8), 0.5, seed=21)
 
 @pytest.mark.parametrize("combination", list(Combination))
 def test_processes_give_what_inline_work_gives(combination: Combination) -> None:
-    """Not to the byte: which sums are packed together is another matter there, and so is the noise of it."""
+    """The results differ in the last bytes: processes pack other sums together, which changes the noise."""
     payloads = uploads(STACK, COHORT, combination)
     with Workers(2) as executor:
         split = CkksServer(combination, group().keys_path, executor).combine(payloads, COHORT)

@@ -1,4 +1,4 @@
-"""What a sum or a mixing of groups holds beside the numbers that it is for: noise, in every slot and in both parts."""
+"""Noise in every slot of a sum or a mixing of groups beside the numbers that it is for, in both parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sparse a graph may be: its numbers against chances that are counted, and tried, another way."""
+"""Sparse graphs: their numbers of holders and masks against probabilities that are counted and sampled."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _would_do(members: int, needed: int, holders: int, colluding: int, dropped: 
 
 
 def test_growth_is_that_of_a_logarithm() -> None:
-    """Of 16 times as many members each has not even twice as many holders and masks."""
+    """Each of 16 times as many members has less than twice as many holders and masks."""
     few, many = sparse_graph(256, 25, 76), sparse_graph(4096, 409, 1228)
     assert many.holders < 2 * few.holders
     assert many.linked * 4096 < 2 * few.linked * 256
@@ -119,7 +119,7 @@ def test_a_complete_graph_is_everyone_with_everyone() -> None:
 
 
 def _captures(graph: Graph, colluding: int, tries: int) -> int:
-    """How often, of so many members, one has threshold − 1 colluders among its holders: by drawing them."""
+    """Count, by sampling, how often a member has threshold − 1 of so many colluders among its holders."""
     generator = np.random.default_rng(1)
     others = graph.members - 1
     holders = np.argsort(generator.random((tries, others)), axis=1)[:, : graph.holders]
@@ -127,7 +127,7 @@ def _captures(graph: Graph, colluding: int, tries: int) -> int:
 
 
 def _disconnected(linked: int, honest: int, tries: int) -> int:
-    """How often a graph of that chance falls apart, by drawing it."""
+    """Count, by sampling, how often a graph with that chance of a link falls apart."""
     generator, count = np.random.default_rng(2), 0
     for _ in range(tries):
         draws = np.triu(generator.integers(0, CERTAIN, (honest, honest)) < linked, 1)
@@ -148,7 +148,7 @@ def _joined(links: NDArray[np.bool_]) -> bool:
 def test_thresholds_hold_off_colluders_as_often_as_they_say(
     bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At chances that can be seen. A threshold that is too low by two is found out."""
+    """The chances are large enough to be sampled, and a threshold that is too low by two is found out."""
     monkeypatch.setattr(under_test, "HOLDER_BITS", bits)
     sparse_graph.cache_clear()
     graph = sparse_graph(120, 12, 36)
@@ -172,12 +172,12 @@ def test_masks_join_honest_survivors_as_often_as_they_say(bits: int, monkeypatch
 
 
 def _most(tries: int, chance: float) -> float:
-    """What a count of events with that chance is below, but for five standard deviations."""
+    """Return the bound, five standard deviations up, on a count of events with that chance."""
     return tries * chance + 5 * sqrt(tries * chance) + 1
 
 
 def test_the_union_over_parts_bounds_the_exact_chance() -> None:
-    """Of few members all graphs are counted."""
+    """The exact probability for five members is counted over all their graphs."""
     honest, linked = 5, 700
     p = linked / CERTAIN
     pairs = list(combinations(range(honest), 2))

@@ -21,7 +21,7 @@ from crypto.protection import Words
 from tests.crypto.masked_group import Group, binding_of, names, random_vectors, sha256, total
 
 NEVER, SHARED, MASKED, ANSWERED = range(4)
-"""How far a member gets: nothing, its shares, its masked vector, its released shares."""
+"""Stages that a member reaches: nothing, its shares, its masked vector, its released shares."""
 
 _GROUPS: dict[int, Group] = {}
 
@@ -65,7 +65,7 @@ def test_every_pattern_of_drop_outs(count: int) -> None:
 
 @pytest.mark.parametrize("count", [6, 7, 8, 9])
 def test_every_number_of_drop_outs_at_each_stage(count: int) -> None:
-    """Which of the members it is changes from one case to the next."""
+    """The members that drop out at a stage change from one case to the next."""
     generator = np.random.default_rng(count)
     for number, reached in enumerate(product(range(4), repeat=count)):
         if list(reached) == sorted(reached):

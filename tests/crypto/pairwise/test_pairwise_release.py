@@ -235,7 +235,7 @@ def test_a_wrong_share_is_noticed_with_more_than_enough(group: Group) -> None:
 def test_a_wrong_share_of_a_key_is_noticed_with_just_enough(
     group: Group, weaken: Callable[[str], None]
 ) -> None:
-    """By the key that its owner stated. Without that check the sum would be garbage."""
+    """The key that its owner stated shows the wrong share. Without that check the sum would be garbage."""
     survivors = (A, B, C, D)
     masked, released = _answers(group, survivors)
     spoilt = _flip(released, A, 4)

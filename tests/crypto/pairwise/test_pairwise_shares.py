@@ -163,7 +163,7 @@ def test_a_share_is_only_its_senders_for_its_recipient(group: Group) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_a_share_is_of_its_attempt(group: Group, change: dict[str, Any]) -> None:
-    """By its signature and, without that, by what it was sealed under; so are survivors' signatures."""
+    """A share is bound by its signature and, without that, by its sealing; signatures on survivors are bound too."""
     other = binding_of(**({"group": MEMBERS} | change))
     share = next(share for share in group.sites[A].share(group.public) if share.recipient == B)
     with pytest.raises(VerificationError, match="mask-share"):

@@ -47,7 +47,7 @@ def shared() -> Group:
 
 
 def gone(count: int, seed: int) -> tuple[str, ...]:
-    """Who stays of the thirty when so many drop out."""
+    """Return the members that stay when ``count`` of the thirty drop out."""
     kept = np.random.default_rng(seed).permutation(N)[count:]
     return tuple(sorted(MEMBERS[i] for i in kept))
 
@@ -93,7 +93,7 @@ def test_one_more_than_the_group_can_do_without_is_refused(shared: Group) -> Non
 
 
 def test_a_member_whose_holders_are_gone_keeps_the_sum_shut() -> None:
-    """As good as never by chance: here it is those that it drew who drop out, or have lost what they held."""
+    """The drawn holders drop out or lose their shares, which hardly ever happens by chance."""
     group = Group.of(BINDING, GRAPH)
     group.share()
     holders = [name for name in MEMBERS if name != A and A in group.sites[name].held]
@@ -146,9 +146,10 @@ def test_shares_go_to_as_many_others_as_the_graph_says() -> None:
 
 
 def test_holders_are_drawn_anew_and_each_other_member_as_likely() -> None:
-    """Of 8000 draws of 14 of 29, each name, and each two names together, are in as many as chance says: to seven
-    deviations, which one of 29 + 406 counts exceeds once in a billion runs. There are 7.8e7 sets of 14, so that 0.4
-    of 8000 draws are expected to repeat another, and ten repeats are rarer than that.
+    """Each name, and each pair of names, is in as many of 8000 draws of 14 of 29 as expected, to seven deviations.
+
+    One of 29 + 406 counts exceeds seven deviations once in a billion runs. There are 7.8e7 sets of 14, so that 0.4 of
+    8000 draws are expected to repeat another, and ten repeats are rarer than that.
     """
     draws = [draw_holders(BINDING, A, GRAPH) for _ in range(8000)]
     singles = Counter(name for drawn in draws for name in drawn)
@@ -198,7 +199,7 @@ def test_as_many_shares_as_the_threshold_open_a_secret_and_one_less_does_not(sha
 
 
 def test_both_ends_see_the_same_coin_and_it_is_as_fair_as_the_graph_says(shared: Group) -> None:
-    """Of 435 pairs in each of three attempts; the two tails together have a chance of 10^-10."""
+    """The test tosses 435 coins in each of three attempts; the two tails together have a probability of 10^-10."""
     heads, attempts = 0, [replace(BINDING, attempt=number) for number in (1, 2, 3)]
     for binding in attempts:
         keys = {
@@ -234,7 +235,7 @@ def test_a_coin_follows_from_the_secret_of_the_two_and_from_nothing_else() -> No
 
 
 def test_a_mask_of_certain_probability_draws_no_coin(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a complete graph's masks are what they were before there were coins."""
+    """A complete graph's masks are therefore the same as before there were coins."""
     used: list[str] = []
 
     def derive(secret: bytes, label: str, *context: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What a certificate must be to be believed: each attack succeeds only where its one check is missing."""
+"""Checks of a certificate: each attack succeeds only where its one check is missing."""
 
 from __future__ import annotations
 
