@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from agreement.method_traits import Family
 from agreement.methods import Method
-from agreement.protections import Protection
+from agreement.protections import PROTECTIONS, Protection
 from algorithms.gram_matrix import Need
 from algorithms.pfpl import Weighting, sufficient_needs
 from crypto.protection import Offer
@@ -39,15 +39,16 @@ def check_protection_serves(
 
 
 def check_noise_is_shared(method: Method, protection: Protection, *, personal: bool) -> None:
-    """Raise ``ValueError`` unless a site with distributed noise sends nothing but masked sums.
+    """Raise ``ValueError`` unless a site with distributed noise sends nothing but terms that sums hide.
 
     ``personal``: FedDBP's targets have channels of a site's own prototypes, which are never released.
     """
     traits = method.traits
-    if protection is not Protection.MASKED:
+    if not (protection.built_in and protection.sums_hide_terms):
+        hiding = " or ".join(repr(each.name) for each in PROTECTIONS.values() if each.sums_hide_terms)
         raise ValueError(
-            f"noise = 'distributed' needs protection 'masked', whose sums hide their terms, not"
-            f" {protection.value!r}: choose noise = 'local', or protection 'masked'"
+            f"noise = 'distributed' needs protection {hiding}, whose sums hide their terms, not"
+            f" {protection.value!r}: choose noise = 'local', or protection {hiding}"
         )
     if traits.family not in (Family.GROUPS, Family.SUMS) or not traits.prototypes or traits.weighted:
         why = (

@@ -70,10 +70,8 @@ def sums_form(agreement: Agreement) -> PayloadForm:
 
 
 def added_form(agreement: Agreement) -> PayloadForm:
-    """Return the form of payloads under a third party's protection; raise ``ValueError`` under any other."""
+    """Return the form that the protection declares; raise ``ValueError`` if it declares none for the method."""
     protection = agreement.protection
-    if protection.built_in:
-        raise ValueError(f"protection {protection.value!r} is built in")
     settings = agreement.settings_of(protection)
     if agreement.sums and protection.sums is not None:
         return protection.sums.form(settings, agreement.sum_facts)
@@ -83,7 +81,7 @@ def added_form(agreement: Agreement) -> PayloadForm:
 
 
 def _added_numbers(agreement: Agreement) -> int:
-    """Return the most numbers of 8 bytes in a payload of a third party's protection; 0 under any other."""
+    """Return the most numbers of 8 bytes in a payload whose form the protection declares; 0 in any other payload."""
     if agreement.plan.values is not Form.EXTENSION:
         return 0
     form = added_form(agreement)

@@ -48,12 +48,16 @@ class SumHalves:
 class Protection(Named):
     """Protection of prototypes and models against the coordinator. Raises ``ValueError`` if it serves no family.
 
-    A third party states its ``peers``, its ``sums``, or both. A built-in protection has classes of its own at both
-    parties (:mod:`agreement.round_plan`), and states in ``computes`` what the coordinator can compute under it.
+    A third party states its ``peers``, its ``sums``, or both. A built-in protection may do so too; else it has classes
+    of its own at both parties (:mod:`agreement.round_plan`), and states in ``computes`` what the coordinator can
+    compute under it.
 
     ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks. One site makes them
     and seals them to each other site. The limit: one site that helps the coordinator gives them away. ``ckks_key``: a
     CKKS key follows these bytes. ``settings`` and ``deployable`` are as in :class:`agreement.Method`.
+
+    ``sums_hide_terms``: nobody reads a term of a sum, not even a coordinator that a site helps, so that sites may
+    share noise; only a built-in protection is believed. ``summary`` is the line of a built-in protection in ``--help``.
     """
 
     PLAIN: ClassVar[Protection]
@@ -70,6 +74,8 @@ class Protection(Named):
     secret_bytes: int = 0
     ckks_key: bool = False
     computes: frozenset[Offer] = frozenset()
+    sums_hide_terms: bool = False
+    summary: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,10 +97,25 @@ class Protection(Named):
 
 
 _OF_ALL = frozenset({Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS})
-Protection.PLAIN = Protection(name="plain", computes=_OF_ALL | {Offer.GRAM})
-Protection.MASKED = Protection(name="masked", computes=_OF_ALL | {Offer.GRAM}, secret_bytes=KEY_BYTES)
+Protection.PLAIN = Protection(
+    name="plain",
+    computes=_OF_ALL | {Offer.GRAM},
+    summary="protects nothing: the coordinator reads every upload",
+)
+Protection.MASKED = Protection(
+    name="masked",
+    computes=_OF_ALL | {Offer.GRAM},
+    secret_bytes=KEY_BYTES,
+    sums_hide_terms=True,
+    summary="the coordinator reads sums alone, and rows turned by a secret rotation; one site that helps the"
+    " coordinator lets it read the rotated rows of every site",
+)
 Protection.CKKS = Protection(
-    name="ckks", computes=_OF_ALL | {Offer.DISTANCE_WEIGHTS}, secret_bytes=KEY_BYTES, ckks_key=True
+    name="ckks",
+    computes=_OF_ALL | {Offer.DISTANCE_WEIGHTS},
+    secret_bytes=KEY_BYTES,
+    ckks_key=True,
+    summary="the coordinator computes on ciphertexts; one site that helps the coordinator lets it read every upload",
 )
 PROTECTIONS: Mapping[str, Protection] = {
     each.name: each for each in (Protection.PLAIN, Protection.MASKED, Protection.CKKS)

@@ -65,7 +65,7 @@ class Form(Enum):
     LABELLED_CIPHERTEXTS = auto()
     """Encrypted sums, and the classes of the clusters that they are over."""
     EXTENSION = auto()
-    """The form that a third party's protection declares."""
+    """The form that the protection declares: a third party's, or a built-in one with halves of the same type."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from importlib import import_module
 
 import click
 
+from protoseal.commands.examples import example
+
 COMMANDS = {
     "bench": "Measure speed on this machine.",
     "budget": "Plan, evaluate, audit, show, verify or change a data set's privacy budget.",
@@ -36,7 +38,7 @@ class _OnDemand(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.group(cls=_OnDemand)
+@click.group(cls=_OnDemand, epilog=example("protoseal demo --out runs/demo --rounds 3"))
 @click.version_option(package_name="protoseal")
 def main() -> None:
     """Federated prototype learning between institutions that must not show each other their data."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from protoseal.bench.record import Case
 
 
-@click.group()
+@click.group(epilog=example("protoseal bench round --method pfpl --sites 5 --json round.json"))
 def bench() -> None:
     """Measure speed on this machine.
 

@@ -9,9 +9,10 @@ from protoseal.commands.budget_audit import audit_group
 from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.budget_ledger import show_command, verify_command
 from protoseal.commands.budget_plan import plan_command
+from protoseal.commands.examples import example
 
 
-@click.group()
+@click.group(epilog=example("protoseal budget plan --epsilon 3 --releases 10"))
 def budget() -> None:
     """Plan, evaluate, audit, show, verify or change a data set's privacy budget."""
 

@@ -62,7 +62,7 @@ def _of_audit(command: Command) -> Command:
     return command
 
 
-@click.group("audit")
+@click.group("audit", epilog=example("protoseal budget audit prototypes --agreement agreement.toml"))
 def audit_group() -> None:
     """Test whether a mechanism loses more privacy than it claims, with canaries in one run.
 

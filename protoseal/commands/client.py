@@ -29,7 +29,7 @@ config_option = click.option(
 )
 
 
-@click.group()
+@click.group(epilog=example("protoseal client check --config site.toml"))
 def client() -> None:
     """Take part in a run as a site, or check that the site could."""
 

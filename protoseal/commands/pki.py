@@ -51,7 +51,7 @@ def _overwrite_option(loss: str) -> Callable[[Command], Command]:
     return click.option("--overwrite", is_flag=True, help=f"Replace existing files: {loss}.")
 
 
-@click.group()
+@click.group(epilog=example("protoseal pki init --dir ca --federation clinics.example"))
 def pki() -> None:
     """Create the federation's CA and the certificates of its sites and coordinator."""
 

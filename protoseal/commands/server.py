@@ -29,7 +29,7 @@ config_option = click.option(
 )
 
 
-@click.group()
+@click.group(epilog=example("protoseal server check --config coordinator.toml"))
 def server() -> None:
     """Serve a run as the coordinator, or check that the coordinator could."""
 

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from agreement import PROTECTIONS
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
     from protoseal.reports.result_files import RunResult
     from protoseal.simulation.config import SimulationConfig
+
+_SUMMARIES = "; ".join(f"{each.name} ({each.summary})" for each in PROTECTIONS.values())
 
 
 def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -52,13 +55,12 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 )
 @click.option(
     "--protection",
-    help="Protection of what sites send: plain, masked or ckks.  Under ckks, one site that helps the coordinator"
-    " lets it read every upload; under masked, the rotated rows of every site.  [default: plain]",
+    help=f"Protection of what sites send: {_SUMMARIES}.  [default: plain]",
 )
 @click.option(
     "--dataset",
-    help="Data set: digits, mnist or another name; npz:PATH, folder:PATH, sites:DIR or module:function; several"
-    " joined by +.  [default: digits]",
+    help="Data set: digits (bundled); mnist, fashion-mnist, usps, svhn, cifar10, cifar100 or flowers102 (files in"
+    " --data-root); npz:PATH, folder:PATH, sites:DIR or module:function; several joined by +.  [default: digits]",
 )
 @click.option(
     "--split",

@@ -25,7 +25,8 @@ def _sections(command: click.Command, context: click.Context, level: int) -> Ite
     if not isinstance(command, click.Group):
         yield f"```text\n{path} {' '.join(command.collect_usage_pieces(context))}\n```"
         yield _options(command, context)
-        yield _paragraphs(command.epilog or "")
+    yield _paragraphs(command.epilog or "")
+    if not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
         below = command.get_command(context, name)

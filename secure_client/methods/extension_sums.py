@@ -1,4 +1,4 @@
-"""Sums at a site under an extension's protection: the site sends its values once, and reads the sum from the answer.
+"""Sums at a site under a protection's declared halves: the site sends its values once and reads the sum in the answer.
 
 Only sites can read the sum, so only they notice a result that is out of bounds. As under ``ckks``, the site
 acknowledges such a result like any other, because a refusal would tell the coordinator about it, and trains on from
@@ -40,6 +40,6 @@ class AddedSums(EncryptedSums):
     def _half(self) -> SumSiteHalf:
         protection = self._agreement.protection
         if protection.sums is None:
-            raise ValueError(f"protection {protection.value!r} is built in, or has no sums")
+            raise ValueError(f"protection {protection.value!r} has no halves of sums")
         settings = self._agreement.settings_of(protection)
         return protection.sums.site(settings, self._setup.group_secret(), self._agreement.sum_facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,12 +23,13 @@ from PIL import Image
 from rich.console import Console
 from torch.utils.data import TensorDataset
 
-from agreement import method_named
+from agreement import PROTECTIONS, Protection, method_named
 from agreement.storage.atomic_files import FileError
 from protoseal.cli import COMMANDS, main
 from protoseal.demo import demo_agreement, demo_sites
 from protoseal.prediction import By, load_trained, own_inference, predict
 from protoseal.reports.result_files import read_result
+from secure_client.data.sources import NAMES
 from tests.support.processes import Federation
 
 EXPERIMENT = Path(__file__).parents[3] / "experiments" / "digits.toml"
@@ -80,29 +82,41 @@ def test_help_lists_the_commands_and_what_each_is_for() -> None:
         assert output_of(name, "--help")
 
 
-def leaves(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
-    """Return each command that is no group, with the words that call it."""
-    if not isinstance(command, click.Group):
-        yield context.command_path, command
-        return
-    for name in command.list_commands(context):
-        below = command.get_command(context, name)
-        assert below is not None
-        yield from leaves(below, click.Context(below, info_name=name, parent=context))
+def commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """Yield each command and group, with the words that call it."""
+    yield context.command_path, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, click.Context(below, info_name=name, parent=context))
 
 
-LEAVES = dict(leaves(main, click.Context(main, info_name="protoseal")))
+EVERY = dict(commands(main, click.Context(main, info_name="protoseal")))
 
 
-@pytest.mark.parametrize("path", LEAVES)
-def test_every_command_says_what_its_options_are_and_shows_an_example_that_it_understands(path: str) -> None:
-    command = LEAVES[path]
+@pytest.mark.parametrize("path", EVERY)
+def test_every_command_and_group_has_help_for_its_options_and_an_example_that_parses(path: str) -> None:
+    command = EVERY[path]
     options = [each for each in command.params if isinstance(each, click.Option)]
     assert all(each.help and not each.help.startswith("[") for each in options)
     words = shlex.split((command.epilog or "").rpartition("Example:")[2])
     assert words[: len(path.split())] == path.split()
-    _, left, _ = command.make_parser(click.Context(command)).parse_args(words[len(path.split()) :])
+    called = max((each for each in EVERY if words[: len(each.split())] == each.split()), key=len)
+    assert not isinstance(EVERY[called], click.Group)
+    parser = EVERY[called].make_parser(click.Context(EVERY[called]))
+    _, left, _ = parser.parse_args(words[len(called.split()) :])
     assert not left
+
+
+@pytest.mark.parametrize("path", ["protoseal simulate", "protoseal budget evaluate"])
+def test_help_lists_every_protection_and_data_set(path: str) -> None:
+    texts = {each.name: each.help for each in EVERY[path].params if isinstance(each, click.Option)}
+    for protection in PROTECTIONS.values():
+        assert protection.summary
+        assert f"{protection.name} ({protection.summary})" in (texts["protection"] or "")
+    assert "nothing" in Protection.PLAIN.summary
+    assert set(NAMES) <= set(re.findall(r"[a-z0-9-]+", texts["dataset"] or ""))
 
 
 def test_the_installed_command_is_this_one() -> None:

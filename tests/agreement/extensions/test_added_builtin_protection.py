@@ -1,0 +1,70 @@
+"""A built-in protection takes its entry in PROTECTIONS and a row of rounds, as docs/how-to/extending.md describes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from agreement import PROTECTIONS, Family, Method, Protection
+from agreement.method_compatibility import check_noise_is_shared
+from agreement.round_plan import _PLANS
+from protoseal.cli import main
+from protoseal.reports.result_files import read_result, site_folder
+from secure_client.output.site_files import read_prototypes
+from tests.support.simulations import DIGITS
+
+PADS_ERROR = 1e-9
+"""Bound on the rounding of means of prototypes, in fixed point of 40 fractional bits."""
+
+
+@pytest.fixture
+def pads(example: Path, monkeypatch: pytest.MonkeyPatch) -> Protection:
+    """Return the page's protection, entered in the tables as a built-in one whose exchange exists."""
+    found: Protection = import_module("pads").pads
+    monkeypatch.setitem(PROTECTIONS, found.name, found)
+    monkeypatch.setitem(_PLANS, (Family.SUMS, found), _PLANS[Family.SUMS, None])
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Return a file of settings for a simulation of seconds."""
+    file = tmp_path / "less.toml"
+    file.write_text(DIGITS, encoding="utf-8")
+    return file
+
+
+def simulated(config: Path, protection: str, *options: str) -> Path:
+    out = config.parent / protection
+    words = ("simulate", "--config", config, "--protection", protection, "--rounds", 2, "--out", out)
+    done = CliRunner().invoke(main, [*map(str, words), *options])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_a_builtin_protection_of_an_existing_exchange_needs_its_row_alone(
+    pads: Protection, config: Path
+) -> None:
+    runs = [simulated(config, name, "--method", "fedproto") for name in (pads.name, "plain")]
+    result = read_result(runs[0])
+    assert pads.built_in
+    assert (result.protection, len(result.rounds)) == (pads.name, 2)
+    assert len(result.sites) == 4
+    for site in result.sites:
+        protected, plain = (read_prototypes(site_folder(run, site.name)) for run in runs)
+        np.testing.assert_allclose(protected.personal, plain.personal, rtol=0, atol=PADS_ERROR)
+        assert plain.has_personal.any()
+
+
+def test_distributed_noise_needs_a_builtin_protection_whose_sums_hide_their_terms(
+    pads: Protection,
+) -> None:
+    check_noise_is_shared(Method.FEDPROTO, Protection.MASKED, personal=False)
+    for protection in (pads, replace(Protection.MASKED)):
+        with pytest.raises(ValueError, match=protection.name):
+            check_noise_is_shared(Method.FEDPROTO, protection, personal=False)
