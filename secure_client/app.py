@@ -217,7 +217,7 @@ def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
 
 
 def open_peers(budget: BudgetSection) -> AnchorRecord:
-    """Open the record of the peers' ledgers and the site's own; raise :class:`AnchorRecordError`."""
+    """Open the record of the peers' ledgers and the site's own; raise ``AnchorRecordError``."""
     return AnchorRecord.open(record_beside(budget.ledger))
 
 

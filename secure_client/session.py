@@ -105,7 +105,7 @@ class Session:
     def take_welcome(self, reply: JoinReply) -> None:
         """Raise unless the ledger has the entry that the coordinator recorded; call this before any other task.
 
-        :class:`RolledBackError` or :class:`Violation`, see :meth:`OwnAnchor.check_kept`.
+        :class:`privacy.errors.RolledBackError` or :class:`Violation`, see :meth:`OwnAnchor.check_kept`.
         """
         self._anchor.check_kept(reply.anchor)
 

@@ -101,7 +101,7 @@ class GrpcTransport:
         return self._call(lambda: codec.decode_task(self._stub.NextTask(message, timeout=seconds)))
 
     def download(self, work: Work) -> bytes:
-        """Return the request that ``work`` announces; raise :class:`Violation` for another size or hash."""
+        """Return the request that ``work`` announces; raise ``Violation`` for another size or hash."""
         content = self._call(lambda: self._download(work))
         self.bytes_down += len(content)
         return content

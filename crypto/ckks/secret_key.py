@@ -48,8 +48,8 @@ class CkksSecret:
     def from_bytes(cls, content: bytes) -> CkksSecret:
         """Load the key that :meth:`to_bytes` returned.
 
-        Raises :class:`UnknownSchemeError` without this version's marker, and :class:`MalformedError` for bytes that
-        SEAL cannot load. Limit: any key can be loaded, so the caller must check who made it.
+        Raises :class:`UnknownSchemeError` without this version's marker, and :class:`crypto.errors.MalformedError` for
+        bytes that SEAL cannot load. Limit: any key can be loaded, so the caller must check who made it.
         """
         if not content.startswith(_MARKER):
             raise UnknownSchemeError("a group secret lacks this build's version marker")

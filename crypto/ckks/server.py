@@ -42,7 +42,7 @@ class CkksServer:
         self._executor = executor
 
     def validate(self, payload: Payload, site: str, cohort: Cohort) -> None:
-        """Raise :class:`MalformedError` unless each ciphertext has exactly the form prescribed for it.
+        """Raise :class:`crypto.errors.MalformedError` unless each ciphertext has exactly the form prescribed for it.
 
         Limit: the encrypted values cannot be checked, so a site can send rows longer than 1, or under another key, and
         spoil the answers of the others.
@@ -57,8 +57,9 @@ class CkksServer:
         rows. Each process stores less than 0.5 MB for each site and ciphertext in a temporary folder, which also has
         the uploads.
 
-        Raises :class:`MalformedError` for payloads that cannot be combined, :class:`KeyStoreError` without evaluation
-        keys, :class:`PrecisionError` for too many sites.
+        Raises :class:`crypto.errors.MalformedError` for payloads that cannot be combined,
+        :class:`crypto.errors.KeyStoreError` without evaluation keys, :class:`crypto.errors.PrecisionError` for too many
+        sites.
         """
         check_cohort_size(len(cohort.sites))
         uploads = [payloads[site].blobs for site in cohort.sites]

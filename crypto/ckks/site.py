@@ -38,8 +38,8 @@ class CkksSite:
     def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
         """Encrypt rows, with zeros for classes that the site does not hold, and for ``complement`` the correction.
 
-        Raises :class:`MalformedError` for rows that are too long or not finite, and :class:`PrecisionError` if tau is
-        too small for this number of sites.
+        Raises :class:`crypto.errors.MalformedError` for rows that are too long or not finite, and
+        :class:`crypto.errors.PrecisionError` if tau is too small for this number of sites.
         """
         check_cohort_size(len(cohort.sites))
         check_tau(self._tau, len(cohort.sites))
@@ -58,10 +58,10 @@ class CkksSite:
         The site keeps its own row for a class that it does not hold, holds alone, or in which it agrees with all its
         peers (D_i ≤ tau). ``rows`` must be the rows that were protected.
 
-        Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator can see too,
-        and :class:`ImplausibleError` for a fault that only decryption shows. The caller must hide the second from the
-        coordinator, which could otherwise compare an encrypted value with a bound of its choice
-        (:mod:`crypto.ckks.secret_key`).
+        Raises :class:`crypto.errors.MalformedError` for an answer of another form than prescribed, which the
+        coordinator can see too, and :class:`ImplausibleError` for a fault that only decryption shows. The caller must
+        hide the second from the coordinator, which could otherwise compare an encrypted value with a bound of its
+        choice (:mod:`crypto.ckks.secret_key`).
         """
         own, packing = contributed(rows, site, cohort), Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))

@@ -83,7 +83,7 @@ class SumForm:
         return SURE_DEVIATIONS * FRESH_ERROR * math.sqrt(terms) / self.scale
 
     def split(self, values: Float) -> Float:
-        """Split values (L,) with large bounds in two; raise as :meth:`pack`."""
+        """Split values (L,) with large bounds in two; raise as :meth:`BoundedVector.pack`."""
         self.segments.check(values)
         parts: list[Float] = []
         for segment, part in self.segments.parts_of(values):

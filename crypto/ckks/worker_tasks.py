@@ -79,7 +79,7 @@ class Scratch:
 
 
 def check_keys(content: bytes) -> bytes:
-    """Return the SHA-256 of a group's evaluation keys; raise :class:`MalformedError` unless they are usable."""
+    """Return the SHA-256 of a group's evaluation keys; raise ``MalformedError`` unless they are usable."""
     keys = EvaluationKeys.from_bytes(content)
     keys.load()
     return keys.hash

@@ -1,18 +1,19 @@
 """Pairwise masks: a protocol that reveals the sum of a group's vectors and nothing else (Bonawitz et al. 2017, CCS).
 
-    parts, binding    messages, and the attempt that every key, mask, share and signature is bound to
-    graph             who holds shares of whose secrets, and which pairs have a mask; sparse in large groups
-    secrets, shares   a site's fresh secrets of one attempt, and their shares for the other members
-    masks             a vector under a mask for every peer and a self-mask
-    sharers           the members' signatures on the set that they mask with, for a sparse graph
-    survivors         the members' signatures on the set of members in the sum
-    release           one kind of share for each owner: its self-mask's seed, or its mask key if it dropped out
-    unmask            the coordinator's half: the sum
-    scheme            the payload
+    wire_values               public keys, sealed shares and released shares, which members exchange
+    attempt_binding           the attempt that every key, mask, share and signature is bound to
+    neighbour_graph           who holds shares of whose secrets, and which pairs have a mask; sparse in large groups
+    attempt_secrets, shares   a site's fresh secrets of one attempt, and their shares for the other members
+    masks, keystream          a vector under a mask for every peer and a self-mask, and the masks' streams
+    sharer_signatures         the members' signatures on the set that they mask with, for a sparse graph
+    survivor_signatures       the members' signatures on the set of members in the sum
+    share_release             one kind of share for each owner: its self-mask's seed, or its mask key if it dropped out
+    unmask                    the coordinator's half: the sum
+    scheme                    the payload
 
-Order of steps: every member states fresh public keys (signed, see :class:`parts.MaskKeys`), makes shares, checks and
-opens its peers' shares, masks its vector, signs the survivors, and releases shares once enough members signed the same
-set.
+Order of steps: every member states fresh public keys (signed, see :class:`crypto.pairwise.wire_values.MaskKeys`),
+makes shares, checks and opens its peers' shares, masks its vector, signs the survivors, and releases shares once enough
+members signed the same set.
 
 Guarantees, for a group of n with threshold t = ⌊2n/3⌋ + 1:
 

@@ -90,9 +90,9 @@ class Ledger:
     def spend(self, spending: Spending) -> Anchor:
         """Record a planned release. After the return, the release's noise may be drawn once, and the result sent.
 
-        Raises :class:`BudgetError` if the release would exceed the limit or is not covered by the accountant; nothing
-        was recorded. Raises :class:`LedgerError` if the entry could not be made durable: the release must not be sent,
-        and may count as spent.
+        Raises :class:`privacy.errors.BudgetError` if the release would exceed the limit or is not covered by the
+        accountant; nothing was recorded. Raises :class:`LedgerError` if the entry could not be made durable: the
+        release must not be sent, and may count as spent.
         """
         with self._opened() as file:
             history = self.history
@@ -104,7 +104,7 @@ class Ledger:
         raise refusal(history, spending, self._budget, self._epsilon)
 
     def check_covered(self, spending: Spending) -> None:
-        """Raise :class:`BudgetError` for a release that the ledger's accountant does not cover; record nothing."""
+        """Raise ``BudgetError`` for a release that the ledger's accountant does not cover; record nothing."""
         with self._opened():
             check_covered(self._seen.entries, spending, self._budget.limit)
 

@@ -53,7 +53,7 @@ class Plan:
         return "digits" if self.data_root is None else "mnist"
 
     def config(self, protection: Protection, out: Path) -> SimulationConfig:
-        """Return the simulation of one protection's rounds; raise :class:`ConfigError`."""
+        """Return the simulation of one protection's rounds; raise :class:`agreement.toml_loading.ConfigError`."""
         training = {"model": self.model, "batch_size": self.batch, "local_epochs": self.epochs}
         settings = [f"training.{name}={value}" for name, value in training.items()]
         flags = {
@@ -148,7 +148,8 @@ class Course:
 def measure(plan: Plan) -> Iterator[Case]:
     """Measure ``plain`` and each protection alternately; then the set-up, which is not part of a round.
 
-    Raises :class:`ConfigError`, or :class:`DataError` if the data root lacks MNIST.
+    Raises :class:`agreement.toml_loading.ConfigError`, or :class:`secure_client.errors.DataError` if the data root
+    lacks MNIST.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-bench-")))

@@ -91,7 +91,7 @@ class Plan:
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """Yield each case when it is measured; raise :class:`DataError` if the data root lacks MNIST."""
+    """Yield each case when it is measured; raise ``DataError`` if the data root lacks MNIST."""
     data = _images(plan)
     yield _batched(plan, data, "batched", plan.sites, plan.samples)
     for sites in plan.growth:

@@ -172,7 +172,7 @@ def write_result(run: Path, result: RunResult) -> Path:
 
 
 def read_result(run: Path) -> RunResult:
-    """Read the ``result.json`` of a run; raise :class:`FileError`."""
+    """Read the ``result.json`` of a run; raise :class:`agreement.storage.atomic_files.FileError`."""
     return read_json(run / RESULT, RunResult, "give the folder that a run wrote to")
 
 
@@ -182,7 +182,7 @@ def write_record(path: Path, record: RunRecord) -> Path:
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read the record of a run that has ended; raise :class:`FileError`."""
+    """Read the record of a run that has ended; raise :class:`agreement.storage.atomic_files.FileError`."""
     return read_json(path, RunRecord, "delete it to run that method again, or use --fresh to start over")
 
 

@@ -37,7 +37,7 @@ class LocalControl:
         state: Path | None = None,
         on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
     ) -> None:
-        """Take the arguments of :class:`LocalFederation`; ``self`` aligns and predicts as the agreement's method.
+        """Take the arguments of ``LocalFederation``; ``self`` aligns and predicts as the agreement's method.
 
         Raises ``ValueError`` for a method that is no control.
         """

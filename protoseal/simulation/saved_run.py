@@ -36,7 +36,7 @@ class Run:
 
     @classmethod
     def of(cls, path: Path) -> Run:
-        """Return the run that ended with this record; raise :class:`FileError` for another file."""
+        """Return the run that ended with this record; raise ``FileError`` for another file."""
         record = read_record(path)
         agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))
         rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)

@@ -145,7 +145,10 @@ class Flowers:
         return None if names is None else tuple(names)
 
     def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
-        """Read images (N, S, S, 3) of the agreed size, and labels. :func:`sources.join` converts channels."""
+        """Read images (N, S, S, 3) of the agreed size, and labels.
+
+        :func:`secure_client.data.sources.join` converts channels.
+        """
         where = f"flowers102 in {root / self.folder}"
         sized = None if agreed is None else agreed.model_copy(update={"channels": 3})
         parts = [

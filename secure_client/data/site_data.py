@@ -44,7 +44,7 @@ def load_site_data(
 
     Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked and
     preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. Raises
-    :class:`DataError` or :class:`PluginError`.
+    :class:`secure_client.errors.DataError` or :class:`secure_client.errors.PluginError`.
     """
     if is_own(spec):
         train, test = call_own(spec, data_root)

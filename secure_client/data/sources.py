@@ -55,7 +55,7 @@ def read(
     that begins with ``DATA_ROOT/`` is under ``data_root`` too.
 
     ``agreed`` only keeps images small while they are read; ``seed`` assigns the digits' appearances. Raises
-    :class:`DataError`, or :class:`PluginError` for ``module:function``.
+    :class:`DataError`, or :class:`secure_client.errors.PluginError` for ``module:function``.
     """
     return [
         _read_one(part.strip(), data_root, agreed, seed, convert_channels=convert_channels)

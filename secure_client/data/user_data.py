@@ -23,7 +23,7 @@ def call_own(spec: str, data_root: Path | None) -> tuple[OwnPart, OwnPart | None
     Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels); test may be None. Where the unit
     of privacy is a subject, the training part names each sample's subject: a data set by an attribute ``subjects``,
     arrays as the third of (inputs, labels, subjects). Raises :class:`DataError` for anything else,
-    :class:`PluginError` when there is no such function.
+    :class:`secure_client.errors.PluginError` when there is no such function.
     """
     returned = call_function(load_function(spec, "dataset"), spec, data_root=data_root)
     if not (isinstance(returned, tuple | list) and len(returned) == 2):

@@ -2,7 +2,7 @@
 
 The methods require of each network: features are the output of a ReLU, so that none is negative; and no operation works
 in place, since per-sample gradients need every activation unchanged. Networks with normalisation choose it by
-:class:`Norm`.
+:class:`agreement.sections.training.Norm`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ FEDPC_HIDDEN = 384
 def small_cnn(shape: Shape) -> nn.Module:
     """Build two 3×3 convolutions (32 and 64 channels), each with ReLU and 2×2 max-pooling; linear to d; ReLU.
 
-    Images have at least 4 pixels a side, such as digits of 8×8 or 28×28; :class:`ModelError` for smaller images.
+    Images have at least 4 pixels a side, such as digits of 8×8 or 28×28; :class:`secure_client.errors.ModelError` for
+    smaller images.
     """
     shape.check_side(SMALL_CNN, 4)
     return nn.Sequential(
@@ -49,7 +50,7 @@ def fedpc_cnn(shape: Shape) -> nn.Module:
 
     A ReLU follows each linear layer of the extractor. The paper's d is 192: agree on ``dim = 192`` for its network of
     1600 → 384 → 192 on images of 32×32, 1024 → 384 → 192 on 28×28. No padding, so an image has at least 16 pixels a
-    side; :class:`ModelError` for a smaller image.
+    side; :class:`secure_client.errors.ModelError` for a smaller image.
     """
     shape.check_side(FEDPC_CNN, 16, f"; use {SMALL_CNN}, or a larger image_size")
     side = ((shape.image_size - 4) // 2 - 4) // 2  # after two convolutions and two poolings
@@ -73,7 +74,7 @@ def tanh_cnn(shape: Shape) -> nn.Module:
 
     Convolutions of 16 channels (8×8, padding 3) and of 32 (4×4), both of stride 2, each followed by tanh and a 2×2
     max-pooling of stride 1; linear to d (32 in the paper); ReLU, where the paper has tanh. Images have at least 16
-    pixels a side; :class:`ModelError` for smaller images.
+    pixels a side; :class:`secure_client.errors.ModelError` for smaller images.
     """
     shape.check_side(TANH_CNN, 16, f"; use {SMALL_CNN}, or a larger image_size")
     side = (shape.image_size // 2 - 1 - 4) // 2  # after a convolution of stride 2, a pooling, and both again
@@ -95,7 +96,7 @@ def scatternet(shape: Shape) -> nn.Module:
 
     Tramèr and Boneh 2021: coefficients are normalised in groups of three of a channel's 81 paths, each image by itself,
     whatever ``norm`` is agreed. In the paper the classifier follows the coefficients directly; here it follows d
-    features. Images have at least 8 pixels a side; :class:`ModelError` for smaller images.
+    features. Images have at least 8 pixels a side; :class:`secure_client.errors.ModelError` for smaller images.
     """
     shape.check_side(SCATTERNET, 2 * FACTOR)
     paths = PATHS * shape.channels

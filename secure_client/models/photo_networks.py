@@ -82,8 +82,8 @@ def googlenet(shape: Shape) -> nn.Module:
 
     For images of up to 64 pixels a side the network begins with a 3×3 convolution of stride 1 and no pooling.
     Convolutions are initialised as in torchvision's ResNets, since torchvision has announced a change of GoogLeNet's
-    own initialisation (standard deviation 0.01). Images have at least 4 pixels a side; :class:`ModelError` for smaller
-    images.
+    own initialisation (standard deviation 0.01). Images have at least 4 pixels a side;
+    :class:`secure_client.errors.ModelError` for smaller images.
     """
     shape.check_side("googlenet", 4)
     block = partial(_ConvNormReLU, norm=shape.norm)

@@ -108,8 +108,8 @@ def build_model(
     that a site's own function draws from torch's generator only and that all sites run the same versions of torch and
     torchvision.
 
-    Raises :class:`ModelError` for an unknown name, another return value or too small an image, :class:`PluginError`
-    when the function cannot be loaded or called.
+    Raises :class:`ModelError` for an unknown name, another return value or too small an image,
+    :class:`secure_client.errors.PluginError` when the function cannot be loaded or called.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -79,5 +79,5 @@ def write_site_log(folder: Path, log: SiteLog) -> Path:
 
 
 def read_site_log(folder: Path) -> SiteLog:
-    """Read the ``site.json`` of a site's folder; raise :class:`FileError`."""
+    """Read the ``site.json`` of a site's folder; raise :class:`agreement.storage.atomic_files.FileError`."""
     return read_json(folder / SITE_LOG, SiteLog, "give the folder that a site wrote to (out)")

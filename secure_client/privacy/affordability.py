@@ -21,7 +21,7 @@ from secure_client.privacy.run_cost import event_of, training_of
 
 
 def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[Release, Event]]:
-    """Yield the run's events of :func:`planned.planned_history` with their names, oldest first."""
+    """Yield the events of :func:`secure_client.privacy.run_cost.planned_history` with their names, oldest first."""
     training, release = training_of(agreement, agreed), event_of(agreement, agreed)
     if agreement.method.is_grouped:
         yield Release(agreement.run, 0, WHAT), release

@@ -21,14 +21,15 @@ class ExactReleases:
     """Exact releases of a site, which end the guarantee for its data set in this and all later runs."""
 
     def __init__(self, agreement: Agreement, budget: BudgetSection) -> None:
-        """Open or create the ledger; raise :class:`LedgerError` if it cannot be written or has another limit."""
+        """Open or create the ledger; raise ``LedgerError`` if it cannot be written or has another limit."""
         self._agreement, self._budget = agreement, budget
         self._ledger = site_ledger(budget)
 
     def declare(self) -> None:
         """Record once in the ledger that this run has no guarantee; the record is durable when this returns.
 
-        Raises :class:`LedgerError` if the record cannot be written: then no exact value may leave the site.
+        Raises :class:`privacy.errors.LedgerError` if the record cannot be written: then no exact value may leave the
+        site.
         """
         if self._ledger.expose(self._agreement.run, self._agreement.hash()):
             _log.warning(
@@ -52,7 +53,7 @@ class ExactReleases:
         return self._ledger.anchor
 
     def check_anchor(self, anchor: Anchor) -> None:
-        """Raise :class:`RolledBackError` if the ledger lacks the entry of the anchor."""
+        """Raise :class:`privacy.errors.RolledBackError` if the ledger lacks the entry of the anchor."""
         self._ledger.check_anchor(anchor.seq, anchor.head)
 
     @property

@@ -151,8 +151,8 @@ class NoisyPrototypes:
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore the state that :meth:`state` returned.
 
-        Raises :class:`RolledBackError` if the ledger lacks an entry that it had then: the site would spend a new
-        budget.
+        Raises :class:`privacy.errors.RolledBackError` if the ledger lacks an entry that it had then: the site would
+        spend a new budget.
         """
         self._last = None
         if _ROUND in state:

@@ -67,7 +67,7 @@ class Releases:
         """Open or create the ledger.
 
         Raises :class:`BudgetError` if the agreement's releases alone exceed the site's limit, so that no run starts
-        that cannot finish; :class:`LedgerError` for a ledger that cannot record spending.
+        that cannot finish; :class:`privacy.errors.LedgerError` for a ledger that cannot record spending.
         """
         self._agreement, self._agreed, self._budget = agreement, agreed, budget
         try:
@@ -129,7 +129,8 @@ class Releases:
 
         Where the agreed unit is more than a record, ``owners`` (N,) has the number of each record's owner, in the order
         of the records, ascending; ``ValueError`` without owners. Raises :class:`BudgetError` if the release would
-        exceed the limit, :class:`LedgerError` if the ledger cannot be read or written; after either nothing was drawn.
+        exceed the limit, :class:`privacy.errors.LedgerError` if the ledger cannot be read or written; after either
+        nothing was drawn.
         """
         sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(self._agreement.classes)))
@@ -183,7 +184,8 @@ class Releases:
 
         The share is secret and serves one sum: another attempt needs another payment and another share. The payment
         comes before the site states its presence, so that the anchor in its statement covers the payment. Raises
-        :class:`BudgetError` and :class:`LedgerError` as :meth:`release` does; after either nothing was drawn.
+        :class:`BudgetError` and :class:`privacy.errors.LedgerError` as :meth:`release` does; after either nothing was
+        drawn.
         """
         classes, agreed = len(self._agreement.classes), self._agreed
         facts: dict[str, Fact] = {"noise": agreed.noise.value, "colluding": agreed.colluding}
@@ -236,7 +238,7 @@ class Releases:
         return self._ledger.anchor
 
     def check_anchor(self, anchor: Anchor) -> None:
-        """Raise :class:`RolledBackError` if the ledger lacks the anchor's entry: removed, or an older copy."""
+        """Raise ``RolledBackError`` if the ledger lacks the anchor's entry: removed, or an older copy."""
         self._ledger.check_anchor(anchor.seq, anchor.head)
 
     @property

@@ -110,7 +110,8 @@ class Trainee:
 
         Between the two calls the model belongs to no round, and no other method may be called; a site that is killed
         there starts the round again from its journal. DP-SGD training is paid for here, at each call. Raises
-        :class:`BudgetError` for an exhausted budget, :class:`LedgerError` if the ledger cannot be read or written.
+        :class:`privacy.errors.BudgetError` for an exhausted budget, :class:`privacy.errors.LedgerError` if the ledger
+        cannot be read or written.
         """
         if round_number == 0:
             return
@@ -211,7 +212,8 @@ class Trainee:
     def draw_share(self, round_number: int) -> NDArray[np.int64]:
         """Pay for one sum over the round's model and draw this site's share of the noise; a secret of this site.
 
-        Each call pays again and draws another share. Raises the errors of :meth:`Releases.draw_share`.
+        Each call pays again and draws another share. Raises the errors of
+        :meth:`secure_client.privacy.releases.Releases.draw_share`.
         """
         self.trained(round_number)
         share = self._require_noisy().draw_share(round_number)

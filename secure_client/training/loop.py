@@ -14,7 +14,7 @@ from secure_client.training.job import Job, Losses, check_finite, has_batch_norm
 
 
 def run(job: Job) -> Losses:
-    """Train the job's model, in place. Raises :class:`TrainingError` when the loss is not finite."""
+    """Train the job's model, in place. Raises ``TrainingError`` when the loss is not finite."""
     if job.dp_sgd is not None:
         from secure_client.training.dp_sgd.steps import run_privately  # noqa: PLC0415 (Opacus takes a second)
 

@@ -79,8 +79,9 @@ def start(rules: Rules, now: float) -> State:
 def step(rules: Rules, state: State, event: Event, now: float) -> State:
     """Return the state after ``event``, the same object if nothing changes.
 
-    Raises :class:`NotOnRoster`, :class:`JoinClosed`, :class:`NotJoined` or :class:`WrongPhase` for an event that the
-    state does not allow. An answer counts until an event has ended its phase, even just after the deadline.
+    Raises :class:`secure_server.errors.NotOnRoster`, :class:`secure_server.errors.JoinClosed`,
+    :class:`secure_server.errors.NotJoined` or :class:`secure_server.errors.WrongPhase` for an event that the state does
+    not allow. An answer counts until an event has ended its phase, even just after the deadline.
     """
     return stop_if_empty(rules, _followed(rules, within_full_time(rules, state, now), event, now), now)
 

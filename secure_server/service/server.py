@@ -55,10 +55,10 @@ async def serve(
 ) -> None:
     """Serve until ``handler.finished``, or SIGTERM or SIGINT (when called on the main thread).
 
-    ``listen`` is host:port, port 0 for any; ``ready`` gets the port. Peers need a certificate of the same CA:
-    TLS refuses others before a call exists, with a line of gRPC's own on standard error ("Handshake failed
-    with error ...": the reason, not the address) unless GRPC_VERBOSITY hides it. The process's limit of open files is
-    raised as far as it goes, and connections are bounded by it. Raises :class:`CannotListen`, and whatever
+    ``listen`` is host:port, port 0 for any; ``ready`` gets the port. Peers need a certificate of the same CA: TLS
+    refuses others before a call exists, with a line of gRPC's own on standard error ("Handshake failed with error ...":
+    the reason, not the address) unless GRPC_VERBOSITY hides it. The process's limit of open files is raised as far as
+    it goes, and connections are bounded by it. Raises :class:`secure_server.errors.CannotListen`, and whatever
     ``handler.tick`` raises.
     """
     _warn_if_quiet()

@@ -1,7 +1,7 @@
 """Codec of a run's calls: one ``encode_`` and one ``decode_`` for each message.
 
-Every ``decode_`` raises a :class:`CodecError` for a message with a field out of bounds or unknown to this version. The
-protocol version is checked first, whatever the other fields are.
+Every ``decode_`` raises a :class:`protoseal_wire.codec.errors.CodecError` for a message with a field out of bounds or
+unknown to this version. The protocol version is checked first, whatever the other fields are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks and conversions of single fields; each check raises a :class:`CodecError`."""
+"""Checks and conversions of single fields; each check raises a :class:`protoseal_wire.codec.errors.CodecError`."""
 
 from __future__ import annotations
 

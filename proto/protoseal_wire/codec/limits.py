@@ -44,7 +44,7 @@ class Limits:
     number of a class's prototypes in one payload; ``ciphertexts`` counts those of an encrypted sum, if there is one.
     Raises ``ValueError`` unless classes, dimension, sites and ``per_class`` are at least 1, there are at most 1024
     sites, and contents of numbers fit what a header may announce. Limit: a run that is too large only for ciphertexts
-    is accepted, because it may use none; such ciphertexts are :class:`TooLarge` on arrival.
+    is accepted, because it may use none; such ciphertexts are :class:`protoseal_wire.codec.errors.TooLarge` on arrival.
     """
 
     classes: int

@@ -58,8 +58,8 @@ def run_together(
     models with dropout or with layers that :mod:`protoseal.simulation.batched.network` does not support, data that are
     not a pair of tensors, and training by DP-SGD. Results are equal up to the order of sums in floating point.
 
-    Raises :class:`TrainingError` when a loss is not finite, ``ValueError`` when two jobs have one model. After an error
-    some models are unchanged and others are trained.
+    Raises :class:`secure_client.errors.TrainingError` when a loss is not finite, ``ValueError`` when two jobs have one
+    model. After an error some models are unchanged and others are trained.
     """
     if len({id(job.model) for job in jobs}) < len(jobs):
         raise ValueError("two jobs of one model cannot run together: run one after the other")
