@@ -46,7 +46,7 @@ class Inference(StrEnum):
 
     CLASSIFIER = "classifier"
     PROTOTYPE = "prototype"
-    """By the nearest prototype; by the classifier before there is any prototype."""
+    """Class of the nearest prototype; the classifier's class before there is any prototype."""
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,9 @@ class _Grid:
         self._sites, self.dropped, self._watched = sites, set(dropped), next(iter(sites))
         self.sent, self.received = dict[str, int](), dict[str, int]()
         self.kept = dict[str, tuple[Any, Any]]()
-        """By stage the message to the watched site, and the site's context before it."""
+        """Message to the watched site and the site's context before it, by stage."""
         self.answers: list[Any] = []
-        """To the last stage's messages."""
+        """Answers to the last stage's messages."""
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
         del timeout

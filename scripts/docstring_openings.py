@@ -37,16 +37,16 @@ DONE_TESTS = (
 )
 """Folders of tests whose docstrings follow the rule for tests; add the next once its docstrings do."""
 HIDING = re.compile(
-    r"(And|As|How|Of|That|The same|What|Where|Whether|Which|Whose|With)\b",
+    r"(And|As|By|For|From|How|In|Not|Of|On|That|The same|To|What|Where|Whether|Which|Whose|With)\b",
     re.IGNORECASE,
 )
 """Openings without a subject, in any docstring."""
 HIDING_IN_TESTS = re.compile(
-    r"(At|By|For|From|In|It|Not|On|Or|So|These|They|To|Under|Who|Without)\b",
+    r"(At|It|Or|So|These|They|Under|Who|Without)\b",
     re.IGNORECASE,
 )
 """Further openings without a subject or a verb, in any docstring of a test's file."""
-NO_VERB = re.compile(r"(A|All|An|Any|Each|Every|Everything|No|The|This)\b", re.IGNORECASE)
+NO_VERB = re.compile(r"(A|All|An|Any|Each|Every|Everything|No|One|The|This)\b", re.IGNORECASE)
 """Openings without a verb, in the docstring of a function that is not a property."""
 
 _Owner = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

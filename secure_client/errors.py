@@ -26,52 +26,52 @@ class SiteError(Exception):
 
 
 class PluginError(SiteError):
-    """A ``module:function`` cannot be imported, or does not accept its arguments."""
+    """``module:function`` that cannot be imported, or does not accept its arguments."""
 
 
 class DataError(SiteError):
-    """Data is missing, unreadable, or not what the federation agreed on."""
+    """Data that is missing, unreadable, or not what the federation agreed on."""
 
 
 class ModelError(SiteError):
-    """A model does not keep the contract, or a stored state does not fit it."""
+    """Model that does not keep the contract, or stored state that does not fit it."""
 
 
 class DeviceError(SiteError):
-    """A compute device does not exist on this machine."""
+    """Compute device that does not exist on this machine."""
 
 
 class TrainingError(SiteError):
-    """Training cannot start, or the loss is not finite."""
+    """Training that cannot start, or whose loss is not finite."""
 
 
 class StateError(SiteError):
-    """The site's state is damaged, is held by another process, or cannot be written."""
+    """State of the site that is damaged, held by another process, or not writable."""
 
 
 class OtherRun(StateError):
-    """The site's state, or the content of its out folder, belongs to another run, agreement or site."""
+    """State directory or out folder of a site with content of another run, agreement or site."""
 
 
 class RunStopped(SiteError):
-    """The coordinator ended the run before its last round."""
+    """End of the run by the coordinator, before its last round."""
 
 
 class PhaseOver(SiteError):
-    """The coordinator has moved on and no longer expects the phase from this site. Ask for the next task."""
+    """Phase that the coordinator no longer expects from this site. Ask for the next task."""
 
 
 class Unreachable(SiteError):
-    """The coordinator could not be reached, or has failed, for as long as the site keeps trying."""
+    """Coordinator that was unreachable, or failed, for as long as the site keeps trying."""
 
 
 class Refused(SiteError):
-    """The coordinator refuses this site or its message. A retry without a change will not help."""
+    """Refusal of this site or its message by the coordinator. A retry without a change will not help."""
 
 
 class Violation(SiteError):
-    """The coordinator's request or message violates the protocol. The site answers nothing and leaves."""
+    """Request or message of the coordinator that violates the protocol. The site answers nothing and leaves."""
 
 
 class ConflictingRequest(Violation):
-    """The coordinator asked one phase of one attempt twice with different content."""
+    """Second request of the coordinator for one phase of one attempt, with different content."""

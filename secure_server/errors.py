@@ -26,31 +26,31 @@ class CoordinatorError(Exception):
 
 
 class NotOnRoster(CoordinatorError):
-    """The coordinator's file does not name this site."""
+    """Site that the coordinator's file does not name."""
 
 
 class WrongIdentity(CoordinatorError):
-    """A message names a site that its sender's certificate does not."""
+    """Message that names a site other than its sender's certificate does."""
 
 
 class WrongProtocol(CoordinatorError):
-    """The peer speaks another version of the protocol."""
+    """Peer that speaks another version of the protocol."""
 
 
 class WrongAgreement(CoordinatorError):
-    """The peer holds another agreement."""
+    """Peer that holds another agreement."""
 
 
 class NotJoined(CoordinatorError):
-    """The site has not joined this run, or has left it."""
+    """Site that has not joined this run, or has left it."""
 
 
 class JoinClosed(CoordinatorError):
-    """The run has begun, and the site is not one of its members."""
+    """Site that is no member of the run, which has begun."""
 
 
 class WrongPhase(CoordinatorError):
-    """The phase is over, or is of another round or run, or was not asked of this site."""
+    """Phase that is over, or of another round or run, or not asked of this site."""
 
 
 class Conflict(CoordinatorError):
@@ -58,28 +58,28 @@ class Conflict(CoordinatorError):
 
 
 class BadPayload(CoordinatorError):
-    """The content is malformed."""
+    """Malformed content."""
 
 
 class TooLarge(CoordinatorError):
-    """The content is larger than its phase allows."""
+    """Content larger than its phase allows."""
 
 
 class CannotListen(CoordinatorError):
-    """The configured address cannot be bound. Never sent to a peer."""
+    """Configured address that cannot be bound. The error is never sent to a peer."""
 
 
 class StoreError(CoordinatorError):
-    """The coordinator's own state cannot be used. Never sent to a peer."""
+    """State of the coordinator that cannot be used. The error is never sent to a peer."""
 
 
 class WrongStore(StoreError):
-    """The file is of another version, or is damaged."""
+    """File of another version, or a damaged file."""
 
 
 class OtherRun(WrongStore):
-    """The file is of another run or agreement."""
+    """File of another run or agreement."""
 
 
 class StoreInUse(StoreError):
-    """Another process has the file open."""
+    """File that another process has open."""

@@ -56,7 +56,7 @@ def test_every_command_has_a_section_with_its_options() -> None:
 
 def test_every_exception_has_a_meaning_and_a_status_where_a_peer_is_told() -> None:
     text = errors.errors()
-    assert "| `NotOnRoster` | The coordinator's file does not name this site. | `PERMISSION_DENIED` |" in text
+    assert "| `NotOnRoster` | Site that the coordinator's file does not name. | `PERMISSION_DENIED` |" in text
     assert not re.search(r"^\| `\w+` \|  \|", text, re.M)
 
 

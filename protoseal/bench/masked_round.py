@@ -226,7 +226,7 @@ def _agreement(sites: int, classes: int, dim: int, masking: MaskingSection) -> A
 
 
 def _data(agreement: Agreement, sites: int) -> dict[str, SiteData]:
-    """One image of each class at each site."""
+    """Return one image of each class for each site."""
     generator, labels = np.random.default_rng(0), np.arange(len(agreement.classes))
     data: dict[str, SiteData] = {}
     for number in range(1, sites + 1):

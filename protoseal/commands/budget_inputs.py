@@ -32,12 +32,12 @@ _ANY = PreprocessingSection(image_size=32, channels=1, mean=(0.5,), std=(0.5,))
 _ALWAYS = "what else leaves a site, and whether a site leaves or refuses"
 _BOTH = "releases and DP-SGD together: each is audited by itself"
 OF_RELEASES = ("how features come from records: model, training and data", _ALWAYS)
-"""Not played by an audit of releases, with or without an agreement."""
+"""Parts that an audit of releases does not play, with or without an agreement."""
 OF_TRAINING = (
     "the agreed model, loss, optimiser and data: a linear layer and plain SGD stand for them",
     _ALWAYS,
 )
-"""Not played by an audit of training."""
+"""Parts that an audit of training does not play."""
 
 
 @dataclass(frozen=True)

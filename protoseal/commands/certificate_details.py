@@ -48,12 +48,12 @@ def certificate_facts(content: bytes) -> Facts:
 
 
 def print_facts(facts: Facts, *, as_json: bool) -> None:
-    """To standard output, as JSON or as one line for each fact."""
+    """Print the facts to standard output, as JSON or as one line for each fact."""
     click.echo(json.dumps(facts, indent=2) if as_json else fact_lines(facts))
 
 
 def fact_lines(facts: Facts) -> str:
-    """One aligned line for each fact that is not empty."""
+    """Return one aligned line for each fact that is not empty."""
     texts = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
     return "\n".join(f"{name.replace('_', ' '):<12} {text}" for name, text in texts.items() if text)
 

@@ -49,7 +49,7 @@ class Lines(Watcher):
             self._line(where + _tested(completed.method, completed.reports))
 
     def on_run(self, ended: Ended) -> None:
-        """Write the report after every run."""
+        """Print a line at the end of every run."""
         last = {name: rounds[-1] for name, rounds in ended.outcome.site_rounds.items() if rounds}
         had_ended = "" if ended.anew else " (read from an earlier start)"
         self._line(f"seed {ended.seed}, {ended.method.value}{_tested(ended.method, last)}{had_ended}")
@@ -87,17 +87,17 @@ class Several(Watcher):
         self._watchers = watchers
 
     def on_completed(self, completed: Completed) -> None:
-        """See :class:`Watcher`, here and below."""
+        """Forward the round to all watchers."""
         for each in self._watchers:
             each.on_completed(completed)
 
     def on_run(self, ended: Ended) -> None:
-        """To all."""
+        """Forward the end of the run to all watchers."""
         for each in self._watchers:
             each.on_run(ended)
 
     def on_result(self, written: Written) -> None:
-        """To all."""
+        """Forward the result to all watchers."""
         for each in self._watchers:
             each.on_result(written)
 

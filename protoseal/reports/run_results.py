@@ -91,7 +91,7 @@ class TwoWays(Protocol):
 
 
 def own_accuracy(method: Method | str, figures: TwoWays) -> float | None:
-    """By the method's own inference; by the classifier as long as there is no prototype to be near to.
+    """Return the accuracy by the method's own inference, and by the classifier while there is no prototype.
 
     The run's own figure takes precedence: only the run knows which method's inference the control ``self`` uses.
     """

@@ -55,7 +55,10 @@ def test_docstrings_that_open_with_a_noun_or_a_verb_pass(tmp_path: Path) -> None
         ("The seed", "whose seed", "whose", 11),
         ("The number", "How many", "How", 15),
         ("Add the mask", "As printed", "As", 18),
+        ("Number of", "To all shares", "To", 4),
+        ("The seed", "By stage the seed", "By", 11),
         ("Add the mask", "The mask", "The", 18),
+        ("Add the mask", "One mask", "One", 18),
         ("Add the mask", "\n        Each mask", "Each", 18),
     ],
 )
