@@ -48,7 +48,9 @@ class Found:
 
 @dataclass
 class ClusterTranscript(Transcript):
-    """With each site's local prototypes and features, who sent directions or values, and results in full."""
+    """Transcript with each site's local prototypes and features, the senders of directions or values, and full
+    results.
+    """
 
     local: dict[At, LocalClusters] = field(default_factory=dict)
     features: dict[At, tuple[Float, list[int]]] = field(default_factory=dict)
@@ -121,7 +123,9 @@ def expected_local(transcript: ClusterTranscript, at: At) -> list[tuple[int, lis
 
 
 def expected(transcript: ClusterTranscript, number: int, *, without: Sequence[str] = ()) -> Found:
-    """What all sites are to be given for what those whose values arrived put into a round's last attempt."""
+    """Return the result of a round's last attempt that the paper gives for the inputs of the sites whose values
+    arrived.
+    """
     attempt, own = last_attempt(transcript, number), transcript.agreement.clustering
     senders = sorted(transcript.sent[number, attempt])
     staying = [site for site in senders if (number, attempt, site) in transcript.put and site not in without]
@@ -213,7 +217,7 @@ def _centre(members: list[tuple[list[float], int]], *, weighted: bool) -> list[f
 def _steps(
     transcript: Transcript, clusters: int, shape: tuple[int, ...], parameters: int
 ) -> tuple[Float, Float]:
-    """How far a contribution may be off, or an encrypted sum: in each number of sums (G, d), and of models (P,)."""
+    """Return how far a contribution or an encrypted sum may be off: in each sum's numbers (G, d), and models' (P,)."""
     agreement, steps, model_steps = transcript.agreement, np.zeros(shape), np.zeros(parameters)
     if agreement.protection is Protection.MASKED:
         half = agreement.fixed_point(clusters).resolution / 2.0

@@ -21,7 +21,7 @@ Float = NDArray[np.float64]
 
 
 def means_in(agreement: Agreement, site: LocalSite, payload: Payload) -> Means:
-    """Of a sum over all sites, or mixed of groups."""
+    """Return the means of a sum over all sites, or of mixed groups."""
     key = site.session._setup.ckks_key()
     if agreement.method.is_grouped:
         groups = EncryptedGroups(agreement)
@@ -44,7 +44,7 @@ def sum_errors(agreement: Agreement, sites: int) -> Float:
 
 
 def mix_errors(agreement: Agreement, rows: Float, theta: Float) -> tuple[Float, Float, float]:
-    """Of rows (K, d), the averaged part (P,) and a weight, before they are divided; magnitudes summed over groups."""
+    """Bound the errors of rows (K, d), the averaged part (P,) and a weight, all undivided sums of magnitudes."""
     form = EncryptedGroups(agreement).form
     weights = np.full(len(rows) + 1, float(form.groups))
     errors = form.error(np.concatenate([rows.ravel(), theta, weights]))

@@ -28,7 +28,7 @@ each_phase = pytest.mark.parametrize(
 
 
 def two_lost(protection: Protection) -> list[Loss]:
-    """Under `plain`, which has fewer phases and repeats what lost one, the sums are over the same sites."""
+    """Return losses of two sites a round; `plain`, which has fewer phases, gets those with the same survivors."""
     instead = _UNDER_PLAIN if protection is Protection.PLAIN else {}
     return [
         Loss(site, number, instead.get(phase, phase))
@@ -38,6 +38,6 @@ def two_lost(protection: Protection) -> list[Loss]:
 
 
 def staying(phase: Phase) -> tuple[str, ...]:
-    """Whose values are in a round's sums."""
+    """Return the sites whose values are in a round's sums."""
     heard = phase in (Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
     return EVERYONE if heard else tuple(site for site in EVERYONE if site not in LOST)

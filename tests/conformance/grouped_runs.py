@@ -96,9 +96,9 @@ def three_kinds() -> Bool:
 
 @dataclass(frozen=True)
 class Put:
-    """What a site put into a sum: ``rows`` (K, d), which classes it has, the averaged part of its model (p + q,).
+    """Input of a site to a sum: ``rows`` (K, d), the classes that it has, the averaged part of its model (p + q,).
 
-    ``samples`` is what the part is weighed by, where it is. ``scores`` (K, d) stay at the site (FedDBP).
+    ``samples`` weighs the averaged part, where it is weighed. ``scores`` (K, d) stay at the site (FedDBP).
     """
 
     rows: Float
@@ -221,7 +221,7 @@ def run_into(
     folder: Path,
     losses: Sequence[Loss] = (),
 ) -> BookT:
-    """The same, with another transcript and what fills it."""
+    """Run into a transcript that ``tap`` fills, and return the transcript."""
     agreement, clock = transcript.agreement, Clock()
 
     def take(name: str, figures: SiteRound) -> None:

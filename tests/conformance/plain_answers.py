@@ -22,14 +22,17 @@ from tests.conformance.runs import Record, Taken
 Stack = NDArray[np.float64]
 
 _ALL_COMPARED = {Weighting.DISTANCE: 1, Weighting.COMPLEMENT: 2}
-"""With more holders than this, weights depend on distances; before it, and for `uniform`, the divisor is a count."""
+"""Largest number of holders for which the divisor is a count; with more, weights depend on distances."""
 
 _ROTATED = 1e-10
-"""Of a combination that was computed on rotated rows, in units of the norm bound. A product of D reflections moves
-the inner products of rows within the unit ball by some 1e-15 (D up to thousands), so a squared distance by less than
-1e-14. Weights divide distances by their sum or, ``inverse``, by themselves, and neither below tau = 1e-4: they are off
-by 1e-10 / 2 if all distances are as small as that, which they are not, and rows by less than 1e-14 more. Without
-protection the same arithmetic is done on the same numbers, in another order of sums at most."""
+"""Bound on a combination that was computed on rotated rows, in units of the norm bound.
+
+A product of D reflections moves the inner products of rows within the unit ball by some 1e-15 (D up to thousands), so
+a squared distance by less than 1e-14. Weights divide distances by their sum or, ``inverse``, by themselves, and
+neither below tau = 1e-4: they are off by 1e-10 / 2 if all distances are as small as that, which they are not, and rows
+by less than 1e-14 more. Without protection the same arithmetic is done on the same numbers, in another order of sums
+at most.
+"""
 
 _TIE = 1e-3
 """A lead of less than this is a tie, which noise of 1e-5 in a target may break either way in later rounds."""
@@ -37,20 +40,20 @@ _TIE = 1e-3
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the sites of one round put in: rows (n, K, d) in units of the norm bound, zeros where not held."""
+    """Inputs of one round's sites: rows (n, K, d) in units of the norm bound, zeros where not held."""
 
     cohort: Cohort
     rows: Stack
 
 
 def inputs_of(agreement: Agreement, record: Record, number: int) -> Inputs:
-    """From the prototypes that the sites had in round ``number``."""
+    """Return the inputs from the prototypes that the sites had in round ``number``."""
     taken = {site: each.prototypes for (round_number, site), each in record.items() if round_number == number}
     return inputs_from(agreement, {site: (each.local, each.counts > 0) for site, each in taken.items()})
 
 
 def inputs_from(agreement: Agreement, put: Mapping[str, tuple[Stack, NDArray[np.bool_]]]) -> Inputs:
-    """From each site's prototypes (K, d), in their own units, and which classes it holds (K,)."""
+    """Return the inputs from each site's prototypes (K, d), in their own units, and the classes that it holds (K,)."""
     sites = tuple(sorted(put))
     presence = np.stack([put[site][1] for site in sites])
     holds = presence & active_classes(presence, agreement.min_holders)
@@ -110,7 +113,7 @@ def excess(agreement: Agreement, record: Record, number: int, pfpl: PfplSection 
 def excess_over(
     agreement: Agreement, inputs: Inputs, got: Mapping[str, Stack], pfpl: PfplSection | None = None
 ) -> float:
-    """As :func:`excess`, of what those sites ``got`` that were given a result, out of what all ``inputs`` come to."""
+    """Return :func:`excess` of what the sites ``got`` over the answers that follow from all ``inputs``."""
     given = [inputs.cohort.index(site) for site in got]
     exact = personalised(agreement, inputs, pfpl or agreement.pfpl)[given]
     off = np.abs(np.stack(list(got.values())) - exact).max(axis=2)

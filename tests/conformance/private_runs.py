@@ -23,7 +23,7 @@ _PIXELS = 16
 PRIVACY = PrivacySection(
     clip=3.0, noise_multiplier=0.2, min_count=2.0, release_every=2, extractor=Extractor.TRAINED
 )
-"""Of six records a class: noise moves a count by less than one, and features by some hundredths."""
+"""Noise for six records a class: a count moves by less than one, and features by some hundredths."""
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
@@ -42,7 +42,7 @@ def private_agreement(
     privacy: PrivacySection,
     **settings: Any,
 ) -> Agreement:
-    """As :func:`grouped_agreement`, with noise."""
+    """Return the agreement of :func:`grouped_agreement`, with noise."""
     training = TrainingSection(model="tests.conformance.private_runs:build", batch_size=6, lr=0.05)
     base = grouped_agreement(
         protection, method=method, classes=classes, dim=dim, rounds=rounds, training=training, **settings

@@ -56,7 +56,7 @@ class Taken:
 
 
 Record = dict[tuple[int, str], Taken]
-"""By round and site."""
+"""Files of a site, by round and site."""
 
 
 def agreement_for(
@@ -129,7 +129,7 @@ def recording_federation(
 
 
 def taken_from(folder: Path, agreement: Agreement, data: SiteData, journal: Journal) -> Taken:
-    """What the files of a site say, and predict on its own test samples."""
+    """Read a site's files, and predict on its own test samples."""
     prototypes = read_prototypes(folder)
     model = build_agreed_model(agreement, agreement.training.model)
     model.load_state_dict(safetensors.torch.load_file(folder / MODEL))
@@ -146,7 +146,7 @@ def taken_from(folder: Path, agreement: Agreement, data: SiteData, journal: Jour
 
 
 def _nearness(outputs: Outputs, guide: Guide) -> Tensor:
-    """How near each sample is to each class that has prototypes: less its distance, or the largest cosine."""
+    """Score each sample against each class that has prototypes: the negative distance, or the largest cosine."""
     if isinstance(guide, Clusters):
         cosines = units(outputs.features) @ units(guide.rows).T
         classes = sorted(set(guide.labels.tolist()))
@@ -158,7 +158,7 @@ def _nearness(outputs: Outputs, guide: Guide) -> Tensor:
 
 
 def _targets(journal: Journal, prototypes: SitePrototypes) -> NDArray[np.float64]:
-    """What a site keeps of its last result, (K, d): PFPL's answer, or the base of a sum."""
+    """Return the stored part of a site's last result, (K, d): PFPL's answer, or the base of a sum."""
     for kept in ("targets", "base"):
         stored = journal.get(kept)
         if stored is not None:
@@ -167,7 +167,7 @@ def _targets(journal: Journal, prototypes: SitePrototypes) -> NDArray[np.float64
 
 
 def _gap(scores: Tensor) -> Tensor:
-    """How far the best score of each row is ahead of the next, (N,); of a single one there is no next."""
+    """Return how far the best score of each row is ahead of the next, (N,); infinite for a single score."""
     if scores.shape[1] == 1:
         return torch.full_like(scores[:, 0], torch.inf)
     best = scores.topk(2, dim=1).values

@@ -14,7 +14,7 @@ from secure_server.rounds.rules_from_agreement import agreed_rules
 from secure_server.rounds.state import STAGE_OF_PHASE, Stage, State
 
 SECONDS = 10.0
-"""How long every phase may take."""
+"""Seconds of every phase."""
 ATTEMPTS = 2
 _TURNS = 200
 _ORDER = tuple(Stage)
@@ -53,7 +53,7 @@ class Loss:
         return state.attempt > 1 or _ORDER.index(state.stage) >= _ORDER.index(STAGE_OF_PHASE[self.phase])
 
     def is_at(self, state: State) -> bool:
-        """Where the answer is lost."""
+        """Return True if the answer is lost here."""
         return state.stage is STAGE_OF_PHASE[self.phase] and (state.round, state.attempt) == (self.round, 1)
 
 
@@ -80,9 +80,9 @@ def set_deadlines(federation: LocalFederation, keys: Path, clock: Clock) -> None
 
 
 def play(federation: LocalFederation, clock: Clock, losses: Sequence[Loss] = ()) -> None:
-    """From joining to the end. When nobody who is there has work, the phase's time passes.
+    """Play from joining to the end. When no present site has work, the phase's time passes.
 
-    ``AssertionError`` for a run that stops, or does not end.
+    Raise ``AssertionError`` for a run that stops, or does not end.
     """
     lost = {loss for loss in losses if loss.answer_lost}
     for site in federation.sites:

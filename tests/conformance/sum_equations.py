@@ -32,12 +32,12 @@ from tests.conformance.grouped_runs import Float, Put, Transcript
 from tests.conformance.runs import Bool
 
 _ROUNDING = 1e-14
-"""Of float64, of the largest value at a coordinate: sums of some dozens of products, in another order."""
+"""Rounding of float64, relative to the largest value at a coordinate: sums of some dozens of products, reordered."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """What a group is given: rows (K, d) if any, has (K,), the averaged part (P,), the most that either may be off."""
+    """Result of a group: rows (K, d) if any, has (K,), the averaged part (P,), and the bounds on their errors."""
 
     rows: Float
     has: Bool
@@ -66,7 +66,7 @@ def contributors(transcript: Transcript, number: int) -> tuple[str, ...]:
 
 
 def last_attempt(transcript: Transcript, number: int) -> int:
-    """In which attempt a round ended."""
+    """Return the attempt in which a round ended."""
     (attempt,) = {each.attempt for each in transcript.rounds if each.round == number}
     return attempt
 
@@ -74,7 +74,7 @@ def last_attempt(transcript: Transcript, number: int) -> int:
 def expected(
     transcript: Transcript, number: int, *, without: Iterable[str] = (), rounded: bool = False
 ) -> dict[str, Mixed]:
-    """By site, what its group is to be given for what all put into a round; of no meaning for an abandoned one.
+    """Return for each site its group's result from all inputs to a round; meaningless for an abandoned round.
 
     ``without`` leaves contributions out. With ``rounded`` each is first rounded as fixed point has it, so that the
     bounds are those of float64 alone.
@@ -106,9 +106,10 @@ def excess(transcript: Transcript, number: int, **options: bool | tuple[str, ...
 def fusion_excess(
     transcript: Transcript, number: int, site: str, *, attempt: int = 1, **changes: Any
 ) -> float:
-    """How far what a FedDBP site trained towards in the round *after* that one is from equations 9 and 10, likewise.
+    """Return how far a FedDBP site's training targets in the *next* round are from equations 9 and 10, in bounds.
 
-    Over the mean of the round and what the site put into it, or last before it. ``changes`` are other settings.
+    The equations take the mean of the round, and the site's last input up to that round. ``changes`` are other
+    settings.
     """
     settings = transcript.agreement.feddbp.model_copy(update=changes)
     mean = next(iter(expected(transcript, number).values()))
@@ -129,13 +130,15 @@ def fusion_excess(
 
 
 def last_put(transcript: Transcript, number: int, site: str) -> Put:
-    """What a site put into a round, or last before it."""
+    """Return a site's last input, up to and including a round."""
     rounds = [key for key in transcript.put if key[2] == site and key[0] <= number]
     return transcript.put[max(rounds)]
 
 
 def resolutions(transcript: Transcript, *, rounded: bool) -> tuple[Float, Float]:
-    """Of rows (K, d), if there are any, and of the averaged part (P,); zero where nothing is rounded but floats."""
+    """Return the resolutions of rows (K, d), if any, and of the averaged part (P,); zero where only floats are
+    rounded.
+    """
     layout = transcript.agreement.layout
     if rounded or transcript.agreement.protection is Protection.PLAIN:
         return layout.split(np.zeros(layout.length))
@@ -172,7 +175,7 @@ def _within(transcript: Transcript, puts: dict[str, Put], groups: list[list[str]
 
 
 def _share(transcript: Transcript, puts: list[Put]) -> float:
-    """By the module's argument; where models are not weighed, of the whole at most."""
+    """Return the share of the rounding error that is left after the division, as the module's docstring derives it."""
     if not transcript.agreement.layout.weighted:
         return 1.0
     terms = 1 if transcript.agreement.protection is Protection.CKKS else len(puts)
@@ -236,7 +239,7 @@ def _between(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mi
 
 
 def _mixed(transcript: Transcript, rows: Float, theta: Float) -> tuple[Float, Float]:
-    """What mixing on ciphertexts adds, for magnitudes summed over the groups: in a weighted sum, and in its weight."""
+    """Return the error of mixing on ciphertexts, in a weighted sum and in its weight, for summed magnitudes."""
     if transcript.agreement.protection is not Protection.CKKS:
         return np.zeros_like(rows), np.zeros_like(theta)
     of_rows, of_theta, of_weight = mix_errors(transcript.agreement, rows, theta)

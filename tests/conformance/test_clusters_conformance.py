@@ -131,7 +131,7 @@ def test_the_saved_models_predict_the_same(transcripts: Transcripts, case: str, 
 
 @pytest.mark.parametrize("literal_norms", [False, True])
 def test_a_cluster_may_be_of_one_site_where_that_is_agreed(tmp_path: Any, literal_norms: bool) -> None:
-    """As in print, with one site for each domain; and with vectors clustered as they are."""
+    """The papers have one site for each domain; vectors clustered unscaled are tried too."""
     transcript = clustered(
         Protection.PLAIN, Method.FEDPLCC, tmp_path, HOLDS, min_holders=1, literal_norms=literal_norms
     )
@@ -207,7 +207,7 @@ UNDER_PLAIN = (Phase.PRESENCE, Phase.VALUES, Phase.RESULT)
 
 @pytest.fixture(scope="module")
 def losing_plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
-    """The same under `plain`, which has fewer phases."""
+    """Return the transcript under `plain`, which has fewer phases."""
     losses = [Loss(LOST, number, phase) for number, phase in enumerate(UNDER_PLAIN, start=1)]
     folder = tmp_path_factory.mktemp("losing")
     return clustered(Protection.PLAIN, Method.FEDPLCC, folder, FULL, *losses, rounds=len(UNDER_PLAIN) + 1)

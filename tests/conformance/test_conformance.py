@@ -19,7 +19,7 @@ UNSQUARED = PfplSection(weighting=Weighting.DISTANCE, squared=False)
 BY_DISTANCES = [
     PfplSection(weighting=each) for each in (Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.UNIFORM)
 ]
-"""What a protection can do that computes the weights from distances alone; the others need inner products."""
+"""Weightings of a protection that computes weights from distances alone; the others need inner products."""
 SERVED = {
     Protection.MASKED: [*BY_DISTANCES, PfplSection(weighting=Weighting.INVERSE), UNSQUARED],
     Protection.CKKS: BY_DISTANCES,
@@ -42,7 +42,7 @@ each_served = pytest.mark.parametrize(
 
 
 def both(tmp_path: Path, sites: int, protected: Agreement) -> tuple[Record, Record]:
-    """The same run protected and under `plain`."""
+    """Run under the protection and under `plain`."""
     plain = Agreement.model_validate({**dict(protected), "protection": Protection.PLAIN})
     data = data_for(protected, holdings(sites, len(protected.classes)))
     return run(protected, data, tmp_path / "protected"), run(plain, data, tmp_path / "plain")

@@ -56,13 +56,13 @@ class Case:
         return [*first, *later] if self.for_good else first
 
     def contributors(self, number: int) -> tuple[str, ...]:
-        """Whose values are combined in a round."""
+        """Return the sites whose values are combined in a round."""
         gone = {LOST[phase] for phase in PHASES[: number - 1] if self.for_good}
         now = {LOST[phase] for phase in PHASES[number - 1 : number] if phase is not Phase.RESULT}
         return tuple(site for site in EVERYONE if site not in gone | now)
 
     def given(self, number: int) -> set[str]:
-        """Who has the result of a round, whether or not the coordinator knows."""
+        """Return the sites that have the result of a round, whether or not the coordinator knows."""
         missed = {LOST[phase] for phase in PHASES[number - 1 : number] if not self.answer_lost}
         return set(self.contributors(number)) - missed
 
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass
 class Run:
-    """By (round, attempt, site) the prototypes and classes put in, and what became of it."""
+    """Prototypes and classes that sites put in, by (round, attempt, site), and the results."""
 
     agreement: Agreement
     put: dict[tuple[int, int, str], tuple[Stack, Bool]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Run:
     rounds: list[CoordinatorRound] = field(default_factory=list)
 
     def excess(self, number: int, *, without: str = "") -> float:
-        """Of a round's result over the values that came, or over all of them but one site's."""
+        """Return the excess of a round's result over the values that came, or over all of them but one site's."""
         attempt = self.rounds[number - 1].attempt
         put = {site: each for (*at, site), each in self.put.items() if at == [number, attempt]}
         inputs = inputs_from(self.agreement, {site: each for site, each in put.items() if site != without})
@@ -192,7 +192,7 @@ def test_predictions_are_those_of_the_same_losses_under_plain(case: Case, runs: 
 
 @pytest.mark.parametrize("answer_lost", [False, True])
 def test_survivors_see_no_trace_of_a_site_lost_early(answer_lost: bool, runs: Runs, tmp_path: Path) -> None:
-    """Under `plain`, bit for bit: an attempt that failed leaves nothing behind."""
+    """A failed attempt under `plain` leaves nothing behind, bit for bit."""
     case = Case(PLAIN, answer_lost, for_good=True)
     earlier = [
         replace(each, phase=Phase.PRESENCE, answer_lost=False) if each.phase is Phase.VALUES else each

@@ -115,7 +115,9 @@ def test_a_first_round_differs_from_plain_by_little_and_is_not_passed_on(
 
 @each_case
 def test_the_bounds_are_small(transcripts: Transcripts, case: str) -> None:
-    """Of prototypes, those of few samples times up to 100,000 apart, and parameters; of buffers in proportion."""
+    """The bounds hold for prototypes (a few samples times up to 100,000 apart), parameters, and, in proportion,
+    buffers.
+    """
     averaging = transcripts(Protection.CKKS, case).agreement.averaging
     for rows, averaged in bounds(transcripts(Protection.CKKS, case)):
         assert rows.max(initial=0.0) < (1e-5 if case == "fedplcc, weighted centres" else 1e-6)
@@ -137,7 +139,7 @@ def within(transcript: Transcript, plain: Transcript) -> float:
 
 
 def bounds(transcript: Transcript) -> list[tuple[Float, Float]]:
-    """Of each site's result of the first round: prototypes or centres, and the averaged part."""
+    """Return the bounds of each site's result of the first round: prototypes or centres, and the averaged part."""
     if isinstance(transcript, ClusterTranscript):
         found = clustered_runs.expected(transcript, 1)
         return [(found.rows_bound, found.averaged_bound)]

@@ -1,8 +1,8 @@
-"""Under `ckks`: sites that are lost in each phase of a round. It is repeated without them, or abandoned, never both.
+"""Rounds under `ckks` that lose sites in each phase: each is repeated without them, or abandoned, never both.
 
-As long as nobody can have read a sum the round is attempted again without who was lost. Once groups' leaders were asked
-for means, a leader that is lost ends the round, and any other costs it nothing. Who missed a result is given the very
-ciphertexts that the others were, and trains from the same numbers.
+As long as nobody can have read a sum, the round is attempted again without the lost sites. Once the coordinator has
+asked the groups' leaders for means, the loss of a leader ends the round, and any other loss costs the round nothing. A
+site that missed a result receives the very ciphertexts that the others received, and trains from the same numbers.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_the_next_round_has_another_leader(transcripts: Transcripts) -> None:
 
 
 def leaders(transcript: Transcript, number: int) -> set[str]:
-    """Whose means the coordinator took."""
+    """Return the sites whose means the coordinator took."""
     keys = [(each.key, each.site) for each in transcript.received if each.key is not None]
     return {site for key, site in keys if (key.round, key.phase) == (number, Phase.MEANS)}
 
@@ -209,7 +209,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
 
 
 def test_a_class_that_too_few_are_left_of_is_zeros_in_the_sum_that_is_repeated(short: Transcript) -> None:
-    """It comes back from the other group, which has it."""
+    """The class comes back from the other group, which has it."""
     assert short.summary()[TOO_FEW_HOLDERS - 1] == (TOO_FEW_HOLDERS, 2, False)
     assert sum_equations.contributors(short, TOO_FEW_HOLDERS) == tuple(
         each for each in EVERYONE if each != "site-3"

@@ -28,7 +28,7 @@ SHAPES: dict[str, tuple[Bool, int, dict[str, Any]]] = {
     "two kinds": (two_kinds(), 16, {}),
     "three kinds": (three_kinds(), 8, {"groups": 3}),
 }
-"""Who holds what, features, and FedPC's settings: the number of groups is found by silhouette, or given."""
+"""Holders, features, and FedPC's settings: the number of groups is found by silhouette, or given."""
 BOUNDS = {"parameter_bound": 8.0, "buffer_bound": 30.0}
 """A ring of 32 bits has no room for the usual ones."""
 
@@ -64,7 +64,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
 
 
 def both(transcripts: Transcripts, shape: str, ring: int = 64) -> tuple[Transcript, Transcript]:
-    """Under `masked`, and under `plain`."""
+    """Return the transcripts under `masked` and under `plain`."""
     return transcripts(Protection.MASKED, shape, ring), transcripts(Protection.PLAIN, shape, 64)
 
 
@@ -100,7 +100,7 @@ def test_a_round_is_the_equations_on_what_the_sites_put_in(
 def test_masks_change_nothing_but_the_last_bits_of_each_contribution(
     transcripts: Transcripts, shape: str, ring: int, number: int
 ) -> None:
-    """On contributions that are rounded beforehand, a masked result is the paper's, as exact as float64 has it."""
+    """A masked result of contributions that are rounded beforehand is the paper's, as exact as float64."""
     assert sum_equations.excess(transcripts(Protection.MASKED, shape, ring), number, rounded=True) <= 1.0
 
 

@@ -53,7 +53,7 @@ def unheard(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
-    """Under `plain`, with the same survivors in every round."""
+    """Return the transcript under `plain`, with the same survivors in every round."""
     return run(tmp_path_factory.mktemp("plain"), Protection.PLAIN, AFTER, two_lost(Protection.PLAIN))
 
 
@@ -157,7 +157,7 @@ def test_a_round_that_loses_too_many_sites_is_repeated_without_them(
 
 
 def test_an_attempt_that_is_repeated_has_keys_of_its_own(failing: Transcript) -> None:
-    """The same vectors under the same masks, twice, would show who dropped out between."""
+    """Equal vectors under equal masks would show the sites that dropped out in between."""
     keys = failing.stated_keys()
     both = {site: (keys[TOO_FEW_SIGNATURES, 1, site], keys[TOO_FEW_SIGNATURES, 2, site]) for site in SECOND}
     assert all(

@@ -1,4 +1,4 @@
-"""With noise every protection gives what `plain` does: the papers' equations on the noisy values that sites put in."""
+"""Runs with noise: every protection gives the papers' results on the sites' noisy values, as `plain` does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUNDS, DIM = 3, 12
 FEW = np.ones((4, 3), dtype=np.bool_)
 FEW[:2, 1] = False  # two are left: withheld
 MANY = np.ones((8, 2), dtype=np.bool_)
-"""So many that there are several clusters of a class, each of three sites or more."""
+"""Holders enough for several clusters of a class, each of three sites or more."""
 FUSED: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5)}
 ONE_BRANCH: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5, decision=False)}
 WEIGHTED: dict[str, Any] = {"fedplcc": FedplccSection(weighted_centres=True)}

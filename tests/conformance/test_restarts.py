@@ -52,7 +52,7 @@ class Forgetful:
         raise AssertionError(f"not finished after {TURNS} turns")
 
     def taken(self, party: Party) -> Taken:
-        """What a site has after its last step."""
+        """Return a site's files and predictions after its last step."""
         with self._journal(party) as journal:
             return taken_from(self._files(party), self._agreement, self._data[party.name], journal)
 

@@ -64,7 +64,7 @@ every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 @dataclass
 class Draws:
-    """By (site, round): the noise of each time that it was added (K, d + 1), and for a list of how many."""
+    """Noise (K, d + 1) of each addition, and the number of listed sites that it was for, by (site, round)."""
 
     drawn: dict[tuple[str, int], list[tuple[int, NDArray[np.int64]]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -108,7 +108,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Run:
-    """What happened, and what all of it comes from."""
+    """Transcript of a run, and the noise and features from which it follows."""
 
     transcript: Transcript
     draws: Draws
@@ -146,7 +146,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def features(agreement: Agreement, data: SiteData) -> Records:
-    """Of the initial model, which is what frozen features are."""
+    """Return the initial model's features, which frozen features are."""
     dataset: Any = data.train
     model = build_agreed_model(agreement, agreement.training.model)
     model.eval()
@@ -156,7 +156,9 @@ def features(agreement: Agreement, data: SiteData) -> Records:
 
 
 def added(run: Run, site: str, number: int) -> tuple[NDArray[np.int64], int]:
-    """What a site put into the last attempt's sum, (K, d + 1), a record at a time; and how many were listed."""
+    """Return a site's term in the last attempt's sum, (K, d + 1), one record at a time, and the number of listed
+    sites.
+    """
     agreement = run.transcript.agreement
     listed, noise = run.draws.drawn[site, number][-1]
     grid = agreement.noisy_sum(listed).grid
@@ -193,7 +195,7 @@ def group_means(
 def expected(
     run: Run, number: int, without: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], tuple[NDArray[np.float64], list[bool]]]:
-    """By group, what its members are given."""
+    """Compute the results of each group's members."""
     groups = run.transcript.groups
     found = [group_means(run, group, number, without) for group in groups]
     if run.transcript.agreement.method is not Method.FEDPC:
@@ -229,7 +231,7 @@ def test_the_opened_sum_is_that_of_the_same_draws_in_the_open(
 
 
 def test_the_clustering_found_the_two_kinds(runs: Runs) -> None:
-    """By rows with noise, each site for itself: the groups that all of this is about."""
+    """The sites' noisy rows give the two groups that the other tests of this file rely on."""
     sites = [f"site-{i + 1}" for i in range(len(HOLDS))]
     assert sorted(runs(Method.FEDPC).transcript.groups) == [tuple(sites[0::2]), tuple(sites[1::2])]
 
@@ -247,7 +249,7 @@ def test_a_site_lost_after_its_values_is_in_the_sum_and_one_lost_before_is_not(
 
 @each_method
 def test_a_shorter_list_has_more_noise_of_each(runs: Runs, method: Method) -> None:
-    """In the first round one is not there when the list is made."""
+    """One site is not there when the first round's list is made."""
     run = runs(method)
     (group,) = [each for each in run.transcript.groups if "site-3" in each]
     other = next(site for site in group if site != "site-3")
@@ -259,9 +261,9 @@ def test_a_shorter_list_has_more_noise_of_each(runs: Runs, method: Method) -> No
 
 @each_method
 def test_classes_that_too_few_records_are_of_are_absent(runs: Runs, method: Method) -> None:
-    """Of each kind of sites one class has no record; over all of the sites each has.
+    """One class has no record at each kind of sites; over all sites each class has some.
 
-    A class without any is there by chance once in 740 sums: four times in the ten of a run with 7e-10.
+    A class without records is present by chance once in 740 sums, and in four of a run's ten with 7e-10.
     """
     run = runs(method)
     without, by_chance = 0, 0
@@ -283,7 +285,7 @@ def test_classes_that_too_few_records_are_of_are_absent(runs: Runs, method: Meth
 
 @each_method
 def test_models_are_the_initial_ones(runs: Runs, method: Method) -> None:
-    """What is averaged beside prototypes is of features that no record shaped: it says nothing, to the rounding."""
+    """The averaged parts belong to features that no record shaped, so they reveal nothing, up to rounding."""
     transcript = runs(method).transcript
     if not transcript.agreement.layout.model:
         return
@@ -316,7 +318,7 @@ def test_every_round_has_noise_of_its_own(runs: Runs, method: Method) -> None:
 
 
 def test_the_features_that_are_summed_are_those_of_the_model(runs: Runs) -> None:
-    """Or the comparison would be with itself."""
+    """Features of another origin would make the comparison one of the test with itself."""
     run = runs(Method.FEDPROTO)
     rows, labels = run.features["site-1"]
     assert rows.shape == (len(labels), DIM)

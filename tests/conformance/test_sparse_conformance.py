@@ -59,7 +59,7 @@ def run(
 
 
 def sent(transcript: Transcript) -> list[MaskedValues]:
-    """What sites sent as values, which only in a sparse graph holds a signature."""
+    """Return the values that sites sent; each holds a signature in sparse graphs only."""
     limits, form = limits_of(transcript.agreement), values_form(transcript.agreement, 1)
     return [
         codec.decode_masked_values(each.content, limits, form)

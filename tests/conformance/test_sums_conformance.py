@@ -27,10 +27,10 @@ SIZES: dict[int, Bool] = {
     9: two_kinds(),
     3: np.array([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]], dtype=np.bool_),
 }
-"""Who holds what. Of nine, too few hold no class; of three, the second and the last are withheld."""
+"""Holders of the classes. Of nine sites too few hold no class; of three, the second and the last are withheld."""
 METHODS = (Method.FEDDBP, Method.FEDPROTO, Method.FEDAVG, Method.FEDPROTO_AVERAGED)
 SECTION = FeddbpSection(own=0.75, top_channels=5)
-"""With less than all of a site's own in fewer than all channels, so that either would be seen."""
+"""Settings with less than all of a site's own in fewer than all channels, so that either would be seen."""
 BOUNDS = {"parameter_bound": 8.0, "buffer_bound": 30.0, "most_samples": 36}
 
 Transcripts = Callable[[Method, Protection, int, int], Transcript]
@@ -64,7 +64,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
 
 
 def both(transcripts: Transcripts, method: Method, sites: int) -> tuple[Transcript, Transcript]:
-    """Under `masked`, and under `plain`."""
+    """Return the transcripts under `masked` and under `plain`."""
     return transcripts(method, Protection.MASKED, sites, 64), transcripts(method, Protection.PLAIN, sites, 64)
 
 

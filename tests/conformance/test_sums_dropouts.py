@@ -78,7 +78,7 @@ def test_returned_sites_train_from_the_common_base(
 def test_a_site_that_catches_up_fuses_the_mean_with_its_own_last_prototypes(
     transcripts: Transcripts, number: int
 ) -> None:
-    """Of rounds in which the lost had sent their values before they were lost."""
+    """The lost sites had sent their values in these rounds before they were lost."""
     transcript = transcripts(Method.FEDDBP, Protection.MASKED)
     for site in EVERYONE:
         assert (transcript.starts[number + 1, 1, site].catch_up is not None) == (site in LOST)

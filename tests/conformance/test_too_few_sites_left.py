@@ -34,7 +34,7 @@ ROUNDS = 2
 
 @dataclass
 class Run:
-    """Whether it stopped, which results there were by then, and in the end; the rounds as the coordinator said them."""
+    """Outcome of a run: stopped or not, the results by then and in the end, and the coordinator's rounds."""
 
     stopped: bool = False
     early: Record = field(default_factory=dict)

@@ -238,14 +238,14 @@ class ScriptedSite:
         return codec.encode_payload(half.protect(row, self.name, cohort))
 
     def vector(self, number: int) -> Vector:
-        """What this site adds to the sum: nothing for classes without enough holders in its attempt's group."""
+        """Return this site's vector in the sum: zeros for classes without enough holders in its attempt's group."""
         cohort = group_cohort(self.active, self.group, self.agreement)
         rows = np.where(cohort.holds[cohort.index(self.name)][:, None], prototypes_of(self.name, number), 0.0)
         return np.concatenate([rows.ravel(), extractor_of(self.name, number)])
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Of the whole run."""
+        """Group of the whole run."""
         return next(group for group in self.starts[-1].groups if self.name in group)
 
     def _shares(self, key: PhaseKey, request: bytes) -> bytes:
@@ -261,7 +261,7 @@ class ScriptedSite:
         return codec.encode_shares_made(SharesMade(shares))
 
     def _check_enough_of_before(self, key: PhaseKey) -> None:
-        """Of each list on which it sent values in this round, as many as could open that sum."""
+        """Check that enough members of each list to which it sent values in this round are there to open that sum."""
         for earlier, listed in self.sent.items():
             if earlier.round == key.round and len(set(listed) & set(self.there)) < threshold(len(listed)):
                 raise AssertionError(f"{self.name} sent values to {listed}: it would refuse {self.there}")

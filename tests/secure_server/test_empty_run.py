@@ -103,7 +103,7 @@ def test_without_a_limit_the_deadlines_alone_count() -> None:
 
 
 class TestCoordinator:
-    """What the operator reads, and how the process ends."""
+    """The operator's log and the end of the coordinator's process."""
 
     @pytest.fixture
     def scene(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:

@@ -35,7 +35,7 @@ from tests.support.small import FEDERATION, HOLDINGS, RUN, small_agreement
 AGREEMENT = small_agreement()
 SHORT = "clinic-a"
 LEFT = timedelta(minutes=30)
-"""How long the certificate of :data:`SHORT` is still valid. The set-up takes a minute."""
+"""Remaining validity of the certificate of :data:`SHORT`. The set-up takes a minute."""
 OTHERS = tuple(sorted(set(HOLDINGS) - {SHORT}))
 
 
@@ -55,7 +55,7 @@ class Scene:
             self.coordinator.join(site, JoinRequest(PROTOCOL_VERSION, RUN, AGREEMENT.hash(), statement))
 
     def wait(self, time: timedelta) -> None:
-        """By the clock on the wall. For deadlines there is ``clock``."""
+        """Advance the wall clock; deadlines follow ``clock``."""
 
         class Later(datetime):
             @classmethod
@@ -65,7 +65,7 @@ class Scene:
         self.monkeypatch.setattr(membership, "datetime", Later)
 
     def verify_as_a_site(self, at: datetime) -> None:
-        """What every member does with the roster it is sent."""
+        """Verify the roster as every member does."""
         names = self.coordinator.state.members
         verify_roster(
             [self.statements[name] for name in names],
@@ -80,7 +80,7 @@ class Scene:
 
 
 def certificates(folder: Path) -> tuple[TrustAnchor, dict[str, Credentials]]:
-    """Of all sites, that of :data:`SHORT` issued for a day that is nearly over."""
+    """Issue the certificates of all sites, that of :data:`SHORT` for a day that is nearly over."""
     now, passphrase = datetime.now(UTC), b"of this test"
     create_authority(
         folder / "ca",

@@ -1,4 +1,4 @@
-"""What is remembered of privacy ledgers over all runs, and what the coordinator tells a site that joins."""
+"""Anchors of privacy ledgers that the coordinator keeps over all runs, and tells a site that joins."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_site_is_told_what_was_kept_of_what_it_signed(path: Path) -> None:
 
 @pytest.mark.parametrize("joining", [anchor(3), anchor(4, "older copy, went on"), anchor(6, "longer by now")])
 def test_what_a_site_joins_with_does_not_become_what_is_kept(path: Path, joining: LedgerAnchor) -> None:
-    """Or it would be refused once, and be right the next time."""
+    """Otherwise the site would be refused once and accepted the next time."""
     with AnchorRecord.open(path) as record:
         anchors = LedgerAnchors(with_noise(), record)
         anchors.note(stated(A, anchor(4)))
@@ -121,7 +121,7 @@ def test_the_operator_is_told_of_a_ledger_that_is_behind(
 
 
 def test_an_anchor_is_there_where_there_is_noise_and_may_be_without() -> None:
-    """Without a record, as in a simulation, it is checked all the same."""
+    """The coordinator checks the anchor even without a record, as in a simulation."""
     noisy, exact = LedgerAnchors(with_noise(), None), LedgerAnchors(small_agreement(), None)
     assert noisy.kept(A, anchor(3)) is None
     assert exact.kept(A, None) is None

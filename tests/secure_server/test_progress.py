@@ -1,4 +1,4 @@
-"""What the operator reads while a run goes: the groups, who dropped out where, which round has no result."""
+"""Progress log for the operator: the groups, the drop-outs and their phases, and rounds without a result."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_keys_that_inflate_cost_a_worker_and_not_the_coordinator(
 def test_ciphertexts_that_would_inflate_are_refused_before_they_do(
     polynomials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is why they are checked in the coordinator's own process."""
+    """The coordinator therefore checks ciphertexts in its own process."""
     blob = inflating_ciphertext(polynomials, 128 * MIB // 8)
     monkeypatch.setattr(process_pool, "_ISOLATED_BYTES", 64 * MIB)
     with pytest.raises(MalformedError, match="not the serialization"):

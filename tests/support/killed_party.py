@@ -55,7 +55,7 @@ class When(StrEnum):
 
 @dataclass(frozen=True)
 class Point:
-    """Point at which a process dies. site names the site whose answer kills the coordinator, for RECEIVED and TAKEN."""
+    """Point at which a process dies; for RECEIVED and TAKEN the coordinator dies of the answer of ``site``."""
 
     when: When
     phase: Phase

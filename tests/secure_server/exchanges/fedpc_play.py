@@ -113,7 +113,7 @@ class Play:
             self.sites[name].step()
 
     def result(self, name: str, number: int) -> bytes | None:
-        """What a site was given as its group's result of a round, then or later."""
+        """Return the group's result of a round that the site received, in that round or later."""
         site = self.sites[name]
         given = {other.results[number] for other in self.sites.values() if number in other.results}
         return site.results.get(number) or next((each for each in site.caught_up if each in given), None)
@@ -146,9 +146,9 @@ def expected(
     there: Collection[str] | None = None,
     groups: Collection[tuple[str, ...]] = (NEAR, FAR),
 ) -> dict[str, Result]:
-    """What each member of a group is to get when ``summed`` are in the sums, straight from the vectors.
+    """Compute the result of each member of a group from the vectors of the sites in ``summed``.
 
-    ``there`` stated their presence, which is all of ``summed`` and more if some dropped out later.
+    ``there`` stated their presence: all of ``summed``, and more if some dropped out later.
     """
     present = set(summed if there is None else there)
     going_on = [group for group in groups if len(present & set(group)) >= agreement.min_holders]
@@ -198,7 +198,7 @@ def tolerance(agreement: Agreement, vector: Vector) -> float:
 
 
 VICTIM = "c"
-"""Whose answers are tampered with."""
+"""Site whose answers are tampered with."""
 
 Change = Callable[[ScriptedSite, PhaseKey, bytes], bytes]
 """(site, key, its honest answer) -> what is sent."""

@@ -1,4 +1,4 @@
-"""What the coordinator refuses of sites whose prototypes it clusters, and of a masked sum over clusters."""
+"""Answers that the coordinator refuses from sites whose prototypes it clusters, and sums over clusters."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Arrays = list[np.ndarray[Any, np.dtype[np.float64]]]
 
 @pytest.fixture(scope="module")
 def values() -> Iterator[Scene]:
-    """Where clinic-b is about to send its values under `plain`."""
+    """Yield the scene in which clinic-b is about to send its values under `plain`."""
     with stopped_at(PLAIN, B, Phase.VALUES) as scene:
         yield scene
 
 
 @pytest.fixture(scope="module")
 def directions() -> Iterator[Scene]:
-    """Where it is about to send directions."""
+    """Yield the scene in which clinic-b is about to send directions."""
     with stopped_at(MASKED, B, Phase.DIRECTIONS) as scene:
         yield scene
 
@@ -187,14 +187,14 @@ def test_more_clusters_than_are_agreed_become_as_many() -> None:
 
 @pytest.fixture(scope="module")
 def survivors() -> Iterator[tuple[MaskedClusters, Attempt]]:
-    """Where a masked sum is about to be opened."""
+    """Yield the exchange and the attempt in which a masked sum is about to be opened."""
     with stopped_at(MASKED, B, Phase.SURVIVORS) as scene:
         exchange, attempt = exchange_of(scene)
         yield exchange, replace(attempt, survivors=dict(attempt.survivors))
 
 
 def a_sum(exchange: MaskedClusters, attempt: Attempt) -> GroupSum:
-    """Of four sites with prototypes of length 1 and a sample each, and models of zeros."""
+    """Build the sum of four sites with prototypes of length 1 and a sample each, and models of zeros."""
     clusters = exchange._directions.assignment(attempt).clusters
     number = len(clusters.labels)
     members = clusters.members(attempt.sites).astype(np.float64)

@@ -24,13 +24,13 @@ B = "clinic-b"
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    """Where clinic-b is about to send masked values."""
+    """Yield the scene in which clinic-b is about to send masked values."""
     with stopped_at(clustered_agreement(), B, Phase.VALUES) as scene:
         yield scene
 
 
 def restarted(scene: Scene) -> Coordinator:
-    """On what is stored, with nothing else of the one before."""
+    """Open the coordinator on its stored state, with nothing else of the previous process."""
     federation, before = scene.federation, scene.coordinator
     return Coordinator(
         agreement=federation.agreement,
@@ -56,7 +56,7 @@ def test_a_restarted_coordinator_has_it_before_it_is_asked(
 
 
 class OvertakenCache(AttemptCache[Any]):
-    """As below, of what is kept."""
+    """Cache of another attempt's values, whatever is stored in it."""
 
     @property
     def _kept(self) -> Any:

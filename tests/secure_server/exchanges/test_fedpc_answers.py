@@ -1,4 +1,4 @@
-"""What sites send in FedPC's steps, one thing wrong each time: refused, changing nothing; a good answer mends it."""
+"""Answers in FedPC's steps with one fault each: a refused answer changes nothing, and a good one then mends it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _set(position: int, value: float) -> Change:
 
 
 WITHHELD, THETA = 2 * DIM, CLASSES * DIM
-"""Where the row of a class without enough holders begins, and where the averaged part does."""
+"""Start of the row of a class without enough holders, and start of the averaged part."""
 
 PLAIN_VALUES: dict[str, tuple[type[Exception], str, Change]] = {
     "a row of a withheld class": (MalformedError, "does not hold", _set(WITHHELD, 0.1)),
@@ -236,7 +236,7 @@ def test_the_kind_is_checked_for_those_who_dropped_out_too(masked: Play) -> None
 
 
 def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Play) -> None:
-    """It cannot be told from a good one before the secrets are put together."""
+    """The coordinator cannot tell a wrong share from a good one before it combines the shares."""
     masked.go_to(Stage.UNMASK, 1)
     masked.sites[VICTIM].twist[PHASE_OF_STAGE[Stage.UNMASK]] = lambda content: _released(
         lambda shares: tuple(

@@ -1,4 +1,4 @@
-"""What computing a masked round holds at a time: a few vectors, however many sites sent one."""
+"""Memory for computing a masked round: a few vectors at a time, however many sites sent one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def traced() -> Iterator[None]:
 
 
 def peak(work: Callable[[], object]) -> float:
-    """In vectors."""
+    """Return the peak memory of ``work`` in vectors."""
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     work()

@@ -1,4 +1,4 @@
-"""What sites state before FedPC's steps, one thing wrong each time: presence, bases, mask keys, the group's secret."""
+"""Statements before FedPC's steps with one fault each: presence, bases, mask keys, the group's secret."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_presence_without_the_base_of_the_round_before(masked: Play) -> None:
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_presence_with_another_sites_key(masked: Play, twin: bool) -> None:
-    """As it is, or plus the point of order two."""
+    """The key is the other site's as it is, or that key plus the point of order two."""
     masked.go_to(Stage.PRESENCE, 1)
     masked.step("a")
     public = masked.sites["a"].secrets.public.mask

@@ -124,7 +124,7 @@ def test_a_site_that_dropped_out_and_is_back_gets_the_result_in_its_own_round(pl
 
 @masked
 def test_different_sites_may_drop_out_in_different_steps(play: Play) -> None:
-    """They may be back at once: who is out stays out of the sum, and gets the result."""
+    """A site that dropped out stays out of the sum and gets the result, even if the site is back at once."""
     play.go_to(Stage.SHARES, 1)
     play.go_to(Stage.VALUES, 1, without=("d",))
     play.go_to(Stage.SURVIVORS, 1, without=("z",))

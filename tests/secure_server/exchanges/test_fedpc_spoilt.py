@@ -197,7 +197,7 @@ class TestLongRows:
 
 
 class TestLongestMean:
-    """Of three members with rows of exactly the bound, however fixed point rounds them."""
+    """Means of three members with rows of exactly the bound, however fixed point rounds them."""
 
     def sum_of(self, play: Play, row: Vector) -> GroupSum:
         cohort = Cohort(("a", "b", "c"), np.ones((3, CLASSES), dtype=np.bool_), DIM)

@@ -44,7 +44,7 @@ def agreed(method: Method, protection: Protection = Protection.PLAIN, **changes:
 
 
 def attempt(sites: tuple[str, ...] = SITES, answers: dict[str, bytes] | None = None) -> Attempt:
-    """Of one group of all of ``sites``, which have sent ``answers``."""
+    """Return an attempt of one group of all of ``sites``, which have sent ``answers``."""
     statements = tuple(
         PresenceStatement(site, HOLDS[SITES.index(site)], b"signature", b"", None) for site in sites
     )
@@ -68,7 +68,7 @@ def contributions(agreement: Agreement, seed: int = 0) -> tuple[list[Vector], li
 
 
 def sent(agreement: Agreement, rows: list[Vector], models: list[Vector]) -> dict[str, Vector]:
-    """What each site adds."""
+    """Return the contribution of each site."""
     holds = group_cohort(attempt().active, SITES, agreement).holds
     taken = [np.where(held[:, None], own, 0.0) for held, own in zip(holds, rows, strict=True)]
     layout = agreement.layout
@@ -79,7 +79,7 @@ def sent(agreement: Agreement, rows: list[Vector], models: list[Vector]) -> dict
 
 
 def check(agreement: Agreement, vector: Vector, site: str = SITES[0]) -> None:
-    """As it comes: encoded, decoded, validated."""
+    """Check the vector as a site sends it: encoded, decoded, validated."""
     content = codec.encode_payload(Payload(PLAIN, arrays=(vector,)))
     PlainSums(agreement, limits_of(agreement)).check(attempt(), Phase.VALUES, site, content)
 
@@ -252,7 +252,7 @@ def test_a_sum_of_fewer_than_is_agreed_has_no_result() -> None:
 def test_a_masked_sum_with_a_weight_of_nobody_is_refused(
     weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From one sample for each of four sites to the most for each."""
+    """Weights from one sample for each of four sites to the maximum for each are accepted."""
     agreement = agreed(Method.FEDAVG, Protection.MASKED)
     good = total(agreement, sent(agreement, *contributions(agreement)))
     for possible in (4.0, 4.0 * MOST):

@@ -84,7 +84,7 @@ def sites(tmp_path: Path) -> Iterator[dict[str, Site]]:
 def test_a_hundred_and_twenty_sites_add_up_though_an_eleventh_goes_after_each_step(
     sites: dict[str, Site],
 ) -> None:
-    """Of 39 others that hold a site's shares 14 open a secret. Without 30 too few are left of one once in 8·10^9."""
+    """Any 14 of the 39 holders open a site's secret. Without 30 sites a secret has too few left once in 8·10^9."""
     agreement = method_agreement(Method.FEDPROTO, Protection.MASKED, masking={"ring_bits": 64})
     begun = PhaseKey(agreement.run, 1, 1, Phase.PRESENCE)
     active = ActiveList(tuple(sites[name].state(begun) for name in MEMBERS))

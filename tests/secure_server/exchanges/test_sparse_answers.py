@@ -1,4 +1,4 @@
-"""What the coordinator takes from sites in a sparse graph, and what it relays to whom."""
+"""Answers that the coordinator accepts from sites in a sparse graph, and the recipients of what it relays."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_values_in_a_complete_graph_have_no_such_word() -> None:
 
 
 def test_a_share_that_was_not_made_for_the_site_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of sites that did not draw it, there is nothing that it could release. Here nobody draws the first by name."""
+    """A site holds no share of a site that did not draw it. Here nobody draws the first site by name."""
     monkeypatch.setattr(
         "crypto.pairwise.shares.draw_holders",
         lambda binding, site, graph: tuple(each for each in binding.group if each != site)[-graph.holders :],

@@ -1,4 +1,4 @@
-"""Whose fault a sum that does not come out may be: seven members, five of whom it takes, shares of real secrets."""
+"""Suspects when a sum fails to open: seven members, a threshold of five, shares of real secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Answers = Mapping[str, tuple[ReleasedShare, ...]]
 
 @pytest.fixture(scope="module")
 def honest() -> Answers:
-    """Of all six survivors: the seeds of the six, the mask key of the one that is gone."""
+    """Return the shares of all six survivors: the six seeds, and the mask key of the member that is gone."""
     made = {owner: split(_secret(owner), BINDING.threshold, len(MEMBERS)) for owner in MEMBERS}
     return {
         site: tuple(

@@ -47,7 +47,7 @@ class CheckedRun:
     # One event, and what must hold after it
 
     def do(self, event: Event) -> bool:
-        """Whether the machine took the event. A plan follows at once, or the coordinator is killed before it."""
+        """Return True if the machine took the event. A plan follows at once, or the coordinator is killed before it."""
         before = self.state
         try:
             after = machine.step(self.rules, before, event, self.now)
@@ -174,9 +174,9 @@ class CheckedRun:
         return self._abandons(before) or self._held_up(before)
 
     def _held_up(self, before: State) -> bool:
-        """By this ledger: of those who are left, no groups would go on in which sites sent values.
+        """Return True if the sites that are left, by this ledger, form too few groups in which sites sent values.
 
-        That is so when time for PRESENCE is over, or when a further attempt failed for want of answers.
+        That matters when time for PRESENCE is over, or when a further attempt failed for want of answers.
         """
         if before.stage is Stage.PRESENCE and self.now >= before.deadline:
             key = before.presence_key
@@ -196,7 +196,7 @@ class CheckedRun:
         return too_few and sum(size for size in sizes if size >= least) >= self.rules.min_sites
 
     def _keeps_faith(self, key: PhaseKey, group: tuple[str, ...], there: set[str], asker: str = "") -> bool:
-        """Whether an attempt has enough of those who were listed with ``asker``, who sent values, or with anyone."""
+        """Return True if an attempt has a quorum of each earlier list of which ``asker``, or any site, sent values."""
         for earlier, listed in self.listed.items():
             counts = not asker or (earlier, asker) in self.accepted
             if earlier.round == key.round and earlier.attempt < key.attempt and counts:
@@ -206,11 +206,11 @@ class CheckedRun:
         return True
 
     def _abandons(self, before: State) -> bool:
-        """By what was asked, as this ledger has it: whether the round can only end without a result now."""
+        """Return True if, by this ledger of requests, the round can only end without a result now."""
         return before.round in self.unmasking and before.round not in self.computed
 
     def _check_requests(self) -> None:
-        """What is asked under a key never changes, and nothing is asked that was not to be."""
+        """Check that a request under a key never changes, and that only permitted requests are made."""
         for site in self.rules.roster:
             key = task_for(self.rules, self.state, site)
             if key is not None:
@@ -246,7 +246,7 @@ class CheckedRun:
             self.do(self.plans[key])
 
     def random_plan(self) -> Planned:
-        """In rounds of many steps, two thirds of each group and one of two holders of something."""
+        """Draw a plan: in rounds of many steps two thirds of each group stay, and one of two holders of something."""
         present = set(self.state.participants)
         groups = [sorted(present & set(group)) for group in self.state.groups]
         staying = [group for group in groups if group]
@@ -276,7 +276,7 @@ class CheckedRun:
             self.do(ComputeFailed() if failed else self.computation())
 
     def computation(self) -> Computed:
-        """What comes of the current attempt."""
+        """Return the result of the current attempt."""
         if self.state.round == 0 and not self.groups:
             self.groups = self.random_groups()
         if self.state.round == 0:

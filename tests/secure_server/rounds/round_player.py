@@ -93,14 +93,14 @@ class Player:
 
 
 def in_round(rules: Rules = RULES) -> Player:
-    """At the first round's PRESENCE, with every site set up."""
+    """Return a player at the first round's PRESENCE, with every site set up."""
     player = Player(rules)
     player.set_up(*rules.roster)
     return player
 
 
 def without_secret(rules: Rules = RULES) -> Rules:
-    """The same rules for a protection that needs no group keys."""
+    """Return the rules for a protection that needs no group keys."""
     return replace(rules, needs_secret=False)
 
 
@@ -124,7 +124,7 @@ def without(*names: str) -> tuple[str, ...]:
 
 
 class GroupPlayer(Player):
-    """At the first round after the clustering."""
+    """Player that begins at the first round after the clustering."""
 
     def __init__(self, rules: Rules = GROUPED, groups: Groups = (LEFT, RIGHT)) -> None:
         super().__init__(rules)

@@ -19,7 +19,7 @@ from tests.secure_server.rounds.simulation_rules import require
 
 
 class SimulatedRun(CheckedRun):
-    """With sites that come and go."""
+    """Run with sites that come and go."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -113,9 +113,9 @@ class SimulatedRun(CheckedRun):
     # How a run must end
 
     def finish(self) -> None:
-        """With every site there and nothing lost the run finishes, unless by then it had given up every round.
+        """Finish the run with every site there and no losses, unless the run has given up every round before.
 
-        An operator may have to start it again twice: it had stopped, and a deadline was too near to be met.
+        An operator may have to restart the run twice: it had stopped, and a deadline was too near to be met.
         """
         self.alive, self.plan_fails = set(self.rules.roster), 0.0
         restarts = 0
@@ -135,7 +135,7 @@ class SimulatedRun(CheckedRun):
         require(restarts <= 2, f"started again {restarts} times")
 
     def starve(self) -> None:
-        """With too few sites left, the run stops, or ends if its last result is out, in bounded time."""
+        """Check that with too few sites left the run stops, or ends if its last result is out, in bounded time."""
         staying = self.rng.sample(self.rules.roster, self.rules.min_sites - 1)
         rules, attempts = self.rules, self.rules.max_attempts
         one_round = sum(rules.seconds(stage) for stage in PHASE_OF_STAGE)

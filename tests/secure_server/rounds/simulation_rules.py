@@ -60,7 +60,7 @@ def require(condition: bool, what: str) -> None:
 
 
 def content_of(state: State, key: PhaseKey, site: str) -> object:
-    """What a request would be made of; beside that, only what was uploaded."""
+    """Return the part of the state from which a request is made, besides the uploads."""
     if key.phase in (Phase.ROSTER, Phase.SECRET):
         return state.members
     if key.phase is Phase.PRESENCE:

@@ -8,11 +8,11 @@ from secure_server.rounds.state import Rules
 from tests.support.small import HOLDINGS
 
 SECONDS = 60.0
-"""For joining, and for each phase."""
+"""Seconds for joining, and for each phase."""
 
 
 def rules_of(agreement: Agreement, *, max_attempts: int) -> Rules:
-    """With no secret to be made."""
+    """Return rules with no secret to be made."""
     return Rules(
         run=agreement.run,
         roster=tuple(HOLDINGS),

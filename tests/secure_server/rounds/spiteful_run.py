@@ -53,7 +53,7 @@ class SpitefulRun(SimulatedRun):
             self.do(Answered(site, task))
 
     def run(self) -> None:
-        """From joining to the end, which is the last round's result and not an operator's work."""
+        """Play from joining to the end, which must be the last round's result without an operator's help."""
         rules = self.rules
         stages = (Stage.JOINING, Stage.SETUP, Stage.PRESENCE, Stage.VALUES, Stage.COMPUTING, Stage.RESULT)
         attempts = (len(self.spiteful) + 1) * rules.max_attempts

@@ -22,7 +22,7 @@ OTHERS = ("ada", "bea", "cid")
 
 
 def keeps_nobody_out(rules: Rules, state: State, lost: object) -> frozenset[str]:
-    """In the place of the machine's rule: as if nothing had been learnt from the failed attempt."""
+    """Replace the machine's rule by one that learns nothing from the failed attempt."""
     return state.benched
 
 
@@ -192,7 +192,7 @@ def _quorums(participants: tuple[str, ...]) -> tuple[Quorum, ...]:
 
 
 def _answer(player: GroupPlayer, sites: tuple[str, ...], silent: Callable[[str, Phase], bool]) -> bool:
-    """Whether any of the sites had something to answer that it is not silent about."""
+    """Answer for the sites that are not silent, and return True if any of them had something to answer."""
     answered = False
     for site in sites:
         player.do(Polled(site))

@@ -17,7 +17,7 @@ OTHERS = LEFT[:3]
 
 
 def one_group(min_sites: int = 3) -> GroupPlayer:
-    """At the PRESENCE of round 1; of the four, three can go on."""
+    """Return a player at the PRESENCE of round 1, in which three of the four sites suffice."""
     return GroupPlayer(replace(GROUPED, roster=LEFT, min_sites=min_sites), groups=(LEFT,))
 
 

@@ -1,4 +1,4 @@
-"""Who may go on in a round in which values were asked for, who gets its result, and runs that come to none."""
+"""Participants of a round after values were requested, recipients of its result, and runs without any result."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FOUR_OF_FIVE = tuple(Quorum(phase, frozenset(FIVE), 4) for phase in STEPS)
 
 
 class TestAfterValuesWereAsked:
-    """Who sent masked values answers another attempt only with enough of those who were listed with it."""
+    """Attempts after a site sent masked values: the site answers them only with a quorum of those listed with it."""
 
     def begun(self, rules: Rules = FIVE_AND_FOUR, right: tuple[str, ...] = RIGHT) -> GroupPlayer:
-        """In VALUES of both groups, five and four."""
+        """Return a player in VALUES of both groups, five and four."""
         player = GroupPlayer(replace(rules, roster=(*FIVE, *right)), tuple(filter(None, (FIVE, right))))
         rest = tuple(quorum for quorum in THREE_OF_EACH if right and "eli" in quorum.sites)
         player.begin(rules.roster if right else FIVE, (*FOUR_OF_FIVE, *rest))

@@ -46,7 +46,7 @@ def simulate(seed: int) -> SimulatedRun:
 
 
 def simulate_all(runs: int = RUNS) -> Counter[str]:
-    """What came up in all of the runs together."""
+    """Count the events of all runs together."""
     total: Counter[str] = Counter()
     for seed in range(runs):
         total += simulate(seed).seen
@@ -135,7 +135,7 @@ class Tolerant(SimulatedRun):
 
 
 def test_sites_that_a_group_can_do_without_cost_it_nothing() -> None:
-    """They quit in every round, and no attempt fails: with one to spare, ``max_attempts`` is 1 here."""
+    """Dispensable sites quit in every round, and no attempt fails: with one site to spare, ``max_attempts`` is 1."""
     quits = 0
     for seed in range(60):
         run = Tolerant(seed)
@@ -150,7 +150,7 @@ def test_sites_that_a_group_can_do_without_cost_it_nothing() -> None:
 
 
 def no_check(*_: object) -> None:
-    """In the place of a check."""
+    """Accept anything, in place of a check."""
 
 
 def expects_anything(rules: Rules, state: State, site: str, key: PhaseKey) -> None:
@@ -178,7 +178,7 @@ def answers_may_be_missing(rules: Rules, state: State, now: float, *, late: bool
 
 
 def too_few_may_be_present(rules: Rules, state: State, now: float, *, late: bool) -> State:
-    """Where there are no groups."""
+    """Go on with too few participants, where there are no groups."""
     if not late or state.groups:
         return real_presence(rules, state, now, late=late)
     return next_step(rules, replace(state, participants=tuple(sorted(state.answered))), now)
@@ -204,19 +204,19 @@ def forgets_the_attempt(rules: Rules, state: State, event: Event, now: float) ->
 
 
 def opening_is_as_any_step(rules: Rules, state: State) -> bool:
-    """As if nobody had released a share, or read a sum."""
+    """Treat the opening as any other step, though shares were released or a sum was read."""
     return False
 
 
 def asks_all_participants(rules: Rules, state: State, missing: object, now: float) -> State:
-    """As if nobody had dropped out: the dropped are asked for the rest of the attempt."""
+    """Ask the dropped sites for the rest of the attempt too."""
     after = real_step_over(rules, state, set(), now)
     everyone = (*after.survivors[:-1], replace(after.survivors[-1], sites=state.asked))
     return replace(after, survivors=everyone)
 
 
 def any_members_will_do(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
-    """As if nobody had sent anything before."""
+    """Accept any members, whoever sent values before."""
     return len(sites & set(group)) >= rules.smallest_group
 
 

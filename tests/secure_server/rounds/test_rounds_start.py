@@ -1,4 +1,4 @@
-"""How a run begins: joining, the roster, the group secret; and the rules and the state as values."""
+"""Start of a run: joining, the roster, the group secret; and the rules and the state as values."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class TestSilentMaker:
 
     @pytest.mark.parametrize("event", [Joined("ada"), Polled("ada")], ids=["joins", "polls"])
     def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self, event: Event) -> None:
-        """Of four sites the first starts slowly and the third is gone: the other three are the run."""
+        """The first of four sites starts slowly and the third is gone: the other three are the run."""
         player = Player()
         player.join(*SITES)
         player.answer("bea", "cid", "dot")

@@ -336,7 +336,7 @@ class TestAfterUnmaskWasAsked:
     def test_in_a_large_group_it_is_so_once_survivors_were_signed(
         self, complete_up_to: int | None, over: bool
     ) -> None:
-        """Of eight sites in groups of four."""
+        """The eight sites form groups of four."""
         masking = MaskingSection(complete_up_to=complete_up_to) if complete_up_to else None
         player = GroupPlayer(replace(GROUPED, masking=masking))
         player.begin()

@@ -48,13 +48,13 @@ def handler() -> FakeHandler:
 
 @pytest.fixture
 def port(handler: FakeHandler, coordinator: Credentials, federation: Federation) -> Iterator[int]:
-    """Of a server with ``handler``."""
+    """Yield the port of a server with ``handler``."""
     with serving(handler, coordinator, federation.trust) as number:
         yield number
 
 
 class SecurityLog:
-    """What the logger ``protoseal.security`` was given."""
+    """Records of the logger ``protoseal.security``."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog

@@ -121,7 +121,7 @@ def test_without_these_limits_they_shut_it_out(tmp_path: Path, weakened: str) ->
 
 
 class TestFewAtOnce:
-    """With limits of a few connections."""
+    """Server with limits of a few connections."""
 
     @pytest.fixture(autouse=True)
     def _limits(self, monkeypatch: pytest.MonkeyPatch) -> None:

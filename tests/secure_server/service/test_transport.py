@@ -297,7 +297,7 @@ class TestWhatComesBack:
 
 
 class LostCall(grpc.RpcError):
-    """What gRPC raises, which is also the call."""
+    """Error that gRPC raises, which is also the call."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
         self._code = code

@@ -1,4 +1,4 @@
-"""What the store holds after SIGKILL: every write that was acknowledged, and none by half."""
+"""Durability of the store under SIGKILL: every acknowledged write is there, and none is torn."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def acknowledged(process: subprocess.Popen[str], *, kill_after: float | None = N
 
 
 def consistent(store: Store) -> int:
-    """How many writes are there: each whole, with the state of the last. AssertionError otherwise."""
+    """Return the number of writes, each whole, with the state of the last; raise AssertionError otherwise."""
     state = store.load()
     assert state is not None
     uploads = [received for received in store.received() if received.key is not None]
