@@ -124,7 +124,9 @@ def test_document_lists_every_attack_with_its_layers(file: str) -> None:
 
 def test_checks_report_names_that_do_not_exist() -> None:
     renamed = DOCUMENT.replace("test_a_denominator_is_real", "test_a_denominator_was_real")
-    assert missing_tests(renamed) == ["tests/crypto/ckks/test_ckks_answers.py::test_a_denominator_was_real"]
+    assert missing_tests(renamed) == [
+        "tests/crypto/ckks/test_answer_contents.py::test_a_denominator_was_real"
+    ]
     assert missing_attacks(DOCUMENT.replace("`opens shares twice`", "`opens shares thrice`")) == [
         "opens shares thrice"
     ]

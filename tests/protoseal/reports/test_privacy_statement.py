@@ -9,7 +9,7 @@ import pytest
 from agreement.sections.privacy import PrivacySection
 from protoseal.reports.privacy_statement import NO_GUARANTEE, privacy_statement
 from protoseal.reports.result_files import RunResult, SiteFigures
-from tests.protoseal.reports.test_results import RESULT
+from tests.protoseal.reports.test_run_results import RESULT
 
 NOISY = PrivacySection(clip=1.0, noise_multiplier=5.0).model_dump(mode="json")
 

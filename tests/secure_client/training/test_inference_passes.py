@@ -15,7 +15,7 @@ from protoseal.simulation.local_controls import run_control
 from secure_client.output.site_files import read_prototypes
 from secure_client.site_model.learner_factory import prototype_bounds
 from secure_client.training.feature_pass import Embedded, FeaturePass
-from tests.secure_client.site_model.test_predicting import FIRST, Site
+from tests.secure_client.site_model.test_saved_predictor import FIRST, Site
 from tests.support.small import small_agreement, small_data
 from tests.support.summed import method_agreement
 

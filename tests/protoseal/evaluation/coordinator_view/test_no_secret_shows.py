@@ -1,8 +1,8 @@
 """No secret in a log, a representation, a traceback or a file of the coordinator: searched for in every form.
 
 The limits: secrets are those that sites have on purpose, and single sites' prototypes; what follows from what the
-coordinator is given is searched elsewhere (tests/protoseal/evaluation/test_recorded_view.py and its neighbours). Shares
-that a masked sum releases are the coordinator's by design, and so in its files; they are in no log, and no site's.
+coordinator is given is searched elsewhere (test_recording.py and its neighbours). Shares that a masked sum releases
+are the coordinator's by design, and so in its files; they are in no log, and no site's.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, Setup
 from secure_client.session import Session
-from tests.protoseal.evaluation.secret_places import Logs, Provoking, coordinator_files, said_by
-from tests.protoseal.evaluation.secret_search import Needles
+from tests.protoseal.evaluation.coordinator_view.secret_places import (
+    Logs,
+    Provoking,
+    coordinator_files,
+    said_by,
+)
+from tests.protoseal.evaluation.coordinator_view.secret_search import Needles
 from tests.support.small import small_data
 from tests.support.summed import method_agreement
 

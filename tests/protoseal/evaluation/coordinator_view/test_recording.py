@@ -2,7 +2,7 @@
 
 Every message is searched: statements, roster answers with the evaluation keys, acknowledgements, presence, shares,
 values; and for every round's prototypes, and how they moved from round to round. What `masked` does show is held
-against its promise in tests/protoseal/evaluation/test_masked_view.py.
+against its promise in tests/protoseal/evaluation/coordinator_view/test_masked_view.py.
 """
 
 from __future__ import annotations

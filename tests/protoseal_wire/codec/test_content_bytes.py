@@ -39,7 +39,7 @@ from protoseal_wire.messages import (
 )
 from tests.protoseal_wire.values import FORMS, LIMITS, calls, contents, plain
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "codec_contents.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "codec_contents.json").read_text())
 
 
 VECTOR_LIMITS = Limits(classes=3, dim=2, sites=4)

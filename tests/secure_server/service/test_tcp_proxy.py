@@ -22,7 +22,7 @@ from secure_server.errors import CannotListen
 from secure_server.service.tcp_proxy import Limits, bound_sockets, limits_of_process
 from tests.secure_server.service.harness import KEY, RUN, FakeHandler, dialling, join_request, serving
 from tests.secure_server.service.parties import Federation
-from tests.secure_server.service.test_serve import process
+from tests.secure_server.service.test_server import process
 
 FILES = 256
 HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(20)

@@ -36,7 +36,7 @@ from protoseal_wire.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from tests.protoseal_wire.test_contents import decode, encode
+from tests.protoseal_wire.codec.test_content_bytes import decode, encode
 from tests.protoseal_wire.values import plain
 
 LARGE = Limits(classes=100, dim=128, sites=5, parameters=500_000)

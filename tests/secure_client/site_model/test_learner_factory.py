@@ -22,7 +22,7 @@ from secure_client.training.objectives import build_recipe
 from tests.secure_client.journals import journal_at
 from tests.support.small import small_agreement, small_data
 
-OWN = "tests.secure_client.site_model.test_build"
+OWN = "tests.secure_client.site_model.test_learner_factory"
 TABLE: dict[str, Any] = {
     **json.loads(small_agreement().to_json()),
     "method": "fedpc",

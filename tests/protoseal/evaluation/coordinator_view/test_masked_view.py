@@ -40,7 +40,12 @@ from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_gr
 from tests.conformance.plain_answers import excess
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
 from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
-from tests.protoseal.evaluation.masked_words import OpenedError, check_hidden, sums_of, total_of
+from tests.protoseal.evaluation.coordinator_view.masked_words import (
+    OpenedError,
+    check_hidden,
+    sums_of,
+    total_of,
+)
 
 Float = NDArray[np.float64]
 

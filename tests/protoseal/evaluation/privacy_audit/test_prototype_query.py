@@ -161,7 +161,7 @@ def test_little_confidence_in_a_refutation_is_no_power() -> None:
 @pytest.mark.full
 def test_the_command_takes_what_is_agreed() -> None:
     """4 releases with a noise multiplier of 6.3, as the sample has them."""
-    sample = Path(__file__).parents[3] / "deploy" / "samples" / "agreement-private.toml"
+    sample = Path(__file__).parents[4] / "deploy" / "samples" / "agreement-private.toml"
     few = ("--agreement", sample, "--canaries", 1000, "--guesses", 100, "--json")
     found = json.loads(audited(*few)[1])
     assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)] * 4, DELTA))

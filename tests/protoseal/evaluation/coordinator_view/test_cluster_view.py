@@ -27,7 +27,7 @@ from secure_server.exchanges import masked_sums as server_side
 from tests.conformance.clustered_runs import ClusterTranscript, excess, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import data_for
-from tests.protoseal.evaluation.masked_words import OpenedError, check_hidden, sums_of
+from tests.protoseal.evaluation.coordinator_view.masked_words import OpenedError, check_hidden, sums_of
 
 Vectors = NDArray[np.float64]
 ROUNDS, SITES, DIM = 2, 5, 64
