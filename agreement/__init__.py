@@ -6,7 +6,7 @@ are refused by name.
 
 from agreement.agreement import Agreement, load_agreement
 from agreement.extensions.lookup import method_named
-from agreement.method_traits import Family, Inference, Part, Predicts, Traits
+from agreement.method_traits import Family, Inference, ModelPart, Predicts, Traits
 from agreement.methods import CONTROLS, DEPLOYABLE, METHODS, SIMULATED, Method
 from agreement.named_component import NoSettings
 from agreement.party_file import LogLevel
@@ -47,11 +47,11 @@ __all__ = [
     "LogLevel",
     "MaskingSection",
     "Method",
+    "ModelPart",
     "NoSettings",
     "Noise",
     "Norm",
     "Optimiser",
-    "Part",
     "PeersHalves",
     "PfplSection",
     "Predicts",

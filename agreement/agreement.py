@@ -9,14 +9,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agreement.extensions.entry_points import Added
+from agreement.extensions.entry_points import Extension
 from agreement.extensions.settings import (
     ExtensionTables,
     extension_distributions,
     extension_settings,
     used_so_far,
 )
-from agreement.method_traits import Family, Part
+from agreement.method_traits import Family, ModelPart
 from agreement.methods import Method
 from agreement.protections import Protection
 from agreement.round_plan import Form, RoundPlan, plan_for
@@ -44,9 +44,9 @@ USUAL_SITES = 256
 
 
 _AVERAGED = {
-    Part.EXTRACTOR: "without its classifier",
-    Part.NOT_NORMS: "without the layers that normalise",
-    Part.MODEL: "all of them",
+    ModelPart.EXTRACTOR: "without its classifier",
+    ModelPart.NOT_NORMS: "without the layers that normalise",
+    ModelPart.MODEL: "all of them",
 }
 
 
@@ -80,13 +80,13 @@ class Agreement(RunSettings):
     max_sites: Annotated[int, Field(ge=2, le=MOST_SITES)] = USUAL_SITES
     """Most sites that a run may have; sums have room for as many terms."""
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
-    """Settings of added methods and protections."""
+    """Settings of extensions."""
     distributions: Annotated[dict[str, str], Field(validate_default=True)] = Field(default_factory=dict)
-    """Names and versions of the distributions that added methods and protections come from."""
+    """Names and versions of the distributions that extensions come from."""
 
     @field_validator("extension", mode="before")
     @classmethod
-    def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
+    def _read_extension_settings(cls, tables: Any, info: ValidationInfo) -> Any:
         return (
             extension_settings(tables, used_so_far(info), source_of(info))
             if isinstance(tables, dict)
@@ -95,7 +95,7 @@ class Agreement(RunSettings):
 
     @field_validator("distributions", mode="after")
     @classmethod
-    def _what_is_installed(cls, stated: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    def _check_distributions(cls, stated: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         return extension_distributions(stated, used_so_far(info))
 
     @field_validator("classes", mode="after")
@@ -303,13 +303,13 @@ class Agreement(RunSettings):
     @property
     def summary(self) -> str:
         """Return the settings that a party needs to know first."""
-        added = "".join(f", {name} of {found}" for name, found in self.distributions.items())
+        extensions = "".join(f", {name} of {found}" for name, found in self.distributions.items())
         return (
             f"{self.method} under {self.protection}, {self.rounds} rounds,"
-            f" min_holders {self.min_holders}, min_sites {self.min_sites}{added}"
+            f" min_holders {self.min_holders}, min_sites {self.min_sites}{extensions}"
         )
 
-    def settings_of(self, used: Added) -> Section:
+    def settings_of(self, used: Extension) -> Section:
         """Return the settings of the method or protection in use: a built-in one's section, a third party's table."""
         if not used.built_in:
             return self.extension[used.name]

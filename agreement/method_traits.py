@@ -21,7 +21,7 @@ class Family(StrEnum):
     """No federation."""
 
 
-class Part(StrEnum):
+class ModelPart(StrEnum):
     """Part of sites' models that is averaged."""
 
     NOTHING = "nothing"
@@ -58,7 +58,7 @@ class Traits:
     """
 
     family: Family
-    averaged: Part = Part.NOTHING
+    averaged: ModelPart = ModelPart.NOTHING
     weighted: bool = False
     prototypes: bool = False
     predicts: Predicts = Predicts.TRAINED

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from agreement.method_traits import Family, Inference, Part, Predicts, Traits
+from agreement.method_traits import Family, Inference, ModelPart, Predicts, Traits
 from agreement.named_component import Named
 from agreement.recipe import BatchLoss, Recipe
 from agreement.sections.methods import (
@@ -91,14 +91,14 @@ class Method(Named):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.objective is not None:
-            self._check_can_be_added()
+            self._check_extension()
 
     def check_complete(self) -> None:
         """Raise ``ValueError`` if a third party's method has no loss to train with."""
         if self.objective is None:
             raise ValueError(f"method {self.name!r} states no objective, which makes the loss of a batch")
 
-    def _check_can_be_added(self) -> None:
+    def _check_extension(self) -> None:
         traits = self.traits
         if traits.family in _MADE_FOR:
             raise ValueError(
@@ -108,11 +108,11 @@ class Method(Named):
         if self.private:
             raise ValueError("private methods are built in: of others nobody has checked what leaves a site")
         if traits.family is Family.PEERS:
-            if not traits.prototypes or traits.averaged is not Part.NOTHING or traits.weighted:
+            if not traits.prototypes or traits.averaged is not ModelPart.NOTHING or traits.weighted:
                 raise ValueError("a method of the family 'peers' exchanges prototypes, and nothing else")
         elif self.weights is not None:
             raise ValueError("weights belong to the family 'peers': a sum is over all sites alike")
-        elif not (traits.prototypes or traits.averaged is not Part.NOTHING):
+        elif not (traits.prototypes or traits.averaged is not ModelPart.NOTHING):
             raise ValueError("a method of the family 'sums' exchanges prototypes, a part of models, or both")
 
     @property
@@ -128,16 +128,16 @@ class Method(Named):
     @property
     def averages(self) -> bool:
         """Return whether any part of sites' models is exchanged."""
-        return self.traits.averaged is not Part.NOTHING
+        return self.traits.averaged is not ModelPart.NOTHING
 
 
 _BELOW_ZERO = "its features must not be negative, but projected features may be"
 _BRANCHES = "its branches compute features in linear layers, after which no projection can follow"
 _ALONE = Traits(Family.ALONE)
-_AVERAGED = Traits(Family.SUMS, Part.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
-_GROUPED = Traits(Family.GROUPS, Part.EXTRACTOR, prototypes=True)
-_OWN_HEAD = Traits(Family.SUMS, Part.EXTRACTOR, weighted=True)
-_CLUSTERED = Traits(Family.CLUSTERS, Part.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
+_AVERAGED = Traits(Family.SUMS, ModelPart.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
+_GROUPED = Traits(Family.GROUPS, ModelPart.EXTRACTOR, prototypes=True)
+_OWN_HEAD = Traits(Family.SUMS, ModelPart.EXTRACTOR, weighted=True)
+_CLUSTERED = Traits(Family.CLUSTERS, ModelPart.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
 _PROTOTYPES = Traits(Family.SUMS, prototypes=True, inference=Inference.PROTOTYPE)
 # Ditto predicts with a site's second model, not with the average.
 _SECOND_MODEL = replace(_AVERAGED, predicts=Predicts.TRAINED)
@@ -187,7 +187,7 @@ Method.FEDPROTO = Method(
 Method.FEDPROTO_AVERAGED = Method(
     name="fedproto-averaged", traits=replace(_AVERAGED, prototypes=True), settings=BaselinesSection
 )
-Method.FEDBN = Method(name="fedbn", traits=replace(_AVERAGED, averaged=Part.NOT_NORMS))
+Method.FEDBN = Method(name="fedbn", traits=replace(_AVERAGED, averaged=ModelPart.NOT_NORMS))
 Method.FEDPER = Method(name="fedper", traits=_OWN_HEAD)
 Method.FEDREP = Method(name="fedrep", traits=_OWN_HEAD, settings=BaselinesSection)
 Method.DITTO = Method(name="ditto", traits=_SECOND_MODEL, settings=BaselinesSection)

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from agreement.agreement import Agreement, load_agreement
-from agreement.extensions.settings import added_among
+from agreement.extensions.settings import extensions_among
 from agreement.methods import DEPLOYABLE, SIMULATED
 from agreement.toml_loading import LocalPath, Section, directory_of, source_of, validate
 
@@ -45,11 +45,11 @@ def _deployable(agreement: Agreement) -> Agreement:
             f"method {agreement.method.value!r} is a comparison that runs in `protoseal simulate` only;"
             f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
         )
-    for added in added_among((agreement.method, agreement.protection)):
-        if not added.deployable:
+    for extension in extensions_among((agreement.method, agreement.protection)):
+        if not extension.deployable:
             raise ValueError(
-                f"{added.value!r} of {agreement.distributions[added.name]} runs in `protoseal simulate` only, because"
-                " its author does not declare it deployable"
+                f"{extension.value!r} of {agreement.distributions[extension.name]} runs in `protoseal simulate` only,"
+                " because its author does not declare it deployable"
             )
     return agreement
 

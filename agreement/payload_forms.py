@@ -24,7 +24,7 @@ def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
         classes=len(agreement.classes),
         dim=agreement.dim,
         sites=sites or agreement.max_sites,
-        parameters=max(agreement.layout.model, _added_numbers(agreement)),
+        parameters=max(agreement.layout.model, _extension_numbers(agreement)),
         per_class=agreement.clustering.most_of_class if agreement.clusters else 1,
         ciphertexts=most_ciphertexts(agreement),
     )
@@ -37,7 +37,7 @@ def most_ciphertexts(agreement: Agreement) -> int:
     (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
     """
     if agreement.plan.values is Form.EXTENSION:
-        return added_form(agreement).blobs
+        return extension_form(agreement).blobs
     if not agreement.sums or agreement.plan.values is not Form.CIPHERTEXTS:
         return 0
     classes, own = len(agreement.classes), agreement.clustering
@@ -69,7 +69,7 @@ def sums_form(agreement: Agreement) -> PayloadForm:
     return PayloadForm(blobs=limits_of(agreement).blobs)
 
 
-def added_form(agreement: Agreement) -> PayloadForm:
+def extension_form(agreement: Agreement) -> PayloadForm:
     """Return the form that the protection declares; raise ``ValueError`` if it declares none for the method."""
     protection = agreement.protection
     settings = agreement.settings_of(protection)
@@ -80,11 +80,11 @@ def added_form(agreement: Agreement) -> PayloadForm:
     return protection.peers.form(settings, len(agreement.classes), agreement.dim)
 
 
-def _added_numbers(agreement: Agreement) -> int:
+def _extension_numbers(agreement: Agreement) -> int:
     """Return the most numbers of 8 bytes in a payload whose form the protection declares; 0 in any other payload."""
     if agreement.plan.values is not Form.EXTENSION:
         return 0
-    form = added_form(agreement)
+    form = extension_form(agreement)
     shapes = [*form.arrays, *((length,) for _, length in form.words)]
     return sum(prod(axis.most if isinstance(axis, UpTo) else axis for axis in shape) for shape in shapes)
 
@@ -149,5 +149,5 @@ _FORMS: Mapping[Form, Callable[[Agreement], PayloadForm]] = {
     Form.MEANS: _means,
     Form.CLUSTERS: _clusters,
     Form.LABELLED_CIPHERTEXTS: _labelled_sums,
-    Form.EXTENSION: added_form,
+    Form.EXTENSION: extension_form,
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from agreement.method_traits import Part, Predicts
+from agreement.method_traits import ModelPart, Predicts
 from agreement.sections.privacy import DpSgdSection
 
 if TYPE_CHECKING:  # the coordinator has no torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the coordinator has no torch
 
     from algorithms.model_outputs import Outputs, Terms
 
-__all__ = ["BatchLoss", "Clustered", "Recipe", "Stage", "Trains"]
+__all__ = ["BatchLoss", "ClusteredPrototypes", "Recipe", "Stage", "Trains"]
 
 BatchLoss: TypeAlias = "Callable[[Outputs, Tensor, Any], Terms]"
 """Function from outputs, labels (B,), and the received targets or None to the batch's loss and its parts.
@@ -48,7 +48,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Clustered:
+class ClusteredPrototypes:
     """Clustering of a class's features into local prototypes: a ``single`` one, or one for each cluster.
 
     ``literal`` clusters features as they are, else their directions. More than ``most`` clusters become a single one.
@@ -77,11 +77,11 @@ class Recipe:
     stages: tuple[Stage, ...] = (Stage(),)
     proximal: float = 0.0
     personal: float | None = None
-    averages: Part = Part.EXTRACTOR
+    averages: ModelPart = ModelPart.EXTRACTOR
     predicts: Predicts = Predicts.TRAINED
     prototypes: bool = True
     scores: bool = False
-    clustered: Clustered | None = None
+    clustered: ClusteredPrototypes | None = None
     initial_features: bool = False
     dp_sgd: DpSgdSection | None = None
 

@@ -1,7 +1,7 @@
 """Rounds of every (method family, protection) pair: phases, payload forms and the exchange that runs them.
 
 This table is the only place that says which pair does what. A party maps ``RoundPlan.exchange`` to its class
-(:mod:`secure_client.methods.method_factory`, :mod:`secure_server.aggregator`); :mod:`agreement.payload_forms` maps a
+(:mod:`secure_client.methods.exchange_factory`, :mod:`secure_server.aggregator`); :mod:`agreement.payload_forms` maps a
 :class:`Form` to sizes.
 """
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from agreement.extensions.lookup import KnownMethod, KnownProtection
 from agreement.field_types import Count, Positive
 from agreement.method_compatibility import check_noise_is_shared, check_protection_serves
-from agreement.method_traits import Family, Part
+from agreement.method_traits import Family, ModelPart
 from agreement.methods import METHODS, Method
 from agreement.round_plan import plan_for
 from agreement.sections.averaging import AveragingSection, MaskingSection
@@ -36,9 +36,9 @@ class RunSettings(Section):
     """Settings that a simulation passes on to its runs' agreements, except ``method`` and ``preprocessing``."""
 
     method: KnownMethod
-    """Method: `pfpl`, `fedpc`, `feddbp`, `fedplcc`, or an added one."""
+    """Method: `pfpl`, `fedpc`, `feddbp`, `fedplcc`, or an extension's."""
     protection: KnownProtection
-    """Protection: `plain`, `masked`, `ckks`, or an added one."""
+    """Protection: `plain`, `masked`, `ckks`, or an extension's."""
     rounds: Annotated[int, Field(ge=1, le=100_000)]
     """Number of rounds."""
     dim: Annotated[int, Field(ge=1, le=1 << 20)]
@@ -106,7 +106,7 @@ class RunSettings(Section):
             "prototypes: choose another method, or remove [privacy]",
         )
         yield (
-            frozen and averaged not in (Part.NOTHING, Part.EXTRACTOR),
+            frozen and averaged not in (ModelPart.NOTHING, ModelPart.EXTRACTOR),
             f"method {method.value!r} averages models with their classifiers, which extractor = 'frozen' trains without"
             " noise, so that no record-level guarantee holds: choose extractor = 'private'",
         )
@@ -116,7 +116,7 @@ class RunSettings(Section):
             " false in [feddbp], or choose another extractor",
         )
         yield (
-            not frozen and averaged is not Part.NOTHING and self.averaging.buffers > 0,
+            not frozen and averaged is not ModelPart.NOTHING and self.averaging.buffers > 0,
             f"[privacy] allows no buffers in [averaging] unless features are frozen: method {method.value!r} would send"
             " statistics that follow the records; use a model without them",
         )

@@ -17,8 +17,8 @@ import click
 
 from agreement import MaskingSection
 from benchmarks.flower_process import FlowerProcess, FlowerSettings
-from protoseal.bench.masked_round import Round
-from protoseal.bench.pairwise import FLOAT32_BYTES, Plan, check_tolerated
+from protoseal.bench.masked_round import MaskedRound
+from protoseal.bench.pairwise import FLOAT32_BYTES, MaskedSumBenchmark, check_tolerated
 from protoseal.bench.record import Case, Spent, Value, machine
 from protoseal.commands.bench_options import COUNT, FILE, recorded, show
 from protoseal.commands.error_output import one_line_errors
@@ -39,7 +39,7 @@ COLUMNS = {
 CAPTION = "shares: of each secret, in flwr; bytes: sent and received by a site, over its values as float32"
 
 
-def compare(plan: Plan, sites: int, dropped: int, flwr_python: Path) -> Iterator[Case]:
+def compare(plan: MaskedSumBenchmark, sites: int, dropped: int, flwr_python: Path) -> Iterator[Case]:
     """Yield the cases of so many ``sites``, ``dropped`` of which drop out, as they are done.
 
     A turn before those that count warms both up. Raises :class:`agreement.errors.UserError` if that Python cannot
@@ -65,21 +65,23 @@ def compare(plan: Plan, sites: int, dropped: int, flwr_python: Path) -> Iterator
         yield _against({"case": "unmask", **facts, **_told(side)}, unmask, [each[name] for each in theirs])
 
 
-def flower_settings(plan: Plan, sites: int, dropped: int) -> FlowerSettings:
+def flower_settings(plan: MaskedSumBenchmark, sites: int, dropped: int) -> FlowerSettings:
     """Return Flower's settings with as many shares as ours, at our threshold."""
     graph = plan.masking.graph(sites, sites)
     return FlowerSettings(sites, plan.values, graph.holders + 1, graph.threshold, dropped)
 
 
 def _turn(
-    plan: Plan, sites: int, dropped: int, flower: FlowerProcess, few: FlowerProcess
-) -> tuple[Round, dict[str, Spent]]:
+    plan: MaskedSumBenchmark, sites: int, dropped: int, flower: FlowerProcess, few: FlowerProcess
+) -> tuple[MaskedRound, dict[str, Spent]]:
     theirs = {name: flower.take(name) for name in (*SITE_TASKS, _UNMASK)}
     theirs[_FEW] = few.take(_UNMASK)
     return plan.played(sites, dropped), theirs
 
 
-def _traffic(facts: Mapping[str, Value], plan: Plan, rounds: Sequence[Round], flower: FlowerProcess) -> Case:
+def _traffic(
+    facts: Mapping[str, Value], plan: MaskedSumBenchmark, rounds: Sequence[MaskedRound], flower: FlowerProcess
+) -> Case:
     """Return the bytes of a site; seconds are of all its steps."""
     plain = FLOAT32_BYTES * plan.values
     sizes: dict[str, Value] = {
@@ -160,7 +162,7 @@ def main(
 ) -> None:
     """Compare masked sums with Flower's SecAgg+, without drop-outs and with them."""
     masking = MaskingSection(complete_up_to=complete_up_to)
-    plan = Plan((sites,), classes, dim, dropped, repeats, masking)
+    plan = MaskedSumBenchmark((sites,), classes, dim, dropped, repeats, masking)
     patterns = dict.fromkeys((0, plan.dropped_of(sites)))
     cases = (case for each in patterns for case in compare(plan, sites, each, flwr_python))
     show(recorded("secagg", cases, path, machine()), COLUMNS, CAPTION)

@@ -88,7 +88,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
         sync_folder(made.parent)
 
 
-def hold(path: Path) -> BinaryIO:
+def lock_file(path: Path) -> BinaryIO:
     """Lock a file, made if need be, for as long as the returned file is open; the kernel frees a dead process's lock.
 
     ``BlockingIOError`` if it is held.

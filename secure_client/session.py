@@ -35,8 +35,8 @@ from protoseal_wire.messages import (
     Work,
 )
 from secure_client.errors import Violation
-from secure_client.methods.base import Method, ResultSummary
-from secure_client.methods.method_factory import build_method
+from secure_client.methods.base import ResultSummary, SiteExchange
+from secure_client.methods.exchange_factory import build_exchange
 from secure_client.output.site_log import SiteRound
 from secure_client.output.site_rounds import site_round
 from secure_client.privacy.exact_releases import ExactReleases
@@ -80,7 +80,9 @@ class Session:
         self._setup = Setup(agreement, party, journal, now)
         self._party = self._setup.party
         self._order = Order(agreement, journal)
-        self._method = self._build_method(Participants(agreement, self._party, self._setup, journal, anchors))
+        self._exchange = self._build_exchange(
+            Participants(agreement, self._party, self._setup, journal, anchors)
+        )
         self._given = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
         self._on_round, self._tests_in = on_round, tests_in
@@ -136,7 +138,7 @@ class Session:
         A run that stopped, or that this site left, can be resumed with another attempt.
         """
         with self._journal.transaction():
-            self._method.end()
+            self._exchange.end()
 
     def finish(self) -> None:
         """Finish the run: erase every secret of the run at this site."""
@@ -170,17 +172,17 @@ class Session:
                 return self._result(key, request)
             case _:
                 with _Stopwatch(self._seconds, "protect"):
-                    return self._method.step(key, request)
+                    return self._exchange.step(key, request)
 
     def _presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
-        self._method.start(key, start)
+        self._exchange.start(key, start)
         self._seconds = {"train": 0.0, "protect": 0.0}
         with _Stopwatch(self._seconds, "train"):
             self._trainee.trained(key.round)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
-        base, keys = self._method.stated(key)
+        base, keys = self._exchange.stated(key)
         roster = self._setup.roster()
         holds = stated_classes(self._agreement, self._trainee.held_classes())
         anchor = self._anchor.show(key.round)
@@ -191,7 +193,7 @@ class Session:
 
     def _result(self, key: PhaseKey, request: bytes) -> bytes:
         with _Stopwatch(self._seconds, "protect"):
-            self._given = self._method.result(key, request)
+            self._given = self._exchange.result(key, request)
         self._journal.forget_contents(key.round)
         return codec.encode_acknowledgement(Acknowledgement())
 
@@ -207,8 +209,8 @@ class Session:
             figures = figures.model_copy(update=of_budget)
         self._on_round(figures)
 
-    def _build_method(self, participants: Participants) -> Method:
-        return build_method(
+    def _build_exchange(self, participants: Participants) -> SiteExchange:
+        return build_exchange(
             self._agreement, self._party, self._trainee, self._journal, self._setup, participants
         )
 

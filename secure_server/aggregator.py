@@ -35,13 +35,13 @@ from secure_server.exchanges.masked_sums import MaskedSums
 from secure_server.exchanges.peer_combinations import PeerCombinations
 from secure_server.exchanges.plain_clusters import PlainClusters
 from secure_server.exchanges.plain_sums import PlainSums
-from secure_server.exchanges.site_grouping import Clustering
+from secure_server.exchanges.site_grouping import SiteGrouping
 from secure_server.process_pool import run_isolated
 from secure_server.rounds.events import Planned
 
 
 @dataclass(frozen=True)
-class Run:
+class ExchangeInputs:
     """Everything that an exchange is built of.
 
     ``keys_path`` is the file of the group's evaluation keys once a site has made them (``ckks`` only). Heavy work
@@ -83,21 +83,21 @@ class Aggregator:
     def __init__(self, agreement: Agreement, keys_path: Path, executor: Pool | None = None) -> None:
         self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
         self._limits = limits_of(agreement)
-        run = Run(agreement, self._limits, keys_path, executor)
+        run = ExchangeInputs(agreement, self._limits, keys_path, executor)
         self._exchange = _EXCHANGES[agreement.plan.exchange](run)
-        self._clustering = (
-            Clustering(agreement, self._limits, agreement.plan.row_scheme, executor)
+        self._grouping = (
+            SiteGrouping(agreement, self._limits, agreement.plan.row_scheme, executor)
             if agreement.method.is_grouped
             else None
         )
 
     def exchange(self, round_number: int) -> Exchange:
-        """Return the exchange of a round; raise ``ValueError`` for round 0 where there is no clustering."""
+        """Return the exchange of a round; raise ``ValueError`` for round 0 where there is no grouping."""
         if round_number:
             return self._exchange
-        if self._clustering is None:
+        if self._grouping is None:
             raise ValueError(f"method {self._agreement.method.value} has no round 0")
-        return self._clustering
+        return self._grouping
 
     def plan(self, attempt: Attempt) -> Planned:
         """Return the quorum of each step of an attempt."""
@@ -134,17 +134,17 @@ class Aggregator:
         durable_files.write(self._keys_path, evaluation_keys)
 
 
-def _peers(run: Run) -> Exchange:
+def _peers(run: ExchangeInputs) -> Exchange:
     return PeerCombinations(
         run.agreement, run.limits, server_half(run.agreement, run.keys_path, run.executor)
     )
 
 
-def _encrypted_groups(run: Run) -> Exchange:
+def _encrypted_groups(run: ExchangeInputs) -> Exchange:
     return EncryptedGroupSums(run.agreement, run.limits, run.keys_path, run.executor)
 
 
-def _extension_sums(run: Run) -> Exchange:
+def _extension_sums(run: ExchangeInputs) -> Exchange:
     agreement, protection = run.agreement, run.agreement.protection
     if protection.sums is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
@@ -152,7 +152,7 @@ def _extension_sums(run: Run) -> Exchange:
     return EncryptedSums(agreement, run.limits, server)
 
 
-_EXCHANGES: Mapping[ExchangeKind, Callable[[Run], Exchange]] = {
+_EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeInputs], Exchange]] = {
     ExchangeKind.PLAIN_PEERS: _peers,
     ExchangeKind.ROTATED_PEERS: _peers,
     ExchangeKind.ENCRYPTED_PEERS: _peers,

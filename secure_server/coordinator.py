@@ -42,7 +42,7 @@ from secure_server.aggregator import Aggregator
 from secure_server.check_reply import check_reply
 from secure_server.exchanges.base import Attempt
 from secure_server.ledger_anchors import LedgerAnchors
-from secure_server.membership import Members
+from secure_server.membership import MembershipChecks
 from secure_server.phase_requests import Requests
 from secure_server.round_log import (
     CoordinatorRound,
@@ -95,7 +95,7 @@ class Coordinator:
         self._aggregator, self._background, self._clock = aggregator, background, clock
         self._poll_seconds, self._reports = poll_seconds, RoundReports(agreement, on_round)
         self._limits = limits_of(agreement, len(rules.roster))
-        self._members = Members(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
+        self._members = MembershipChecks(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
         self._requests = Requests(agreement, store, self._members, aggregator)
         self._anchors = LedgerAnchors(agreement, anchors)
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._anchors, self._limits)

@@ -19,7 +19,7 @@ _LONGEST_FORESIGHT = 3600.0
 """Upper bound, in seconds, of the time that a certificate has to outlast: an hour suffices for any set-up."""
 
 
-class Members:
+class MembershipChecks:
     """Verifier of the sites' statements. ``setup_seconds`` is the longest set-up after joining has closed."""
 
     def __init__(

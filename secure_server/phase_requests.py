@@ -20,7 +20,7 @@ from protoseal_wire.messages import (
 from secure_server.aggregator import Aggregator
 from secure_server.errors import WrongPhase
 from secure_server.exchanges.base import Attempt, AttemptCache
-from secure_server.membership import Members
+from secure_server.membership import MembershipChecks
 from secure_server.rounds.state import State
 from secure_server.storage.store import ResultReference, Store
 
@@ -28,7 +28,9 @@ from secure_server.storage.store import ResultReference, Store
 class Requests:
     """Builder of requests from stored statements, uploads and results."""
 
-    def __init__(self, agreement: Agreement, store: Store, members: Members, aggregator: Aggregator) -> None:
+    def __init__(
+        self, agreement: Agreement, store: Store, members: MembershipChecks, aggregator: Aggregator
+    ) -> None:
         self._agreement, self._store = agreement, store
         self._members, self._aggregator = members, aggregator
         self._limits = limits_of(agreement)

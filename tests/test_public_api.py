@@ -22,11 +22,11 @@ NAMES = {
     "agreement": """
         CONTROLS DEPLOYABLE METHODS PROTECTIONS SIMULATED Agreement AveragingSection
         BaselinesSection Clustering ConfigError DpSgdSection Extractor Family FeddbpSection
-        FedpcSection FedplccSection Inference Layout LogLevel MaskingSection Method NoSettings Noise Norm
-        Optimiser Part PeersHalves PfplSection Predicts PreprocessingSection PrivacySection Protection
+        FedpcSection FedplccSection Inference Layout LogLevel MaskingSection Method ModelPart NoSettings Noise Norm
+        Optimiser PeersHalves PfplSection Predicts PreprocessingSection PrivacySection Protection
         Section SumHalves TrainingSection Traits load_agreement method_named""",
     "agreement.conformance": "NotConforming check_protection check_weights",
-    "agreement.recipe": "BatchLoss Clustered Recipe Stage Trains",
+    "agreement.recipe": "BatchLoss ClusteredPrototypes Recipe Stage Trains",
     "algorithms.gram_matrix": "Bool Float",
     "algorithms.model_outputs": "Outputs Terms",
     "algorithms.prototypes": "Clusters Targets",

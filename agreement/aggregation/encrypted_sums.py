@@ -83,7 +83,7 @@ class CountedSum:
         return means
 
 
-class AddedSum(CountedSum):
+class ExtensionSum(CountedSum):
     """Counted sum under a third party's protection."""
 
     def __init__(self, agreement: Agreement, error: Float) -> None:

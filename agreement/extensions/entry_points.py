@@ -15,20 +15,20 @@ from typing import Generic, TypeAlias, TypeVar
 from agreement.methods import Method
 from agreement.protections import Protection
 
-Added: TypeAlias = Method | Protection
+Extension: TypeAlias = Method | Protection
 """Method or protection of a third party."""
-AddedT = TypeVar("AddedT", Method, Protection)
+ExtensionT = TypeVar("ExtensionT", Method, Protection)
 
 
 @dataclass(frozen=True)
-class Registry(Generic[AddedT]):
+class Registry(Generic[ExtensionT]):
     """Group of entry points, whose objects are of one ``kind``; none of them may have a ``built_in`` name."""
 
     group: str
-    kind: type[AddedT]
+    kind: type[ExtensionT]
     built_in: Collection[str]
 
-    def find(self, name: str) -> AddedT | None:
+    def find(self, name: str) -> ExtensionT | None:
         """Return the object registered by that name, the same object each time; None if there is none.
 
         Raises ``ValueError``, naming distribution and entry point, for a name that two distributions register or that
@@ -55,44 +55,49 @@ class Registry(Generic[AddedT]):
         for point in points:
             if point.name in self.built_in:
                 raise ValueError(
-                    f"{_told(point)} registers the built-in name {point.name!r}: rename or uninstall that"
+                    f"{_describe(point)} registers the built-in name {point.name!r}: rename or uninstall that"
                     " extension"
                 )
         found = [point for point in points if point.name == name]
         if len(found) > 1:
             raise ValueError(
-                f"{name!r} is registered more than once, by {' and '.join(_told(each) for each in found)}: remove all"
-                " but one"
+                f"{name!r} is registered more than once, by {' and '.join(_describe(each) for each in found)}: remove"
+                " all but one"
             )
         return found[0] if found else None
 
-    def _loaded(self, point: EntryPoint) -> AddedT:
+    def _loaded(self, point: EntryPoint) -> ExtensionT:
         try:
             found = point.load()
         except Exception as error:  # a third party's module may raise anything
-            raise ValueError(f"{_told(point)} cannot be loaded ({type(error).__name__}: {error})") from error
+            raise ValueError(
+                f"{_describe(point)} cannot be loaded ({type(error).__name__}: {error})"
+            ) from error
         if not isinstance(found, self.kind):
-            raise ValueError(f"{_told(point)} must be a {self.kind.__name__}, not {type(found)}")
+            raise ValueError(f"{_describe(point)} must be a {self.kind.__name__}, not {type(found)}")
         if found.name != point.name:
-            raise ValueError(f"{_told(point)} loads an object named {found.name!r}: both names must be equal")
+            raise ValueError(
+                f"{_describe(point)} loads an object named {found.name!r}: both names must be equal"
+            )
         try:
             found.check_complete()
         except ValueError as error:
-            raise ValueError(f"{_told(point)} cannot be used: {error}") from error
+            raise ValueError(f"{_describe(point)} cannot be used: {error}") from error
         return found
 
 
-_FOUND: dict[tuple[str, str], tuple[Added, str]] = {}
+_FOUND: dict[tuple[str, str], tuple[Extension, str]] = {}
 """Loaded objects and the distributions that register them, by group and name."""
 
 
-def distribution_of(added: Added) -> str:
+def distribution_of(extension: Extension) -> str:
     """Return name and version of the distribution that registers the object; raise ``ValueError`` if none does."""
     for found, distribution in _FOUND.values():
-        if found is added:
+        if found is extension:
             return distribution
     raise ValueError(
-        f"no entry point registers {added.name!r}: install the distribution that defines it (docs/how-to/extending.md)"
+        f"no entry point registers {extension.name!r}: install the distribution that defines it"
+        " (docs/how-to/extending.md)"
     )
 
 
@@ -100,5 +105,5 @@ def _distribution(point: EntryPoint) -> str:
     return "no distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
-def _told(point: EntryPoint) -> str:
+def _describe(point: EntryPoint) -> str:
     return f"{_distribution(point)}, entry point {point.name} = {point.value!r} of {point.group}"

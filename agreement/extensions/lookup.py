@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic_core import core_schema
 
-from agreement.extensions.entry_points import AddedT, Registry
+from agreement.extensions.entry_points import ExtensionT, Registry
 from agreement.methods import METHODS, Method
 from agreement.protections import PROTECTIONS, Protection
 from agreement.toml_loading import ConfigError, nearest
@@ -33,7 +33,9 @@ def _protection(value: object) -> Protection:
     return _known(value, "protection", _PROTECTIONS, PROTECTIONS)
 
 
-def _known(value: object, kind: str, registry: Registry[AddedT], built_in: Mapping[str, AddedT]) -> AddedT:
+def _known(
+    value: object, kind: str, registry: Registry[ExtensionT], built_in: Mapping[str, ExtensionT]
+) -> ExtensionT:
     """Return the object of that name, built in or a third party's; raise ``ValueError`` if there is none."""
     if isinstance(value, str) and value in built_in:
         return built_in[value]

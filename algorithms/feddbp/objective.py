@@ -109,7 +109,7 @@ def contrast(
         beyond = (_boundary(distances.detach(), own, others, chosen) - distances).clamp(min=0.0)
         penalties = (-beyond if literal else beyond) / temperature
         scores = torch.cat([scores, torch.where(others, penalties, -torch.inf)], dim=1)
-    log_shares = -_of_own(distances, own) / temperature - scores.logsumexp(dim=1)
+    log_shares = -_own_distances(distances, own) / temperature - scores.logsumexp(dim=1)
     losses = -log_shares.exp() if literal else -log_shares
     return _mean(losses, chosen)
 
@@ -128,10 +128,10 @@ def _distances(features: Tensor, rows: Tensor) -> Tensor:
 def _boundary(distances: Tensor, own: Tensor, others: Tensor, chosen: Tensor) -> Tensor:
     """Return m = (d̄⁺ + d̄⁻)/2 over the chosen samples; a mean over no distance is 0, and is then not used."""
     counted = others & chosen.unsqueeze(1)
-    return (_mean(_of_own(distances, own), chosen) + _mean(distances, counted)) / 2.0
+    return (_mean(_own_distances(distances, own), chosen) + _mean(distances, counted)) / 2.0
 
 
-def _of_own(distances: Tensor, own: Tensor) -> Tensor:
+def _own_distances(distances: Tensor, own: Tensor) -> Tensor:
     """Return d_{i,y}, (B,)."""
     return torch.where(own, distances, 0.0).sum(dim=1)
 

@@ -11,7 +11,7 @@ server's half is :mod:`algorithms.fedpc.clustering` and :mod:`algorithms.fedpc.a
 :mod:`algorithms.fedpc.objective` (torch).
 """
 
-from algorithms.fedpc.aggregation import Groups, between, similarity_weights, within
+from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups, similarity_weights
 from algorithms.fedpc.clustering import cluster
 
-__all__ = ["Groups", "between", "cluster", "similarity_weights", "within"]
+__all__ = ["Groups", "cluster", "means_within_groups", "mix_groups", "similarity_weights"]

@@ -29,7 +29,9 @@ class Groups:
             raise ValueError(f"theta {self.theta.shape} does not fit {len(self.rows)} groups")
 
 
-def within(sums_rows: Float, holders: Counts, sums_theta: Float, members: Counts, min_holders: int) -> Groups:
+def means_within_groups(
+    sums_rows: Float, holders: Counts, sums_theta: Float, members: Counts, min_holders: int
+) -> Groups:
     """Return unweighted means within each group: P_j^k over the members that hold class k, θ_j over all members.
 
     ``sums_rows`` (J, K, d) and ``sums_theta`` (J, P) are sums over a group's members; ``holders`` (J, K) and
@@ -61,7 +63,7 @@ def similarity_weights(rows: Float) -> NDArray[np.float64]:
     return np.asarray(cosines / cosines.sum(axis=1, keepdims=True))
 
 
-def between(groups: Groups, *, literal_absent: bool = False, tau: float = 0.0) -> Groups:
+def mix_groups(groups: Groups, *, literal_absent: bool = False, tau: float = 0.0) -> Groups:
     """Return each group's prototypes and extractor after equations 7 and 8, with one ρ for both.
 
     A class is mixed over the groups that have the class, with their weights divided by the weights' sum, so that groups

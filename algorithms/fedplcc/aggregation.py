@@ -245,7 +245,7 @@ def _assign_class(
     zero = np.einsum("ii->i", gram) <= LEAST_NORM**2
     if len(np.unique(sites[~zero])) < min_holders:
         return np.full(len(sites), WITHHELD, dtype=np.int64), []
-    return Merging(gram, finch(gram, literal=literal), sites, literal=literal).until(min_holders, most)
+    return Merging(gram, finch(gram, literal=literal), sites, literal=literal).merge(min_holders, most)
 
 
 def _sums(rows: Float, parts: Labels, clusters: int) -> Float:

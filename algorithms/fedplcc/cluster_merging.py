@@ -47,7 +47,7 @@ class Merging:
         self._held = np.zeros((number, int(sites.max(initial=-1)) + 1), dtype=np.bool_)
         self._held[labels[directed], sites[directed]] = True
 
-    def until(self, min_holders: int, most: int) -> tuple[NDArray[np.int64], list[int]]:
+    def merge(self, min_holders: int, most: int) -> tuple[NDArray[np.int64], list[int]]:
         """Return each prototype's cluster, and each cluster's number of sites, after merging.
 
         The cluster with the fewest sites (the first on a tie) joins the cluster whose mean is nearest by cosine, with

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.ckks import noise_flooding
-from crypto.ckks.circuit import Circuit, Parts
+from crypto.ckks.circuit import Ciphertexts, Circuit
 from crypto.ckks.packing import Complex, Float, Packing
-from crypto.ckks.parameters import Ciphertext, Level
+from crypto.ckks.parameters import Ciphertext, CkksLevel
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Receiver:
     lacks: NDArray[np.bool_]
     correction: Ciphertext | None
 
-    def sums(self, parts: Parts) -> list[Ciphertext]:
+    def sums(self, parts: Ciphertexts) -> list[Ciphertext]:
         """Return bare sums with noise, lowered from the level of products to that of answers.
 
         The sums have no part of the receiver's upload, because its own row is subtracted as it was sent.
         """
-        return self._noisy([self.circuit.lower(part, Level.ANSWER) for part in parts])
+        return self._noisy([self.circuit.lower(part, CkksLevel.ANSWER) for part in parts])
 
-    def numerators(self, products: Parts, lengths: Parts) -> list[Ciphertext]:
+    def numerators(self, products: Ciphertexts, lengths: Ciphertexts) -> list[Ciphertext]:
         """Return rescaled products of two polynomials, with noise.
 
         ``lengths`` (:meth:`crypto.ckks.peer_combination.Combining.lengths`) grow with the receiver's rows of classes it
@@ -49,7 +49,7 @@ class Receiver:
                 ]
         return self._noisy([self.circuit.rescale(part) for part in amplified])
 
-    def denominator(self, product: Ciphertext, lengths: Parts) -> Ciphertext:
+    def denominator(self, product: Ciphertext, lengths: Ciphertexts) -> Ciphertext:
         """Return the rescaled denominator with noise, equal in all slots of a class, as the denominator is."""
         for factor in lengths:
             noise = noise_flooding.flood_replicated(self.packing, self.lacks)
@@ -64,6 +64,6 @@ class Receiver:
             product, self.circuit.multiply_values(factor, noise_flooding.AMPLIFIED * noise, scale)
         )
 
-    def _noisy(self, parts: Parts) -> list[Ciphertext]:
+    def _noisy(self, parts: Ciphertexts) -> list[Ciphertext]:
         noise = noise_flooding.flood_rows(self.packing, self.lacks)
         return [self.circuit.add_values(part, slots) for part, slots in zip(parts, noise, strict=True)]

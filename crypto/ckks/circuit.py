@@ -15,9 +15,9 @@ from tenseal import sealapi
 
 from crypto.ckks.evaluation_keys import LoadedKeys
 from crypto.ckks.packing import Complex, Float
-from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Ciphertext, Level, context, level_id
+from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Ciphertext, CkksLevel, context, level_id
 
-Parts = Sequence[Ciphertext]
+Ciphertexts = Sequence[Ciphertext]
 
 IMAGINARY_UNIT = POLY_DEGREE // 2
 """Exponent e for which X^e alternates between i and −i from slot to slot, and is unchanged by even rotations."""
@@ -105,7 +105,7 @@ class Circuit:
         self._evaluator.complex_conjugate(ciphertext, self._keys.rotation, result)
         return result
 
-    def lower(self, ciphertext: Ciphertext, level: Level) -> Ciphertext:
+    def lower(self, ciphertext: Ciphertext, level: CkksLevel) -> Ciphertext:
         """Return the same values at the same scale, with fewer primes."""
         result = sealapi.Ciphertext()
         self._evaluator.mod_switch_to(ciphertext, level_id(level), result)

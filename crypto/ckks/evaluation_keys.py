@@ -15,13 +15,13 @@ from typing import Any
 
 from tenseal import sealapi
 
-from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Level, context
+from crypto.ckks.parameters import POLY_DEGREE, SLOTS, CkksLevel, context
 from crypto.ckks.serialization import load
 from crypto.errors import MalformedError, UnknownSchemeError
 
 _MARKER = b"protoseal-ckks-evaluation-1:"
 _LENGTH_BYTES = 8
-_PARTS = int(Level.UPLOAD)
+_PARTS = int(CkksLevel.UPLOAD)
 """Number of parts of a key: one for each prime that a ciphertext can have."""
 _POWER = 2
 """Highest power of the secret key, since a product of two ciphertexts is relinearised at once."""

@@ -24,7 +24,7 @@ from crypto.ckks.bounded_packing import (
     BoundedVector,
     Complex,
 )
-from crypto.ckks.parameters import SCHEME, SLOTS, Form, Level, dropped_prime
+from crypto.ckks.parameters import SCHEME, SLOTS, CkksLevel, Form, dropped_prime
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.errors import BoundError, MalformedError, PrecisionError
@@ -36,7 +36,7 @@ COPIES = 2
 ROTATIONS = tuple(1 << step for step in range(1, SLOTS.bit_length() - 1))
 
 _UNIT_SCALE = 2.0**45
-COSINE_SCALE = _UNIT_SCALE * _UNIT_SCALE / dropped_prime(Level.UPLOAD)
+COSINE_SCALE = _UNIT_SCALE * _UNIT_SCALE / dropped_prime(CkksLevel.UPLOAD)
 _ROTATION_ERROR = 1.2e-5 * 2.0**40 / COSINE_SCALE
 """Error of a sum over all slots, in each slot; docs/explanation/ckks-error.md derives it for sums at scale 2^40."""
 _COSINE_ERROR = SURE_DEVIATIONS * FRESH_ERROR * math.sqrt(2.0) / _UNIT_SCALE + _ROTATION_ERROR
@@ -65,15 +65,15 @@ class MixForm:
     @property
     def uploads(self) -> tuple[Form, ...]:
         """Forms of a leader's upload: the group's direction, then its vector."""
-        direction = Form(Level.UPLOAD, _UNIT_SCALE, polynomials=1)
-        vector = Form(Level.PRODUCT, self._scale, polynomials=1)
+        direction = Form(CkksLevel.UPLOAD, _UNIT_SCALE, polynomials=1)
+        vector = Form(CkksLevel.PRODUCT, self._scale, polynomials=1)
         return (direction,) * self.direction_parts + (vector,) * self.vector.parts
 
     @property
     def answers(self) -> tuple[Form, ...]:
         """Forms of each group's answer."""
-        scale = COSINE_SCALE * self._scale / dropped_prime(Level.PRODUCT)
-        return (Form(Level.ANSWER, scale, polynomials=2),) * self.vector.parts
+        scale = COSINE_SCALE * self._scale / dropped_prime(CkksLevel.PRODUCT)
+        return (Form(CkksLevel.ANSWER, scale, polynomials=2),) * self.vector.parts
 
     def error(self, magnitudes: Float) -> Float:
         """Return a bound on the error of each mixed value (L,), from ``magnitudes`` (L,) of at least Σ_k |w_k|."""
@@ -131,7 +131,7 @@ class MixingSite:
 
 def _scale(groups: int) -> float:
     """Return the vectors' scale: the largest power of two at which the sums of that many groups fit."""
-    gained = math.log2(COSINE_SCALE / dropped_prime(Level.PRODUCT))
+    gained = math.log2(COSINE_SCALE / dropped_prime(CkksLevel.PRODUCT))
     bits = math.floor(ROOM_BITS - gained - math.log2(math.sqrt(2.0) * groups))
     if bits < _LEAST_SCALE_BITS:
         raise PrecisionError(f"{groups} groups cannot be mixed in a modulus of 60 bits")

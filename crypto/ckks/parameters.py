@@ -48,7 +48,7 @@ def context() -> Any:
     return sealapi.SEALContext(parameters, True, sealapi.SEC_LEVEL_TYPE.TC128)
 
 
-class Level(IntEnum):
+class CkksLevel(IntEnum):
     """Number of primes left in the modulus."""
 
     ANSWER = 1
@@ -57,15 +57,15 @@ class Level(IntEnum):
 
 
 @cache
-def level_id(level: Level) -> list[int]:
+def level_id(level: CkksLevel) -> list[int]:
     """Return SEAL's identifier (``parms_id``) of a level."""
     data = context().first_context_data()
-    for _ in range(Level.UPLOAD - level):
+    for _ in range(CkksLevel.UPLOAD - level):
         data = data.next_context_data()
     return list(data.parms_id())
 
 
-def dropped_prime(level: Level) -> float:
+def dropped_prime(level: CkksLevel) -> float:
     """Return the prime by which rescaling from a level divides."""
     return float(_MODULI[level - 1].value())
 
@@ -77,7 +77,7 @@ class Form:
     SEAL's own ``load`` accepts any level and any scale, so a sender could otherwise choose how a value is read.
     """
 
-    level: Level
+    level: CkksLevel
     scale: float
     polynomials: int
     """Number of polynomials: 2 for a whole ciphertext, 1 for a fresh one whose second polynomial is sent as a seed."""
@@ -88,14 +88,14 @@ class Form:
         return self.polynomials * self.level * POLY_DEGREE * 8 + _ROOM_FOR_HEADERS
 
 
-_DISTANCE_SCALE = SCALE * SCALE / dropped_prime(Level.UPLOAD) * 2.0**DOUBLINGS
-_RESCALED = dropped_prime(Level.PRODUCT)
+_DISTANCE_SCALE = SCALE * SCALE / dropped_prime(CkksLevel.UPLOAD) * 2.0**DOUBLINGS
+_RESCALED = dropped_prime(CkksLevel.PRODUCT)
 
-PROTOTYPE = Form(Level.UPLOAD, SCALE, polynomials=1)
-CORRECTION = Form(Level.PRODUCT, _DISTANCE_SCALE, polynomials=1)
-NUMERATOR = Form(Level.ANSWER, _DISTANCE_SCALE * SCALE / _RESCALED, polynomials=2)
-DENOMINATOR = Form(Level.ANSWER, _DISTANCE_SCALE * UNIT_SCALE / _RESCALED, polynomials=2)
-SUM = Form(Level.ANSWER, SCALE, polynomials=2)
+PROTOTYPE = Form(CkksLevel.UPLOAD, SCALE, polynomials=1)
+CORRECTION = Form(CkksLevel.PRODUCT, _DISTANCE_SCALE, polynomials=1)
+NUMERATOR = Form(CkksLevel.ANSWER, _DISTANCE_SCALE * SCALE / _RESCALED, polynomials=2)
+DENOMINATOR = Form(CkksLevel.ANSWER, _DISTANCE_SCALE * UNIT_SCALE / _RESCALED, polynomials=2)
+SUM = Form(CkksLevel.ANSWER, SCALE, polynomials=2)
 
 
 def upload_forms(combination: Combination, parts: int) -> tuple[Form, ...]:

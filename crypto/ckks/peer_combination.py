@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from crypto.ckks import noise_flooding
 from crypto.ckks.answer_receiver import Receiver
-from crypto.ckks.circuit import Circuit, Parts
+from crypto.ckks.circuit import Ciphertexts, Circuit
 from crypto.ckks.packed_sums import PackedSums, Product
 from crypto.ckks.packing import Complex, Packing
-from crypto.ckks.parameters import SCALE, UNIT_SCALE, Ciphertext, Level
+from crypto.ckks.parameters import SCALE, UNIT_SCALE, Ciphertext, CkksLevel
 from crypto.protection import Combination
 
 Pair = tuple[int, int]
@@ -39,9 +39,9 @@ def needs_bare_sum(combination: Combination) -> bool:
 class Site:
     """Prototypes of one site: as uploaded, the conjugate of each part, and at the level of products."""
 
-    high: Parts
-    conjugates: Parts
-    low: Parts
+    high: Ciphertexts
+    conjugates: Ciphertexts
+    low: Ciphertexts
 
 
 class Combining:
@@ -51,7 +51,7 @@ class Combining:
         self._circuit, self._combination, self._packing = circuit, combination, packing
 
     def answers(
-        self, prototypes: Sequence[Parts], receivers: Sequence[Receiver]
+        self, prototypes: Sequence[Ciphertexts], receivers: Sequence[Receiver]
     ) -> Iterator[list[Ciphertext]]:
         """Yield each site's answer, from the prototypes of all sites."""
         sums: dict[int, list[Ciphertext]] = {}
@@ -69,7 +69,7 @@ class Combining:
             peers = self.less(total, own) if total else []
             yield self.answer(sums.pop(i, []), peers, receivers[i], lengths.pop(i, []))
 
-    def sum(self, vectors: Iterable[Parts]) -> list[Ciphertext]:
+    def sum(self, vectors: Iterable[Ciphertexts]) -> list[Ciphertext]:
         """Add vectors part by part; without vectors there are no parts."""
         total: list[Ciphertext] = []
         for parts in vectors:
@@ -78,17 +78,17 @@ class Combining:
             )
         return total
 
-    def less(self, total: Parts, own: Parts) -> list[Ciphertext]:
+    def less(self, total: Ciphertexts, own: Ciphertexts) -> list[Ciphertext]:
         """Return total − own, part by part."""
         return [self._circuit.subtract(x, y) for x, y in zip(total, own, strict=True)]
 
-    def prepare(self, parts: Parts) -> Site:
+    def prepare(self, parts: Ciphertexts) -> Site:
         """Prepare a site's prototypes for :meth:`weighted_sums`, with one key switch for each part."""
         return Site(parts, [self._circuit.conjugate(part) for part in parts], self.lower(parts))
 
-    def lower(self, parts: Parts) -> list[Ciphertext]:
+    def lower(self, parts: Ciphertexts) -> list[Ciphertext]:
         """Lower prototypes to the level of products."""
-        return [self._circuit.lower(part, Level.PRODUCT) for part in parts]
+        return [self._circuit.lower(part, CkksLevel.PRODUCT) for part in parts]
 
     def weighted_sums(self, pairs: Sequence[Pair], sites: Mapping[int, Site]) -> dict[int, list[Ciphertext]]:
         """Return for each site of the pairs {i, m} Σ_m d_im·C_m part by part (three polynomials), then Σ_m d_im."""
@@ -101,7 +101,7 @@ class Combining:
                 if receiver in sums:
                     self._add_to(sums[receiver], [*terms, distance])
                 else:  # copy the distance, which two receivers use
-                    sums[receiver] = [*terms, self._circuit.lower(distance, Level.PRODUCT)]
+                    sums[receiver] = [*terms, self._circuit.lower(distance, CkksLevel.PRODUCT)]
         return sums
 
     def lengths(self, sites: Mapping[int, Site], lacks: Mapping[int, Bool]) -> dict[int, list[Ciphertext]]:
@@ -121,9 +121,9 @@ class Combining:
     def answer(
         self,
         sums: Sequence[Ciphertext],
-        peers: Parts,
+        peers: Ciphertexts,
         receiver: Receiver,
-        lengths: Parts,
+        lengths: Ciphertexts,
     ) -> list[Ciphertext]:
         """Return one site's answer, from its weighted sums and Σ_{m≠i} C_m, as far as the combination needs them.
 
@@ -166,12 +166,12 @@ class Combining:
             terms.append(circuit.multiply_values(conjugate, w, SCALE))
         return circuit.add_all(terms)
 
-    def _add_to(self, sums: Parts, terms: Parts) -> None:
+    def _add_to(self, sums: Ciphertexts, terms: Ciphertexts) -> None:
         for total, term in zip(sums, terms, strict=True):
             self._circuit.add_to(total, term)
 
     def _complement(
-        self, products: Parts, total: Ciphertext, peers: Parts, correction: Ciphertext
+        self, products: Ciphertexts, total: Ciphertext, peers: Ciphertexts, correction: Ciphertext
     ) -> list[Ciphertext]:
         """Return (den − corr)·Σ_{m≠i} C_m − Σ_m d_im·C_m; a bare sum would reveal both peers among three holders."""
         circuit = self._circuit

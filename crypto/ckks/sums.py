@@ -23,7 +23,7 @@ from crypto.ckks.bounded_packing import (
     SURE_DEVIATIONS,
     BoundedVector,
 )
-from crypto.ckks.parameters import SCHEME, Ciphertext, Form, Level, context
+from crypto.ckks.parameters import SCHEME, Ciphertext, CkksLevel, Form, context
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
 from crypto.errors import MalformedError, PrecisionError
@@ -60,12 +60,12 @@ class SumForm:
     @property
     def uploads(self) -> tuple[Form, ...]:
         """Forms of a site's upload: fresh ciphertexts, whose second polynomial is sent as a seed."""
-        return (Form(Level.ANSWER, self.scale, polynomials=1),) * self.vector.parts
+        return (Form(CkksLevel.ANSWER, self.scale, polynomials=1),) * self.vector.parts
 
     @property
     def answers(self) -> tuple[Form, ...]:
         """Forms of the sum's ciphertexts."""
-        return (Form(Level.ANSWER, self.scale, polynomials=2),) * self.vector.parts
+        return (Form(CkksLevel.ANSWER, self.scale, polynomials=2),) * self.vector.parts
 
     @property
     def length(self) -> int:

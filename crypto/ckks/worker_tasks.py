@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks.answer_receiver import Receiver
-from crypto.ckks.circuit import Parts
+from crypto.ckks.circuit import Ciphertexts
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.keys_file import KeysFile, circuit_of, failures
 from crypto.ckks.packing import Packing
@@ -64,7 +64,7 @@ class Scratch:
         """Return the first ``blobs`` blobs of a site's payload."""
         return [self._upload(site, number).read_bytes() for number in range(blobs)]
 
-    def put(self, name: str, parts: Parts) -> None:
+    def put(self, name: str, parts: Ciphertexts) -> None:
         """Store intermediate results under a name."""
         for number, part in enumerate(parts):
             part.save(str(self._folder / f"{name}.{number}"))

@@ -96,7 +96,7 @@ class Composed:
             training=tuple(DpSgd(*kind, min(count, _MOST_STEPS)) for kind, count in sorted(steps.items())),
         )
 
-    def and_releases(self, count: int, release: GaussianRelease) -> Composed:
+    def with_releases(self, count: int, release: GaussianRelease) -> Composed:
         """Return this history with ``count`` equal releases added; added to none, bit for bit what :meth:`of` gives."""
         return Composed(
             squares=self.squares + count * _square(release),

@@ -64,7 +64,7 @@ class ErrorOfMean:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BudgetPlan:
     """Plan of ``releases`` of ``query`` at ``noise_multiplier``, and ``training``, within (``epsilon``, ``delta``)."""
 
     epsilon: float
@@ -78,7 +78,7 @@ class Plan:
     def history(self) -> Composed:
         """All events of the plan."""
         release = GaussianRelease(self.noise_multiplier, self.query.coordinates)
-        return Composed.of(() if self.training is None else (self.training,)).and_releases(
+        return Composed.of(() if self.training is None else (self.training,)).with_releases(
             self.releases, release
         )
 
@@ -101,7 +101,7 @@ class Plan:
         count = spread * count_error(self.noise_multiplier, query.clip, query.count_weight)
         return ErrorOfMean(records, absolute, absolute / query.clip, count, 3 * count < records)
 
-    def with_releases(self, count: int) -> Plan:
+    def with_releases(self, count: int) -> BudgetPlan:
         """Return a plan that spreads this budget over ``count`` releases."""
         return _with_noise(self, count)
 
@@ -114,13 +114,13 @@ def plan(
     count: int | None = None,
     noise: float | None = None,
     training: DpSgd | None = None,
-) -> Plan:
+) -> BudgetPlan:
     """Find the one of ``epsilon``, ``count`` (of releases) and ``noise`` (multiplier) that is None; return the plan.
 
     Raises ``ValueError`` unless exactly one is None, and :class:`~privacy.errors.Unattainable` if no value fulfils the
     plan.
     """
-    known = Plan(epsilon or 0.0, delta, count or 0, noise or 0.0, query, training)
+    known = BudgetPlan(epsilon or 0.0, delta, count or 0, noise or 0.0, query, training)
     if noise is None and epsilon is not None and count is not None:
         return _with_noise(known, count)
     if count is None and epsilon is not None and noise is not None:
@@ -131,7 +131,7 @@ def plan(
     raise ValueError("give exactly two of epsilon, the number of releases and the noise multiplier")
 
 
-def _with_noise(known: Plan, count: int) -> Plan:
+def _with_noise(known: BudgetPlan, count: int) -> BudgetPlan:
     beside = _beside(known.training)
     noise = noise_multiplier(known.epsilon, known.delta, count, known.query.coordinates, beside)
     return replace(known, releases=count, noise_multiplier=noise)

@@ -37,7 +37,7 @@ def noise_multiplier(
 
     def enough(units: int) -> bool:
         release = GaussianRelease(units / NOISE_GRID, coordinates)
-        return base.and_releases(releases, release).epsilon(delta) <= epsilon
+        return base.with_releases(releases, release).epsilon(delta) <= epsilon
 
     least = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / _mu(epsilon, delta) * (1 - _ROUNDING)))
     step, most = 1, least
@@ -63,7 +63,7 @@ def releases(
     _leaves_something(base, epsilon, delta)
 
     def too_many(count: int) -> bool:
-        return base.and_releases(count, release).epsilon(delta) > epsilon
+        return base.with_releases(count, release).epsilon(delta) > epsilon
 
     # With continuous noise and no other events this many releases would fit: one more certainly exceeds the budget.
     reach = noise_multiplier * _mu(epsilon, delta)

@@ -66,7 +66,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseName:
     """Name of a release. An equal name with fresh noise is another entry of that release."""
 
     run: str
@@ -85,7 +85,7 @@ class Spending:
     yet: the noise is drawn after the spending is recorded.
     """
 
-    release: Release
+    release: ReleaseName
     agreement_hash: bytes
     event: Event
     facts: Mapping[str, Fact] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def entry_from_json(content: Mapping[str, object]) -> Entry:
     if type(number) is not int or not isinstance(facts, dict):
         raise ValueError("round must be a whole number and facts an object")
     event = event_from_json(content.get("event"))
-    return Entry(Spending(Release(run, number, what), bytes.fromhex(agreement), event, facts), time)
+    return Entry(Spending(ReleaseName(run, number, what), bytes.fromhex(agreement), event, facts), time)
 
 
 def _text(content: Mapping[str, object], name: str) -> str:

@@ -36,7 +36,7 @@ from privacy.ledger.entries import (
     Budget,
     Entry,
     Limit,
-    Release,
+    ReleaseName,
     Spending,
     budget_to_json,
     now,
@@ -157,7 +157,7 @@ class Ledger:
         with self._opened():
             return self._seen.guaranteed
 
-    def spent(self, release: Release) -> bool:
+    def spent(self, release: ReleaseName) -> bool:
         """Return True if any process has recorded a release of this name, sent or not."""
         with self._opened():
             return any(each.spending.release == release for each in self._seen.entries)

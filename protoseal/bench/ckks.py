@@ -23,10 +23,10 @@ from crypto.work_pool import Pool
 from protoseal.bench.ckks_errors import distance_errors, errors
 from protoseal.bench.ckks_group import (
     SPREAD,
+    CkksRound,
     CountingCircuit,
     Group,
     HighLevel,
-    Round,
     Switch,
     prototypes,
     switch_tasks,
@@ -40,7 +40,7 @@ SWITCHES = 15
 
 
 @dataclass(frozen=True)
-class Plan:
+class CkksBenchmark:
     """Plan of a measurement: ``classes`` prototypes of ``dim`` features at each of ``sites``, under ``complement``.
 
     ``growth`` are numbers of sites, ``dims`` numbers of features; ``key_sets`` fresh keys for the errors, 0 for none.
@@ -59,13 +59,13 @@ class Plan:
         """Return the sizes as fields of a case."""
         return {"sites": self.sites, "classes": self.classes, "dim": self.dim}
 
-    def round(self, group: Group) -> Round:
+    def round(self, group: Group) -> CkksRound:
         """Return one round: distant prototypes, and the sites' payloads."""
         stack = prototypes(self.sites, self.classes, self.dim, SPREAD)
-        return Round(group, Combination.COMPLEMENT, stack)
+        return CkksRound(group, Combination.COMPLEMENT, stack)
 
 
-def measure(plan: Plan) -> Iterator[Case]:
+def measure(plan: CkksBenchmark) -> Iterator[Case]:
     """Yield each case when it is measured, on one core unless the case has another number."""
     with tempfile.TemporaryDirectory() as directory:
         group = Group.generate(Path(directory) / "keys.bin")
@@ -83,7 +83,7 @@ def measure(plan: Plan) -> Iterator[Case]:
             yield from errors(groups, plan.sites, plan.classes, plan.dim)
 
 
-def _circuit(name: str, group: Group, plan: Plan, repeats: int, **more: Value) -> Case:
+def _circuit(name: str, group: Group, plan: CkksBenchmark, repeats: int, **more: Value) -> Case:
     """Compare one process with the high-level code, alternating, after one warm-up run."""
     work, high_level = plan.round(group), HighLevel(prototypes(2, 1, plan.dim, SPREAD))
     baseline, ours = [], []
@@ -101,7 +101,7 @@ def _circuit(name: str, group: Group, plan: Plan, repeats: int, **more: Value) -
     return Case(what, ours[1:], baseline[1:])
 
 
-def _bound(group: Group, plan: Plan) -> Case:
+def _bound(group: Group, plan: CkksBenchmark) -> Case:
     """Return the circuit's case, with the number of key switches times the cost of each as the baseline."""
     work, packing = plan.round(group), Packing(plan.classes, plan.dim)
     switches, tasks = _switches(group, work, packing), switch_tasks(group, plan.dim)
@@ -126,7 +126,7 @@ def _bound(group: Group, plan: Plan) -> Case:
     return Case(what, spent[1:], bounds[1:])
 
 
-def _switches(group: Group, work: Round, packing: Packing) -> Counter[Switch]:
+def _switches(group: Group, work: CkksRound, packing: Packing) -> Counter[Switch]:
     """Count the key switches of each kind in an aggregation."""
     circuit = CountingCircuit(group)
     uploads = [payload.blobs for payload in work.payloads.values()]
@@ -146,7 +146,7 @@ def _median(spent: list[Spent], part: int) -> float:
     return statistics.median(each[part] for each in spent)
 
 
-def _two_processes(group: Group, plan: Plan) -> Case:
+def _two_processes(group: Group, plan: CkksBenchmark) -> Case:
     """Compare two worker processes with none. Seconds on a core are of the busier worker and the parent process.
 
     ``machine_allows`` is the speed-up if each worker did only its half, measured by two whole aggregations at the same
@@ -167,7 +167,7 @@ def _two_processes(group: Group, plan: Plan) -> Case:
     return Case(what, two, one)
 
 
-def _side_by_side(executor: Pool, work: Round) -> None:
+def _side_by_side(executor: Pool, work: CkksRound) -> None:
     """Run as many whole aggregations as there are processes."""
     whole = partial(work.server().combine, work.payloads, work.cohort)
     for running in [executor.submit(_computed, whole) for _ in range(executor.workers)]:
@@ -193,7 +193,7 @@ def _on_core() -> dict[int, float]:
     return {pid: int(file.read_text().split()[0]) / 1e9 for pid, file in files.items() if file.exists()}
 
 
-def _site(group: Group, plan: Plan) -> Case:
+def _site(group: Group, plan: CkksBenchmark) -> Case:
     """Measure a site's part: bytes each way, and seconds of protecting, reading and validating."""
     work = plan.round(group)
     answers, server, name = work.answers(), work.server(), work.cohort.sites[0]
@@ -214,12 +214,12 @@ def _site(group: Group, plan: Plan) -> Case:
     return Case(what, [spent_on(partial(work.protect, 0)) for _ in range(plan.repeats)])
 
 
-def _grown(name: str, group: Group, plan: Plan) -> Case:
+def _grown(name: str, group: Group, plan: CkksBenchmark) -> Case:
     """Measure the circuit's case once, with the memory of a fresh process."""
     return _circuit(f"growth of {name}", group, plan, 1, peak_rss_bytes=_peak(plan.round(group)))
 
 
-def _peak(work: Round) -> int:
+def _peak(work: CkksRound) -> int:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(_memory, work.server(), work.payloads, work.cohort).result()
 

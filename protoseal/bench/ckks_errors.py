@@ -15,7 +15,7 @@ from crypto.ckks.precision import peer_error, total_error
 from crypto.ckks.serialization import read_ciphertext
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort, Combination
-from protoseal.bench.ckks_group import SPREAD, TAU, Array, Group, Round, prototypes
+from protoseal.bench.ckks_group import SPREAD, TAU, Array, CkksRound, Group, prototypes
 from protoseal.bench.record import Case, Value, spent_on
 
 
@@ -25,7 +25,7 @@ def errors(groups: Sequence[Group], most_sites: int, classes: int, dim: int) -> 
         for missing, spread in product((0.0, 0.3), (0.5, 0.1, 0.01)):
             stack = prototypes(sites, classes, dim, spread)
             for combination in (Combination.DISTANCE, Combination.COMPLEMENT):
-                rounds = [Round(group, combination, stack, missing) for group in groups]
+                rounds = [CkksRound(group, combination, stack, missing) for group in groups]
                 yield _error(rounds, combination, {"spread": spread, "missing": missing})
 
 
@@ -34,7 +34,7 @@ def distance_errors(groups: Sequence[Group]) -> Iterator[Case]:
     for classes in (1, 3, 10, 16):
         stack = prototypes(1, classes, 2 * Packing(classes, 1).copies, SPREAD)
         stack = np.concatenate([stack, -stack])
-        rounds = [Round(group, Combination.DISTANCE, stack) for group in groups]
+        rounds = [CkksRound(group, Combination.DISTANCE, stack) for group in groups]
         what: dict[str, Value] = {
             "case": "distance error",
             "sites": 2,
@@ -47,7 +47,7 @@ def distance_errors(groups: Sequence[Group]) -> Iterator[Case]:
         yield Case(what, [spent_on(rounds[0].answers)])
 
 
-def _distance_error(work: Round) -> float:
+def _distance_error(work: CkksRound) -> float:
     answer = work.answers()[work.cohort.sites[0]]
     decrypted = work.group.secret.decrypt(read_ciphertext(answer.blobs[-1], DENOMINATOR))
     exact = np.square(work.stack[0] - work.stack[1]).sum(axis=1)
@@ -55,7 +55,7 @@ def _distance_error(work: Round) -> float:
     return float(np.abs(replicas - exact[:, None]).max())
 
 
-def _error(rounds: Sequence[Round], combination: Combination, setting: dict[str, float]) -> Case:
+def _error(rounds: Sequence[CkksRound], combination: Combination, setting: dict[str, float]) -> Case:
     """Return the largest error of an answer's coordinates over several keys, and the bound at the smallest D."""
     work = rounds[0]
     exact, held = _exact(work, combination), work.cohort.holds
@@ -79,7 +79,7 @@ def _error(rounds: Sequence[Round], combination: Combination, setting: dict[str,
     return Case(what, [spent_on(work.answers)])
 
 
-def _exact(work: Round, combination: Combination) -> Array:
+def _exact(work: CkksRound, combination: Combination) -> Array:
     weights = partial(peer_weights, weighting=Weighting(combination.value), tau=TAU)
     site, named = PlainSite(), list(zip(work.cohort.sites, work.stack, strict=True))
     payloads = {name: site.protect(rows, name, work.cohort) for name, rows in named}

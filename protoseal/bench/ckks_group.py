@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from crypto.ckks.circuit import Circuit
 from crypto.ckks.evaluation_keys import EvaluationKeys
-from crypto.ckks.parameters import PROTOTYPE, Ciphertext, Level
+from crypto.ckks.parameters import PROTOTYPE, Ciphertext, CkksLevel
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
@@ -49,7 +49,7 @@ class Group:
         return cls(secret, keys, path)
 
 
-class Round:
+class CkksRound:
     """Prototypes and payloads of the sites in one round."""
 
     def __init__(self, group: Group, combination: Combination, stack: Array, missing: float = 0.0) -> None:
@@ -120,7 +120,7 @@ def switch_tasks(group: Group, dim: int) -> dict[Switch, Callable[[], Ciphertext
     slots = np.random.default_rng(2).normal(size=4096) / np.sqrt(dim)
     high = read_ciphertext(group.secret.encrypt(slots, PROTOTYPE), PROTOTYPE)
     tasks: dict[Switch, Callable[[], Ciphertext]] = {}
-    for ciphertext in (high, circuit.lower(high, Level.PRODUCT)):
+    for ciphertext in (high, circuit.lower(high, CkksLevel.PRODUCT)):
         primes, product = ciphertext.coeff_modulus_size(), circuit.multiply(ciphertext, ciphertext)
         tasks["rotate", primes] = partial(circuit.conjugate, ciphertext)
         tasks["relinearise", primes] = partial(circuit.relinearise, product)

@@ -58,7 +58,7 @@ def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 class _Timed(DirectTransport):
     """A site's calls, with the coordinator's seconds in them and the bytes of both directions."""
 
-    def __init__(self, calls: DirectTransport, round_: Round) -> None:
+    def __init__(self, calls: DirectTransport, round_: MaskedRound) -> None:
         super().__init__(calls._coordinator, calls._run, calls._site)
         self._round = round_
 
@@ -79,7 +79,7 @@ class _Timed(DirectTransport):
         self._round.count(self._round.sent_by, self._site, key, content)
 
 
-class Round:
+class MaskedRound:
     """Times and bytes of one round, by phase: the coordinator's seconds and those of each site that stayed.
 
     Bytes are without the result's, which a plain sum has as well, and the set-up's. ``ring_bits`` and
@@ -144,7 +144,7 @@ class Round:
         return sum(self.coordinator.values())
 
 
-def play(sites: int, classes: int, dim: int, dropped: int, masking: MaskingSection) -> Round:
+def play(sites: int, classes: int, dim: int, dropped: int, masking: MaskingSection) -> MaskedRound:
     """Play the first round of FedProto. ``dropped`` sites make shares and leave; the others get its result.
 
     Raises ``RuntimeError`` unless the round succeeded at its first attempt.
@@ -156,8 +156,8 @@ def play(sites: int, classes: int, dim: int, dropped: int, masking: MaskingSecti
         return _round(federation, leaving)
 
 
-def _round(federation: LocalFederation, leaving: set[str]) -> Round:
-    round_, sent = Round(federation.agreement), dict[str, Float]()
+def _round(federation: LocalFederation, leaving: set[str]) -> MaskedRound:
+    round_, sent = MaskedRound(federation.agreement), dict[str, Float]()
     for site in federation.sites:
         site.transport = _Timed(site.transport, round_)
         site.join()
@@ -179,7 +179,7 @@ def _round(federation: LocalFederation, leaving: set[str]) -> Round:
     return round_
 
 
-def _turn(site: LocalSite, round_: Round, *, stays: bool) -> Phase | None:
+def _turn(site: LocalSite, round_: MaskedRound, *, stays: bool) -> Phase | None:
     """Return the step of round 1 that the site did, if there was one for it."""
     begin = process_time()
     task = site.step()
@@ -192,7 +192,7 @@ def _turn(site: LocalSite, round_: Round, *, stays: bool) -> Phase | None:
     return task.key.phase
 
 
-def _check_mean(agreement: Agreement, round_: Round, rows: Sequence[Float]) -> None:
+def _check_mean(agreement: Agreement, round_: MaskedRound, rows: Sequence[Float]) -> None:
     """Check that the result is the mean over the sites whose values came: another result is nothing to time."""
     (content,) = round_.results
     found = codec.decode_payload(content, limits_of(agreement), result_form(agreement)).arrays[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from agreement import MaskingSection
 from agreement.errors import UserError
 from crypto.pairwise.attempt_binding import threshold
-from protoseal.bench.masked_round import Round, play
+from protoseal.bench.masked_round import MaskedRound, play
 from protoseal.bench.record import Case, Spent, Value
 from protoseal_wire.messages import Phase
 
@@ -19,7 +19,7 @@ SITE_STEPS = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
 
 
 @dataclass(frozen=True)
-class Plan:
+class MaskedSumBenchmark:
     """Plan of a measurement: prototypes of ``classes`` × ``dim`` values each, of each number of ``sites`` in turn.
 
     ``dropped`` is the share of the sites that make shares and send no values. ``masking`` chooses complete or sparse
@@ -42,11 +42,11 @@ class Plan:
         """Return the number of drop-outs among ``sites``, rounded down."""
         return int(self.dropped * sites + 1e-9)
 
-    def played(self, sites: int, dropped: int) -> Round:
+    def played(self, sites: int, dropped: int) -> MaskedRound:
         """Play one round of ``sites`` sites, ``dropped`` of which drop out."""
         return play(sites, self.classes, self.dim, dropped, self.masking)
 
-    def facts(self, sites: int, dropped: int, played: Round) -> dict[str, Value]:
+    def facts(self, sites: int, dropped: int, played: MaskedRound) -> dict[str, Value]:
         """Return the numbers that say what a case measured, and a site's bytes over its values as float32."""
         graph, plain = self.masking.graph(sites, sites), FLOAT32_BYTES * self.values
         return {
@@ -62,7 +62,7 @@ class Plan:
         }
 
 
-def measure(plan: Plan) -> Iterator[Case]:
+def measure(plan: MaskedSumBenchmark) -> Iterator[Case]:
     """Yield a case for each number of sites; raise :class:`UserError` for more drop-outs than a group tolerates."""
     for sites in plan.sites:
         check_tolerated(sites, plan.dropped_of(sites))
@@ -79,7 +79,7 @@ def check_tolerated(sites: int, dropped: int) -> None:
         raise UserError(f"a group of {sites} sites goes on without {most} of them at most, not {dropped}")
 
 
-def _growth(plan: Plan, sites: int) -> Case:
+def _growth(plan: MaskedSumBenchmark, sites: int) -> Case:
     """Measure rounds; seconds are of a core: of a median site that stayed, without its training, and the server's."""
     dropped = plan.dropped_of(sites)
     rounds = [plan.played(sites, dropped) for _ in range(plan.repeats)]

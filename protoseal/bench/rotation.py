@@ -24,7 +24,7 @@ SAME = 1e-12
 
 
 @dataclass(frozen=True)
-class Plan:
+class RotationBenchmark:
     """Plan of a measurement: ``classes`` rows of ``dim`` values each of ``sites`` sites; growth over ``dim``."""
 
     sites: int = 20
@@ -42,7 +42,7 @@ class Plan:
 class Ways:
     """Rows under ``plain`` and under ``rotation``, with the payloads of all sites and the answers to them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RotationBenchmark) -> None:
         names = tuple(f"site-{number:03d}" for number in range(plan.sites))
         holds = np.ones((plan.sites, plan.classes), dtype=np.bool_)
         self.cohort = Cohort(names, holds, plan.dim)
@@ -68,7 +68,7 @@ class Ways:
         return half.unprotect(answer, self.rows[self.first], self.first, self.cohort)
 
 
-def measure(plan: Plan) -> Iterator[Case]:
+def measure(plan: RotationBenchmark) -> Iterator[Case]:
     """Yield each case when it is measured; ``baseline_seconds`` are of ``plain`` unless a case names another one."""
     ways = Ways(plan)
     yield _protect("protect", plan, ways)
@@ -81,12 +81,12 @@ def measure(plan: Plan) -> Iterator[Case]:
         yield _protect("growth", grown, Ways(grown))
 
 
-def _protect(name: str, plan: Plan, ways: Ways) -> Case:
+def _protect(name: str, plan: RotationBenchmark, ways: Ways) -> Case:
     ours, baseline = (partial(ways.protect, half) for half in (ways.turned, ways.plain))
     return compare({"case": name, **plan.facts, "baseline": "plain"}, ours, baseline, plan.repeats)
 
 
-def _combined(plan: Plan, ways: Ways) -> Iterator[Case]:
+def _combined(plan: RotationBenchmark, ways: Ways) -> Iterator[Case]:
     """Measure the coordinator's Gram matrices, weights and combinations, and a site's reading of its answer."""
     of_turned, of_plain = (
         partial(PlainServer(_weights, half.scheme).combine, ways.payloads(half), ways.cohort)
@@ -101,7 +101,7 @@ def _combined(plan: Plan, ways: Ways) -> Iterator[Case]:
     yield compare({"case": "combine", **what}, of_turned, of_plain, plan.repeats)
 
 
-def _drawing(plan: Plan, ways: Ways) -> Case:
+def _drawing(plan: RotationBenchmark, ways: Ways) -> Case:
     """Measure the part of protecting that draws the D²/2 normal values of each class; the rest is reflecting."""
     keys = [class_key(ways.seed, ways.context, k) for k in range(plan.classes)]
 
@@ -114,7 +114,7 @@ def _drawing(plan: Plan, ways: Ways) -> Case:
     return compare(what, draw, partial(ways.protect, ways.turned), plan.repeats)
 
 
-def _qr(plan: Plan, ways: Ways) -> Case:
+def _qr(plan: RotationBenchmark, ways: Ways) -> Case:
     """Measure rotating one class's row, against first forming Q by a QR decomposition of numpy's normal values."""
     row = ways.rows[ways.first][:1]
     key = class_key(ways.seed, ways.context, 0)
@@ -128,7 +128,7 @@ def _turned_by_qr(row: Rows) -> Rows:
     return np.asarray(row @ (q * np.sign(np.diag(r))).T)
 
 
-def _large(plan: Plan) -> Iterator[Case]:
+def _large(plan: RotationBenchmark) -> Iterator[Case]:
     """Measure FedPC's clustering: all of a site's prototypes as one row under one rotation, once in a run."""
     whole = replace(plan, classes=1, dim=plan.classes * plan.dim)
     few, cohort = Ways(replace(whole, sites=2)), Ways(whole).cohort
@@ -146,7 +146,7 @@ def _repeated(payloads: dict[str, Payload], cohort: Cohort) -> dict[str, Payload
     return {site: few[i % len(few)] for i, site in enumerate(cohort.sites)}
 
 
-def _directions(plan: Plan) -> NDArray[np.float64]:
+def _directions(plan: RotationBenchmark) -> NDArray[np.float64]:
     rows = np.random.default_rng(0).standard_normal((plan.sites, plan.classes, plan.dim))
     return np.asarray(0.5 * rows / np.linalg.norm(rows, axis=2, keepdims=True))
 

@@ -28,7 +28,7 @@ _NEVER = 10**6
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundBenchmark:
     """Plan of a measurement: ``repeats`` rounds under each protection, after one warm-up round.
 
     The images are MNIST's if ``data_root`` is given, else scikit-learn's digits, distributed so that every site holds
@@ -74,7 +74,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Part:
+class RoundCosts:
     """Costs of one round: its time, the sites' training time, and one site's bytes sent and received.
 
     ``train``, ``protect`` and ``aggregate`` are seconds by the clock: of all sites, all sites, and the coordinator.
@@ -101,7 +101,7 @@ class Course:
     protection: Protection
     federation: LocalFederation
     setup: Spent = NOTHING
-    rounds: list[Part] = field(default_factory=list)
+    rounds: list[RoundCosts] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._turns = self.federation.turns()
@@ -129,12 +129,12 @@ class Course:
         spent = spent_on(lambda: done.append(next(self._turns)))
         return done[0], spent
 
-    def _part(self, number: int, whole: Spent, training: Spent, up: float, down: float) -> Part:
+    def _part(self, number: int, whole: Spent, training: Spent, up: float, down: float) -> RoundCosts:
         logs = self.federation.trainees.logs().values()
         seconds = [each.seconds for log in logs for each in log.rounds if each.round == number]
         train, protect = (sum(each[name] for each in seconds) for name in ("train", "protect"))
         aggregate = next(each.aggregate_seconds for each in self.federation.rounds if each.round == number)
-        return Part(whole, training, train, protect, aggregate, up, down)
+        return RoundCosts(whole, training, train, protect, aggregate, up, down)
 
     def _bytes(self) -> tuple[float, float]:
         """Return the bytes sent and received so far, mean over sites."""
@@ -145,7 +145,7 @@ class Course:
         )
 
 
-def measure(plan: Plan) -> Iterator[Case]:
+def measure(plan: RoundBenchmark) -> Iterator[Case]:
     """Measure ``plain`` and each protection alternately; then the set-up, which is not part of a round.
 
     Raises :class:`agreement.toml_loading.ConfigError`, or :class:`secure_client.errors.DataError` if the data root
@@ -173,7 +173,7 @@ def measure(plan: Plan) -> Iterator[Case]:
             yield Case({"case": "set-up", **_named(plan, course)}, [course.setup])
 
 
-def _divided(plan: Plan, folder: Path) -> DividedData:
+def _divided(plan: RoundBenchmark, folder: Path) -> DividedData:
     config = plan.config(Protection.PLAIN, folder)
     return divide(
         config.dataset, config.split, sites=config.sites, seed=0, data_root=config.data_root, tests=1
@@ -181,7 +181,7 @@ def _divided(plan: Plan, folder: Path) -> DividedData:
 
 
 def _federation(
-    plan: Plan, protection: Protection, divided: DividedData, folder: Path, executor: Pool | None
+    plan: RoundBenchmark, protection: Protection, divided: DividedData, folder: Path, executor: Pool | None
 ) -> LocalFederation:
     config = plan.config(protection, folder)
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
@@ -196,11 +196,11 @@ def _federation(
     )
 
 
-def _named(plan: Plan, course: Course) -> dict[str, Value]:
+def _named(plan: RoundBenchmark, course: Course) -> dict[str, Value]:
     return {"method": plan.method.value, "protection": course.protection.value, "sites": plan.sites}
 
 
-def _facts(plan: Plan, course: Course, divided: DividedData) -> dict[str, Value]:
+def _facts(plan: RoundBenchmark, course: Course, divided: DividedData) -> dict[str, Value]:
     """Return the parameters, the medians of the parts in seconds, and the bytes of one site."""
     parts = course.rounds[1:]
     names = ("train", "protect", "aggregate")
@@ -223,7 +223,7 @@ def _facts(plan: Plan, course: Course, divided: DividedData) -> dict[str, Value]
     }
 
 
-def _ratios(ours: Sequence[Part], plain: Sequence[Part], sites: int) -> dict[str, Value]:
+def _ratios(ours: Sequence[RoundCosts], plain: Sequence[RoundCosts], sites: int) -> dict[str, Value]:
     """Return ratios of protected to plain, medians over pairs, of whole rounds, in wall-clock and CPU seconds.
 
     Training is the same under every protection, takes most of a round, and varies by more than the cost of masks. Two
@@ -245,7 +245,7 @@ def _ratios(ours: Sequence[Part], plain: Sequence[Part], sites: int) -> dict[str
     }
 
 
-def _apart(train: float, part: Part, sites: int) -> float:
+def _apart(train: float, part: RoundCosts, sites: int) -> float:
     """Return seconds of one site and of the coordinator."""
     return (train + part.protect) / sites + part.aggregate
 

@@ -57,7 +57,7 @@ NETWORKS = {network.spec: network for network in (DIGITS, CIFAR, Network("resnet
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingBenchmark:
     """Plan of a measurement: ``samples`` at each site, one epoch of batches of ``batch``, network ``model``.
 
     At most ``at_once`` sites train as one program; None chooses the number.
@@ -90,7 +90,7 @@ class Plan:
         return self.data_root is not None and self.model == DIGITS.spec
 
 
-def measure(plan: Plan) -> Iterator[Case]:
+def measure(plan: TrainingBenchmark) -> Iterator[Case]:
     """Yield each case when it is measured; raise ``DataError`` if the data root lacks MNIST."""
     data = _images(plan)
     yield _batched(plan, data, "batched", plan.sites, plan.samples)
@@ -100,7 +100,7 @@ def measure(plan: Plan) -> Iterator[Case]:
         yield _memory(plan)
 
 
-def machine_of(plan: Plan) -> dict[str, Value]:
+def machine_of(plan: TrainingBenchmark) -> dict[str, Value]:
     """Describe the machine as torch uses it."""
     device = choose_device(plan.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -109,7 +109,7 @@ def machine_of(plan: Plan) -> dict[str, Value]:
     )
 
 
-def _images(plan: Plan) -> TensorDataset:
+def _images(plan: TrainingBenchmark) -> TensorDataset:
     """Return MNIST's training images if the network suits them, else as many random images as needed."""
     if not plan.is_real:
         most = max([plan.sites * plan.samples, *(sites * plan.growth_samples for sites in plan.growth)])
@@ -118,7 +118,7 @@ def _images(plan: Plan) -> TensorDataset:
     return to_dataset(source.train, None, where="mnist")
 
 
-def _batched(plan: Plan, data: TensorDataset, name: str, sites: int, samples: int) -> Case:
+def _batched(plan: TrainingBenchmark, data: TensorDataset, name: str, sites: int, samples: int) -> Case:
     """Measure a round of batched training against training one by one, each with its own models."""
     device = choose_device(plan.device)
     ways = [_jobs(plan.network, data, sites, samples, plan) for _ in range(2)]
@@ -148,7 +148,7 @@ def _settled(task: Task, device: torch.device) -> Callable[[], None]:
     return whole
 
 
-def _memory(plan: Plan) -> Case:
+def _memory(plan: TrainingBenchmark) -> Case:
     """Measure one round of FedPC's network on images of CIFAR-10's size: seconds and memory of a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         spent, peak = fresh.submit(_train_many, plan, torch.get_num_threads()).result()
@@ -164,14 +164,16 @@ def _memory(plan: Plan) -> Case:
     return Case(what, [spent])
 
 
-def _train_many(plan: Plan, threads: int) -> tuple[Spent, int]:
+def _train_many(plan: TrainingBenchmark, threads: int) -> tuple[Spent, int]:
     torch.set_num_threads(threads)
     data = CIFAR.images(plan.memory_sites * plan.memory_samples)
     jobs = _jobs(CIFAR, data, plan.memory_sites, plan.memory_samples, plan)
     return spent_on(_settled(partial(run_together, jobs), choose_device(plan.device))), peak_memory()
 
 
-def _jobs(network: Network, data: TensorDataset, sites: int, samples: int, plan: Plan) -> list[Job]:
+def _jobs(
+    network: Network, data: TensorDataset, sites: int, samples: int, plan: TrainingBenchmark
+) -> list[Job]:
     """Return the jobs of PFPL's first round, without prototypes; the data are reused cyclically."""
     device = choose_device(plan.device)
     inputs, labels = data.tensors

@@ -116,10 +116,10 @@ def train(path: Path | None, samples: int | None, sites: int, **settings: object
     The figures are seconds, their growth with the number of sites, and the peak memory.
     """
     from protoseal.bench.record import as_record, write_record
-    from protoseal.bench.train import MNIST_SAMPLES, Plan, machine_of, measure
+    from protoseal.bench.train import MNIST_SAMPLES, TrainingBenchmark, machine_of, measure
 
     each = samples or max(1, MNIST_SAMPLES // sites)
-    plan = Plan(sites=sites, samples=each, **settings)  # type: ignore[arg-type]  # click has checked them
+    plan = TrainingBenchmark(sites=sites, samples=each, **settings)  # type: ignore[arg-type]  # click has checked them
     console, facts, cases = Console(stderr=True), machine_of(plan), []
     with console.status("one round after the other") as status:
         for case in measure(plan):

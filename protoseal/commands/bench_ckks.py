@@ -82,10 +82,10 @@ def ckks(path: Path | None, plot: Path | None, plot_dims: Path | None, **setting
 
     The figures are CPU seconds, key switches, bytes sent, and errors beside their stated bounds.
     """
-    from protoseal.bench.ckks import Plan, measure
+    from protoseal.bench.ckks import CkksBenchmark, measure
     from protoseal.bench.record import machine
 
-    plan = Plan(**settings)  # type: ignore[arg-type]  # click has checked them
+    plan = CkksBenchmark(**settings)  # type: ignore[arg-type]  # click has checked them
     cases = recorded("ckks", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)
     for target, along in ((plot, "sites"), (plot_dims, "dim")):

@@ -75,10 +75,10 @@ def pairwise(
 ) -> None:
     """Measure masked sums: bytes and seconds of a site, and seconds of the coordinator."""
     from agreement import MaskingSection
-    from protoseal.bench.pairwise import Plan, measure
+    from protoseal.bench.pairwise import MaskedSumBenchmark, measure
     from protoseal.bench.record import machine
 
-    plan = Plan(
+    plan = MaskedSumBenchmark(
         masking=MaskingSection.model_validate(
             {"complete_up_to": complete_up_to, "ring_bits": None if ring_bits is None else int(ring_bits)}
         ),

@@ -51,9 +51,9 @@ COLUMNS = {
 def rotation(path: Path | None, plot: Path | None, **settings: object) -> None:
     """Measure rotated prototypes: seconds of a site and of the coordinator, beside those of plain prototypes."""
     from protoseal.bench.record import machine
-    from protoseal.bench.rotation import Plan, measure
+    from protoseal.bench.rotation import RotationBenchmark, measure
 
-    plan = Plan(**settings)  # type: ignore[arg-type]  # click has checked them
+    plan = RotationBenchmark(**settings)  # type: ignore[arg-type]  # click has checked them
     cases = recorded("rotation", measure(plan), path, machine())
     show(cases, COLUMNS)
     if plot is not None:

@@ -77,8 +77,8 @@ def round_(path: Path | None, method: str, **settings: object) -> None:
     """Measure whole rounds, training included, under masked and ckks beside plain."""
     from agreement import method_named
     from protoseal.bench.record import machine
-    from protoseal.bench.round import Plan, measure
+    from protoseal.bench.round import RoundBenchmark, measure
 
-    plan = Plan(method=method_named(method), **settings)  # type: ignore[arg-type]  # click has checked them
+    plan = RoundBenchmark(method=method_named(method), **settings)  # type: ignore[arg-type]  # click has checked them
     cases = recorded("round", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)

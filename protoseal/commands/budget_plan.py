@@ -20,7 +20,7 @@ from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
-    from privacy.accounting.budget_plan import Plan, Query
+    from privacy.accounting.budget_plan import BudgetPlan, Query
     from privacy.accounting.events import DpSgd
     from protoseal.commands.budget_inputs import Agreed
 
@@ -168,13 +168,13 @@ def question(
         raise click.UsageError("--records and --counts-of both give the number of records: give only one")
     agreed = None if file is None else read_agreed(file, query["classes"] or CLASSES)
     given = {"epsilon": epsilon, "count": count, "noise": noise}
-    wanted = _to_find(given, solve, agreed)
+    wanted = _option_to_solve(given, solve, agreed)
     unit = unit or (UNITS[0] if agreed is None else agreed.privacy.unit.value)
     counted = Counted({}) if source is None else counts_of(source, data_root, agreed, unit)
     named = counted.of_class
     asked = _query(agreed, query, unit, classes_of_one or counted.classes_of_one)
     groups = 1 if named else asked.classes // asked.classes_of_one
-    warnings = _of_delta(delta, (counted.units,) if named else records, unit, groups)
+    warnings = _delta_warnings(delta, (counted.units,) if named else records, unit, groups)
     training = _training(sampling_rate, dp_sgd_noise, steps)
     if training is None and agreed is not None:
         training = agreed.training
@@ -198,7 +198,7 @@ def key_of(option: str) -> str:
     return option.strip("-").replace("-", "_")
 
 
-def _to_find(given: dict[str, Any], solve: str | None, agreed: Agreed | None) -> str:
+def _option_to_solve(given: dict[str, Any], solve: str | None, agreed: Agreed | None) -> str:
     """Return the option among ``given`` that is to be found; the agreement supplies others that are None."""
     names = {key_of(option): name for name, option in SOLVED.items()}
     missing = [name for name in given if given[name] is None]
@@ -248,7 +248,7 @@ def _training(rate: float | None, noise: float | None, steps: int | None) -> DpS
     return DpSgd(noise, rate, steps)
 
 
-def _of_delta(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:
+def _delta_warnings(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:
     """Return lines on data sets with ``groups`` times so many units; refuse a guarantee that one group voids."""
     if not records:
         whose = "sites of a run" if unit == "site" else f"{unit}s of the smallest data set"
@@ -267,7 +267,7 @@ def _of_delta(delta: float, records: tuple[int, ...], unit: str, groups: int) ->
     return []
 
 
-def answer(asked: Question, made: Plan) -> dict[str, Any]:
+def answer(asked: Question, made: BudgetPlan) -> dict[str, Any]:
     """Return the plan as JSON; raise ``click.ClickException`` for a plan that no run could follow."""
     agreed, counted = asked.agreed, asked.wanted == "count"
     if counted:
@@ -306,7 +306,7 @@ def show(found: Mapping[str, Any]) -> None:
             click.echo(f"warning: {warning}", err=True)
 
 
-def draw(plot: Path, made: Plan, records: Sequence[int]) -> None:
+def draw(plot: Path, made: BudgetPlan, records: Sequence[int]) -> None:
     """Draw the error over records, with a line for each of several numbers of releases, as SVG."""
     from agreement.storage.atomic_files import write_text
     from protoseal.bench.curves import growth_curves
@@ -321,7 +321,7 @@ def draw(plot: Path, made: Plan, records: Sequence[int]) -> None:
     write_text(plot, growth_curves(*axes, lines))
 
 
-def _check_some(made: Plan, agreed: Agreed | None) -> None:
+def _check_some(made: BudgetPlan, agreed: Agreed | None) -> None:
     """Refuse a plan without any release, or with none that a run of the agreement could be."""
     least, run = 1, ""
     if agreed is not None:
@@ -336,14 +336,14 @@ def _check_some(made: Plan, agreed: Agreed | None) -> None:
     )
 
 
-def _of_plan(made: Plan, records: tuple[int, ...]) -> list[str]:
+def _of_plan(made: BudgetPlan, records: tuple[int, ...]) -> list[str]:
     rough = [str(error.records) for error in map(made.error, records) if not error.first_order]
     unit = made.query.unit
     few = f"the count's noise is over a third of {', '.join(rough)} {unit}s: such classes are often treated as absent"
     return [few] if rough else []
 
 
-def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, Any]:
+def _as_json(made: BudgetPlan, sizes: Mapping[str, int], *, named: bool) -> dict[str, Any]:
     """``sizes`` of classes by their names, or without any (then by the sizes themselves)."""
     if not isfinite(made.epsilon):
         raise click.ClickException(

@@ -45,9 +45,9 @@ class SimulationConfig(RunSettings):
     """
 
     method: KnownMethod = Method.PFPL
-    """Method, built in or added."""
+    """Method, built in or an extension's."""
     protection: KnownProtection = Protection.PLAIN
-    """Protection, built in or added."""
+    """Protection, built in or an extension's."""
     dataset: Annotated[str, Field(min_length=1)] = "digits"
     """Data: a name, several joined by `+`, `npz:PATH`, `folder:PATH`, `sites:DIR` or `module:function`."""
     split: Annotated[str, Field(min_length=1)] = "mixed:n=6.5,max=25"
@@ -91,7 +91,7 @@ class SimulationConfig(RunSettings):
     min_sites: Annotated[int, Field(ge=2)] | None = None
     """Fewest sites of a round; `min_holders`, and at least 2, unless given."""
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
-    """Settings of added methods and protections."""
+    """Settings of extensions."""
 
     @field_validator("extension", mode="before")
     @classmethod

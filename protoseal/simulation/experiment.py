@@ -23,7 +23,7 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.local_federation import LocalFederation, Outcome
 from protoseal.simulation.run_folder import COMPARED, RunFolder
-from protoseal.simulation.saved_run import Run
+from protoseal.simulation.saved_run import SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
 from secure_client.data import SiteData
@@ -196,7 +196,7 @@ class OneSeed:
         self._config, self._seed, self._folder = config, seed, folder
         self._executor, self._seen = executor, seen
         self._out = folder.of_seed(seed)
-        self._runs: dict[Method, Run] = {}
+        self._runs: dict[Method, SavedRun] = {}
 
     def run(self) -> RunResult:
         """Run the methods, reading completed runs, and return the result."""
@@ -210,10 +210,10 @@ class OneSeed:
             result = self._publish(complete=len(self._runs) == len(self._config.methods))
         return result
 
-    def _ended(self) -> dict[Method, Run]:
+    def _ended(self) -> dict[Method, SavedRun]:
         """Return the runs that had ended before, all read before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
-        ended = {method: Run.of(path) for method, path in paths.items() if path.exists()}
+        ended = {method: SavedRun.of(path) for method, path in paths.items() if path.exists()}
         for method, run in ended.items():
             self._folder.check_settings(paths[method], run.agreement)
         return ended
@@ -227,7 +227,7 @@ class OneSeed:
         write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene
 
-    def _run_anew(self, method: Method) -> Run:
+    def _run_anew(self, method: Method) -> SavedRun:
         """Or from where it was when it was ended."""
         aligned = self._config.self_aligns_as if method is Method.SELF else method
         agreement = self._scene.agreement(aligned)
@@ -252,8 +252,8 @@ class OneSeed:
             on_completed=partial(self._completed, method),
         )
 
-    def _run(self, method: Method, agreement: Agreement, outcome: Outcome) -> Run:
-        return Run(method, agreement, outcome, self._scene.divided.sha256)
+    def _run(self, method: Method, agreement: Agreement, outcome: Outcome) -> SavedRun:
+        return SavedRun(method, agreement, outcome, self._scene.divided.sha256)
 
     def _control(self, method: Method, agreement: Agreement) -> Outcome:
         """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
@@ -293,7 +293,7 @@ class OneSeed:
         _publish(self._seen, self._out, result)
         return result
 
-    def _result(self, run: Run, beside: Compared, *, complete: bool) -> RunResult:
+    def _result(self, run: SavedRun, beside: Compared, *, complete: bool) -> RunResult:
         best = {method.value: each.outcome.best_round for method, each in self._runs.items()}
         return run_result(
             run.agreement,

@@ -247,7 +247,7 @@ def _differing(found: dict[str, Any], expected: dict[str, Any], prefix: str = ""
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     try:
-        file = durable_files.hold(path)
+        file = durable_files.lock_file(path)
     except BlockingIOError as error:
         raise OtherSimulation(
             f"another process is simulating in {path.parent.parent}; wait for it, or give another --out"

@@ -15,7 +15,7 @@ from secure_server.round_log import CoordinatorRound
 
 
 @dataclass(frozen=True)
-class Run:
+class SavedRun:
     """Run of one method on one seed's data, finished or so far; ``data_sha256`` is the data's hash."""
 
     method: Method
@@ -35,7 +35,7 @@ class Run:
         )
 
     @classmethod
-    def of(cls, path: Path) -> Run:
+    def of(cls, path: Path) -> SavedRun:
         """Return the run that ended with this record; raise ``FileError`` for another file."""
         record = read_record(path)
         agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))

@@ -1,4 +1,4 @@
-"""Interface of a method, as a session uses it."""
+"""Interface of an exchange at a site, as a session uses it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from secure_client.site_model.checkpointed_learner import Trainee
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Components of a method's rounds at a site."""
+class ExchangeParts:
+    """Components of an exchange at a site."""
 
     agreement: Agreement
     site: str
@@ -37,8 +37,8 @@ class ResultSummary:
     classes: Bool
 
 
-class Method(Protocol):
-    """Rounds of one method at a site.
+class SiteExchange(Protocol):
+    """A site's half of the exchange of each round.
 
     A request that the protocol does not allow raises :class:`secure_client.errors.Violation`, and is not answered.
     """

@@ -25,19 +25,19 @@ from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.error_containment import opening
-from secure_client.methods.clusters import Received
-from secure_client.methods.rotated_clusters import DirectedClustered
+from secure_client.methods.plain_clusters import Received
+from secure_client.methods.rotated_clusters import RotatedClusters
 
 _log = logging.getLogger("protoseal.site")
 
 
-class EncryptedClustered(DirectedClustered):
+class EncryptedClusters(RotatedClusters):
     """Clustering method under ``ckks``: DIRECTIONS, then VALUES; the result is the sum."""
 
     assigned_in = Phase.VALUES
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """See :class:`secure_client.methods.base.Method`."""
+        """See :class:`secure_client.methods.base.SiteExchange`."""
         if key.phase is Phase.DIRECTIONS:
             return self._directions(key, request)
         group = self._assigned(key, request)

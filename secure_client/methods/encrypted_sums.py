@@ -32,7 +32,7 @@ class EncryptedSums(Sums):
     """Sums over all sites: VALUES, then a result that is the sum."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """See :class:`secure_client.methods.base.Method`."""
+        """See :class:`secure_client.methods.base.SiteExchange`."""
         if key.phase is not Phase.VALUES or key.round == 0:
             return super().step(key, request)
         group = self._members.asked(key, request)

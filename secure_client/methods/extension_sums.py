@@ -7,7 +7,7 @@ its earlier result.
 
 from __future__ import annotations
 
-from agreement.aggregation.encrypted_sums import AddedSum
+from agreement.aggregation.encrypted_sums import ExtensionSum
 from agreement.aggregation.means import Means
 from crypto.protection import Payload
 from crypto.sum_protection import SumSiteHalf
@@ -17,11 +17,11 @@ from secure_client.methods.encrypted_sums import EncryptedSums
 from secure_client.protocol.single_phase_exchange import attempt_context
 
 
-class AddedSums(EncryptedSums):
+class ExtensionSums(EncryptedSums):
     """Sums over all sites: VALUES, then a result that is the sum."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """See :class:`secure_client.methods.base.Method`."""
+        """See :class:`secure_client.methods.base.SiteExchange`."""
         if key.phase is not Phase.VALUES:
             return super().step(key, request)
         group, half = self._members.asked(key, request), self._half()
@@ -34,8 +34,8 @@ class AddedSums(EncryptedSums):
         counted = self._sum(half)
         return counted.means(counted.opened(half.unprotect(payload).copy()))
 
-    def _sum(self, half: SumSiteHalf) -> AddedSum:
-        return AddedSum(self._agreement, half.error())
+    def _sum(self, half: SumSiteHalf) -> ExtensionSum:
+        return ExtensionSum(self._agreement, half.error())
 
     def _half(self) -> SumSiteHalf:
         protection = self._agreement.protection

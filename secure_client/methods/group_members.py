@@ -12,17 +12,17 @@ from crypto.pairwise.attempt_binding import threshold
 from protoseal_wire.class_presence import check_keys_given
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
 from secure_client.errors import Violation
-from secure_client.methods.base import Parts
+from secure_client.methods.base import ExchangeParts
 from secure_client.methods.round_start import Starts
 from secure_client.protocol.masked_sum import Group
 
 _log = logging.getLogger("protoseal.site")
 
 
-class Members:
+class GroupMembers:
     """Reader of a site's group from the coordinator's active lists, which come with the first step of a round."""
 
-    def __init__(self, parts: Parts, starts: Starts) -> None:
+    def __init__(self, parts: ExchangeParts, starts: Starts) -> None:
         self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
         self._participants, self._starts, self._setup = parts.participants, starts, parts.setup
         self._masked = parts.agreement.plan.masked

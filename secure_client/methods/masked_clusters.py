@@ -19,18 +19,18 @@ from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.base import ResultSummary
-from secure_client.methods.rotated_clusters import DirectedClustered
+from secure_client.methods.rotated_clusters import RotatedClusters
 from secure_client.protocol.masked_sum import Group
 
 
-class MaskedClustered(DirectedClustered):
+class MaskedClusters(RotatedClusters):
     """Clustering method under ``masked``: DIRECTIONS, then the steps of a masked sum."""
 
     scheme = PAIRWISE
     assigned_in = Phase.SHARES
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
-        """Return the base's hash and fresh keys; see :class:`secure_client.methods.clusters.Clustered`."""
+        """Return the base's hash and fresh keys; see :class:`secure_client.methods.plain_clusters.PlainClusters`."""
         base, _ = super().stated(key)
         return base, self._masks.fresh_keys(key)
 

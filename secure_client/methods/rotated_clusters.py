@@ -21,13 +21,13 @@ from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import broadcast, clusters_of
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
-from secure_client.methods.clusters import Clustered
+from secure_client.methods.plain_clusters import PlainClusters
 from secure_client.protocol.assignment_checks import checked_assignment
 from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.single_phase_exchange import rotation_context
 
 
-class DirectedClustered(Clustered):
+class RotatedClusters(PlainClusters):
     """Common part of clustering methods that send DIRECTIONS; the later steps depend on the sums' protection."""
 
     assigned_in: Phase

@@ -10,7 +10,7 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.errors import Violation
-from secure_client.methods.base import Parts
+from secure_client.methods.base import ExchangeParts
 
 _GROUPS, _BASE = "groups", "base of the round"
 
@@ -24,7 +24,7 @@ class Starts:
     different groups, their masks do not cancel.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ExchangeParts) -> None:
         self._agreement, self._site = parts.agreement, parts.site
         self._journal, self._setup = parts.journal, parts.setup
 

@@ -25,9 +25,9 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import contained
 from secure_client.errors import Violation
-from secure_client.methods.base import Parts, ResultSummary
-from secure_client.methods.group_members import Members
-from secure_client.methods.pfpl import check_nothing_given
+from secure_client.methods.base import ExchangeParts, ResultSummary
+from secure_client.methods.group_members import GroupMembers
+from secure_client.methods.peer_combinations import check_nothing_given
 from secure_client.methods.round_start import Starts
 from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
@@ -38,16 +38,16 @@ from secure_client.training.built_in_methods import site_method
 class Sums:
     """Sums of a run. Round 0, if any, is FedPC's clustering; every later round sums the members of each group."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ExchangeParts) -> None:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
         self._setup, self._participants, self._masks = parts.setup, parts.participants, parts.masks
         self._limits = limits_of(parts.agreement)
         self._starts = Starts(parts)
-        self._members = Members(parts, self._starts)
+        self._members = GroupMembers(parts, self._starts)
         self._masked = parts.agreement.plan.masked
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """See :class:`secure_client.methods.base.Method`, here and below."""
+        """See :class:`secure_client.methods.base.SiteExchange`, here and below."""
         if key.round == 0:
             check_nothing_given(key, start)
             return

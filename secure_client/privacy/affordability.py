@@ -15,21 +15,21 @@ from privacy.accounting.events import Event
 from privacy.errors import BudgetError
 from privacy.ledger.accountants_by_name import accountant_of
 from privacy.ledger.budget_account import Account
-from privacy.ledger.entries import Release
+from privacy.ledger.entries import ReleaseName
 from secure_client.privacy.releases import TRAINING, WHAT
 from secure_client.privacy.run_cost import event_of, training_of
 
 
-def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[Release, Event]]:
+def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[ReleaseName, Event]]:
     """Yield the events of :func:`secure_client.privacy.run_cost.planned_history` with their names, oldest first."""
     training, release = training_of(agreement, agreed), event_of(agreement, agreed)
     if agreement.method.is_grouped:
-        yield Release(agreement.run, 0, WHAT), release
+        yield ReleaseName(agreement.run, 0, WHAT), release
     for number in range(1, agreement.rounds + 1):
         if training is not None:
-            yield Release(agreement.run, number, TRAINING), training
+            yield ReleaseName(agreement.run, number, TRAINING), training
         if (number - 1) % agreed.release_every == 0:
-            yield Release(agreement.run, number, WHAT), release
+            yield ReleaseName(agreement.run, number, WHAT), release
 
 
 def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> int | None:

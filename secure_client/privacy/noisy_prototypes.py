@@ -32,7 +32,7 @@ Batches = Iterable[tuple[NDArray[np.float64], NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleasedPrototypes:
     """Release that the site uses from ``round`` on: ``rows`` (K, d) as sent, and noisy ``counts`` int64 (K,).
 
     A class that is not present by its noisy count has count 0 and a row of zeros; the others have 1 or more. Where a
@@ -70,7 +70,7 @@ class NoisyPrototypes:
         self._releases, self._bounds = releases, bounds
         self._classes, self._clustered = classes, clustered
         self._owners = owners
-        self._last: Release | None = None
+        self._last: ReleasedPrototypes | None = None
 
     def pay_for_training(self, number: int) -> None:
         """Pay for one execution of a round's training, before it starts: see :meth:`Releases.pay_for_training`."""
@@ -78,14 +78,14 @@ class NoisyPrototypes:
 
     def of_round(
         self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], guide: Guide | None = None
-    ) -> Release:
+    ) -> ReleasedPrototypes:
         """Return the release of a round. ``embedded``, features (B, d) and labels (B,), is read if there is a new one.
 
         ``guide`` is the guide of the site's training, which has the clusters, if any. Where the round's noise is
         shared, the site has no class by itself and draws nothing yet.
         """
         if number and self._releases.distributed:
-            self._last = Release(number, *self._releases.nothing())
+            self._last = ReleasedPrototypes(number, *self._releases.nothing())
         elif self._last is None or self._releases.due(number, self._last.round):
             batches = _as_arrays(embedded)
             self._last = (
@@ -105,19 +105,19 @@ class NoisyPrototypes:
         """Return this site's term of a sum: see :meth:`secure_client.privacy.releases.Releases.term`."""
         return self._releases.term(_as_arrays(embedded), listed, share, self._owners)
 
-    def _of_classes(self, number: int, batches: Batches) -> Release:
+    def _of_classes(self, number: int, batches: Batches) -> ReleasedPrototypes:
         drawn = self._releases.release(number, batches, self._owners)
         counts = np.where(drawn.present, _whole(drawn.counts), 0)
-        return Release(number, self._bounds.bounded(drawn.rows).rows, counts)
+        return ReleasedPrototypes(number, self._bounds.bounded(drawn.rows).rows, counts)
 
-    def _of_cells(self, number: int, batches: Batches, guide: Guide | None) -> Release:
+    def _of_cells(self, number: int, batches: Batches, guide: Guide | None) -> ReleasedPrototypes:
         drawn = self._releases.release_cells(number, batches, self._cells(guide), self._owners)
         rows = self._bounds.bounded(drawn.rows).rows
         local = LocalClusters(rows, drawn.labels, _whole(drawn.counts))
         counts = np.bincount(local.labels, weights=local.counts, minlength=self._classes).astype(np.int64)
         means = np.zeros((self._classes, rows.shape[1]))
         np.add.at(means, local.labels, rows * local.counts[:, None])
-        return Release(number, means / np.maximum(counts, 1)[:, None], counts, local)
+        return ReleasedPrototypes(number, means / np.maximum(counts, 1)[:, None], counts, local)
 
     def _cells(self, guide: Guide | None) -> Cells:
         if not isinstance(guide, Clusters):
@@ -160,7 +160,7 @@ class NoisyPrototypes:
             self._releases.check_anchor(Anchor(int(state.pop(_SEQ)), head))
             names = [name for name in state if name.startswith(_LOCAL)]
             local = {name.removeprefix(_LOCAL): state.pop(name).numpy() for name in names}
-            self._last = Release(
+            self._last = ReleasedPrototypes(
                 *(int(state.pop(_ROUND)), state.pop(_ROWS).numpy(), state.pop(_COUNTS).numpy()),
                 LocalClusters(**local) if local else None,
             )

@@ -14,7 +14,7 @@ from agreement import Agreement
 from agreement.sections.privacy import USUAL_DEVIATIONS, Extractor, PrivacySection
 from privacy.accounting.events import Event
 from privacy.errors import BudgetError
-from privacy.ledger.entries import GUARANTEE, Fact, Release, Spending
+from privacy.ledger.entries import GUARANTEE, Fact, ReleaseName, Spending
 from privacy.ledger.hash_chain import Anchor
 from privacy.mechanisms.cell_query import Cells, ReleasedCells, release_cells
 from privacy.mechanisms.grid import Float, Ints
@@ -83,7 +83,9 @@ class Releases:
             )
         self._ledger = site_ledger(budget)
         for event in planned_history(agreement, agreed)[:1]:  # training, if rounds train by DP-SGD
-            self._ledger.check_covered(Spending(Release(agreement.run, 1, TRAINING), agreement.hash(), event))
+            self._ledger.check_covered(
+                Spending(ReleaseName(agreement.run, 1, TRAINING), agreement.hash(), event)
+            )
 
     def begin_with(self, weights: str) -> None:
         """Set the SHA-256 of the initial model, in hex, which the ledger records with every payment."""
@@ -97,7 +99,7 @@ class Releases:
         settings, event = self._agreed.dp_sgd, training_of(self._agreement, self._agreed)
         if settings is None or event is None:
             return
-        training = Release(self._agreement.run, round_number, TRAINING)
+        training = ReleaseName(self._agreement.run, round_number, TRAINING)
         self._ledger.spend(self._spending(training, event, clip=settings.clip))
         _log.info(
             "round %d: the site trains by %d steps of DP-SGD, which are paid for", round_number, event.steps
@@ -249,7 +251,7 @@ class Releases:
         """Return the spending of a release over ``parts`` parts of classes: the planned number, or fewer."""
         agreement, query = self._agreement, self._query
         return self._spending(
-            Release(agreement.run, round_number, WHAT),
+            ReleaseName(agreement.run, round_number, WHAT),
             event_of(agreement, self._agreed, parts),
             clip=query.clip,
             count_weight=query.count_weight,
@@ -258,7 +260,7 @@ class Releases:
             **facts,
         )
 
-    def _spending(self, release: Release, event: Event, **facts: Fact) -> Spending:
+    def _spending(self, release: ReleaseName, event: Event, **facts: Fact) -> Spending:
         of_model: dict[str, Fact] = {"extractor": self._agreed.extractor.value}
         if self._weights is not None:
             of_model[WEIGHTS] = self._weights

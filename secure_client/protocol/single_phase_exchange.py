@@ -24,7 +24,7 @@ def site_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort)
     """
     match agreement.plan.exchange:
         case ExchangeKind.EXTENSION_PEERS:
-            return _added_half(agreement, setup, attempt_context(agreement, setup, key, cohort))
+            return _extension_half(agreement, setup, attempt_context(agreement, setup, key, cohort))
         case ExchangeKind.ENCRYPTED_PEERS:
             weighting = Combination(agreement.pfpl.weighting.value)
             return CkksSite(setup.ckks_key(), weighting, agreement.agreement_threshold)
@@ -73,7 +73,7 @@ def attempt_context(
     )
 
 
-def _added_half(agreement: Agreement, setup: Setup, context: bytes) -> SiteHalf:
+def _extension_half(agreement: Agreement, setup: Setup, context: bytes) -> SiteHalf:
     protection = agreement.protection
     if protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from agreement import CONTROLS, Agreement, Extractor, Part
+from agreement import CONTROLS, Agreement, Extractor, ModelPart
 from privacy.errors import BudgetError
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
@@ -185,9 +185,9 @@ def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
 
 def warn_of_fedavg(agreement: Agreement, learner: Learner) -> None:
     """Log a warning if FedBN would keep no layer at the sites, since the model has no normalisation layers."""
-    if agreement.method.traits.averaged is not Part.NOT_NORMS:
+    if agreement.method.traits.averaged is not ModelPart.NOT_NORMS:
         return
-    if learner.averaged_sizes == Averaged(learner.predictor, Part.MODEL).sizes:
+    if learner.averaged_sizes == Averaged(learner.predictor, ModelPart.MODEL).sizes:
         _log.warning(
             "%s equals fedavg for this model, which has no normalisation layers: the whole model is averaged",
             agreement.method.value,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agreement import Part
+from agreement import ModelPart
 from algorithms.gram_matrix import Float
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
@@ -32,7 +32,7 @@ class Averaged:
     the part shares with the rest of the model counts as the rest's.
     """
 
-    def __init__(self, model: PrototypeModel, part: Part = Part.EXTRACTOR) -> None:
+    def __init__(self, model: PrototypeModel, part: ModelPart = ModelPart.EXTRACTOR) -> None:
         """Raise :class:`ModelError` if the part cannot be separated, or parameters are not real numbers."""
         self._model = model
         own = {
@@ -99,16 +99,16 @@ class Averaged:
         return parameters + [self._model.get_buffer(name) for name in self._buffers]
 
 
-def _rest(model: PrototypeModel, part: Part) -> list[nn.Module]:
+def _rest(model: PrototypeModel, part: ModelPart) -> list[nn.Module]:
     """Return the modules that stay local."""
     match part:
-        case Part.NOTHING:
+        case ModelPart.NOTHING:
             return [model]
-        case Part.MODEL:
+        case ModelPart.MODEL:
             return []
-        case Part.NOT_NORMS:
+        case ModelPart.NOT_NORMS:
             return [each for each in model.modules() if isinstance(each, NORMS)]
-        case Part.EXTRACTOR:
+        case ModelPart.EXTRACTOR:
             return [_classifier(model)]
         case _:
             assert_never(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agreement import Agreement, Extractor
-from agreement.recipe import BatchLoss, Clustered, Recipe, Stage, Trains
+from agreement.recipe import BatchLoss, ClusteredPrototypes, Recipe, Stage, Trains
 from secure_client.training.built_in_methods import site_method
 
 
@@ -24,7 +24,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
         recipe = replace(recipe, dp_sgd=agreement.privacy.dp_sgd)
     if agreement.clusters:
         own = agreement.clustering
-        recipe = replace(recipe, clustered=Clustered(own.single, own.literal_norms, own.most_local))
+        recipe = replace(recipe, clustered=ClusteredPrototypes(own.single, own.literal_norms, own.most_local))
     change = site_method(method).recipe
     return recipe if change is None else change(agreement.settings_of(method), recipe)
 

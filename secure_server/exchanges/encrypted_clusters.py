@@ -16,16 +16,16 @@ from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.group_results import for_members
-from secure_server.exchanges.rotated_clusters import Directions
-from secure_server.exchanges.single_phase_exchange import OneStep
+from secure_server.exchanges.rotated_clusters import RotatedClusters
+from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 
 
-class EncryptedClusters(OneStep):
+class EncryptedClusters(SinglePhaseExchange):
     """DIRECTIONS, then VALUES, both from every participant."""
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         super().__init__(agreement, limits)
-        self._directions = Directions(agreement, limits)
+        self._directions = RotatedClusters(agreement, limits)
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
         """Return the list of participants, then the assignment."""

@@ -13,10 +13,10 @@ from crypto.sum_protection import SumServerHalf
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.group_results import for_members
-from secure_server.exchanges.single_phase_exchange import OneStep
+from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 
 
-class EncryptedSums(OneStep):
+class EncryptedSums(SinglePhaseExchange):
     """One step, from everyone; sites divide the sum into means themselves."""
 
     def __init__(self, agreement: Agreement, limits: Limits, server: SumServerHalf | None = None) -> None:

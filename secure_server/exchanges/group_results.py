@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement
 from agreement.aggregation.means import check_total, means_of, noisy_rows
-from algorithms.fedpc.aggregation import Groups, between, within
+from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups
 from algorithms.gram_matrix import Bool
 from crypto.protection import Cohort, Payload
 from secure_server.exchanges.base import Outcome
@@ -49,7 +49,7 @@ def results_of(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> l
 def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
     """Mix the groups' vectors by FedPC's equations 5 to 8; also return which classes each group has."""
     parts = [agreement.layout.split(each.total) for each in sums]
-    means = within(
+    means = means_within_groups(
         np.stack([rows for rows, _ in parts]),
         np.stack([each.holders for each in sums]),
         np.stack([model for _, model in parts]),
@@ -59,7 +59,7 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
     if agreement.distributed_noise:
         means = _with_noise(agreement, sums, means)
     tau, literal = agreement.agreement_threshold, agreement.fedpc.literal_absent
-    groups = between(means, literal_absent=literal, tau=tau)
+    groups = mix_groups(means, literal_absent=literal, tau=tau)
     return [_payload_of(groups, index, scheme) for index in range(len(sums))]
 
 

@@ -27,7 +27,7 @@ from secure_server.exchanges.base import Attempt
 from secure_server.exchanges.cluster_assignment import result_of
 from secure_server.exchanges.group_results import GroupSum
 from secure_server.exchanges.masked_sums import MaskedSums
-from secure_server.exchanges.rotated_clusters import Directions
+from secure_server.exchanges.rotated_clusters import RotatedClusters
 from secure_server.rounds.state import Quorum
 
 
@@ -38,7 +38,7 @@ class MaskedClusters(MaskedSums):
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         super().__init__(agreement, limits)
-        self._directions = Directions(agreement, limits)
+        self._directions = RotatedClusters(agreement, limits)
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
         """Return the quorums; after DIRECTIONS also one for the sites of each cluster."""

@@ -7,10 +7,10 @@ from agreement.cohorts import cohort_of
 from crypto.protection import Payload, ServerHalf
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Outcome
-from secure_server.exchanges.single_phase_exchange import OneStep
+from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 
 
-class PeerCombinations(OneStep):
+class PeerCombinations(SinglePhaseExchange):
     """Exchange in which the protection's server half combines rows by the method's weights."""
 
     def __init__(self, agreement: Agreement, limits: Limits, server: ServerHalf) -> None:

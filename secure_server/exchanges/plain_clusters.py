@@ -21,10 +21,10 @@ from secure_server.exchanges.cluster_assignment import (
 )
 from secure_server.exchanges.group_results import for_members
 from secure_server.exchanges.plain_sums import check_model, check_weight
-from secure_server.exchanges.single_phase_exchange import OneStep
+from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 
 
-class PlainClusters(OneStep):
+class PlainClusters(SinglePhaseExchange):
     """Local prototypes (M, d) of each site, their classes and counts (M,), and its model as a layout has it."""
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:

@@ -13,10 +13,10 @@ from crypto.protection import Payload
 from crypto.prototype_row_checks import NORM_SLACK
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.group_results import GroupSum, Vector, for_members, results_of
-from secure_server.exchanges.single_phase_exchange import OneStep
+from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 
 
-class PlainSums(OneStep):
+class PlainSums(SinglePhaseExchange):
     """One vector (L,) from each site, as :class:`agreement.Layout` says."""
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:

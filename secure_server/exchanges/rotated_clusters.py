@@ -32,7 +32,7 @@ class EncodedAssignment:
     clusters: AssignedClusters
 
 
-class Directions:
+class RotatedClusters:
     """DIRECTIONS step.
 
     The assignment follows from the stored uploads, and is the same after a restart on the same machine. It is

@@ -14,7 +14,7 @@ from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.rounds.state import Quorum
 
 
-class OneStep(ABC):
+class SinglePhaseExchange(ABC):
     """VALUES, from every participant: a missing one fails the attempt."""
 
     masked = False

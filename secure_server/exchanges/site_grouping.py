@@ -1,4 +1,4 @@
-"""FedPC's clustering of sites before any training, from inner products of the sites' prototypes."""
+"""FedPC's grouping of sites before any training, from inner products of the sites' prototypes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from crypto.plain import GramServer
 from crypto.protection import Payload
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Outcome
-from secure_server.exchanges.single_phase_exchange import OneStep
+from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 from secure_server.rounds.state import Groups
 
 
-class Clustering(OneStep):
+class SiteGrouping(SinglePhaseExchange):
     """Step in which each site sends one row, all of its prototypes one after the other; ``plain``, or rotated.
 
     The limit: the groups show which sites' prototypes are alike, to the coordinator and to every site.

@@ -60,12 +60,12 @@ from secure_server.rounds.preconditions import (
 )
 from secure_server.rounds.state import Groups, Rules, Stage, State
 from secure_server.rounds.transitions import (
+    apply_due_transitions,
     enter,
-    failed,
+    fail_attempt,
     next_attempt,
     next_round,
     next_step,
-    settled,
     stop_if_empty,
     within_full_time,
 )
@@ -105,12 +105,12 @@ def _followed(rules: Rules, state: State, event: Event, now: float) -> State:
             return _computed(rules, state, groups, without, now)
         case ComputeFailed():
             check_computing(state, Stage.PLANNING)
-            return failed(rules, state, "the aggregation failed; see the coordinator's log", now)
+            return fail_attempt(rules, state, "the aggregation failed; see the coordinator's log", now)
         case Resumed():
             return _resumed(rules, state, now)
         case Tick():
             pass
-    return settled(rules, state, now)
+    return apply_due_transitions(rules, state, now)
 
 
 def abandons(before: State, after: State) -> bool:

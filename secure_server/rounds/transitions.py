@@ -33,7 +33,7 @@ _ANSWERS: Mapping[Phase, str] = {
 """Name of a step's answer in the reason of a failure."""
 
 
-def settled(rules: Rules, state: State, now: float) -> State:
+def apply_due_transitions(rules: Rules, state: State, now: float) -> State:
     """Return the state after all due transitions; the same object if nothing is due."""
     settle = _SETTLED.get(state.stage)
     return state if settle is None else settle(rules, state, now, late=now >= state.deadline)
@@ -137,7 +137,7 @@ def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> 
     # Without the benched sites too few would be left, so benched sites get another chance.
     state = replace(state, benched=frozenset())
     why = f"no presence from {_list(missing)}" if missing else "no group has enough members present"
-    return failed(rules, state, why, now)
+    return fail_attempt(rules, state, why, now)
 
 
 def next_step(rules: Rules, state: State, now: float) -> State:
@@ -154,7 +154,7 @@ def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> Stat
     if unmet:
         # Only quorums that fail count: missing members of a group whose quorum holds cost nothing.
         lost = frozenset().union(*(quorum.sites for quorum in unmet)) & (missing - awaited)
-        return failed(rules, state, _without(PHASE_OF_STAGE[state.stage], lost, late), now, lost=lost)
+        return fail_attempt(rules, state, _without(PHASE_OF_STAGE[state.stage], lost, late), now, lost=lost)
     return state if awaited else _step_over(rules, state, missing, now)
 
 
@@ -180,7 +180,7 @@ def _step_over(rules: Rules, state: State, missing: Set[str], now: float) -> Sta
 
 def _settled_computing(rules: Rules, state: State, now: float, *, late: bool) -> State:
     """Begin another attempt if the computation is late; a result that comes afterwards belongs to no attempt."""
-    return failed(rules, state, "the aggregation took too long", now) if late else state
+    return fail_attempt(rules, state, "the aggregation took too long", now) if late else state
 
 
 def _settled_result(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -216,7 +216,7 @@ _SETTLED: Mapping[Stage, _Settled] = {
 # Ends of attempts and rounds
 
 
-def failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
+def fail_attempt(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
     """Give the attempt up because of ``lost``: repeat the round, abandon it, or stop the run."""
     given_up = _given_up(replace(state, absent=state.absent | lost), why)
     if _sum_may_be_open(rules, state) or _signed_for_good(rules, state):

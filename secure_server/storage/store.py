@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
-from crypto.durable_files import hold, make_folder
+from crypto.durable_files import lock_file, make_folder
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds.state import State
@@ -114,7 +114,7 @@ class Store(DatabaseOwner):
         """
         make_folder(path.parent, 0o700)
         try:
-            lock = hold(path.with_name(path.name + ".lock"))
+            lock = lock_file(path.with_name(path.name + ".lock"))
         except BlockingIOError as error:
             raise StoreInUse(f"{path} is in use: is another coordinator of this run running?") from error
         try:

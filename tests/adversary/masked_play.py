@@ -261,7 +261,7 @@ class Attempt:
 
     def pairs_of(self, name: str) -> dict[str, SharePair]:
         """All that a colluding site holds of the others' secrets, once it was asked for values."""
-        method = self.play.site(name).session._method
+        method = self.play.site(name).session._exchange
         key = PhaseKey(self.play.agreement.run, self.round, self.number, Phase.UNMASK)
         received = method._masks._request(key, Phase.VALUES)  # type: ignore[attr-defined]
         return method._masks._held(key, received, self.binding)  # type: ignore[attr-defined, no-any-return]

@@ -110,7 +110,10 @@ def two_starts_of_a_round(play: MaskedPlay) -> None:
     assert np.abs(play.vector(A, second) - before).max() > 0.1
 
 
-_START, _MEMBERS = "secure_client.methods.round_start.Starts.", "secure_client.methods.group_members.Members."
+_START, _MEMBERS = (
+    "secure_client.methods.round_start.Starts.",
+    "secure_client.methods.group_members.GroupMembers.",
+)
 _ENOUGH = "secure_client.protocol.masked_sum.MaskedSum._check_enough"
 _STILL = {
     "training": TrainingSection(model="tests.support.grouped:build", batch_size=4, lr=1e-9),

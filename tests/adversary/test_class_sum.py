@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from agreement import Protection
 from algorithms.pfpl import Weighting
-from crypto.ckks.circuit import Parts
+from crypto.ckks.circuit import Ciphertexts
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import SUM, Ciphertext, Level, answer_forms
+from crypto.ckks.parameters import SUM, Ciphertext, CkksLevel, answer_forms
 from crypto.ckks.peer_combination import Combining
 from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
@@ -115,10 +115,10 @@ def play(
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line more: the peers' sum is returned beside num and den."""
     answers, answer = Combining.answers, Combining.answer
-    sent: list[Sequence[Parts]] = []
+    sent: list[Sequence[Ciphertexts]] = []
 
     def noted(
-        combining: Combining, prototypes: Sequence[Parts], *others: object
+        combining: Combining, prototypes: Sequence[Ciphertexts], *others: object
     ) -> Iterator[list[Ciphertext]]:
         sent[:] = [[combining.lower(parts) for parts in prototypes]]
         return answers(combining, prototypes, *others)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_sum(combining: Combining, *given: object) -> list[Ciphertext]:
         low = sent[0]
         peers = combining.less(combining.sum(low), low[0])  # clinic-a's; nobody else's answer is looked at
-        added = [combining._circuit.lower(part, Level.ANSWER) for part in peers]
+        added = [combining._circuit.lower(part, CkksLevel.ANSWER) for part in peers]
         return [*answer(combining, *given), *added]  # type: ignore[arg-type]
 
     monkeypatch.setattr(Combining, "answers", noted)

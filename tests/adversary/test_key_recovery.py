@@ -19,7 +19,7 @@ from agreement import Method, Protection
 from agreement.aggregation.encrypted_sums import EncryptedGroups
 from algorithms.pfpl import Weighting
 from crypto.ckks.group_mixing_server import MixingServer
-from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, Form, Level, answer_forms, context, level_id
+from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CkksLevel, Form, answer_forms, context, level_id
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_payload
 from crypto.ckks.sums import SummingSite
@@ -71,7 +71,7 @@ def recovered(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
 def encoded(slots: Slots, form: Form) -> Sequence[int]:
     """A decryption as the polynomial that it was, modulo the last prime: exactly, since a double has 53 bits."""
     plaintext = sealapi.Plaintext()
-    sealapi.CKKSEncoder(context()).encode(slots.tolist(), level_id(Level.ANSWER), form.scale, plaintext)
+    sealapi.CKKSEncoder(context()).encode(slots.tolist(), level_id(CkksLevel.ANSWER), form.scale, plaintext)
     return [plaintext[i] for i in range(POLY_DEGREE)]
 
 
@@ -90,7 +90,7 @@ def ternary(transformed: Sequence[int]) -> NDArray[np.int64]:
 def plaintext_of(transformed: Sequence[int]) -> sealapi.Plaintext:
     """SEAL's plaintext of these numbers at scale 1, by way of its serialization: nothing else sets them."""
     version = dump(sealapi.Plaintext())[3:5]
-    body = struct.pack("<4QQd", *level_id(Level.ANSWER), POLY_DEGREE, 1.0)
+    body = struct.pack("<4QQd", *level_id(CkksLevel.ANSWER), POLY_DEGREE, 1.0)
     numbers = struct.pack(f"<Q{POLY_DEGREE}Q", POLY_DEGREE, *transformed)
     return load(sealapi.Plaintext(), _with_header(body + _with_header(numbers, version), version))
 
@@ -219,7 +219,7 @@ def test_sites_return_nothing_that_reveals_the_key(attack: Attack) -> None:
 def test_the_decryption_of_another_ciphertext_gives_no_key() -> None:
     """Of the same values: what gives the key away is the noise."""
     secret, _ = CkksSecret.generate()
-    form = Form(Level.ANSWER, 2.0**40, polynomials=2)
+    form = Form(CkksLevel.ANSWER, 2.0**40, polynomials=2)
     values = np.random.default_rng(1).uniform(-1.0, 1.0, POLY_DEGREE // 2)
     one, other = (load(sealapi.Ciphertext(), secret.encrypt(values, form)) for _ in range(2))
     told = {

@@ -23,7 +23,7 @@ from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.fedplcc.objective import Objective as FedplccObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.simulation.local_federation import LocalFederation
-from secure_client.methods.pfpl import Pfpl
+from secure_client.methods.peer_combinations import PeerCombinations as PeerCombinationsAtSite
 from secure_client.methods.sums import Sums
 from secure_client.training import built_in_methods
 from secure_client.training.objectives import build_objective, build_recipe
@@ -45,7 +45,7 @@ OBJECTIVES: dict[Method, Any] = {
     **dict.fromkeys((Method.FEDPER, Method.FEDREP, Method.DITTO), cross_entropy.Objective),
     **dict.fromkeys((Method.LOCAL, Method.SELF), PfplObjective),
 }
-AT_A_SITE: dict[Family, Any] = {Family.PEERS: Pfpl, Family.GROUPS: Sums, Family.SUMS: Sums}
+AT_A_SITE: dict[Family, Any] = {Family.PEERS: PeerCombinationsAtSite, Family.GROUPS: Sums, Family.SUMS: Sums}
 AT_THE_COORDINATOR: dict[Family, Any] = {
     Family.PEERS: PeerCombinations,
     Family.GROUPS: PlainSums,
@@ -69,7 +69,7 @@ def test_every_method_has_its_familys_session_and_exchange(method: Method, tmp_p
     agreement, family = method_agreement(method), method.traits.family
     assert type(Aggregator(agreement, tmp_path).exchange(1)) is AT_THE_COORDINATOR[family]
     with LocalFederation(agreement, small_data(agreement)) as federation:
-        assert type(federation.sites[0].session._method) is AT_A_SITE[family]
+        assert type(federation.sites[0].session._exchange) is AT_A_SITE[family]
     assert first_round(agreement) == (0 if family is Family.GROUPS else 1)
     assert has_common_group(agreement) is (family in (Family.SUMS, Family.CLUSTERS))
 
@@ -98,7 +98,7 @@ def test_an_unknown_family_is_refused(method: Method, tmp_path: Path) -> None:
         session = federation.sites[0].session
         session._agreement = agreement.model_copy(update={"method": unknown})
         with pytest.raises(ValueError, match="has no rounds"):
-            session._build_method(session._method._participants)  # type: ignore[attr-defined]
+            session._build_exchange(session._exchange._participants)  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match="has no rounds"):
             Aggregator(session._agreement, tmp_path)
     with pytest.raises(KeyError, match="another"):
@@ -125,7 +125,7 @@ def test_nobody_runs_what_a_site_does_alone(method: Method, tmp_path: Path) -> N
         with pytest.raises(ValueError, match="has no rounds"):
             Aggregator(session._agreement, tmp_path)
         with pytest.raises(ValueError, match="has no rounds"):
-            session._build_method(session._method._participants)  # type: ignore[attr-defined]
+            session._build_exchange(session._exchange._participants)  # type: ignore[attr-defined]
 
 
 def test_built_in_methods_are_known_by_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from agreement import DEPLOYABLE, PROTECTIONS, Family, Method, Protection
 from agreement.round_plan import ExchangeKind, plan_for
-from secure_client.methods.method_factory import _METHODS
+from secure_client.methods.exchange_factory import _EXCHANGES as _SITE_EXCHANGES
 from secure_server.aggregator import _EXCHANGES
 
 
@@ -18,4 +18,4 @@ def test_a_deployed_method_has_rounds_under_every_protection(method: Method, pro
 
 
 def test_both_parties_know_every_exchange() -> None:
-    assert _METHODS.keys() == _EXCHANGES.keys() == set(ExchangeKind)
+    assert _SITE_EXCHANGES.keys() == _EXCHANGES.keys() == set(ExchangeKind)

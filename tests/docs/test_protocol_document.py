@@ -84,4 +84,4 @@ def test_ciphertexts_have_the_forms_of_the_table() -> None:
     expected[direction], expected[numbers] = (3, 2.0**45, 1), (2, numbers.scale, 1)
     expected[mixing.answers[0]] = (1, 2.0**45 * 2.0**45 / q2 * numbers.scale / q1, 2)
     for form, (primes, scale, polynomials) in expected.items():
-        assert form == Form(parameters.Level(primes), scale, polynomials)
+        assert form == Form(parameters.CkksLevel(primes), scale, polynomials)

@@ -14,7 +14,7 @@ from agreement import (
     FedpcSection,
     MaskingSection,
     Method,
-    Part,
+    ModelPart,
     PfplSection,
     PreprocessingSection,
     Protection,
@@ -95,7 +95,7 @@ def fedplcc_agreement(*, rounds: int, protection: Protection) -> Agreement:
     """FedPLCC with five classes, twelve features and the same small-cnn, all of which is averaged."""
     pfpl, classes = small_agreement(rounds=rounds, protection=protection), CLASSES[:5]
     model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
-    parameters, buffers = Averaged(model, Part.MODEL).sizes
+    parameters, buffers = Averaged(model, ModelPart.MODEL).sizes
     averaging = AveragingSection(parameters=parameters, buffers=buffers)
     return Agreement.model_validate(
         {

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from agreement import Agreement, Method, PrivacySection
 from crypto.keys import StorageKey
 from privacy.ledger.accountants_by_name import cost
-from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
+from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from protoseal.cli import main
@@ -82,7 +82,7 @@ class Site:
         """Spend as many releases of an earlier run as this run has."""
         ledger = Ledger(self.folder / "ledger.jsonl", "scans", Limit(LIMIT, DELTA), epsilon=cost)
         for number in range(1, releases + 1):
-            release, guarantee = Release("earlier", number, "prototypes"), {GUARANTEE: Unit.RECORD.value}
+            release, guarantee = ReleaseName("earlier", number, "prototypes"), {GUARANTEE: Unit.RECORD.value}
             ledger.spend(Spending(release, bytes(32), event_of(agreement(), PRIVACY), guarantee))
 
     def begin(self, run: str = "e2e") -> None:

@@ -11,7 +11,7 @@ import pytest
 from agreement import Agreement, Method, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
+from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from secure_client.check.checks import check_site
@@ -51,7 +51,7 @@ def spent_before(federation: Federation, site: str, limit: float, releases: int)
         event = event_of(federation.agreement, PRIVACY)
         ledger.spend(
             Spending(
-                Release("earlier", number, "prototypes"), bytes(32), event, {GUARANTEE: Unit.RECORD.value}
+                ReleaseName("earlier", number, "prototypes"), bytes(32), event, {GUARANTEE: Unit.RECORD.value}
             )
         )
 

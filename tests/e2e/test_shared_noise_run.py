@@ -10,7 +10,7 @@ import pytest
 from agreement import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
+from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from secure_client.output.site_files import read_prototypes
@@ -52,7 +52,7 @@ def test_a_site_without_budget_leaves_and_the_others_make_its_share_of_noise(tmp
         )
         event = event_of(agreed, SHARED)
         for number in range(ROUNDS - PAID):
-            release = Release("earlier", number + 1, "prototypes")
+            release = ReleaseName("earlier", number + 1, "prototypes")
             earlier.spend(Spending(release, bytes(32), event, {GUARANTEE: Unit.RECORD.value}))
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         poor = running.pop("site-1")

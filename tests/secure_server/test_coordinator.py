@@ -31,7 +31,7 @@ from secure_server.aggregator import Aggregator
 from secure_server.app import append_round, read_rounds
 from secure_server.coordinator import Coordinator
 from secure_server.errors import TooLarge, WrongPhase
-from secure_server.membership import Members
+from secure_server.membership import MembershipChecks
 from secure_server.phase_requests import Requests
 from secure_server.rounds.state import Rules, Stage
 from secure_server.storage.store import Store
@@ -250,7 +250,7 @@ def test_group_keys_are_decoded_once_for_each_set_up(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(codec, "decode_roster_answer", counted)
     with Store.open(tmp_path / "store.sqlite", "r1", b"a" * 32) as store:
-        members = Members(agreement, trust, store, limits_of(agreement), 60.0)
+        members = MembershipChecks(agreement, trust, store, limits_of(agreement), 60.0)
         requests = Requests(agreement, store, members, Aggregator(agreement, tmp_path / "keys"))
         assert requests.group_keys(state) is None
         contents = []

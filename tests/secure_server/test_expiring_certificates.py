@@ -184,7 +184,7 @@ def test_a_certificate_that_ends_during_the_set_up_counts_as_ended(scene: Scene,
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT - timedelta(seconds=30))
     if weakened:
-        scene.monkeypatch.setattr(membership.Members, "lapsed", lambda *_: frozenset())
+        scene.monkeypatch.setattr(membership.MembershipChecks, "lapsed", lambda *_: frozenset())
     scene.join(OTHERS[-1])
     scene.clock.now += 3600.0
     scene.coordinator.tick()
@@ -207,7 +207,7 @@ def test_a_site_that_the_set_up_left_out_is_not_taken_back_with_such_a_certifica
     scene.monkeypatch.setattr(scene.coordinator, "_rules", rules)
     scene.wait(LEFT - timedelta(seconds=30))
     if weakened:
-        scene.monkeypatch.setattr(membership.Members, "lapsed", lambda *_: frozenset())
+        scene.monkeypatch.setattr(membership.MembershipChecks, "lapsed", lambda *_: frozenset())
     with nullcontext() if weakened else pytest.raises(NotJoined):
         scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN))
     assert (SHORT in scene.coordinator.state.members) is weakened

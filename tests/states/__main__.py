@@ -8,7 +8,7 @@ import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.states.faults import Plan
+from tests.states.faults import FaultPlan
 from tests.states.federations import FEDERATIONS, casts_of
 from tests.states.play import play
 from tests.states.walk import Report, shortened, walk
@@ -19,9 +19,9 @@ def main() -> int:
     options = _options()
     names = list(FEDERATIONS) if options.config == "all" else [options.config]
     if options.plan is not None:
-        ending = play(casts_of(names[0]), Plan.parse(options.plan))
+        ending = play(casts_of(names[0]), FaultPlan.parse(options.plan))
         report = Report(names[0])
-        report.add(Plan.parse(options.plan), ending)
+        report.add(FaultPlan.parse(options.plan), ending)
         print(ending, report, sep="\n")  # noqa: T201
         return int(bool(report.found))
     broken = 0

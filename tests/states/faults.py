@@ -95,7 +95,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FaultPlan:
     """Faults, and the number from which the order of steps is drawn; 0: every party acts in every turn."""
 
     faults: tuple[Fault, ...]
@@ -113,21 +113,21 @@ class Plan:
             raise ValueError(f"a plan begins with order:NUMBER, not with {order}")
         return cls(tuple(map(Fault.parse, faults)), int(number))
 
-    def without(self, fault: Fault) -> Plan:
+    def without(self, fault: Fault) -> FaultPlan:
         """Return the plan less one fault."""
-        return Plan(tuple(each for each in self.faults if each is not fault), self.order)
+        return FaultPlan(tuple(each for each in self.faults if each is not fault), self.order)
 
-    def of_run(self, number: int) -> Plan:
+    def of_run(self, number: int) -> FaultPlan:
         """Return the faults that hit run ``number`` of those that are played at once, as a plan of that run alone."""
         told = [(*each.who.rpartition(_RUN)[::2], each) for each in self.faults]
         own = [replace(each, who=who) for run, who, each in told if int(run or 1) == number]
-        return Plan(tuple(own), self.order)
+        return FaultPlan(tuple(own), self.order)
 
 
 class Pending:
     """The faults of a plan that have not come yet; each comes once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: FaultPlan) -> None:
         self._left = list(plan.faults)
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class Pending:
         return found
 
 
-def draw_plan(seed: int, sites: Sequence[str], *, runs: int = 1, most: int = 6) -> Plan:
+def draw_plan(seed: int, sites: Sequence[str], *, runs: int = 1, most: int = 6) -> FaultPlan:
     """Draw up to ``most`` faults. At most one site is gone for good: the others are enough to finish a run.
 
     Every eighth plan has state that is put back. In a third of the plans the faults come
@@ -168,7 +168,7 @@ def draw_plan(seed: int, sites: Sequence[str], *, runs: int = 1, most: int = 6) 
         faults = [_in_run(fault, rng.randint(1, runs)) for fault in faults]
     gone = [fault for fault in faults if fault.kind is Kind.GONE]
     kept = sorted(fault for fault in faults if fault not in gone[1:])
-    return Plan(tuple(kept), order)
+    return FaultPlan(tuple(kept), order)
 
 
 def _draw(rng: random.Random, kind: Kind, sites: Sequence[str], order: int, focus: float | None) -> Fault:

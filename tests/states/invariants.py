@@ -20,7 +20,7 @@ from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words
 from privacy.errors import LedgerError
 from privacy.ledger.budget_account import Account, read_account
-from privacy.ledger.entries import Release
+from privacy.ledger.entries import ReleaseName
 from privacy.ledger.hash_chain import Anchor
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
@@ -279,7 +279,7 @@ class Monitor:
             return
         attempts = {other.attempt for name, other in self._left if name == site and _same_round(other, key)}
         for what, due in self._payments(key.round, len(attempts)).items():
-            release = Release(key.run, key.round, what)
+            release = ReleaseName(key.run, key.round, what)
             found = sum(each.spending.release == release for each in account.entries)
             if found < due:
                 self.broken(

@@ -31,7 +31,7 @@ from secure_client.privacy.releases import TRAINING, WHAT
 from secure_client.training.job import Job, Losses
 from tests.states.disks import Extent, watched
 from tests.states.ending import Ending, together
-from tests.states.faults import Plan
+from tests.states.faults import FaultPlan
 from tests.states.federations import Cast
 from tests.states.interleaved_threads import pause
 from tests.states.stepwise import stepwise
@@ -78,7 +78,7 @@ class Worlds:
         self.current.writes.written(path)
 
 
-def play(casts: Sequence[Cast], plan: Plan) -> Ending:
+def play(casts: Sequence[Cast], plan: FaultPlan) -> Ending:
     """Run a plan in a folder of its own, in memory where the machine has such folders."""
     memory = Path("/dev/shm")  # noqa: S108 (a folder made by tempfile, readable by its owner alone)
     root = Path(tempfile.mkdtemp(prefix="protoseal-states-", dir=memory if memory.is_dir() else None))
@@ -88,7 +88,7 @@ def play(casts: Sequence[Cast], plan: Plan) -> Ending:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def play_in(root: Path, casts: Sequence[Cast], plan: Plan, ledgers: Path | None) -> Ending:
+def play_in(root: Path, casts: Sequence[Cast], plan: FaultPlan, ledgers: Path | None) -> Ending:
     """Run a plan below ``root``. Several ``casts`` are runs of the same sites at once.
 
     ``ledgers`` is the folder of the sites' ledgers, which then outlast the runs.

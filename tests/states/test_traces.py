@@ -9,7 +9,7 @@ import pytest
 
 from secure_server.rounds.state import Stage
 from tests.states.disks import LEDGER
-from tests.states.faults import Plan
+from tests.states.faults import FaultPlan
 from tests.states.federations import casts_of
 from tests.states.play import play, play_in
 
@@ -84,7 +84,7 @@ TRACES = {
 @pytest.mark.parametrize("name", TRACES)
 def test_a_trace_ends_well(name: str) -> None:
     trace = TRACES[name]
-    ending = play(casts_of(trace.federation), Plan.parse(trace.plan))
+    ending = play(casts_of(trace.federation), FaultPlan.parse(trace.plan))
     assert not ending.violations
     assert (ending.stage, ending.results, ending.left_out) == (trace.stage, trace.results, trace.left_out)
     assert not ending.unused
@@ -94,10 +94,10 @@ def test_the_last_payment_of_a_run_is_missed_in_the_next_one(tmp_path: Path) -> 
     """A site whose ledger lost its last line between two runs is refused, and the others end the run."""
     second, first = casts_of("two-runs")
     ledgers = tmp_path / "ledgers"
-    assert not play_in(tmp_path / "first", [first], Plan(()), ledgers).violations
+    assert not play_in(tmp_path / "first", [first], FaultPlan(()), ledgers).violations
     ledger = ledgers / "clinic-c" / LEDGER
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
-    ending = play_in(tmp_path / "second", [second], Plan(()), ledgers)
+    ending = play_in(tmp_path / "second", [second], FaultPlan(()), ledgers)
     assert ending.stage is Stage.FINISHED
     refused = [each.text for each in ending.violations if "RolledBackError" in each.text]
     assert refused

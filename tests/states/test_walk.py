@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.states.doubles import DOUBLES
-from tests.states.faults import Kind, Plan, draw_plan
+from tests.states.faults import FaultPlan, Kind, draw_plan
 from tests.states.federations import FEDERATIONS, casts_of
 from tests.states.play import play
 from tests.states.walk import walk
@@ -56,7 +56,7 @@ def test_a_weakened_double_is_found(name: str) -> None:
 def test_a_plan_follows_from_its_number_and_is_read_back() -> None:
     plans = [draw_plan(number, _SITES) for number in range(500)]
     assert plans == [draw_plan(number, _SITES) for number in range(500)]
-    assert plans == [Plan.parse(str(plan)) for plan in plans]
+    assert plans == [FaultPlan.parse(str(plan)) for plan in plans]
     drawn = {fault.kind for fault in itertools.chain.from_iterable(plan.faults for plan in plans)}
     assert drawn == set(Kind)
 

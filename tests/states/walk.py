@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from secure_server.rounds.state import Stage
 from tests.states.ending import Ending
-from tests.states.faults import Plan, draw_plan
+from tests.states.faults import FaultPlan, draw_plan
 from tests.states.federations import casts_of
 from tests.states.invariants import Promise, Violation
 from tests.states.play import play
@@ -29,9 +29,9 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     missed: int = 0
     ends: Counter[str] = field(default_factory=Counter)
-    found: dict[Promise, tuple[Plan, Violation]] = field(default_factory=dict)
+    found: dict[Promise, tuple[FaultPlan, Violation]] = field(default_factory=dict)
 
-    def add(self, plan: Plan, ending: Ending) -> None:
+    def add(self, plan: FaultPlan, ending: Ending) -> None:
         """Take in one run."""
         self.plans += 1
         self.states |= ending.states
@@ -79,17 +79,17 @@ def walk(
     return report
 
 
-def shortened(federation: str, plan: Plan, promise: Promise) -> tuple[Plan, Violation] | None:
+def shortened(federation: str, plan: FaultPlan, promise: Promise) -> tuple[FaultPlan, Violation] | None:
     """Leave out every fault without which the promise is broken all the same; None if it is not broken again."""
     best = _replayed(federation, plan, promise)
-    best = _replayed(federation, Plan(plan.faults), promise) or best
+    best = _replayed(federation, FaultPlan(plan.faults), promise) or best
     for fault in plan.faults:
         if best is not None:
             best = _replayed(federation, best[0].without(fault), promise) or best
     return best
 
 
-def _replayed(federation: str, plan: Plan, promise: Promise) -> tuple[Plan, Violation] | None:
+def _replayed(federation: str, plan: FaultPlan, promise: Promise) -> tuple[FaultPlan, Violation] | None:
     violation = _broken(play(casts_of(federation), plan).violations, promise)
     return None if violation is None else (plan, violation)
 
@@ -98,6 +98,6 @@ def _broken(violations: Iterable[Violation], promise: Promise) -> Violation | No
     return next((each for each in violations if each.promise is promise), None)
 
 
-def _plans(seed: int, sites: tuple[str, ...], runs: int) -> Iterator[Plan]:
+def _plans(seed: int, sites: tuple[str, ...], runs: int) -> Iterator[FaultPlan]:
     for number in itertools.count():
         yield draw_plan(_PLANS_OF_A_SEED * seed + number, sites, runs=runs)

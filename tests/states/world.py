@@ -21,7 +21,7 @@ from secure_server.rounds.state import Stage, State
 from secure_server.storage.store import Store
 from tests.states.disks import Disk
 from tests.states.ending import Ending, Operators, check_end, fingerprint
-from tests.states.faults import AWAY, COORDINATOR, OLDER_STATE, Fault, Kind, Pending, Plan
+from tests.states.faults import AWAY, COORDINATOR, OLDER_STATE, Fault, FaultPlan, Kind, Pending
 from tests.states.federations import Cast
 from tests.states.interleaved_threads import Killed
 from tests.states.invariants import Monitor, Promise
@@ -42,7 +42,7 @@ _LEFT_OUT = "it can join the next run"
 class World:
     """The coordinator, the sites and what is between them: their :class:`tests.states.parties.Surroundings`."""
 
-    def __init__(self, cast: Cast, plan: Plan, root: Path, ledgers: Path | None = None) -> None:
+    def __init__(self, cast: Cast, plan: FaultPlan, root: Path, ledgers: Path | None = None) -> None:
         """Make all parties' folders below ``root``; ``ledgers`` is where runs share them."""
         self.cast = cast
         self._order = plan.order

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from privacy.accounting.events import Event, GaussianRelease
-from privacy.ledger.entries import Limit, Release, Spending
+from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 
 DATASET = "heart-2024"
@@ -25,7 +25,7 @@ def exact_epsilon(history: Sequence[Event], delta: float) -> float:
 
 def spending(number: int, run: str = "run-1", *, noise: float = NOISE, what: str = "prototypes") -> Spending:
     """Return the spending of one round."""
-    return Spending(Release(run, number, what), bytes(32), GaussianRelease(noise, 1290), {"clip": 1.0})
+    return Spending(ReleaseName(run, number, what), bytes(32), GaussianRelease(noise, 1290), {"clip": 1.0})
 
 
 def open_ledger(path: Path, dataset: str = DATASET, limit: Limit = LIMIT) -> Ledger:

@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from crypto.ckks.parameters import POLY_DEGREE, SCALE, Level, context, level_id
+from crypto.ckks.parameters import POLY_DEGREE, SCALE, CkksLevel, context, level_id
 
 PRIMES = 4
 _HEADER = (0xA15E, 16, 4, 3)
@@ -41,8 +41,8 @@ def bomb(keys: int) -> bytes:
 
 def inflating_ciphertext(polynomials: int, words: int) -> bytes:
     """Build a ciphertext at the level of uploads that announces, and holds, that many polynomials and ``words``."""
-    fields = struct.pack("<4Q", *level_id(Level.UPLOAD))
-    fields += struct.pack("<BQQQdQ", 1, polynomials, POLY_DEGREE, Level.UPLOAD, SCALE, 1)
+    fields = struct.pack("<4Q", *level_id(CkksLevel.UPLOAD))
+    fields += struct.pack("<BQQQdQ", 1, polynomials, POLY_DEGREE, CkksLevel.UPLOAD, SCALE, 1)
     content = fields + struct.pack("<HBBBBHQQ", *_HEADER, NONE, 0, 24 + 8 * words, words)
     packer = zlib.compressobj()
     parts = [packer.compress(content)] + [packer.compress(bytes(2**20)) for _ in range(words // 2**17)]

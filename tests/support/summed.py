@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from agreement import METHODS, Agreement, AveragingSection, Method, Part, Protection, TrainingSection
+from agreement import METHODS, Agreement, AveragingSection, Method, ModelPart, Protection, TrainingSection
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import Averaged
 from tests.support.small import CLASSES, DIM, small_agreement
@@ -20,7 +20,7 @@ def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(*layers), nn.Linear(dim, num_classes)
 
 
-def sizes_of(part: Part) -> tuple[int, int]:
+def sizes_of(part: ModelPart) -> tuple[int, int]:
     """Parameters and buffers of that part of the model."""
     return Averaged(SplitModel(*build(len(CLASSES), DIM)), part).sizes
 

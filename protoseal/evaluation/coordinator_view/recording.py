@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement import Agreement, Family, Part
+from agreement import Agreement, Family, ModelPart
 from agreement.payload_forms import directions_form, limits_of, values_form
 from crypto.pairwise import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
@@ -161,7 +161,7 @@ def _averaged(agreement: Agreement) -> Iterator[str]:
     if layout.classes or agreement.method.traits.family is Family.CLUSTERS:
         yield "prototypes"
     if layout.model:
-        yield "extractors" if part is Part.EXTRACTOR else "models"
+        yield "extractors" if part is ModelPart.EXTRACTOR else "models"
 
 
 def _arrays(payloads: Rounds, scheme: str) -> Iterator[NDArray[np.float64]]:

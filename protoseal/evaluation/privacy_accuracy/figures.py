@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from protoseal.evaluation.privacy_accuracy.records import EXACT, Evaluation, Level
+from protoseal.evaluation.privacy_accuracy.records import EXACT, Evaluation, RunsAtEpsilon
 from protoseal.reports.figures import STYLE, svg_of
 
 LINES = {"accuracy_classifier": ("by classifier", "-"), "accuracy_prototype": ("by prototype", "--")}
@@ -47,17 +47,17 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
         return svg_of(figure)
 
 
-def _of(level: Level) -> float:
+def _of(level: RunsAtEpsilon) -> float:
     return level.epsilon or math.inf
 
 
-def _places(levels: Sequence[Level]) -> dict[float, float]:
+def _places(levels: Sequence[RunsAtEpsilon]) -> dict[float, float]:
     every = sorted({_of(level) for level in levels})
     finite = [each for each in every if math.isfinite(each)]
     return {each: each if math.isfinite(each) else _BEYOND * max(finite, default=1.0) for each in every}
 
 
-def _line(axes: Any, measure: str, points: Sequence[tuple[float, Level]], **style: Any) -> None:
+def _line(axes: Any, measure: str, points: Sequence[tuple[float, RunsAtEpsilon]], **style: Any) -> None:
     heights = [100 * level.mean[measure] for _, level in points]
     spreads = [100 * level.standard_deviation.get(measure, 0.0) for _, level in points]
     axes.errorbar([place for place, _ in points], heights, spreads, marker="o", capsize=3, **style)

@@ -8,7 +8,7 @@ from typing import Any
 
 from agreement.storage.atomic_files import write_text
 from protoseal.evaluation.privacy_accuracy.figures import accuracy_over_epsilon
-from protoseal.evaluation.privacy_accuracy.records import MEASURES, Evaluation, Level, RunAt
+from protoseal.evaluation.privacy_accuracy.records import MEASURES, Evaluation, RunAt, RunsAtEpsilon
 from protoseal.reports.figures import data_uri
 from protoseal.reports.html_pages import Filters, template
 from protoseal.reports.tables import METRICS, paired_text, percent
@@ -37,7 +37,7 @@ def write_page(folder: Path, evaluation: Evaluation) -> Path:
     return write_text(folder / PAGE, page)
 
 
-def spread_of(level: Level, measure: str) -> str:
+def spread_of(level: RunsAtEpsilon, measure: str) -> str:
     """Return mean ± standard deviation over the seeds in per cent; "-" without a value."""
     if measure not in level.mean:
         return "-"
@@ -45,7 +45,7 @@ def spread_of(level: Level, measure: str) -> str:
     return percent(level.mean[measure]) + ("" if spread is None else f" ± {percent(spread)}")
 
 
-def epsilon_text(figures: Level | RunAt) -> str:
+def epsilon_text(figures: RunsAtEpsilon | RunAt) -> str:
     """Return ε as text, ∞ without noise."""
     return "∞" if figures.epsilon is None else f"{figures.epsilon:g}"
 
@@ -55,7 +55,7 @@ def number_text(number: float | None) -> str:
     return "-" if number is None else f"{number:.4g}"
 
 
-def _seeds_text(level: Level) -> str:
+def _seeds_text(level: RunsAtEpsilon) -> str:
     return ", ".join(map(str, level.seeds))
 
 

@@ -57,7 +57,7 @@ class RunAt(Record):
     sites: tuple[SiteAt, ...]
 
 
-class Level(Record):
+class RunsAtEpsilon(Record):
     """All seeds at one ε with one kind of noise. ``loss`` is the accuracy at ∞ less this one, paired by seed.
 
     If ``features`` differ from those at ∞, the loss includes that difference, not only the noise.
@@ -87,7 +87,7 @@ class Evaluation(Record):
     config: dict[str, Any]
     config_at_inf: dict[str, Any] | None = None
     runs: tuple[RunAt, ...]
-    levels: tuple[Level, ...]
+    levels: tuple[RunsAtEpsilon, ...]
     complete: bool
 
     @property
@@ -106,7 +106,7 @@ def spent_of(result: RunResult) -> float | None:
     return max((site.epsilon for site in result.sites if site.epsilon is not None), default=None)
 
 
-def levels_of(method: str, runs: Sequence[RunAt]) -> tuple[Level, ...]:
+def levels_of(method: str, runs: Sequence[RunAt]) -> tuple[RunsAtEpsilon, ...]:
     """Return the levels of the runs, from the least ε to ∞."""
     places = sorted({(each.epsilon or math.inf, each.noise) for each in runs})
     exact = [each for each in runs if each.epsilon is None]
@@ -122,11 +122,11 @@ def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     return write_text(folder / EVALUATION, text)
 
 
-def _level(method: str, runs: Sequence[RunAt], exact: Sequence[RunAt]) -> Level:
+def _level(method: str, runs: Sequence[RunAt], exact: Sequence[RunAt]) -> RunsAtEpsilon:
     values = {measure: _by_seed(method, measure, runs) for measure in MEASURES}
     known = {measure: list(each.values()) for measure, each in values.items() if each}
     losses = {measure: paired(_by_seed(method, measure, exact), values[measure]) for measure in known}
-    return Level(
+    return RunsAtEpsilon(
         epsilon=runs[0].epsilon,
         noise=runs[0].noise,
         features=runs[0].features,

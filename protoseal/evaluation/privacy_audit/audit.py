@@ -18,7 +18,7 @@ from protoseal.evaluation.privacy_audit.canary_bound import (
     is_possible,
     p_value,
 )
-from protoseal.evaluation.privacy_audit.power import Plan, Scored, best_guesses, planned
+from protoseal.evaluation.privacy_audit.power import AuditPlan, Scored, best_guesses, planned
 from protoseal.evaluation.privacy_audit.trade_off import TradeOff
 
 HALF = 0.5
@@ -70,7 +70,7 @@ class Verdict(StrEnum):
 class Audit:
     """One run's ``guesses`` under a ``plan``."""
 
-    plan: Plan
+    plan: AuditPlan
     guesses: Guesses
 
     @property
@@ -87,7 +87,7 @@ class Audit:
         return Verdict.TOO_WEAK if weak else Verdict.STANDS
 
 
-def plan_of(audited: UnderAudit, canaries: int, level: float, guesses: int | None = None) -> Plan:
+def plan_of(audited: UnderAudit, canaries: int, level: float, guesses: int | None = None) -> AuditPlan:
     """Plan an audit, without running the mechanism.
 
     ``guesses`` is the number of guesses; by default the number that detects half the noise best.
@@ -99,7 +99,7 @@ def plan_of(audited: UnderAudit, canaries: int, level: float, guesses: int | Non
     return planned(canaries, made, curve, level, half, whole)
 
 
-def audit(audited: UnderAudit, plan: Plan) -> Audit:
+def audit(audited: UnderAudit, plan: AuditPlan) -> Audit:
     """Run the mechanism once, and guess as planned. A plan serves any number of runs."""
     coins = fair_coins(plan.canaries)
     return Audit(plan, guesses_of(audited.scores(coins), coins, plan.made))

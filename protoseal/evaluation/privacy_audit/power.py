@@ -34,7 +34,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditPlan:
     """An audit of ``canaries`` with ``made`` guesses, of which ``refuting`` or more right ones refute the claim.
 
     A true claim is refuted with a probability of at most ``level``. ``missed`` bounds the probability that a mechanism
@@ -65,7 +65,7 @@ def best_guesses(canaries: int, curve: TradeOff, level: float, half: Sequence[Sc
 
 def planned(
     canaries: int, made: int, curve: TradeOff, level: float, half: Sequence[Scored], whole: Sequence[Scored]
-) -> Plan:
+) -> AuditPlan:
     """Return the plan for ``made`` guesses, by simulations with ``half`` and with all of the claimed noise."""
     refuting = fewest_refuting(canaries, made, curve, level)
     usual = _wrong(made, whole)
@@ -73,7 +73,7 @@ def planned(
     doubtful = next(
         (count for count in range(math.ceil(right), made + 1) if _rare(made, right, count)), made + 1
     )
-    return Plan(canaries, made, level, refuting, _missed(made, refuting, half), doubtful)
+    return AuditPlan(canaries, made, level, refuting, _missed(made, refuting, half), doubtful)
 
 
 def _missed(made: int, refuting: int, half: Sequence[Scored]) -> float:

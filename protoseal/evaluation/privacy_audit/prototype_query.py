@@ -115,7 +115,7 @@ class QueryUnderAudit:
             block = number % blocks
             for share in [exact[turns[block]], *[self._nothing(coins.size)] * (self.shares - 1)]:
                 seen[:, block] += self._in_parts(*share.noised(), turns[block])
-        seen /= np.sqrt(self._of_block(blocks) * self.shares)[:, None]
+        seen /= np.sqrt(self._releases_per_block(blocks) * self.shares)[:, None]
         return seen.reshape(coins.size, -1)
 
     def _in_parts(self, vectors: Ints, weights: Ints, sign: float) -> Float:
@@ -131,9 +131,9 @@ class QueryUnderAudit:
         sizes = np.diff([*self._starts, self.dim])
         of_class = np.array([*(grid.radius * np.sqrt(sizes / self.dim)), grid.weight]) / SIGMA
         of_release = np.tile(of_class / math.sqrt(self._parts), self._parts)
-        return np.asarray(np.sqrt(self._of_block(blocks) / self.shares)[:, None] * of_release)
+        return np.asarray(np.sqrt(self._releases_per_block(blocks) / self.shares)[:, None] * of_release)
 
-    def _of_block(self, blocks: int) -> Ints:
+    def _releases_per_block(self, blocks: int) -> Ints:
         """Return the number of releases in each block."""
         return np.bincount(np.arange(self.releases) % blocks, minlength=blocks)
 

@@ -268,10 +268,10 @@ class _Feed:
             for (_, labels), generator in zip(self._data, self._generators, strict=True)
         ]
         for start in range(0, self._full[0], self._block):
-            yield from self._of_block(orders, start)
-        yield from self._of_ends(orders)
+            yield from self._block_steps(orders, start)
+        yield from self._end_steps(orders)
 
-    def _of_block(self, orders: list[Tensor], start: int) -> Iterator[_Step]:
+    def _block_steps(self, orders: list[Tensor], start: int) -> Iterator[_Step]:
         """Gather batches ``start`` … ``start + block`` − 1 at once."""
         size = self._size
         gathered = []
@@ -286,7 +286,7 @@ class _Feed:
             inputs, labels = (torch.stack([each[part][number] for each in active]) for part in (0, 1))
             yield _Step(0, len(active), inputs, labels)
 
-    def _of_ends(self, orders: list[Tensor]) -> Iterator[_Step]:
+    def _end_steps(self, orders: list[Tensor]) -> Iterator[_Step]:
         """Yield the last, shorter batches; neighbouring sites with equal sizes share a step."""
         ends = [order[full * self._size :] for order, full in zip(orders, self._full, strict=True)]
         for length, sites in groupby(range(len(ends)), key=lambda site: len(ends[site])):

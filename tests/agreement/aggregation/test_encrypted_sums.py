@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from agreement import Agreement, Method, Protection
-from agreement.aggregation.encrypted_sums import AddedSum, EncryptedClusterSum, EncryptedSum, whole_counts
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum, ExtensionSum, whole_counts
 from agreement.aggregation.means import check_total
 from crypto.ckks.sums import SummingServer, SummingSite
 from crypto.errors import ImplausibleError, MalformedError, PrecisionError
@@ -112,12 +112,12 @@ def prototypes() -> Agreement:
     return grouped_agreement(Protection.CKKS, method=Method.FEDPROTO)
 
 
-def counted(agreement: Agreement, error: float) -> tuple[AddedSum, Vector]:
+def counted(agreement: Agreement, error: float) -> tuple[ExtensionSum, Vector]:
     """And a sum of three sites that have all classes, and zeros for prototypes."""
     facts = agreement.sum_facts
     values = np.zeros(facts.length)
     values[agreement.layout.length :] = 3.0
-    return AddedSum(agreement, np.full(facts.length, error)), values
+    return ExtensionSum(agreement, np.full(facts.length, error)), values
 
 
 @pytest.mark.parametrize("error", [0.25, 0.3, np.inf, np.nan])

@@ -19,7 +19,7 @@ TWINS = '''
 from dataclasses import replace
 from functools import partial
 
-from agreement import Method, Family, Inference, Part, Predicts, Section, Traits
+from agreement import Method, Family, Inference, ModelPart, Predicts, Section, Traits
 
 
 class Mu(Section):
@@ -50,7 +50,7 @@ def by_distance(settings):
     return partial(peer_weights, weighting=Weighting.DISTANCE, squared=True, tau=1e-4)
 
 
-averaged = Traits(Family.SUMS, Part.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
+averaged = Traits(Family.SUMS, ModelPart.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
 prototypes = Traits(Family.SUMS, prototypes=True, inference=Inference.PROTOTYPE)
 peers = Traits(Family.PEERS, prototypes=True)
 prox = Method(name="prox", traits=averaged, objective=cross_entropy, recipe=near_the_average, settings=Mu)

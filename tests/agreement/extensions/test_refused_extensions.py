@@ -15,7 +15,7 @@ from agreement import (
     ConfigError,
     Family,
     Method,
-    Part,
+    ModelPart,
     Protection,
     Traits,
     load_agreement,
@@ -225,7 +225,10 @@ def test_bounds_that_leave_too_few_bits_are_refused_when_they_are_read(example: 
         (lambda: Traits(Family.CLUSTERS, prototypes=True), "its steps are FedPLCC's"),
         (lambda: Traits(Family.ALONE), "a site that trains alone"),
         (lambda: Traits(Family.PEERS), "exchanges prototypes, and nothing else"),
-        (lambda: Traits(Family.PEERS, Part.MODEL, prototypes=True), "exchanges prototypes, and nothing else"),
+        (
+            lambda: Traits(Family.PEERS, ModelPart.MODEL, prototypes=True),
+            "exchanges prototypes, and nothing else",
+        ),
         (lambda: Traits(Family.SUMS), "exchanges prototypes, a part of models, or both"),
     ],
 )

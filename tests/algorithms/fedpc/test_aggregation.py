@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from algorithms.fedpc import Groups, between, similarity_weights, within
+from algorithms.fedpc import Groups, means_within_groups, mix_groups, similarity_weights
 from algorithms.gram_matrix import Bool, Float
 from tests.algorithms import fedpc_reference as reference
 from tests.algorithms.plain_lists import mean
@@ -32,7 +32,7 @@ class Sites:
     def groups(self) -> Groups:
         members = self.members()
         held = np.where(self.holds[:, :, None], self.prototypes, 0.0)
-        return within(
+        return means_within_groups(
             np.stack([held[group].sum(axis=0) for group in members]),
             np.stack([self.holds[group].sum(axis=0) for group in members]),
             np.stack([self.theta[group].sum(axis=0) for group in members]),
@@ -87,7 +87,7 @@ def test_means_within_groups_are_those_of_the_reference(sites: Sites) -> None:
 @given(sites=federations())
 def test_mixtures_are_those_of_equations_5_to_8(literal: bool, sites: Sites) -> None:
     groups = sites.groups()
-    assert same(between(groups, literal_absent=literal), expected_between(groups, literal=literal))
+    assert same(mix_groups(groups, literal_absent=literal), expected_between(groups, literal=literal))
 
 
 def some_sites() -> Sites:
@@ -101,9 +101,9 @@ def some_sites() -> Sites:
 def test_the_comparison_sees_each_departure() -> None:
     """Doubles that take zeros for absent classes, another ρ for θ, cosines per class, or no weights, all fail."""
     groups = some_sites().groups()
-    right, expected = between(groups), expected_between(groups, literal=False)
+    right, expected = mix_groups(groups), expected_between(groups, literal=False)
     assert same(right, expected)
-    assert not same(between(groups, literal_absent=True), expected)
+    assert not same(mix_groups(groups, literal_absent=True), expected)
     assert not same(replace(right, theta=groups.theta.mean(axis=0) + 0.0 * groups.theta), expected)
     assert not same(replace(right, has=groups.has), expected)
     per_class = np.stack(
@@ -116,13 +116,13 @@ def test_known_answers() -> None:
     """Unit vectors at 60°: cos = 1/2, so ρ = (2/3, 1/3). The second class is the second group's alone."""
     rows = np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.5, 0.0], [0.0, 3**0.5 / 2]]])
     has = np.array([[True, False], [True, True]])
-    mixed = between(Groups(rows, has, np.array([[3.0], [6.0]])))
+    mixed = mix_groups(Groups(rows, has, np.array([[3.0], [6.0]])))
     np.testing.assert_allclose(similarity_weights(rows), [[2 / 3, 1 / 3], [1 / 3, 2 / 3]], atol=1e-15)
     np.testing.assert_allclose(mixed.theta, [[4.0], [5.0]], atol=1e-14)
     np.testing.assert_allclose(mixed.rows[:, 0], [[5 / 6, 0], [2 / 3, 0]], atol=1e-15)
     np.testing.assert_allclose(mixed.rows[:, 1], [[0, 3**0.5 / 2]] * 2, atol=1e-15)
     assert mixed.has.all()
-    literal = between(Groups(rows, has, np.array([[3.0], [6.0]])), literal_absent=True)
+    literal = mix_groups(Groups(rows, has, np.array([[3.0], [6.0]])), literal_absent=True)
     np.testing.assert_allclose(literal.rows[0, 1], [0, 3**0.5 / 6], atol=1e-15)
 
 
@@ -130,7 +130,7 @@ def test_a_class_of_groups_at_cosine_0_is_not_mixed_in() -> None:
     """Groups without a class in common are at cosine 0, so neither gets the other's; the third class is nobody's."""
     rows = np.array([[[1.0], [0.0], [0.0]], [[0.0], [2.0], [0.0]]])
     has = np.array([[True, False, False], [False, True, False]])
-    mixed = between(Groups(rows, has, np.zeros((2, 0))))
+    mixed = mix_groups(Groups(rows, has, np.zeros((2, 0))))
     assert mixed.has.tolist() == has.tolist()
     assert mixed.rows.tolist() == rows.tolist()
 
@@ -152,7 +152,7 @@ def test_a_group_without_prototypes_has_weight_on_itself_alone() -> None:
     np.testing.assert_array_equal(weights[0], [1.0, 0.0, 0.0])
     np.testing.assert_array_equal(weights[:, 0], [1.0, 0.0, 0.0])
     theta = np.array([[7.0], [1.0], [2.0]])
-    assert between(Groups(rows, np.asarray(rows.any(axis=2)), theta)).theta[0] == 7.0
+    assert mix_groups(Groups(rows, np.asarray(rows.any(axis=2)), theta)).theta[0] == 7.0
 
 
 def test_a_cosine_below_zero_counts_as_zero() -> None:
@@ -166,7 +166,7 @@ def test_a_cosine_below_zero_counts_as_zero() -> None:
 @given(sites=federations())
 def test_a_single_group_keeps_its_means_bit_for_bit(literal: bool, sites: Sites) -> None:
     alone = replace(sites, labels=np.zeros_like(sites.labels)).groups()
-    mixed = between(alone, literal_absent=literal)
+    mixed = mix_groups(alone, literal_absent=literal)
     np.testing.assert_array_equal(mixed.rows, alone.rows)
     np.testing.assert_array_equal(mixed.has, alone.has)
     np.testing.assert_array_equal(mixed.theta, alone.theta)
@@ -175,7 +175,7 @@ def test_a_single_group_keeps_its_means_bit_for_bit(literal: bool, sites: Sites)
 @given(federations())
 def test_mixtures_stay_between_what_was_mixed(sites: Sites) -> None:
     groups = sites.groups()
-    mixed = between(groups)
+    mixed = mix_groups(groups)
     slack = 1e-9
     assert (mixed.theta <= groups.theta.max(axis=0) + slack).all()
     assert (mixed.theta >= groups.theta.min(axis=0) - slack).all()
@@ -191,7 +191,7 @@ def test_mixtures_stay_between_what_was_mixed(sites: Sites) -> None:
 def test_printed_zeros_do_not_stay_between_what_was_mixed() -> None:
     groups = some_sites().groups()
     had = groups.rows[groups.has[:, 0], 0]
-    literal = between(groups, literal_absent=True)
+    literal = mix_groups(groups, literal_absent=True)
     assert (literal.rows[2, 0] < had.min(axis=0)).any()
 
 
@@ -199,8 +199,8 @@ def test_printed_zeros_do_not_stay_between_what_was_mixed() -> None:
 def test_the_order_of_groups_does_not_matter(sites: Sites, seed: int) -> None:
     groups = sites.groups()
     order = np.random.default_rng(seed).permutation(len(groups.rows))
-    shuffled = between(Groups(groups.rows[order], groups.has[order], groups.theta[order]))
-    mixed = between(groups)
+    shuffled = mix_groups(Groups(groups.rows[order], groups.has[order], groups.theta[order]))
+    mixed = mix_groups(groups)
     assert same(shuffled, Groups(mixed.rows[order], mixed.has[order], mixed.theta[order]))
 
 
@@ -216,7 +216,7 @@ def test_no_row_is_a_mean_over_fewer_than_the_minimum(sites: Sites) -> None:
 def test_a_withheld_sum_is_never_read() -> None:
     sums = np.full((1, 2, 2), np.nan)
     sums[0, 0] = 6.0
-    groups = within(sums, np.array([[3, 2]]), np.zeros((1, 1)), np.array([3]), 3)
+    groups = means_within_groups(sums, np.array([[3, 2]]), np.zeros((1, 1)), np.array([3]), 3)
     assert groups.has.tolist() == [[True, False]]
     assert groups.rows.tolist() == [[[2.0, 2.0], [0.0, 0.0]]]
 
@@ -237,7 +237,9 @@ def test_counts_that_make_no_sense_are_refused(
     holders: list[list[int]], members: list[int], min_holders: int, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        within(np.zeros((1, 1, 2)), np.array(holders), np.zeros((1, 4)), np.array(members), min_holders)
+        means_within_groups(
+            np.zeros((1, 1, 2)), np.array(holders), np.zeros((1, 4)), np.array(members), min_holders
+        )
 
 
 def test_groups_that_do_not_fit_together_are_refused() -> None:

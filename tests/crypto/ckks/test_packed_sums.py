@@ -11,7 +11,15 @@ from tenseal import sealapi
 from crypto.ckks.circuit import Circuit
 from crypto.ckks.packed_sums import PackedSums
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import DENOMINATOR, DOUBLINGS, PROTOTYPE, UNIT_SCALE, Ciphertext, Level, level_id
+from crypto.ckks.parameters import (
+    DENOMINATOR,
+    DOUBLINGS,
+    PROTOTYPE,
+    UNIT_SCALE,
+    Ciphertext,
+    CkksLevel,
+    level_id,
+)
 from crypto.ckks.serialization import load
 from tests.crypto.ckks_reference import group
 
@@ -46,7 +54,7 @@ def sums(circuit: Circuit, packing: Packing, values: Sequence[Array]) -> list[ND
     products = [partial(circuit.multiply, each, each) for each in fresh]
     totals = list(PackedSums(circuit, packing).sums(products))
     for total in totals:
-        assert list(total.parms_id()) == level_id(Level.PRODUCT)
+        assert list(total.parms_id()) == level_id(CkksLevel.PRODUCT)
         assert circuit.rescale(circuit.scale_up(total, UNIT_SCALE)).scale == DENOMINATOR.scale
     return [group().secret.decrypt(total) for total in totals]
 

@@ -15,8 +15,8 @@ from crypto.ckks.parameters import (
     PROTOTYPE,
     SCALE,
     Ciphertext,
+    CkksLevel,
     Form,
-    Level,
     answer_forms,
     context,
     level_id,
@@ -89,9 +89,9 @@ def transparent(form: Form, blob: bytes) -> bytes:
 
 
 UPLOAD_TWINS = [
-    ("check_scale", lambda: fresh(Form(Level.UPLOAD, 2 * SCALE, 1))),
-    ("check_level", lambda: fresh(Form(Level.PRODUCT, SCALE, 1))),
-    ("check_level", lambda: fresh(Form(Level.ANSWER, SCALE, 1))),
+    ("check_scale", lambda: fresh(Form(CkksLevel.UPLOAD, 2 * SCALE, 1))),
+    ("check_level", lambda: fresh(Form(CkksLevel.PRODUCT, SCALE, 1))),
+    ("check_level", lambda: fresh(Form(CkksLevel.ANSWER, SCALE, 1))),
     ("check_length", lambda: fresh(PROTOTYPE) + b"\0"),
     ("check_length", lambda: dump(load(sealapi.Ciphertext(), fresh(PROTOTYPE)))),
     ("check_not_transparent", lambda: transparent(PROTOTYPE, fresh(PROTOTYPE))),
@@ -110,7 +110,7 @@ def test_an_upload_in_another_form_is_refused(
 
 
 def test_a_correction_at_the_prototypes_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    twin = fresh(Form(Level.PRODUCT, SCALE, 1))
+    twin = fresh(Form(CkksLevel.PRODUCT, SCALE, 1))
     with pytest.raises(MalformedError, match="scale"):
         validate(fresh(PROTOTYPE), twin)
     weaken(monkeypatch, "check_scale")
@@ -151,7 +151,7 @@ def test_an_answer_of_another_scale_would_change_what_a_site_reads(
 
 
 def test_an_answer_of_another_level_is_refused(answer: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
-    blob = fresh(Form(Level.PRODUCT, answer_forms(COMPLEMENT, 1)[0].scale, 1))
+    blob = fresh(Form(CkksLevel.PRODUCT, answer_forms(COMPLEMENT, 1)[0].scale, 1))
     with pytest.raises(MalformedError):
         unprotect(blob, answer.blobs[1])
     weaken(monkeypatch, "check_level")
@@ -244,7 +244,7 @@ def test_a_flipped_bit_at_the_front_is_refused_or_changes_nothing_that_counts(
     except MalformedError:
         return
     assert (ciphertext.size(), ciphertext.scale) == (2, SCALE)
-    assert list(ciphertext.parms_id()) == level_id(Level.UPLOAD)
+    assert list(ciphertext.parms_id()) == level_id(CkksLevel.UPLOAD)
 
 
 @given(content=st.binary(max_size=200))

@@ -163,13 +163,13 @@ def test_order_does_not_matter_and_equal_steps_are_put_together() -> None:
 def test_counted_releases_are_those_of_a_list_to_the_last_bit() -> None:
     release = GaussianRelease(13.7, 5130)
     for count in (1, 3, 10, 97, 1000):
-        assert Composed().and_releases(count, release) == Composed.of([release] * count)
+        assert Composed().with_releases(count, release) == Composed.of([release] * count)
 
 
 def test_counted_releases_are_added_to_those_before_them() -> None:
     """The grid's part in the cost grows with the number of coordinates."""
     before = Composed.of([GaussianRelease(2.0, 5130)])
-    after = before.and_releases(3, GaussianRelease(4.0, 100))
+    after = before.with_releases(3, GaussianRelease(4.0, 100))
     assert (after.squares, after.coordinates) == (1 / 4 + 3 / 16, 5130 + 300)
 
 

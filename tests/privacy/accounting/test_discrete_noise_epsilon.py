@@ -75,10 +75,10 @@ def test_the_sum_over_coordinates_is_bounded_with_room(monkeypatch: pytest.Monke
 
 def test_discreteness_costs_next_to_nothing() -> None:
     """A hundred releases of ten classes with 512 features, and a thousand of a thousand with 2048."""
-    usual = Composed().and_releases(100, GaussianRelease(13.9, 10 * 513)).slack()
+    usual = Composed().with_releases(100, GaussianRelease(13.9, 10 * 513)).slack()
     assert usual.epsilon < 5e-8
     assert usual.delta < 1e-11
-    huge = Composed().and_releases(1000, GaussianRelease(44.0, 1000 * 2049)).slack()
+    huge = Composed().with_releases(1000, GaussianRelease(44.0, 1000 * 2049)).slack()
     assert huge.epsilon < 2e-4
     assert huge.factor < 1.0001
 

@@ -16,7 +16,7 @@ from privacy.accounting.renyi_filter import ORDERS, costs, filtered_epsilon
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.accountants_by_name import accountant_of
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Limit, Release, Spending
+from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 
 DELTA = 1e-5
@@ -102,7 +102,7 @@ def opened(path: Path, accountant: Accounting, limit: float = 9.0) -> Ledger:
 
 
 def spending(event: Event, agreement: int, number: int = 1) -> Spending:
-    return Spending(Release(f"run-{agreement}", number, "any"), bytes([agreement] * 32), event)
+    return Spending(ReleaseName(f"run-{agreement}", number, "any"), bytes([agreement] * 32), event)
 
 
 @pytest.mark.parametrize(

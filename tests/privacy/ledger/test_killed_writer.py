@@ -13,7 +13,7 @@ import pytest
 
 from privacy.errors import LedgerError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Release
+from privacy.ledger.entries import ReleaseName
 from tests.support.budgets import LIMIT, open_ledger, spending
 from tests.support.marks import full_but
 from tests.support.spending_process import Settings, exposed_in, limit_after
@@ -47,8 +47,8 @@ def check_nothing_hidden(settings: Settings) -> None:
     """All that left is in the ledger, which goes on."""
     sent = settings.sent.read_text(encoding="utf-8").split() if settings.sent.exists() else []
     ledger = open_ledger(settings.ledger)
-    assert all(ledger.spent(Release(settings.run, int(number), "prototypes")) for number in sent)
-    assert 0 <= len(ledger.history) - len(sent) <= 1 + ledger.spent(Release("run-0", 1, "prototypes"))
+    assert all(ledger.spent(ReleaseName(settings.run, int(number), "prototypes")) for number in sent)
+    assert 0 <= len(ledger.history) - len(sent) <= 1 + ledger.spent(ReleaseName("run-0", 1, "prototypes"))
     before = ledger.epsilon_spent()
     ledger.spend(spending(9, "run-2"))
     assert open_ledger(settings.ledger).epsilon_spent() > before
@@ -142,9 +142,9 @@ def run_two(folder: Path, **others: object) -> tuple[list[Settings], list[str]]:
     return both, [process.log() for process in processes]
 
 
-def sent_by(both: list[Settings]) -> list[Release]:
+def sent_by(both: list[Settings]) -> list[ReleaseName]:
     return [
-        Release(each.run, int(number), "prototypes")
+        ReleaseName(each.run, int(number), "prototypes")
         for each in both
         if each.sent.exists()
         for number in each.sent.read_text(encoding="utf-8").split()

@@ -18,7 +18,7 @@ from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, GaussianRelease, event_from_json, event_to_json
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Limit, Release, Spending
+from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.remaining_budget import MOST_RELEASES, MOST_STEPS, remaining
 from privacy.units import Unit
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def training(steps: int, noise: float = 100.0) -> Spending:
-    return Spending(Release("run-1", 1, "extractor"), bytes(32), DpSgd(noise, 0.01, steps))
+    return Spending(ReleaseName("run-1", 1, "extractor"), bytes(32), DpSgd(noise, 0.01, steps))
 
 
 @pytest.mark.parametrize(("noise", "releases"), [(1.39, 1), (6.2, 20), (13.9, 100)])
@@ -191,7 +191,7 @@ def test_spent_epsilon_never_decreases(events: list[Event]) -> None:
         path, limit = Path(folder) / "heart.ledger", Limit(5.0, 1e-5)
         ledger, before = open_ledger(path, limit=limit), 0.0
         for number, event in enumerate(events):
-            asked = Spending(Release("run", number, "it"), b"", event)
+            asked = Spending(ReleaseName("run", number, "it"), b"", event)
             total = exact_epsilon((*ledger.history, event), limit.delta)
             try:
                 ledger.spend(asked)

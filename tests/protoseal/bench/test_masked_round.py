@@ -12,7 +12,7 @@ import crypto.pairwise.shares
 import protoseal_wire.class_presence
 from agreement import Agreement, MaskingSection
 from protoseal.bench import masked_round
-from protoseal.bench.masked_round import Float, Round, play
+from protoseal.bench.masked_round import Float, MaskedRound, play
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 
@@ -63,7 +63,7 @@ def test_bytes_are_those_of_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_result_that_is_another_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = masked_round._check_mean
 
-    def over_one(agreement: Agreement, played: Round, rows: Sequence[Float]) -> None:
+    def over_one(agreement: Agreement, played: MaskedRound, rows: Sequence[Float]) -> None:
         real(agreement, played, rows[:1])
 
     monkeypatch.setattr(masked_round, "_check_mean", over_one)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from torchvision.datasets import MNIST
 
 from protoseal.bench.record import Case, Spent, compare, peak_memory, write_record
-from protoseal.bench.train import CIFAR, NETWORKS, Plan, measure
+from protoseal.bench.train import CIFAR, NETWORKS, TrainingBenchmark, measure
 from protoseal.cli import main
 
 TINY = ("--sites", 2, "--samples", 6, "--batch", 4, "--repeats", 1, "--growth-samples", 5, "--device", "cpu")
@@ -138,7 +138,7 @@ def test_bench_train_runs_every_network(model: str, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_hundred_sites_of_fedpcs_network_fit() -> None:
     """100 sites × the network for CIFAR-10, with its 50 000 images among them, in 4 GiB; here of a step each."""
-    plan = Plan(*(1, 1, 10, 1), growth=(), memory_sites=100, memory_samples=20, device="cpu")
+    plan = TrainingBenchmark(*(1, 1, 10, 1), growth=(), memory_sites=100, memory_samples=20, device="cpu")
     *_, case = measure(plan)
     sites, peak = case.what["sites"], case.what["peak_rss_bytes"]
     assert sites == 100

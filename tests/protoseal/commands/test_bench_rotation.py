@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from crypto.protection import Rows
 from crypto.rotation import RotationSite
-from protoseal.bench.rotation import Plan, measure
+from protoseal.bench.rotation import RotationBenchmark, measure
 from protoseal.cli import main
 
 TINY = ("--sites", 3, "--classes", 2, "--dim", 4, "--repeats", 1)
@@ -58,4 +58,4 @@ def test_answers_that_do_not_turn_back_are_not_timed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(RotationSite, "unprotect", off)
     with pytest.raises(RuntimeError, match="rotated back, differ"):
-        list(measure(Plan(sites=2, classes=1, dim=3, repeats=1, growth=())))
+        list(measure(RotationBenchmark(sites=2, classes=1, dim=3, repeats=1, growth=())))

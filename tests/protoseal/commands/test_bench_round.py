@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from protoseal.bench import round as bench_round
 from protoseal.bench.record import Spent
-from protoseal.bench.round import Part, Plan, measure
+from protoseal.bench.round import RoundBenchmark, RoundCosts, measure
 from protoseal.cli import main
 
 TINY = ("--sites", 3, "--samples", 44, "--dim", 4, "--repeats", 1)
@@ -80,15 +80,15 @@ def test_protections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         real(course)
 
     monkeypatch.setattr(bench_round.Course, "advance", told)
-    cases = list(measure(Plan(sites=3, samples=44, dim=4, repeats=1)))
+    cases = list(measure(RoundBenchmark(sites=3, samples=44, dim=4, repeats=1)))
     assert advanced == ["plain", "masked", "ckks"] * 2
     assert {len(case.spent) for case in cases} == {1}  # one round of the two counts for nothing
 
 
 def test_ratios() -> None:
     """Training that others made slow is not held against a protection where it counts as the same."""
-    base = Part(Spent(12.0, 10.0), Spent(10.0, 8.0), 10.0, 1.0, 0.5, 0.0, 0.0)
-    ours = Part(Spent(24.0, 15.0), Spent(20.0, 12.0), 20.0, 2.0, 1.0, 0.0, 0.0)
+    base = RoundCosts(Spent(12.0, 10.0), Spent(10.0, 8.0), 10.0, 1.0, 0.5, 0.0, 0.0)
+    ours = RoundCosts(Spent(24.0, 15.0), Spent(20.0, 12.0), 20.0, 2.0, 1.0, 0.0, 0.0)
     ratios = bench_round._ratios([ours], [base], sites=2)
     assert ratios == {
         "over_plain": 2.0,

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd
-from privacy.ledger.entries import Limit, Release, Spending
+from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
     ledger = open_ledger(path)
     ledger.spend(spending(1))
     ledger.spend(spending(3))
-    ledger.spend(Spending(Release("run-2", 1, "extractor"), bytes(32), DpSgd(100.0, 0.01, 3)))
+    ledger.spend(Spending(ReleaseName("run-2", 1, "extractor"), bytes(32), DpSgd(100.0, 0.01, 3)))
     return path
 
 

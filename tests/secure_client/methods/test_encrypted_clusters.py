@@ -14,8 +14,8 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
-from secure_client.methods.clusters import Clustered
-from secure_client.methods.encrypted_clusters import EncryptedClustered
+from secure_client.methods.encrypted_clusters import EncryptedClusters
+from secure_client.methods.plain_clusters import PlainClusters
 from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
@@ -113,7 +113,7 @@ def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ClusterPl
 @pytest.mark.parametrize(
     ("owner", "name", "double", "shows"),
     [
-        (EncryptedClustered, "_take", Clustered._take, ImplausibleError),
+        (EncryptedClusters, "_take", PlainClusters._take, ImplausibleError),
         (Trainee, "keep_base", lambda *_: None, AssertionError),
     ],
     ids=["raising", "stating the old base"],

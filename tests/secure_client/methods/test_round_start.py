@@ -57,7 +57,7 @@ def test_groups_that_are_no_partition_or_too_small_are_refused(
 
 
 def test_a_site_in_two_groups_is_refused_also_where_the_message_would_allow_it(play: MaskedPlay) -> None:
-    starts = play.site(A).session._method._starts  # type: ignore[attr-defined]
+    starts = play.site(A).session._exchange._starts  # type: ignore[attr-defined]
     with pytest.raises(Violation, match="one site is in two groups"):
         starts._check_partition(((A, B, C), (A, C, D)))
 
@@ -97,7 +97,7 @@ def test_enough_sites_but_too_few_of_the_own_group(open_sites: OpenSites) -> Non
 def test_a_member_that_states_no_keys_has_no_part_in_a_masked_sum(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = play.site(D).session._method
+    method = play.site(D).session._exchange
     monkeypatch.setattr(method, "stated", lambda _: (b"", None))
     begun = play.attempt(*EVERYONE)
     with pytest.raises(Violation, match="clinic-d states no keys for its masks"):

@@ -36,7 +36,7 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 
 def method_of(play: MaskedPlay, name: str) -> Sums:
-    method = play.site(name).session._method
+    method = play.site(name).session._exchange
     assert isinstance(method, Sums)
     return method
 

@@ -15,7 +15,7 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from agreement import Agreement, Method, Norm, Part, PrivacySection
+from agreement import Agreement, Method, ModelPart, Norm, PrivacySection
 from agreement.recipe import Trains
 from algorithms.model_outputs import Outputs
 from algorithms.pfpl.objective import Objective
@@ -99,7 +99,7 @@ def test_projection_is_in_no_state_no_parameters_and_no_average() -> None:
     model, plain = projected(), small()
     assert len(list(model.parameters())) == len(list(plain.parameters()))
     assert not any("projection" in name for name in model.state_dict())
-    for part in (Part.EXTRACTOR, Part.MODEL, Part.NOT_NORMS):
+    for part in (ModelPart.EXTRACTOR, ModelPart.MODEL, ModelPart.NOT_NORMS):
         assert Averaged(model, part).sizes == Averaged(plain, part).sizes
     again = projected(seed=1)
     again.load_state_dict(model.state_dict())

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agreement import Agreement, FedpcSection, Method, Part, Predicts, TrainingSection
+from agreement import Agreement, FedpcSection, Method, ModelPart, Predicts, TrainingSection
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, read_prototypes
@@ -249,4 +249,4 @@ def test_other_methods_have_no_scores(site: Site) -> None:
 
 
 def test_every_part_is_here() -> None:
-    assert {PARTS[method] for method in METHODS} == set(Part)
+    assert {PARTS[method] for method in METHODS} == set(ModelPart)

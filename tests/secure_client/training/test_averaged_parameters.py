@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agreement import Part
+from agreement import ModelPart
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
 from secure_client.training.averaged_parameters import Averaged
@@ -201,7 +201,7 @@ def many_norms() -> Any:
     return ManyNorms()
 
 
-def moved_by(part: Part) -> set[str]:
+def moved_by(part: ModelPart) -> set[str]:
     """The names whose values change when a vector of that part is loaded."""
     model = many_norms()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -211,50 +211,52 @@ def moved_by(part: Part) -> set[str]:
 
 
 def test_not_norms_is_all_but_what_normalises() -> None:
-    assert moved_by(Part.NOT_NORMS) == NOT_NORMS
+    assert moved_by(ModelPart.NOT_NORMS) == NOT_NORMS
     parameters = 4 * 9 + 4 + 4 * 3 + 3 + 3 * 2 + 2
-    assert Averaged(many_norms(), Part.NOT_NORMS).sizes == (parameters, 1)
+    assert Averaged(many_norms(), ModelPart.NOT_NORMS).sizes == (parameters, 1)
 
 
 def test_the_model_is_everything_but_the_counts_of_batches() -> None:
     state = many_norms().state_dict()
-    assert moved_by(Part.MODEL) == {name for name in state if "num_batches" not in name}
-    parameters, buffers = Averaged(many_norms(), Part.MODEL).sizes
+    assert moved_by(ModelPart.MODEL) == {name for name in state if "num_batches" not in name}
+    parameters, buffers = Averaged(many_norms(), ModelPart.MODEL).sizes
     assert parameters == sum(each.numel() for each in many_norms().parameters())
     assert buffers == 1 + 2 * (4 + 4)  # scale, and two layers' running means and variances
 
 
 def test_the_extractor_is_everything_before_the_classifier() -> None:
-    assert moved_by(Part.EXTRACTOR) == {
-        name for name in moved_by(Part.MODEL) if not name.startswith("classifier")
+    assert moved_by(ModelPart.EXTRACTOR) == {
+        name for name in moved_by(ModelPart.MODEL) if not name.startswith("classifier")
     }
 
 
 def test_the_vector_of_no_part_is_empty() -> None:
-    averaged = Averaged(many_norms(), Part.NOTHING)
+    averaged = Averaged(many_norms(), ModelPart.NOTHING)
     assert averaged.sizes == (0, 0)
     assert averaged.vector().shape == (0,)
-    assert moved_by(Part.NOTHING) == set()
+    assert moved_by(ModelPart.NOTHING) == set()
     with pytest.raises(ModelError, match=r"shape \(1,\), the model's part \(0,\)"):
         averaged.load(np.ones(1))
 
 
 def test_only_the_extractor_needs_a_classifier_of_its_own() -> None:
     undivided: Any = Undivided()
-    for part in (Part.MODEL, Part.NOT_NORMS, Part.NOTHING):
-        assert sum(Averaged(undivided, part).sizes) == (0 if part is Part.NOTHING else 6)
+    for part in (ModelPart.MODEL, ModelPart.NOT_NORMS, ModelPart.NOTHING):
+        assert sum(Averaged(undivided, part).sizes) == (0 if part is ModelPart.NOTHING else 6)
 
 
-@pytest.mark.parametrize("part", list(Part))
-def test_each_part_comes_back_as_it_was(part: Part) -> None:
+@pytest.mark.parametrize("part", list(ModelPart))
+def test_each_part_comes_back_as_it_was(part: ModelPart) -> None:
     source, target = many_norms(), many_norms()
     with torch.no_grad():
         for each in (*source.parameters(), *(b for b in source.buffers() if b.is_floating_point())):
             each.add_(torch.rand_like(each))
     Averaged(target, part).load(Averaged(source, part).vector())
     assert np.array_equal(Averaged(target, part).vector(), Averaged(source, part).vector())
-    whole = np.array_equal(Averaged(target, Part.MODEL).vector(), Averaged(source, Part.MODEL).vector())
-    assert whole is (part is Part.MODEL)
+    whole = np.array_equal(
+        Averaged(target, ModelPart.MODEL).vector(), Averaged(source, ModelPart.MODEL).vector()
+    )
+    assert whole is (part is ModelPart.MODEL)
 
 
 def test_a_running_variance_below_zero_is_loaded_as_zero() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from agreement import Optimiser, Part
+from agreement import ModelPart, Optimiser
 from agreement.recipe import Recipe, Stage, Trains
 from algorithms.baselines import cross_entropy
 from algorithms.prototypes import Targets
@@ -54,7 +54,7 @@ def make_learner(optimiser: Optimiser = Optimiser.SGD, *, seed: int = 0, **recip
     return Learner(
         make_model(seed),
         SiteData(TRAIN, TEST),
-        Recipe(cross_entropy.Objective(), averages=Part.MODEL, **recipe),
+        Recipe(cross_entropy.Objective(), averages=ModelPart.MODEL, **recipe),
         Schedule(LR, MOMENTUM, DECAY, BATCH, EPOCHS, optimiser),
         site=SITE,
         seed=SEED,

@@ -13,7 +13,7 @@ import pytest
 
 from agreement import Agreement, Protection
 from agreement.payload_forms import result_form
-from algorithms.fedpc.aggregation import between, within
+from algorithms.fedpc.aggregation import means_within_groups, mix_groups
 from crypto.pki import TrustAnchor
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
@@ -163,10 +163,10 @@ def expected(
         holders.append(holds.sum(axis=0))
         theta.append(np.sum([extractor_of(site, number) for site in staying], axis=0))
         members.append(len(staying))
-    means = within(
+    means = means_within_groups(
         np.array(rows), np.array(holders), np.array(theta), np.array(members), agreement.min_holders
     )
-    mixed = between(means)
+    mixed = mix_groups(means)
     results = zip(going_on, mixed.rows.reshape(-1, CLASSES * DIM), mixed.theta, mixed.has, strict=True)
     return {
         site: (np.concatenate([rows_j, theta_j]), has_j.astype(np.float64))

@@ -267,7 +267,7 @@ def test_the_simulation_notices_a_weakened_machine(
 
 @pytest.mark.parametrize(
     ("name", "weakened", "violation"),
-    [("failed", never_gives_up, "goes on|UNMASK"), ("within_full_time", any_deadline, "recedes")],
+    [("fail_attempt", never_gives_up, "goes on|UNMASK"), ("within_full_time", any_deadline, "recedes")],
 )
 def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
     name: str, weakened: Callable[..., object], violation: str, monkeypatch: pytest.MonkeyPatch

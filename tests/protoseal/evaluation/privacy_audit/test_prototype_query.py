@@ -21,7 +21,7 @@ from protoseal.cli import main
 from protoseal.commands import budget_audit
 from protoseal.evaluation.privacy_audit.audit import Audit, Verdict, audit, plan_of
 from protoseal.evaluation.privacy_audit.canary_bound import Guesses, fair_coins
-from protoseal.evaluation.privacy_audit.power import Plan
+from protoseal.evaluation.privacy_audit.power import AuditPlan
 from protoseal.evaluation.privacy_audit.prototype_query import LENGTH, QueryUnderAudit
 from tests.support.audit_doubles import NOISE, SHAPES, Double, Shape, misshape_query, weaken_query
 from tests.support.config_files import AGREEMENT, write
@@ -153,7 +153,7 @@ def test_few_canaries_are_too_weak() -> None:
 
 def test_little_confidence_in_a_refutation_is_no_power() -> None:
     """Where the level is 0.7, half the noise passes more often than is taken for power."""
-    plan = Plan(canaries=400, made=96, level=0.7, refuting=61, missed=0.48, doubtful=90)
+    plan = AuditPlan(canaries=400, made=96, level=0.7, refuting=61, missed=0.48, doubtful=90)
     assert Audit(plan, Guesses(400, 96, 60)).verdict is Verdict.TOO_WEAK
     assert Audit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is Verdict.STANDS
 

@@ -20,8 +20,8 @@ from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.errors import Violation
-from secure_client.methods.base import Parts, ResultSummary
-from secure_client.methods.group_members import Members
+from secure_client.methods.base import ExchangeParts, ResultSummary
+from secure_client.methods.group_members import GroupMembers
 from secure_client.methods.round_start import Starts
 from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
@@ -37,21 +37,21 @@ class Received(NamedTuple):
     averaged: Float
 
 
-class Clustered:
+class PlainClusters:
     """Clustering method under ``plain``: all members are one group, and each sends all values in one step."""
 
     scheme = PLAIN
     """Scheme of results."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ExchangeParts) -> None:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
         self._journal, self._setup, self._masks = parts.journal, parts.setup, parts.masks
         self._limits = limits_of(parts.agreement)
         self._starts = Starts(parts)
-        self._members = Members(parts, self._starts)
+        self._members = GroupMembers(parts, self._starts)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """See :class:`secure_client.methods.base.Method`, here and below."""
+        """See :class:`secure_client.methods.base.SiteExchange`, here and below."""
         caught_up = self._starts.checked(key, start, self._trainee.base)
         if caught_up is not None:
             # The base belongs to the round before: a model already trained in this round from another base is

@@ -1,4 +1,4 @@
-"""PFPL at a site: the site sends prototypes, receives a combination of its peers' and computes its next targets."""
+"""Combinations of peers' prototypes at a site, for PFPL and extensions: its next targets follow from them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import opening
 from secure_client.errors import Violation
-from secure_client.methods.base import Parts, ResultSummary
+from secure_client.methods.base import ExchangeParts, ResultSummary
 from secure_client.protocol.single_phase_exchange import site_half
 
 _log = logging.getLogger("protoseal.site")
 
 
-class Pfpl:
-    """PFPL's rounds at a site. Every site receives an individual answer, so there are no groups and no common base.
+class PeerCombinations:
+    """PEERS rounds at a site: each site receives an individual answer, so there are no groups and no common base.
 
     No answer of the site depends on a decryption (Li and Micciancio, eprint 2020/1533).
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ExchangeParts) -> None:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
         self._setup, self._participants = parts.setup, parts.participants
         self._limits = limits_of(parts.agreement)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """See :class:`secure_client.methods.base.Method`, here and below."""
+        """See :class:`secure_client.methods.base.SiteExchange`, here and below."""
         check_nothing_given(key, start)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, None]:  # noqa: ARG002 (the interface's argument)

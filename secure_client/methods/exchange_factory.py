@@ -1,0 +1,50 @@
+"""Factory of a run's exchange at a site, by the agreed method and protection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agreement import Agreement
+from agreement.round_plan import ExchangeKind
+from secure_client.methods.base import ExchangeParts, SiteExchange
+from secure_client.methods.encrypted_clusters import EncryptedClusters
+from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
+from secure_client.methods.extension_sums import ExtensionSums
+from secure_client.methods.masked_clusters import MaskedClusters
+from secure_client.methods.peer_combinations import PeerCombinations
+from secure_client.methods.plain_clusters import PlainClusters
+from secure_client.methods.sums import Sums
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.masked_sum import MaskedSum
+from secure_client.protocol.participants import Participants
+from secure_client.protocol.setup import Party, Setup
+from secure_client.site_model.checkpointed_learner import Trainee
+
+_EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeParts], SiteExchange]] = {
+    ExchangeKind.PLAIN_PEERS: PeerCombinations,
+    ExchangeKind.ROTATED_PEERS: PeerCombinations,
+    ExchangeKind.ENCRYPTED_PEERS: PeerCombinations,
+    ExchangeKind.EXTENSION_PEERS: PeerCombinations,
+    ExchangeKind.PLAIN_SUMS: Sums,
+    ExchangeKind.MASKED_SUMS: Sums,
+    ExchangeKind.ENCRYPTED_SUMS: EncryptedSums,
+    ExchangeKind.ENCRYPTED_GROUPS: EncryptedGroupSums,
+    ExchangeKind.EXTENSION_SUMS: ExtensionSums,
+    ExchangeKind.PLAIN_CLUSTERS: PlainClusters,
+    ExchangeKind.MASKED_CLUSTERS: MaskedClusters,
+    ExchangeKind.ENCRYPTED_CLUSTERS: EncryptedClusters,
+}
+
+
+def build_exchange(
+    agreement: Agreement,
+    party: Party,
+    trainee: Trainee,
+    journal: Journal,
+    setup: Setup,
+    participants: Participants,
+) -> SiteExchange:
+    """Return the site's half of the agreed exchange; raise ``ValueError`` for a method that has no rounds."""
+    build = _EXCHANGES[agreement.plan.exchange]
+    masks = MaskedSum(agreement, party, setup, journal)
+    return build(ExchangeParts(agreement, party.name, trainee, journal, setup, participants, masks))
