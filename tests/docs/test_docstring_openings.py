@@ -1,4 +1,4 @@
-"""The check of docstrings' first words in scripts/docstring_openings.py, and ruff's rules beside it."""
+"""Docstrings' first words: scripts/docstring_openings.py, the same check over the pages' Python, and ruff's rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from scripts.docstring_openings import faults
+from tests.support.documents import PAGES, ROOT, python_in, text_of
+
 SCRIPT = ROOT / "scripts" / "docstring_openings.py"
 
 GOOD = '''"""Masks that cancel in a sum."""
@@ -32,6 +34,8 @@ class Mask:
         """Add the mask; whose sign depends on the site's order."""
         "".join(["Of", "What"])
 '''
+
+BAD = 'seed: bytes; """Whose seed."""'
 
 
 def opened(folder: Path, source: str, name: str = "algorithms/masks.py") -> subprocess.CompletedProcess[str]:
@@ -90,6 +94,14 @@ def test_a_folder_without_the_packages_is_refused(tmp_path: Path) -> None:
         subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, check=False).returncode
         == 1
     )
+
+
+def test_docstrings_in_the_python_of_pages_open_with_a_noun_or_a_verb() -> None:
+    sources = [(page, source) for page in PAGES for source in python_in(text_of(page))]
+    assert len(sources) >= 3
+    assert [(page, *fault) for page, source in sources for fault in faults(source)] == []
+    (source,) = python_in(f"1. Write:\n\n    ```python\n    {BAD}\n    ```\n")
+    assert list(faults(source)) == [(1, "Whose")]
 
 
 @pytest.mark.parametrize(

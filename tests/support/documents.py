@@ -39,6 +39,11 @@ def blocks(text: str) -> list[str]:
     return [body for _, body in _code(text)]
 
 
+def python_in(text: str) -> list[str]:
+    """Return the fenced Python of a page."""
+    return [body for language, body in _code(text) if language == "python"]
+
+
 def _code(text: str) -> list[tuple[str, str]]:
     """Blocks of code, each with its language, which is empty where none is given."""
     fenced = [(language, textwrap.dedent(body)) for language, body in _FENCED.findall(text)]
