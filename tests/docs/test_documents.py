@@ -122,8 +122,8 @@ def test_every_file_and_name_in_code_type_is_one_of_the_project() -> None:
 
 
 def test_every_page_of_the_site_names_its_reader() -> None:
-    pages = [page for page in PAGES if page.startswith("docs/") and not page.startswith("docs/adr/0")]
-    assert len(pages) > 25
+    pages = [page for page in PAGES if page.startswith("docs/") or page == "CONTRIBUTING.md"]
+    assert len(pages) > 45
     opening = re.compile(r"# [^\n]+\n\n\*For .+?\*\n", re.S)
     assert [page for page in pages if not opening.match(text_of(page))] == []
 

@@ -153,5 +153,6 @@ def source_files() -> Iterator[Path]:
         "*.Dockerfile",
     ):
         for path in ROOT.rglob(pattern):
-            if not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
+            parts = path.relative_to(ROOT).parts
+            if parts[0] not in ("build", "dist") and not any(part.startswith(".") for part in parts):
                 yield path
