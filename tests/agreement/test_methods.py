@@ -75,7 +75,9 @@ def test_every_method_has_its_familys_session_and_exchange(method: Method, tmp_p
 
 
 def test_methods_differ_in_what_they_exchange_or_compute() -> None:
-    """In what it exchanges and what a site does with it; controls alone train as PFPL does, without its answers."""
+    """Methods differ in what they exchange or in what a site computes; controls alone train as PFPL does, without its
+    answers.
+    """
     courses: dict[Method, Hashable] = {
         method: (method.traits, build_recipe(method_agreement(method))) for method in AGREED
     }

@@ -68,7 +68,7 @@ def test_a_wrong_party_file_is_refused_in_a_line(
 
 
 def test_a_threshold_that_so_many_sites_cannot_keep_is_refused(tmp_path: Path) -> None:
-    """With what else than PFPL is computed on ciphertexts it has nothing to do."""
+    """The threshold matters to PFPL alone, among the methods that are computed on ciphertexts."""
     sites = [f"site-{n}" for n in range(60)]
     for changes in ({}, FEDPC | {"protection": "ckks"}):
         write(tmp_path / "agreement.toml", AGREEMENT | {"agreement_threshold": 1e-6} | changes)

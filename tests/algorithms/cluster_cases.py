@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def alignment_by_loop(batch: Case, features: list[Vector], reference: Reference) -> float:
-    """The mean over the samples whose class has a cluster."""
+    """Return the mean over the samples whose class has a cluster."""
     rows, labels = batch.clusters.rows.tolist(), batch.clusters.labels.tolist()
     weights = batch.clusters.weights.tolist()
     total, used = 0.0, 0
@@ -151,7 +151,9 @@ def check_stacked(loss: Loss) -> None:
 
 
 def check_without_clusters(loss: Loss) -> None:
-    """No guide, no cluster at all, or none of the batch's classes: cross entropy alone, and a gradient of 0."""
+    """Check for cross entropy alone and a gradient of 0 without a guide, without clusters, or without any for the
+    batch's classes.
+    """
     batch = case(1)
     outputs = Outputs(batch.features, batch.logits)
     first = loss(outputs, batch.labels, None)
@@ -177,7 +179,7 @@ def check_mixed_batch(loss: Loss) -> None:
 
 
 def check_weights_unread(loss: Loss) -> None:
-    """The clusters' weights in another order, which are other ones, change nothing."""
+    """Check that other weights of the clusters, the same ones in another order, change nothing."""
     batch = case(0)
     other = Clusters(batch.clusters.rows, batch.clusters.labels, batch.clusters.weights.flip(0))
     assert (batch.clusters.weights != other.weights).any()

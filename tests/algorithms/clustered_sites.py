@@ -15,7 +15,7 @@ CLASSES, DIM = 3, 6
 
 
 def samples(seed: int) -> tuple[Float, Labels]:
-    """A site's features and labels; one class has a single sample, or none."""
+    """Return a site's features and labels; one class has a single sample, or none."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES - 1, size=40)
     labels[0] = rng.integers(0, CLASSES)
@@ -29,7 +29,7 @@ def sites(seed: int) -> list[LocalClusters]:
 
 
 def by_class(federation: Sequence[LocalClusters]) -> tuple[list[Float], list[Labels]]:
-    """For each class, all sites' local prototypes, and whose they are."""
+    """Return all sites' local prototypes of each class, and the sites that they belong to."""
     rows = [np.concatenate([site.rows[site.labels == k] for site in federation]) for k in range(CLASSES)]
     owners = [
         np.concatenate([np.full(int((site.labels == k).sum()), i) for i, site in enumerate(federation)])
@@ -43,7 +43,7 @@ def grams(rows: Sequence[Float]) -> list[Float]:
 
 
 def of_site(assignment: Assignment, owners: Sequence[Labels], site: int) -> Labels:
-    """The clusters of one site's prototypes, in its own order."""
+    """Return the clusters of one site's prototypes, in the site's own order."""
     parts = [each[who == site] for each, who in zip(assignment.of_row, owners, strict=True)]
     return np.concatenate(parts)
 
@@ -55,7 +55,7 @@ def total_of(
     *,
     weighted_centres: bool,
 ) -> Contribution:
-    """What the protections do: each site's own share, added up."""
+    """Add up each site's own share, which is the work of the protections."""
     clusters = len(assignment.labels)
     shares = [
         contribution(site, of_site(assignment, owners, i), clusters, weighted_centres=weighted_centres)

@@ -12,7 +12,7 @@ from tests.algorithms.plain_lists import Matrix, Vector, distance
 
 
 def normalised(vector: Sequence[float]) -> Vector:
-    """A vector of zeros has no direction and stays as it is."""
+    """Return a vector scaled to length 1; a vector of zeros has no direction and stays as it is."""
     squares = 0.0
     for value in vector:
         squares += value * value
@@ -166,7 +166,7 @@ def fused(
 
 
 def nearest(vector: Vector, rows: Matrix, present: Sequence[bool], *, direction: bool) -> int:
-    """The class whose prototype is nearest, by direction alone or not; the lower class on a tie."""
+    """Return the class of the nearest prototype, by direction alone or not; a tie goes to the lower class."""
     best, found = math.inf, -1
     for c, row in enumerate(rows):
         if present[c]:

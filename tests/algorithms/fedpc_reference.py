@@ -13,7 +13,7 @@ from tests.algorithms.plain_lists import Matrix, Vector, distance, inner, mean
 
 
 def concatenated(prototypes: Matrix, holds: Sequence[bool]) -> Vector:
-    """A site's or a group's vector [K·d], zeros for the classes that it does not have."""
+    """Return a site's or a group's vector [K·d], with zeros for the classes that it lacks."""
     vector: Vector = []
     for row, held in zip(prototypes, holds, strict=True):
         vector += [value if held else 0.0 for value in row]
@@ -128,7 +128,7 @@ def least_inertia(points: Matrix, clusters: int) -> float:
 
 
 def merged(points: Matrix, labels: Sequence[int], min_holders: int) -> list[int]:
-    """Not in print: the smallest group below the minimum joins the nearest, again and again."""
+    """Join the smallest group below the minimum to the nearest, again and again; the paper does not print this step."""
     groups = [[i for i, other in enumerate(labels) if other == label] for label in dict.fromkeys(labels)]
     while len(groups) > 1:
         small = min(groups, key=len)

@@ -45,7 +45,7 @@ def first_neighbour_graph(vectors: Sequence[Sequence[float]]) -> list[set[int]]:
 
 
 def components(edges: list[set[int]]) -> Partition:
-    """By breadth-first search, numbered in the order of first members."""
+    """Return the components by breadth-first search, numbered in the order of their first members."""
     labels = [-1] * len(edges)
     number = 0
     for start in range(len(edges)):
@@ -67,7 +67,7 @@ def means_of(vectors: Sequence[Sequence[float]], labels: Partition) -> list[Vect
 
 
 def levels(vectors: Sequence[Sequence[float]], *, literal: bool = False) -> list[Partition]:
-    """Every partition, for two vectors or more, none of them zero."""
+    """Return every partition of two or more vectors, none of them zero."""
     points = [list(vector) if literal else unit(vector) for vector in vectors]
     found = [components(first_neighbour_graph(points))]
     while max(found[-1]) > 0:
@@ -77,7 +77,7 @@ def levels(vectors: Sequence[Sequence[float]], *, literal: bool = False) -> list
 
 
 def coarsest(found: list[Partition]) -> Partition:
-    """The coarsest with at least two clusters, or the first."""
+    """Return the coarsest partition with at least two clusters, or the first."""
     for level in reversed(found):
         if max(level) > 0:
             return level
@@ -91,7 +91,9 @@ def merged(
     min_holders: int,
     most: int = 1 << 30,
 ) -> Partition:
-    """The cluster with the fewest sites joins the nearest, while one is below ``min_holders`` or they are many."""
+    """Join the cluster with the fewest sites to the nearest while a cluster is below ``min_holders`` or there are too
+    many.
+    """
     order = list(dict.fromkeys(labels))
     labels = [order.index(label) for label in labels]
     units = [unit(vector) for vector in vectors]
@@ -141,5 +143,5 @@ def correction(
 
 
 def centre(y: int, rows: list[Vector], labels: list[int]) -> Vector:
-    """The plain mean of a class's clusters."""
+    """Return the plain mean of a class's clusters."""
     return mean([g for g, label in zip(rows, labels, strict=True) if label == y])

@@ -1,4 +1,4 @@
-"""What the literal readings of the papers share: vectors as plain lists, one number at a time."""
+"""Vectors as plain lists, one number at a time: common parts of the literal readings of the papers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Case = tuple[Tensor, Tensor, Targets]
 
 @st.composite
 def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> Case:
-    """A batch of 1 to 8 samples, and targets for some of the classes; others' rows are not numbers."""
+    """Draw a batch of 1 to 8 samples and targets for some of the classes; rows of the other classes are not numbers."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=8))
     present = np.array(draw(st.lists(st.booleans(), min_size=CLASSES, max_size=CLASSES)))

@@ -18,7 +18,7 @@ CLASSES, DIM = 5, 3
 
 
 def outputs(features: Tensor, decision: Tensor | None = None) -> Outputs:
-    """The logits say class 0 always: they are not to be looked at."""
+    """Return outputs whose logits always say class 0, since inference by prototypes must not read them."""
     logits = torch.eye(CLASSES)[torch.zeros(len(features), dtype=torch.int64)]
     return Outputs(features, logits, decision, None if decision is None else logits)
 

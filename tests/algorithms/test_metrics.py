@@ -68,7 +68,7 @@ def test_a_confusion_matrix_made_by_hand() -> None:
 
 
 def test_pm_l_is_not_the_mean_of_class_accuracies() -> None:
-    """It weighs samples: on an uneven test set, the class with more of them counts for more."""
+    """PM-L weighs samples: on an uneven test set, the class with more samples counts for more."""
     correct, counts, trained_on = np.array([10, 0]), np.array([10, 30]), np.array([1, 1])
     assert pm_l(correct, counts, trained_on) == pytest.approx(0.25)
 

@@ -66,7 +66,7 @@ def records(draw: st.DrawFn, clip: float) -> Records:
 
 
 def check_neighbours(query: PrototypeQuery, given: Records) -> None:
-    """Each record in turn is taken away: one class changes, by no more than the stated norm, and its count by W."""
+    """Check that without any one record one class changes, by no more than the stated norm, and its count by W."""
     whole = given.asked(query)
     for record, label in enumerate(given.labels.tolist()):
         rest = given.without(record).asked(query)

@@ -25,7 +25,7 @@ class Owned:
         return Owned(self.features[kept], self.labels[kept], self.owners[kept])
 
     def asked(self, query: PrototypeQuery) -> Sums:
-        """In three batches, wherever that divides a subject."""
+        """Ask in three batches, which divides a subject wherever possible."""
         third = -(-len(self.labels) // 3) or 1
         cuts = [slice(first, first + third) for first in range(0, len(self.labels), third)]
         sums = query.start(CLASSES, self.features.shape[1])
@@ -45,7 +45,7 @@ def owned(draw: st.DrawFn, clip: float) -> Owned:
 
 
 def change(query: PrototypeQuery, given: Owned, owner: int) -> int:
-    """The squared norm by which the query moves when all of one subject is taken away, over all classes."""
+    """Return the squared norm by which the query moves without one subject's records, over all classes."""
     whole, rest = given.asked(query), given.of(given.owners != owner).asked(query)
     pairs = ((whole.vectors, rest.vectors), (whole.weights, rest.weights))
     moved = [a - b for x, y in pairs for a, b in zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)]
@@ -53,7 +53,7 @@ def change(query: PrototypeQuery, given: Owned, owner: int) -> int:
 
 
 def check_subjects(query: PrototypeQuery, given: Owned) -> None:
-    """Each subject in turn is taken away, with all that it has: no more changes than one record may change."""
+    """Check that without all records of any one subject the query changes no more than by one record."""
     for owner in np.unique(given.owners).tolist():
         moved = change(query, given, owner)
         if moved > query.grid.sensitivity_squared:

@@ -57,12 +57,12 @@ class Group:
         roster_hash: bytes | None = None,
         anchor: LedgerAnchor | None = None,
     ) -> PresenceStatement:
-        """An honest statement, but for what is given."""
+        """Return an honest statement with the given changes."""
         signer, roster = self.credentials[site], roster_hash or self.roster.hash
         return sign_presence(signer, key, roster, HOLDS, base=base, keys=keys, anchor=anchor)
 
     def verify(self, statement: PresenceStatement, site: str = A, key: PhaseKey = KEY) -> None:
-        """As whoever has the roster does."""
+        """Verify a statement as any holder of the roster does."""
         verify_presence(self.roster.members[site], statement, key, self.roster.hash)
 
     def active(self, keys: Mapping[str, MaskKeys | None]) -> ActiveList:
@@ -112,7 +112,7 @@ def test_an_honest_statement_survives_the_wire_and_verifies(
 
 
 def flip(value: bytes) -> bytes:
-    """One bit of it other."""
+    """Return the bytes with one bit flipped."""
     return bytes([value[0] ^ 1]) + value[1:]
 
 

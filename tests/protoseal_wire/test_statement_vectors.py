@@ -1,4 +1,4 @@
-"""What sites state in their signatures, and what they release: frozen, with bad twins, and checked by hand as well."""
+"""Frozen vectors of signed statements and released values, with bad twins, and checked by hand as well."""
 
 from __future__ import annotations
 

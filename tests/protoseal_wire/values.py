@@ -81,7 +81,7 @@ def floats(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
 
 @st.composite
 def payloads(draw: st.DrawFn, form: PayloadForm) -> Payload:
-    """All free lengths are the same."""
+    """Draw payloads whose free lengths are all the same."""
     axes = [axis for shape in (*form.arrays, *form.words) for axis in shape if isinstance(axis, UpTo)]
     free = draw(st.integers(0, min((axis.most for axis in axes), default=0)))
 
@@ -98,7 +98,7 @@ def payloads(draw: st.DrawFn, form: PayloadForm) -> Payload:
 
 @st.composite
 def assigned_rows(draw: st.DrawFn, site: str) -> AssignedRows:
-    """As many rows as there may be, or fewer, in any of the classes and clusters that there may be."""
+    """Draw up to the largest number of rows, in any of the possible classes and clusters."""
     number = draw(st.integers(0, LIMITS.rows))
     classes, clusters = (
         draw(arrays(np.int64, number, elements=st.integers(0, most - 1)))
@@ -109,7 +109,7 @@ def assigned_rows(draw: st.DrawFn, site: str) -> AssignedRows:
 
 @st.composite
 def groups(draw: st.DrawFn) -> tuple[tuple[str, ...], ...]:
-    """Of at most as many sites as there may be, some of them cut apart."""
+    """Draw groups of up to the largest number of sites, some of them cut apart."""
     sites = draw(st.lists(names, max_size=LIMITS.sites, unique=True))
     of = [draw(st.integers(0, 2)) for _ in sites]
     cut = {group: sorted(site for site, its in zip(sites, of, strict=True) if its == group) for group in of}
@@ -117,12 +117,12 @@ def groups(draw: st.DrawFn) -> tuple[tuple[str, ...], ...]:
 
 
 def some(parts: st.SearchStrategy[object], by: str) -> st.SearchStrategy[tuple[object, ...]]:
-    """One to four, no two of which have the same ``by``."""
+    """Draw one to four values, no two of which have the same ``by``."""
     return st.lists(parts, min_size=1, max_size=4, unique_by=lambda part: getattr(part, by)).map(tuple)
 
 
 def some_shares(same: str, other: str) -> st.SearchStrategy[tuple[SealedShare, ...]]:
-    """All of one ``same``, each of another ``other``."""
+    """Draw shares that all have one ``same``, and each another ``other``."""
     shares = st.builds(SealedShare, names, names, st.binary(min_size=1, max_size=192), signatures)
     return st.builds(
         lambda name, drawn: tuple(replace(share, **{same: name}) for share in drawn),
@@ -240,7 +240,7 @@ calls = {
 
 
 def plain(value: object) -> object:
-    """The value in a form that compares bit by bit (arrays do not compare as a whole, and -0.0 equals 0.0)."""
+    """Return the value in a form that compares bit by bit (arrays do not compare as a whole, and -0.0 equals 0.0)."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, tuple):

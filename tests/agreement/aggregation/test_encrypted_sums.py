@@ -33,7 +33,7 @@ def weighed(**averaging: int) -> Agreement:
 
 
 def decrypted(sums: EncryptedSum, layout_length: int) -> Vector:
-    """A sum of three sites with these samples and classes; their models are zeros."""
+    """Return the sum over three sites with these samples and classes; their models are zeros."""
     site = SummingSite(group().secret, sums.form)
     payloads = []
     for samples, holds in zip(SAMPLES, HOLDS, strict=True):
@@ -113,7 +113,7 @@ def prototypes() -> Agreement:
 
 
 def counted(agreement: Agreement, error: float) -> tuple[ExtensionSum, Vector]:
-    """And a sum of three sites that have all classes, and zeros for prototypes."""
+    """Return the sum over three sites that have all classes, with zeros for prototypes."""
     facts = agreement.sum_facts
     values = np.zeros(facts.length)
     values[agreement.layout.length :] = 3.0

@@ -12,7 +12,7 @@ from tests.support.extensions import install_documented, installed
 
 @pytest.fixture(scope="session")
 def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where its modules and metadata lie."""
+    """Return the folder with the modules and metadata of the document's distribution."""
     folder = tmp_path_factory.mktemp("example")
     install_documented(folder)
     return folder
@@ -20,6 +20,6 @@ def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def example(example_folder: Path) -> Iterator[Path]:
-    """The same, for one test's imports to find."""
+    """Make the document's distribution importable for one test."""
     with installed(example_folder):
         yield example_folder

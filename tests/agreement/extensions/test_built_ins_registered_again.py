@@ -1,4 +1,6 @@
-"""What is built in, added once more by its parts: the same run, bit for bit where nothing is encrypted."""
+"""Built-in methods and protections registered once more from their parts: each run is the same, bit for bit if not
+encrypted.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def ran(folder: Path, method: str, protection: str, *, more: str = "", alpha: fl
 
 
 def off(one: Path, other: Path) -> float:
-    """The largest difference between what any site has after two runs, model and prototypes."""
+    """Return the largest difference between the models and prototypes that any site has after two runs."""
     return max(
         float(np.abs(here[name].astype(np.float64) - there[name]).max(initial=0.0))
         for site in ("site-1", "site-4")

@@ -22,7 +22,7 @@ Weaken = Callable[[Any, pytest.MonkeyPatch], None]
 
 
 def pads() -> Protection:
-    """The document's."""
+    """Return the document's protection by pads."""
     from pads import pads as found  # type: ignore[import-not-found]  # noqa: PLC0415  # it lies in the document
 
     assert isinstance(found, Protection)
@@ -60,7 +60,7 @@ def _no_context(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_pads(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh nonce beside bare words."""
+    """Return words without pads beside a fresh nonce."""
     monkeypatch.setattr(module, "add_streams", lambda words, plus, minus: words)
 
 
@@ -83,7 +83,7 @@ def _clips(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _clips_all_but_the_first(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is beyond its bound, or no number, is sent as something else."""
+    """Replace a value beyond its bound, or one that is no number, by something else and send it."""
     original, bounds = module.PadsSite.protect, np.repeat([10.0, 1e4, 1.0], [20, 5, 4])
 
     def protect(self: Any, values: Any, *rest: Any) -> Any:

@@ -1,4 +1,6 @@
-"""What docs/how-to/extending.md says is run: its files as a distribution, its commands as they stand, on less data."""
+"""Commands and files of docs/how-to/extending.md: the files as a distribution, the commands as they stand, on less
+data.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ for words in json.loads(sys.argv[1]):
     main(words, standalone_mode=False)
 """
 PADS_ERROR = 1e-9
-"""Of means of prototypes, in fixed point of 40 fractional bits; float32, in which models train, is what is left."""
+"""Largest error of means of prototypes in fixed point of 40 fractional bits; rounding to float32, in which models
+train, remains.
+"""
 CKKS_ERROR = 1e-5
-"""As above; its own is smaller (docs/explanation/ckks-error.md), and a round of training comes between two."""
+"""Largest error of means under ``ckks``; the error of CKKS is smaller (docs/explanation/ckks-error.md), but a round of
+training lies between two means.
+"""
 
 
 def python(*words: str, cwd: Path, installed: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -58,7 +64,7 @@ def python(*words: str, cwd: Path, installed: Path, timeout: float = 120) -> sub
 
 @pytest.fixture(scope="module")
 def runs(example_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which all commands were run, in one process, one after the other."""
+    """Run all commands in one process, one after the other, and return their folder."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "less.toml").write_text(LESS, encoding="utf-8")
     commands = [[*words, "--config", "less.toml"] for words in documented_commands()]
@@ -73,7 +79,7 @@ def arrays(run: Path, site: str) -> list[Any]:
 
 
 def off(one: Path, other: Path) -> float:
-    """The largest difference between the prototypes that any site has after two runs."""
+    """Return the largest difference between the prototypes that any site has after two runs."""
     return max(
         float(np.abs(a - b).max())
         for site in SITES

@@ -34,7 +34,7 @@ from tests.support.simulations import run_federation
 from tests.support.small import small_agreement, small_data
 
 NOISE = 1e-12
-"""How often words that are random are taken not to be, at each of some tens of places, about."""
+"""Approximate chance that random words are taken for others, at each of some tens of places."""
 
 
 def agreed(method: str, protection: str, **settings: Any) -> Agreement:
@@ -44,14 +44,14 @@ def agreed(method: str, protection: str, **settings: Any) -> Agreement:
 
 @dataclass(frozen=True)
 class Sent:
-    """What one site sent in a round, and what of it was open: the words, under pads or not, and the prototypes."""
+    """Words that one site sent in a round, padded or not, and the prototypes that they stand for."""
 
     words: NDArray[np.uint64]
     rows: NDArray[np.float64]
 
 
 def recorded(agreement: Agreement) -> Mapping[tuple[int, str], Sent]:
-    """By round and site."""
+    """Return what each site sent, by round and site."""
     found = {}
     with LocalFederation(agreement, small_data(agreement), record=True) as federation:
         federation.run()
@@ -65,14 +65,14 @@ def recorded(agreement: Agreement) -> Mapping[tuple[int, str], Sent]:
 
 
 def look_random(words: NDArray[np.uint64]) -> bool:
-    """Whether bytes are as often each of sixteen values as chance has it."""
+    """Return True if bytes have each of sixteen values as often as chance has it."""
     nibbles = np.concatenate([words.view(np.uint8) >> 4, words.view(np.uint8) & 15])
     counts, mean = np.bincount(nibbles, minlength=16), len(nibbles) / 16
     return bool(((counts - mean) ** 2 / mean).sum() < chi2.isf(NOISE, 15))
 
 
 def exposed(sent: Mapping[tuple[int, str], Sent]) -> list[str]:
-    """What in all that a coordinator recorded does not look random: each vector, the rounds' sums, differences."""
+    """Return each recorded vector, sum of a round and difference that does not look random."""
     by_site = {(number, site): each.words for (number, site), each in sent.items()}
     looked = {f"{site} in {number}": words for (number, site), words in by_site.items()}
     rounds = sorted({number for number, _ in by_site})
@@ -113,7 +113,7 @@ def _opened(module: Any, half: Any, answer: Any) -> Any:
 
 
 def test_the_search_finds_reused_pads(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In another round, with the same nonce."""
+    """The search finds pads that are used again in another round with the same nonce."""
     module = import_module("pads")
     original = module.PadsSite.protect
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What third parties register is refused by name where it cannot be used, as the configuration is loaded."""
+"""Registrations of third parties that cannot be used: loading the configuration refuses them by name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def problem(folder: Path, **settings: Any) -> str:
 
 @pytest.fixture
 def others(tmp_path: Path) -> Iterator[Path]:
-    """A place for distributions beside the document's."""
+    """Return a folder for distributions beside the document's."""
     folder = tmp_path / "others"
     folder.mkdir()
     with installed(folder):
@@ -129,7 +129,7 @@ def test_two_that_register_a_name_are_both_told(others: Path, tmp_path: Path) ->
 
 
 def test_a_method_and_a_protection_do_not_have_one_name(others: Path, tmp_path: Path) -> None:
-    """They would have one table of settings, and only one's version would be agreed on."""
+    """A method and a protection of one name would share a table of settings, and one version would not be agreed."""
     for group, name in ((METHODS, "first"), (PROTECTIONS, "second")):
         install(others, {group: {"mine": f"{name}:method"}}, name=name)
     (others / "first.py").write_text(GOOD.format(name="mine"), encoding="utf-8")

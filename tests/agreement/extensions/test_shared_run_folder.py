@@ -21,7 +21,7 @@ WEIGHT = "[extension.cosine-proto]\nweight = {}\n"
 
 
 class Anew(Watcher):
-    """Which methods ran, and were not read."""
+    """Record of the methods that ran instead of being read from the folder."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []

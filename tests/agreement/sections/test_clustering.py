@@ -1,4 +1,4 @@
-"""What an agreement on clusters allows, and what it refuses by name."""
+"""Agreements on clusters: settings that are allowed, and settings that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many may collude, against how few a sum may be over: ``[masking]`` ``max_colluding`` and ``min_holders``."""
+"""Bounds between ``max_colluding`` of ``[masking]`` and ``min_holders``, the fewest sites in a sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the project's SQLite files have in common."""
+"""Common behaviour of the project's SQLite files."""
 
 from __future__ import annotations
 

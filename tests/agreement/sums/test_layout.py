@@ -1,4 +1,4 @@
-"""What a site adds to a sum, against lists that are put together a number at a time."""
+"""Layout of a site's contribution to a sum, against lists that are put together a number at a time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_with_noise_weights_of_counts_come_last_and_both_are_whole(
 
 @given(LAYOUTS, st.integers(1, 50))
 def test_segments_have_room_for_every_contribution_within_the_bounds(layout: Layout, most: int) -> None:
-    """At the bounds a contribution is encoded; a step beyond each of them it is not."""
+    """A contribution at the bounds is encoded, and one that is a step beyond any of them is refused."""
     agreed = AveragingSection(
         parameters=layout.parameters,
         buffers=layout.buffers,

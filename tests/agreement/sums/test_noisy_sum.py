@@ -49,7 +49,7 @@ def with_(**changes: Any) -> PrivacySection:
 def test_a_threshold_of_those_listed_without_the_colluding_makes_the_agreed_noise(
     listed: int, colluding: int
 ) -> None:
-    """In exact arithmetic: variances of (t − c) times 2^40, against noise multiplier times sensitivity, squared."""
+    """Variances of (t − c) times 2^40 equal noise multiplier times sensitivity, squared, in exact arithmetic."""
     if listed < fewest_against(colluding):
         with pytest.raises(ValueError, match=f"{listed} sites are listed: .* {colluding} colluding"):
             NoisySum.of(with_(colluding=colluding), 8, listed)

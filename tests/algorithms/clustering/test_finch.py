@@ -158,7 +158,7 @@ def ring_and_poles() -> Float:
 
 @pytest.mark.parametrize("literal", [False, True])
 def test_a_cluster_whose_members_cancel_links_with_nobody(literal: bool) -> None:
-    """By cosine 0 it would be nearer to the poles than they are to each other."""
+    """A cluster of cosine 0 to all others would be nearer to the poles than the poles are to each other."""
     rows = ring_and_poles()
     fine, coarse = [0] * 5 + [1, 1, 2, 2], [0] * 5 + [1, 1, 1, 1]
     for found in (hierarchy(gram_of(rows), literal=literal), hierarchy_rows(rows, literal=literal)):

@@ -30,7 +30,7 @@ def linear() -> nn.Linear:
 
 
 def deep() -> nn.Sequential:
-    """A smooth classifier of two layers, with dropout, which stands still in ``eval()`` mode."""
+    """Return a smooth classifier of two layers with dropout, which is inactive in ``eval()`` mode."""
     torch.manual_seed(3)
     layers = [nn.Linear(DIM, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, CLASSES)]
     return nn.Sequential(*layers).double().eval()
@@ -87,7 +87,7 @@ def test_batches_are_one_sample_at_a_time(batch: int) -> None:
 
 
 def mean_gradients(features: Tensor, labels: Tensor, classifier: nn.Module) -> Tensor:
-    """A double: the square of the class's mean gradient, for the mean of squares."""
+    """Return the square of the class's mean gradient: a wrong double for the mean of squares."""
     rows = []
     for c in range(CLASSES):
         leaf = features.clone().requires_grad_()
@@ -125,7 +125,7 @@ def test_a_class_without_samples_has_zeros() -> None:
 
 
 def test_samples_that_are_all_but_certain_keep_their_scores() -> None:
-    """In float32, 1 − p is 0 there: a double that takes the softmax so loses the own class's part."""
+    """The double computes 1 − p in float32, where it is 0, and so loses the own class's part."""
     model = nn.Linear(DIM, CLASSES)
     weight = 2.0 * torch.eye(CLASSES, DIM) + torch.eye(CLASSES, DIM).roll(1, dims=1)
     model.load_state_dict({"weight": weight, "bias": torch.zeros(CLASSES)})

@@ -18,7 +18,7 @@ from tests.algorithms import feddbp_reference as reference
 
 @dataclass(frozen=True)
 class Site:
-    """What :func:`fuse` takes; rows that are not had are not numbers."""
+    """Inputs of :func:`fuse` from one site; rows of classes that the site lacks are not numbers."""
 
     own: Float
     has_own: Bool

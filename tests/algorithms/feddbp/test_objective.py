@@ -203,7 +203,7 @@ def test_the_comparison_sees_a_boundary_that_gets_a_gradient() -> None:
 
 
 def hard_negative(distance: float = 0.6) -> tuple[Tensor, Tensor, Targets]:
-    """A sample at its own prototype, another class's at ``distance`` and one straight across, at 2.
+    """Return a sample at its own prototype, a prototype of another class at ``distance`` and one straight across, at 2.
 
     m = (0 + (0.6 + 2)/2)/2 = 0.65 is beyond the hard negative. Neither the own prototype nor the one across pulls a
     normalised vector anywhere, so that all the gradient there is comes from the hard negative.
@@ -215,7 +215,9 @@ def hard_negative(distance: float = 0.6) -> tuple[Tensor, Tensor, Targets]:
 
 
 def moved_from_the_hard_negative(**switches: bool) -> float:
-    """How much farther from it a step against L_d's gradient takes the sample, per unit of the step."""
+    """Return how much farther from the hard negative a step against L_d's gradient takes the sample, per unit of the
+    step.
+    """
     features, labels, targets = hard_negative()
     step = gradient(lambda z: contrast(z, labels, targets, temperature=0.07, **switches), features)
     after = features - 1e-6 * step
@@ -240,7 +242,7 @@ def test_mining_makes_a_hard_negative_repel_more() -> None:
 
 
 def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
-    """How L_d changes when that prototype, and nothing else, turns away from the sample."""
+    """Return the slope of L_d as the hard negative, and nothing else, turns away from the sample."""
     features, labels, targets = hard_negative()
     cos, sin = targets.rows[1].tolist()
 
@@ -282,7 +284,7 @@ def test_batches_can_be_stacked(literal: bool) -> None:
 
 
 def test_a_small_temperature_overflows_nothing() -> None:
-    """As printed, e^{m/τ} is beyond float32: the quotient of the loops is not a number there."""
+    """The printed form's e^{m/τ} is beyond float32: the quotient of the loops is not a number there."""
     _, features, labels, targets = some_case(present=(True,) * 4)
     loss = contrast(features.float(), labels, targets, temperature=1e-3)
     found = gradient(lambda z: contrast(z, labels, targets, temperature=1e-3), features.float())

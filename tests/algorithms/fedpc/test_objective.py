@@ -126,7 +126,7 @@ def detached(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
 
 
 def plain_root(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-    """The norm without its guard."""
+    """Return the norm without its guard."""
     total = features.new_zeros(())
     for k in set(labels.tolist()):
         total = total + (features[labels == k].mean(dim=0) - targets.rows[k]).square().sum().sqrt()
@@ -164,7 +164,7 @@ def test_the_gradient_at_the_target_is_zero_and_not_nan(dtype: torch.dtype) -> N
     labels=st.lists(st.integers(0, 3), min_size=1),
 )
 def test_no_gradient_is_ever_nan(dtype: torch.dtype, scale: float, offset: float, labels: list[int]) -> None:
-    """From distances whose squares underflow up to large ones, with absent rows that are not numbers."""
+    """Distances range from ones whose squares underflow up to large ones, and absent rows are not numbers."""
     rows = np.array([[offset] * DIM, [np.nan] * DIM, [scale] * DIM, [0.0] * DIM])
     targets = Targets.of(rows, np.isfinite(rows).all(axis=1))
     features = torch.full((len(labels), DIM), offset, dtype=dtype)

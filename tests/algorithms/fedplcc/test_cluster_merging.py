@@ -1,4 +1,4 @@
-"""Which clusters prototypes fall into: from inner products as from vectors, and enough sites in each."""
+"""Assignment of prototypes to clusters: inner products give what vectors give, and each cluster has enough sites."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_no_cosine_makes_a_value_or_a_gradient_that_is_no_number(alpha: float) -
 
 
 def test_the_root_of_a_negative_cosine_without_the_clamp_is_no_number() -> None:
-    """What the check above would see."""
+    """The check above would see a root that is not a number."""
     features = torch.tensor([[-1.0, 0.0]])
     rows = torch.tensor([[1.0, 0.0]])
     assert (torch.nn.functional.cosine_similarity(features, rows) ** 0.5).isnan().all()

@@ -96,7 +96,7 @@ def test_the_order_of_sites_does_not_matter(
 
 
 def line(*positions: float) -> tuple[Float, Bool]:
-    """One class; sites at the given places on a line."""
+    """Return one class with sites at the given places on a line."""
     return np.array(positions)[:, None, None], np.ones((len(positions), 1), dtype=np.bool_)
 
 

@@ -22,14 +22,14 @@ TRAINING = DpSgd(2.0, 0.05, 100)
 
 @pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])
 def test_the_guides(count: int, guide: float) -> None:
-    """Of epsilon 3, to the digits they are given with, for ten classes of 512 features."""
+    """The guides hold for an epsilon of 3 and ten classes of 512 features, to their printed digits."""
     found = noise_multiplier(3.0, DELTA, count, coordinates=10 * 513)
     assert found == pytest.approx(guide, abs=0.005 if count == 1 else 0.05)
 
 
 @pytest.mark.parametrize(("records", "guide"), [(50, 6.3), (500, 0.63), (5000, 0.063)])
 def test_the_guides_to_errors_are_those_of_the_sum_alone(records: int, guide: float) -> None:
-    """At least so much, over √(clip² + weight²): where the count is exact, here by its weight's own share."""
+    """The error is at least the sum's, over √(clip² + weight²), if the count is exact but for its weight's share."""
     weight = best_count_weight(1.0, 512)
     assert mean_error(13.9, 1.0, weight, records, 512) > guide * (1 - 0.005)
     alone = 13.9 * math.sqrt(512) / records

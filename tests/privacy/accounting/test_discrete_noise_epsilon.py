@@ -25,7 +25,7 @@ def discrete(sigma: float) -> dict[int, mpmath.mpf]:
 
 
 def rounded(sigma: float, k: int) -> mpmath.mpf:
-    """From the tail on its side, where no digits are lost."""
+    """Return the mass of rounded noise, computed from the tail on its side, where no digits are lost."""
     low, high = (abs(k) - mpmath.mpf(1) / 2) / sigma, (abs(k) + mpmath.mpf(1) / 2) / sigma
     return (mpmath.erfc(low / mpmath.sqrt(2)) - mpmath.erfc(high / mpmath.sqrt(2))) / 2
 

@@ -51,7 +51,7 @@ def test_releases_cost_half_the_order_times_the_sum_of_their_squares() -> None:
 
 @pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
 def test_discrete_noise_costs_no_more_than_continuous_noise(sigma: float) -> None:
-    """By exact sums, for a shift of one and two."""
+    """Exact sums show the cost for a shift of one and of two."""
     x = np.arange(-400, 401)
     for shift in (1, 2):
         for order in ORDERS[:4]:
@@ -63,7 +63,7 @@ def test_discrete_noise_costs_no_more_than_continuous_noise(sigma: float) -> Non
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 def test_each_order_has_its_part_of_delta_and_one_with_room_is_enough(history: list[Event]) -> None:
-    """What is let run is what some order's budget has room for, with δ divided by the number of orders."""
+    """The filter admits events within the budget of any order, with δ divided by the number of orders."""
     found, paid = filtered_epsilon(history, DELTA), costs(Composed.of(history))
 
     def has_room(limit: float) -> bool:
@@ -79,7 +79,7 @@ def test_each_order_has_its_part_of_delta_and_one_with_room_is_enough(history: l
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 def test_the_filter_counts_more_than_a_plan_costs_and_not_much_more(history: list[Event]) -> None:
-    """For little ε the largest order decides, which would have to be larger."""
+    """The largest order decides for a small ε, which would need a larger order."""
     planned = epsilon(history, DELTA)
     assert planned < filtered_epsilon(history, DELTA) < 1.75 * planned + 0.1
 
@@ -135,7 +135,7 @@ def test_releases_alone_need_no_filter_however_many_agreements_there_are(tmp_pat
 
 
 def test_the_filter_stops_where_its_own_count_says(tmp_path: Path) -> None:
-    """And not where privacy loss distributions would: the difference is what adaptivity costs."""
+    """The filter stops before privacy loss distributions would: the difference is the cost of adaptivity."""
     limit = filtered_epsilon([TRAINING] * 3, DELTA)
     ledger, paid = opened(tmp_path / "filter.jsonl", Accounting.RENYI, limit), 0
     while filtered_epsilon([TRAINING] * (paid + 1), DELTA) <= limit:

@@ -42,7 +42,7 @@ class FailingDisk:
 
 @contextmanager
 def no_file_above(size: int) -> Iterator[None]:
-    """As on a full disk, a write ends where the room does: the system's own doing. (Python ignores SIGXFSZ.)"""
+    """Limit file sizes, so that the system ends a write as on a full disk. (Python ignores SIGXFSZ.)"""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -86,7 +86,7 @@ def test_a_failure_is_told_and_the_line_is_taken_back(
 
 @contextmanager
 def _second_sync_fails(disk: FailingDisk, wanted: bool, times: int = 1) -> Iterator[None]:
-    """And so many after it. The first is of what others wrote."""
+    """Fail all syncs but the first, which is that of earlier writers."""
     if wanted:
         append = append_only_file.append
 
@@ -116,7 +116,7 @@ def test_after_a_failed_wait_the_line_is_written_anew(path: Path, monkeypatch: p
 def test_a_line_that_cannot_be_removed_stops_the_ledger(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """And counts as spent, unless it was removed and no more than the wait for that failed."""
+    """A line that cannot be removed counts as spent, unless it was removed and only the sync of the removal failed."""
     ledger = open_ledger(path)
     disk = FailingDisk(monkeypatch, errno.EIO, ftruncate=call == "ftruncate")
     with pytest.raises(LedgerError), _second_sync_fails(disk, True, 1 + (call == "fsync")):
@@ -187,7 +187,7 @@ def test_a_linked_ledger_syncs_the_folder_of_the_linked_file(
 def test_waiting_for_the_lock_is_logged(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a process that is stopped while it has the lock nothing else would be seen."""
+    """The log is the only sign of a process that is stopped while it has the lock."""
     monkeypatch.setattr(append_only_file, "PATIENCE", 0.0)
     ledger = open_ledger(path)
     with ThreadPoolExecutor(1) as pool, append_only_file.locked(path) as _:

@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def of_records(number: int) -> Spending:
-    """With a guarantee."""
+    """Return spending with a guarantee for records."""
     return replace(spending(number), facts={GUARANTEE: Unit.RECORD.value})
 
 
@@ -120,7 +120,7 @@ def both(ledger: Ledger) -> None:
 
 
 def changed(line: bytes, **values: object) -> bytes:
-    """With its hash made to fit."""
+    """Return the line changed, with its hash made to fit."""
     entry = json.loads(line)
     after = Anchor(entry.pop("seq") - 1, entry.pop("prev"))
     del entry["hash"]
@@ -187,7 +187,7 @@ def test_an_older_copy_lacks_a_decision_and_is_behind_its_anchor(path: Path) -> 
 
 
 def test_two_ledgers_with_the_same_lines_have_other_hashes(tmp_path: Path) -> None:
-    """So a hash that peers are shown tells nothing of the limit, which they could guess."""
+    """A hash that is shown to peers reveals nothing of the limit, although peers could guess limits."""
     ledgers = [open_ledger(tmp_path / name) for name in ("one", "two")]
     assert ledgers[0].anchor.seq == ledgers[1].anchor.seq
     assert ledgers[0].anchor.head != ledgers[1].anchor.head

@@ -22,7 +22,8 @@ from tests.support.spending_process import Settings, exposed_in, limit_after
 def deaths(
     folder: Path, double: str = "", *, begun: bool = False, line: str = "spending"
 ) -> Iterator[tuple[Settings, str]]:
-    """A process that died before its first step, one that died before its second, and so on, until one does not.
+    """Yield the ledgers of processes that died before their first step, before their second, and so on, until one
+    survives.
 
     With ``begun`` it finds a ledger with an entry, and a second one of which a crash left the half.
     """
@@ -44,7 +45,7 @@ def deaths(
 
 
 def check_nothing_hidden(settings: Settings) -> None:
-    """All that left is in the ledger, which goes on."""
+    """Check that the ledger shows all that left, and that it can be used further."""
     sent = settings.sent.read_text(encoding="utf-8").split() if settings.sent.exists() else []
     ledger = open_ledger(settings.ledger)
     assert all(ledger.spent(ReleaseName(settings.run, int(number), "prototypes")) for number in sent)
@@ -55,7 +56,7 @@ def check_nothing_hidden(settings: Settings) -> None:
 
 
 def after_power_cut(settings: Settings) -> Settings:
-    """A copy of what is sure to be on the disk, with all that left."""
+    """Return a copy of what is sure to be on the disk, with all that left."""
     left = json.loads(settings.death.read_text(encoding="utf-8"))["left"]
     copy = replace(settings, folder=settings.folder + "-cut")
     Path(copy.folder).mkdir()
@@ -81,7 +82,9 @@ def test_a_kill_at_any_step_hides_no_payment(tmp_path: Path, begun: bool) -> Non
 
 
 def check_decision_shown(settings: Settings) -> None:
-    """All that was acknowledged is in the ledger, and at most one more; it goes on, under the limit that it says."""
+    """Check that the ledger shows all acknowledged lines and at most one more, and works on under the limit that it
+    shows.
+    """
     sent = settings.sent.read_text(encoding="utf-8").split() if settings.sent.exists() else []
     begun = settings.ledger.exists() and b"\n" in settings.ledger.read_bytes()
     limit = read_account(settings.ledger).limit if begun else LIMIT

@@ -1,4 +1,4 @@
-"""What a ledger records, what it refuses, and what it says remains."""
+"""Ledger records, refusals, and the stated remainder of the budget."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def asked(query: PrototypeQuery, cells: Cells, given: Records, assigned: Assigne
 def check_neighbours(
     query: PrototypeQuery, cells: Cells, given: Records, assigned: Assigned = Cells.of
 ) -> None:
-    """Each record in turn is taken away: one cell of its class changes, by no more than the stated norm."""
+    """Check that without any one record one cell of its class changes, by no more than the stated norm."""
     whole = asked(query, cells, given, assigned)
     for record, label in enumerate(given.labels.tolist()):
         rest = asked(query, cells, given.without(record), assigned)
@@ -125,7 +125,7 @@ def test_a_record_changes_one_cell_alone_whatever_the_centres(
 
 
 def _by_finch(cells: Cells, features: Float, labels: Ints) -> Ints:
-    """As without noise: a class's own clusters."""
+    """Return a class's own clusters, as the query without noise does."""
     found = np.zeros(len(labels), dtype=np.int64)
     for k in np.unique(labels):
         own = np.flatnonzero(cells.classes == k)
@@ -139,7 +139,7 @@ def _by_moving_centres(cells: Cells, features: Float, labels: Ints) -> Ints:
 
 
 def _by_rank(cells: Cells, _: Float, labels: Ints) -> Ints:
-    """By turns, so that cells are of one size."""
+    """Assign records to cells by turns, so that cells are of one size."""
     sizes = np.bincount(cells.classes)
     firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     return np.asarray(firsts[labels] + np.arange(len(labels)) % sizes[labels], dtype=np.int64)
@@ -173,7 +173,7 @@ def test_cells_that_share_a_record_are_caught(monkeypatch: pytest.MonkeyPatch) -
 def released(
     counts: list[float], classes: list[int], monkeypatch: pytest.MonkeyPatch, least: float = 3.0
 ) -> ReleasedCells:
-    """Of cells with these noisy counts, whose records all have the features (cell + 1, 0)."""
+    """Return the release of cells with these noisy counts, whose records all have the features (cell + 1, 0)."""
     query = PrototypeQuery(100.0, 1.0, 1e-2, least)
     found = Cells.around(np.ones((len(classes), 2)), np.array(classes, dtype=np.int64), max(classes) + 1)
     weights = np.rint(np.array(counts) * query.grid.weight).astype(np.int64)
@@ -194,7 +194,7 @@ def test_cells_of_enough_records_are_prototypes_and_others_are_not(monkeypatch: 
 def test_small_cells_are_one_prototype_if_they_have_enough_together(
     monkeypatch: pytest.MonkeyPatch, counts: list[float], there: bool
 ) -> None:
-    """Of four cells the count's noise is twice that of one, and so is the least: 6 here."""
+    """The count of four cells has twice the noise of one cell, and so the minimum is twice as large: 6 here."""
     found = released(counts, [0, 0, 0, 0], monkeypatch)
     assert found.labels.tolist() == [0] * there
     if there:

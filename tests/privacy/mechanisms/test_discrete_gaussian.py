@@ -37,7 +37,7 @@ def _check_gaussian(draws: Ints, sigma: float, reach: int) -> None:
 
 
 def _check_wide(draws: Ints, sigma: float) -> None:
-    """For sigmas so large that the tails of a continuous Gaussian are the discrete one's: 64 cells of equal width."""
+    """Check sigmas so large that continuous and discrete Gaussians have the same tails, in 64 cells of equal width."""
     edges = np.linspace(-3.0, 3.0, 63)
     below = np.array([0.0, *(math.erfc(-edge / math.sqrt(2.0)) / 2.0 for edge in edges), 1.0])
     cells = np.searchsorted(edges, draws / sigma)
@@ -158,7 +158,7 @@ def test_a_sampler_with_a_step_left_out_is_told_apart(step: str, monkeypatch: py
 
 
 def _every_word(width: int) -> Iterator[bytes]:
-    """All words of so many bytes, once each; afterwards zeros, which no bound turns away."""
+    """Yield all words of so many bytes, once each, then zeros, which no bound rejects."""
     yield np.arange(256**width, dtype=f"<u{width}").tobytes()
     while True:
         yield b"\0" * 256**width * width
@@ -190,7 +190,7 @@ def test_every_bound_that_trials_ask_for_fits_a_word(denominator: int, k: int) -
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 20))
 def test_no_acceptance_leaves_63_bits(magnitude: int, sigma_log2: int) -> None:
-    """What the sampler works out in words, against integers without an end."""
+    """The sampler's results in words equal those in integers of unlimited size."""
     sigma = 1 << sigma_log2
     squares = np.square(np.abs(np.array([-magnitude, magnitude])) - sigma)
     assert squares.tolist() == [(magnitude - sigma) ** 2] * 2
@@ -205,7 +205,7 @@ def test_numpys_seed_changes_nothing() -> None:
 
 
 def test_all_randomness_is_the_operating_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bytes give the same draws: there is no other source."""
+    """The operating system is the only source: the same bytes give the same draws."""
 
     def replay() -> Callable[[int], bytes]:
         return np.random.default_rng(5).bytes

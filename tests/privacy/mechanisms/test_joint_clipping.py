@@ -153,7 +153,7 @@ def test_other_factors_are_caught(weaker: object, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_factor_that_is_rounded_up_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the grid is so fine that it makes a step."""
+    """The grid is so fine that a factor that is rounded up makes a step."""
     query = PrototypeQuery(1.0, 0.001, 2.0**-10, 1.0)
     features, labels = np.tile([[9.0]], (3, 1)), np.zeros(3, np.int64)
     given_records = whole_site(Owned(features, labels, labels))

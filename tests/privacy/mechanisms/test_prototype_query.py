@@ -27,7 +27,7 @@ FEATURES = np.random.default_rng(11).normal(size=(LABELS.size, DIM))
 
 
 def _noise(released: Released, sums: Sums) -> tuple[Float, Float]:
-    """What was added, in units of a feature: to sums (K·d,) and to weighted counts (K,)."""
+    """Return the added noise in units of a feature: of sums (K·d,) and of weighted counts (K,)."""
     assert released.present.all()
     step, weight = QUERY.grid.step, QUERY.grid.weight
     added = released.rows * released.counts[:, None] - sums.vectors * step

@@ -31,7 +31,9 @@ def test_a_record_changes_the_query_by_no_more_than_is_said(
 
 @given(settings())
 def test_the_noise_is_at_least_its_multiple_of_the_sensitivity(query: PrototypeQuery) -> None:
-    """And no step beyond need: a grid that is finer by 1e-5 would break it, up to what whole steps leave over."""
+    """The noise is no larger than needed: a grid finer by 1e-5 would break the bound, up to the remainder of whole
+    steps.
+    """
     grid, noise = query.grid, Fraction(query.noise_multiplier)
     assert grid.sensitivity_squared * noise**2 <= SIGMA**2
     assert grid.radius * Fraction(grid.step) <= Fraction(query.clip) < (grid.radius + 1) * Fraction(grid.step)

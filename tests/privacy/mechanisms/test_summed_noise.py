@@ -52,7 +52,7 @@ def convolved(one: Density, other: Density) -> Density:
 
 @cache
 def summed(sigma: float, terms: int) -> Density:
-    """Of so many draws, exact but for tails of each below 1e-40."""
+    """Return the distribution of the sum of so many draws, exact but for tails of each below 1e-40."""
     with mpmath.workdps(DIGITS):
         draw = one_draw(sigma**2, math.ceil(14 * sigma))
         total = draw
@@ -62,7 +62,7 @@ def summed(sigma: float, terms: int) -> Density:
 
 
 def apart(sigma: float, terms: int) -> float:
-    """The largest |log P(S = x)/P(G = x)| within six standard deviations, where what is left out shows nowhere."""
+    """Return the largest |log P(S = x)/P(G = x)| within six standard deviations, where the cut tails do not matter."""
     deviation = sigma * math.sqrt(terms)
     with mpmath.workdps(DIGITS):
         one = one_draw(sigma**2 * terms, math.ceil(14 * deviation))

@@ -15,7 +15,7 @@ def plan(*arguments: object) -> Result:
 
 
 def planned(*arguments: object) -> dict[str, Any]:
-    """What it prints with ``--json``."""
+    """Return the plan that the command prints with ``--json``."""
     done = plan(*arguments, "--json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
@@ -23,7 +23,7 @@ def planned(*arguments: object) -> dict[str, Any]:
 
 
 def refusal(*arguments: object) -> str:
-    """What it says where it plans nothing: lines for a person, and no traceback."""
+    """Return the lines for a person that the command prints if it plans nothing, without a traceback."""
     done = plan(*arguments)
     assert done.exit_code in (1, 2)
     assert "Traceback" not in done.output

@@ -120,7 +120,7 @@ def _grown(numbers: int) -> int:
 
 @pytest.mark.full
 def test_memory_grows_with_what_is_kept() -> None:
-    """In a fresh process: what this one has had before would hide it."""
+    """Memory is measured in a fresh process, since earlier allocations of this one would hide growth."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         assert fresh.submit(_grown, 2**25).result() > 2**25 * 8 / 2
 

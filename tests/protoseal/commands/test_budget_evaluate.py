@@ -176,7 +176,7 @@ def test_the_page_stands_alone(evaluated: Evaluated) -> None:
 def test_the_plot_shows_every_place(
     evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch, there: slice
 ) -> None:
-    """Of the first runs, those at ∞, there is nothing beside it."""
+    """The first runs, those at ∞, have nothing else beside them in the plot."""
     shown: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
     whole = Evaluation.model_validate(evaluated[1])
@@ -277,7 +277,7 @@ def test_evaluate_refuses_impossible_arguments_without_a_run(
 
 @pytest.mark.full
 def test_infinity_may_have_settings_of_its_own(tmp_path: Path) -> None:
-    """Which its runs have, no others, and which are told."""
+    """Settings for infinity apply to its runs and to no others, and the output names them."""
     done = evaluate(
         tmp_path, "--epsilons", "inf,50", "--at-inf", "training.lr=0.05", "--seeds", "1", "--json"
     )

@@ -77,7 +77,7 @@ def test_labels_that_are_no_classes_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_a_plot_takes_the_place_of_files_alone(tmp_path: Path) -> None:
-    """Of a device it would be for all who use it: /dev/null, where the command runs as root."""
+    """A plot does not replace a device such as /dev/null, which root could remove for all users."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     result = plan("--epsilon", 3, *USUAL, "--plot", pipe)

@@ -26,7 +26,7 @@ from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The accountant of these tests in the place of the site's."""
+    """Replace the site's accountant by the accountant of these tests."""
     module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: exact_epsilon))
     monkeypatch.setitem(sys.modules, "privacy.ledger.accountants_by_name", module)
 

@@ -120,7 +120,7 @@ def test_a_simulations_file_has_dp_sgd(tmp_path: Path) -> None:
 
 
 def test_features_that_are_trained_without_noise_have_no_guarantee_in_the_first_words(tmp_path: Path) -> None:
-    """Of a plan, and of an audit of its releases, whatever the verdict."""
+    """A plan, and an audit of its releases whatever the verdict, begin by saying that there is no guarantee."""
     file = agreement(tmp_path, privacy=PRIVACY | {"extractor": "trained"})
     assert NO_GUARANTEE in planned("--agreement", file)["warnings"]
     few = ("--canaries", "100", "--guesses", "10")

@@ -46,7 +46,7 @@ def output_of(*arguments: object) -> str:
 
 
 def failure(*arguments: object) -> str:
-    """What a command that fails says: one line, and no traceback."""
+    """Return the one line that a failing command prints, without a traceback."""
     result = invoke(*arguments)
     assert result.exit_code != 0
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -58,7 +58,7 @@ def failure(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A simulated run of two seeds, a round each."""
+    """Simulate a run of two seeds, a round each, and return its folder."""
     out = tmp_path_factory.mktemp("simulation") / "run"
     output_of("simulate", "--config", EXPERIMENT, "--rounds", 1, "--seeds", "0-1", "--out", out)
     return out

@@ -1,4 +1,4 @@
-"""Where a passphrase comes from, in which order, and what is refused because others could read it."""
+"""Sources of a passphrase, their order, and the refusal of sources that others could read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(file: Path | None = None) -> bytes:
 def credential(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, mode: int, content: str = "credential\n"
 ) -> Path:
-    """As a service is given it."""
+    """Provide a passphrase as a service gets it, by a credential."""
     monkeypatch.setenv(CREDENTIALS, str(folder))
     return write(folder / "passphrase", content, mode)
 

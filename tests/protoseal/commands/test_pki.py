@@ -45,7 +45,7 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def _refused(result: Result, *texts: str) -> None:
-    """One line, that says all of this; nothing on standard output; no success."""
+    """Check for failure, with one line on standard error that says all of this, and nothing on standard output."""
     assert result.exit_code != 0
     assert not result.stdout
     assert result.stderr.startswith("Error: ")

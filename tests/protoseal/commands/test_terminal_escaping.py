@@ -32,7 +32,7 @@ def _raised() -> RunStopped:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_log_has_one_line_for_each_message(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the handler that commands install, for files and for terminals; tracebacks are indented."""
+    """The handler of commands, for files and for terminals, writes one line a message and indents tracebacks."""
     stream, logger = io.StringIO(), logging.getLogger("protoseal.site")
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr("sys.stderr", stream)

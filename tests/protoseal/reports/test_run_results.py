@@ -1,4 +1,4 @@
-"""From logs to ``result.json``: each number is checked against one worked out by hand."""
+"""Figures of ``result.json`` from logs, each checked against a figure worked out by hand."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_everything_that_ran_beside_it_is_there_for_each_site_and_round() -> Non
 
 
 def test_personalised_accuracies_are_means_over_the_sites_that_have_them() -> None:
-    """Of the last round that each site has; what nobody has is None."""
+    """Means are over sites of their last rounds; a figure that no site has is None."""
     assert (RESULT.sites[0].pm_v, RESULT.sites[0].pm_l_global) == (0.2, 0.1)
     own, local = RESULT.metrics["pfpl"], RESULT.metrics["local"]
     assert own.pm_v == pytest.approx((0.8 + 0.6 + 0.5) / 3 / 4)
@@ -112,7 +112,7 @@ def test_groups_are_the_last_rounds_and_a_control_may_have_a_name_of_its_own() -
 
 
 def test_withheld_classes_and_groups_are_those_of_the_reported_round() -> None:
-    """Where training stopped early this is the best round."""
+    """The reported round is the best one where training stopped early."""
     first, last = (("clinic-a", "clinic-b"), ("clinic-c",)), (("clinic-a",), ("clinic-b",))
     rounds = [replace(ROUNDS[0], groups=first), replace(ROUNDS[1], groups=last)]
     for best, withheld, groups in (({"pfpl": 1}, (), first), ({"pfpl": 2}, ("2",), last), ({}, ("2",), last)):

@@ -1,4 +1,4 @@
-"""What several seeds come to, against numbers worked out by hand."""
+"""Statistics over several seeds, against numbers worked out by hand."""
 
 from __future__ import annotations
 

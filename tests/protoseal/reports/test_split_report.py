@@ -19,7 +19,7 @@ CLASSES = ("a", "b", "c, or $d")
 
 @dataclass(frozen=True)
 class Dots:
-    """What one domain adds to a plot."""
+    """Marks that one domain adds to a plot."""
 
     places: list[tuple[float, float]]
     sizes: list[float]

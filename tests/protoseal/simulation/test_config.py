@@ -66,7 +66,7 @@ def test_a_wrong_setting_is_refused_in_a_line(tmp_path: Path, setting: str, said
 
 
 def result(method: str, accuracies: dict[int, float], **others: float) -> RunResult:
-    """Of some seeds; ``others`` are methods that ran beside it, the same in each seed."""
+    """Return a result of some seeds; ``others`` are methods that ran beside it, the same in each seed."""
 
     def metrics(value: float) -> dict[str, Accuracies]:
         return {method: Accuracies(accuracy=value), **{k: Accuracies(accuracy=v) for k, v in others.items()}}

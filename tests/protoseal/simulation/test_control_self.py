@@ -39,13 +39,13 @@ BY_PROTOTYPE = {"feddbp": True, "fedproto": True, "pfpl": False}
 
 
 class Told(Watcher):
-    """What every site told of each round of `self`."""
+    """Recorder of each site's reports in each round of `self`."""
 
     def __init__(self) -> None:
         self.rounds: list[SiteRound] = []
 
     def on_completed(self, completed: Completed) -> None:
-        """Of that control alone."""
+        """Record reports of the control `self` alone."""
         if completed.method is Method.SELF:
             self.rounds += completed.reports.values()
 
@@ -57,12 +57,12 @@ def config_for(out: Path, **flags: Any) -> SimulationConfig:
 
 
 def own(figures: Accuracies | SiteRound, method: str) -> float | None:
-    """By the inference of the method that `self` stands beside."""
+    """Return the accuracy by the inference of the method that `self` stands beside."""
     return figures.accuracy_prototype if BY_PROTOTYPE[method] else figures.accuracy_classifier
 
 
 def best_of(rounds: list[SiteRound]) -> int:
-    """The round that is reported."""
+    """Return the round that is reported."""
     means = {
         number: fmean(each.accuracy_validation or 0.0 for each in rounds if each.round == number)
         for number in (1, 2)

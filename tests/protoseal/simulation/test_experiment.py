@@ -38,14 +38,14 @@ def config_for(out: Path, **settings: Any) -> SimulationConfig:
 
 
 def repeatable(result: RunResult) -> dict[str, Any]:
-    """Without times, and without bytes, since the length of a signature varies."""
+    """Drop times from the result, and bytes, since the length of a signature varies."""
     times, traffic = {"__all__": {"seconds"}}, {"__all__": {"bytes_up", "bytes_down"}}
     return result.model_dump(exclude={"rounds": times, "sites": traffic})
 
 
 @pytest.fixture(scope="module")
 def one_seed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult, Rounds]:
-    """A run of PFPL beside both controls."""
+    """Simulate PFPL beside both controls for one seed."""
     out = tmp_path_factory.mktemp("simulation") / "out"
     rounds = Rounds()
     return out, simulate(config_for(out, compare=["local", "self"]), rounds), rounds

@@ -35,7 +35,7 @@ from tests.support.small import HOLDINGS, small_agreement, small_data
 
 
 def figures(rounds: tuple[SiteRound, ...] | list[SiteRound]) -> list[dict[str, object]]:
-    """Without the times, which differ from run to run."""
+    """Return the figures without times, which differ from run to run."""
     return [each.model_dump(exclude={"seconds"}) for each in rounds]
 
 
@@ -160,7 +160,7 @@ def test_a_control_is_the_same_training_without_peers() -> None:
 def test_training_that_diverges_is_told_and_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: Batching
 ) -> None:
-    """At one site, where all train as one program too; what the others train is as if each were by itself."""
+    """The other sites train as if each were alone, also where all sites train as one program."""
     agreement = small_agreement()
     data = small_data(agreement)
     train: Any = data["clinic-b"].train

@@ -68,7 +68,7 @@ def test_result_and_table_show_epsilon_and_whether_it_is_guaranteed(
 
 @pytest.mark.parametrize("unit", full_but(["subject", "site"], "subject"))
 def test_result_shows_epsilon_for_the_agreed_unit(tmp_path: Path, unit: str) -> None:
-    """As much as by records, and all that shows it says whose it is; a site alone leaves no class in the noise."""
+    """The report names the unit beside each epsilon; a site alone leaves no class in the noise."""
     changed = FILE.replace('split = "iid"', 'split = "iid:subject=5"').replace(
         "clip = 1.0", f'clip = 1.0\nunit = "{unit}"\nproject_from = 32'
     )
@@ -93,7 +93,7 @@ def test_subjects_that_nobody_tells_of_are_refused_by_name(tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_shared_noise_is_paid_for_in_each_sum_and_before_in_the_clustering(tmp_path: Path) -> None:
-    """And no site has a prototype of its own for the report to draw a line from."""
+    """No site has a prototype of its own from which the report could draw a line."""
     result, shown = simulated(tmp_path, "frozen", SHARED)
     for site in result["sites"]:
         assert site["epsilon"] == pytest.approx(epsilon([GaussianRelease(5.0, 10 * 9)] * 4, 1e-5))

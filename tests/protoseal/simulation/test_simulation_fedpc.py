@@ -64,7 +64,7 @@ def divided() -> DividedData:
 
 
 def weights(folder: Path, site: str) -> dict[str, torch.Tensor]:
-    """Of a site's saved model, by name."""
+    """Return the weights of a site's saved model, by name."""
     return safetensors.torch.load_file(site_folder(folder, site) / MODEL)
 
 
@@ -169,7 +169,7 @@ def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) 
 
 @pytest.mark.full
 def test_masked_trains_the_models_that_plain_does(tmp_path: Path) -> None:
-    """With words of 64 bits fixed point rounds in the 40th binary place, beyond most weights' own rounding.
+    """Words of 64 bits round in the 40th binary place, which is finer than most weights' own rounding.
 
     By SGD: Adam steps by the learning rate however small a gradient is, and so makes more of a last place of it.
     """

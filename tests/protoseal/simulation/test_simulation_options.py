@@ -1,4 +1,4 @@
-"""What a simulation can be asked for: batching, different models, tests, early stopping, scalars, early reports."""
+"""Options of a simulation: batching, different models, tests, early stopping, scalars, early reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ rounds = 4
 
 
 SMOOTH = FILE.replace("small-cnn", "tests.support.small:build")
-"""With a network without ReLUs: where one is at a tie, rounding decides, and two ways of training part."""
+"""Configuration with a network without ReLUs: rounding decides ties of ReLUs, so that two ways of training would part.
+"""
 
 
 def config_for(out: Path, text: str = FILE, **flags: Any) -> SimulationConfig:
@@ -41,7 +42,7 @@ def config_for(out: Path, text: str = FILE, **flags: Any) -> SimulationConfig:
 
 
 def models(folder: Path) -> dict[str, torch.Tensor]:
-    """All sites' weights."""
+    """Return all sites' weights."""
     return {
         f"{path.parent.name}.{name}": value
         for path in sorted(folder.glob(f"sites/*/{MODEL}"))
@@ -183,7 +184,7 @@ def best_of(values: list[float]) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
-    """A run that ended before its last round."""
+    """Simulate a run that ends before its last round."""
     out = tmp_path_factory.mktemp("stopped") / "out"
     return out, simulate(config_for(out, method="fedavg", compare=("local",), **STOPPING))
 
@@ -235,13 +236,13 @@ def test_early_stopping_survives_its_end(
 
 
 class Folder(Watcher):
-    """What was written, and whether it was said to be all."""
+    """Recorder of each written folder, and of whether its result is complete."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, bool, list[str]]] = []
 
     def on_result(self, written: Written) -> None:
-        """A report can be made of it."""
+        """Record the result, of which a report can be made."""
         result = read_result(written.folder)
         assert result == written.result
         self.seen.append((len(result.rounds), result.complete, sorted(result.compared)))
@@ -278,7 +279,7 @@ def test_without_its_package_scalars_are_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_a_log_keeps_the_last_of_what_was_told_twice(tmp_path: Path) -> None:
-    """And sums bytes by what was asked, not by how often it was asked."""
+    """The log counts bytes by request and not by how often a request was repeated."""
     from protoseal_wire.messages import Phase, PhaseKey  # noqa: PLC0415 (of this test alone)
 
     with RunLog(tmp_path / "log.sqlite") as log:

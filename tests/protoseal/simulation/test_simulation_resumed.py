@@ -54,7 +54,7 @@ def left_by(out: Path) -> dict[str, str]:
 
 
 def rounds_of(out: Path) -> dict[str, list[int]]:
-    """Of each run that has ended, as its record has them."""
+    """Return the recorded rounds of each run that has ended."""
     return {
         path.stem: [each["round"] for each in read_record(path).rounds] for path in (out / "runs").iterdir()
     }
@@ -75,7 +75,7 @@ def check_same(out: Path, reference: Path) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A simulation that ran from beginning to end."""
+    """Simulate from beginning to end without an interruption."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     simulate(config_for(out))
     return out
@@ -83,7 +83,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nursery() -> Iterator[Nursery]:
-    """What processes are forked off."""
+    """Start the process from which tests fork processes."""
     with closing(Nursery(environment())) as made:
         yield made
 
@@ -161,7 +161,7 @@ def test_without_its_journals_it_would_come_to_something_else(
 
 
 class Runs(Watcher):
-    """Which runs ended, and which had; how many sites each completed round was told of by."""
+    """Record of runs that end, runs that had ended before, and the number of sites in each completed round."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, str, bool]] = []
@@ -198,7 +198,7 @@ def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
 
 @pytest.mark.full
 def test_finished_runs_are_reused_and_new_seeds_and_methods_run(tmp_path: Path) -> None:
-    """The same again runs nothing; more seeds and methods run what is new."""
+    """Repeating the same command runs nothing; a further seed or method runs what is new."""
     out, first, again, more = tmp_path / "out", Runs(), Runs(), Runs()
     small: dict[str, Any] = {"method": "pfpl", "rounds": 1}
     result = simulate(config_for(out, seeds=(0, 1), compare=("local",), **small), first)
@@ -229,7 +229,7 @@ def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> Non
 
 
 def test_other_data_by_the_same_name_are_refused(tmp_path: Path) -> None:
-    """For a further method and a further seed alike; what has all ended is read, whatever became of the data."""
+    """A further method and a further seed are refused alike; ended runs are read whatever became of the data."""
     rng, labels = np.random.default_rng(0), np.arange(160) % 4
     one, other = rng.integers(0, 256, (2, 160, 8, 8), dtype=np.uint8)
     small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1, "dataset": "npz:DATA_ROOT/a.npz"}

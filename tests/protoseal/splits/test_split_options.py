@@ -1,4 +1,4 @@
-"""What can be asked of a split beyond its kind: spreads, a size, a test part of a site's own, a validation part."""
+"""Options of a split beyond its kind: spreads, a size, a test part of a site's own, a validation part."""
 
 import hashlib
 from collections import Counter

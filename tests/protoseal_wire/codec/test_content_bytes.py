@@ -52,7 +52,7 @@ def encode(kind: str, value: object) -> bytes:
 
 
 def decode(kind: str, content: bytes, limits: Limits = LIMITS, form: PayloadForm | None = None) -> object:
-    """With the form that the kind has in :data:`FORMS`, unless another one is given."""
+    """Decode with the kind's form in :data:`FORMS`, unless another form is given."""
     form = form or FORMS.get(kind)
     forms = () if form is None else (form,)
     value: object = getattr(codec, f"decode_{kind.partition(':')[0]}")(content, limits, *forms)
@@ -230,7 +230,7 @@ def test_altered_contents_decode_or_raise_a_codec_error(kind: str, data: st.Data
 
 
 def decodes_or_refuses(kind: str, content: bytes) -> None:
-    """What decodes has one byte string only, so whatever decodes encodes to the same again."""
+    """Check that bytes are refused, or decode to a value that encodes to the same bytes."""
     try:
         value = decode(kind, content)
     except CodecError:

@@ -119,7 +119,7 @@ def test_the_most_words_fit(bits: int) -> None:
 
 @pytest.mark.parametrize("classes", [1, 100])
 def test_the_most_prototypes_of_each_class_fit(classes: int) -> None:
-    """As they are sent under `plain`, with a model and its weight; as a result has them; as they are assigned."""
+    """The most prototypes fit as sent under `plain` with a model and its weight, in a result, and when assigned."""
     limits = Limits(classes=classes, dim=3, sites=5, parameters=1000, per_class=256)
     rows = UpTo(256 * classes)
     form = PayloadForm(arrays=((rows, 3), (rows,), (rows,), (1001,)))
@@ -176,7 +176,7 @@ def test_each_phase_has_its_own_bound() -> None:
 
 @pytest.mark.parametrize("sites", [5, 256, 1024])
 def test_values_can_be_asked_for_either_way(sites: int) -> None:
-    """Of an active list or of shares, the larger one depends on the number of classes."""
+    """The number of classes decides which is larger: a request by an active list or a request by shares."""
     for classes in (1, 10_000):
         limits = Limits(classes, 1, sites)
         assert limits.request_bytes(Phase.VALUES) >= limits.active_list
@@ -195,7 +195,7 @@ def test_an_extractor_of_less_than_nothing_is_refused() -> None:
 
 
 LARGEST_EXTRACTOR = 134_215_031
-"""Of three classes, two features and 256 sites: counted from the ceiling."""
+"""Largest extractor for three classes, two features and 256 sites, counted from the ceiling."""
 
 
 def test_a_run_whose_numbers_no_header_may_announce_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What a coordinator can make of masked words: what it must not be able to tell from random ones, and the sums."""
+"""Checks of masked words: a coordinator cannot tell them from random words, and learns sums alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from protoseal_wire.messages import Phase
 from tests.conformance.grouped_runs import Transcript
 
 FALSE_ALARM = 1e-13
-"""Of one place of one vector of words, about. A run has some 3,000 of them, so one run in 10^9 fails for nothing."""
+"""Approximate chance of a false alarm at one place of one vector of words. A run has some 3,000 places, so that one run
+in 10^9 fails for nothing.
+"""
 _NIBBLE = 16
 
 
@@ -37,10 +39,10 @@ class Sum:
     binding: Binding
     words: Mapping[str, Words]
     released: Mapping[str, Mapping[str, ReleasedShare]]
-    """By owner, then by who released it."""
+    """Released shares by owner, then by the site that released them."""
 
     def without_self_masks(self) -> dict[str, Words]:
-        """The uploads less what the released seeds give: pairwise masks are left."""
+        """Return the uploads without the masks of released seeds, so that pairwise masks remain."""
         return {site: add_streams(words, [], [self._self_key(site)]) for site, words in self.words.items()}
 
     def _self_key(self, site: str) -> bytes:
@@ -49,7 +51,7 @@ class Sum:
 
 
 def sums_of(transcript: Transcript, told: Mapping[int, bytes] | None = None) -> list[Sum]:
-    """Every sum of a run of one attempt a round that nobody dropped out of, from the coordinator's recording.
+    """Return every sum of a run of one attempt a round without drop-outs, from the coordinator's recording.
 
     ``told``: by round, the assignment that masks are bound to beside the base, where there is one.
     """
@@ -101,7 +103,7 @@ def check_hidden(sums: list[Sum]) -> None:
 
 
 def check_random(words: Words, name: str) -> None:
-    """Every nibble of the words takes its sixteen values as often: a chi-square test of each of their places."""
+    """Check by a chi-square test of each place that every nibble of the words has its sixteen values equally often."""
     nibbles = words.view(np.uint8).reshape(len(words), -1)
     for place in range(2 * nibbles.shape[1]):
         values = (nibbles[:, place // 2] >> (4 * (place % 2))) & (_NIBBLE - 1)
@@ -136,5 +138,5 @@ def _total(words: Iterable[Words]) -> Words:
 
 
 def total_of(each: Sum) -> Words:
-    """What the coordinator is to learn: the sum over the group."""
+    """Return the sum over the group, which the coordinator is to learn."""
     return _total(each.without_self_masks().values())

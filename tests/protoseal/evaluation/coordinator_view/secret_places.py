@@ -1,4 +1,4 @@
-"""Where secrets could show: logs, what objects say of themselves, tracebacks of failures, the coordinator's files."""
+"""Places where secrets could show: logs, objects' representations, tracebacks of failures, the coordinator's files."""
 
 from __future__ import annotations
 
@@ -56,14 +56,16 @@ class Provoking:
         return self._inner.next_task()
 
     def download(self, work: Work) -> bytes:
-        """The site is asked with a request cut short, and with one that is none."""
+        """Ask the site with a request that is cut short, and with bytes that are no request."""
         request = self._inner.download(work)
         for spoilt in filter(None, (request[:-1], b"\xff" * 40)):
             self._fails(partial(self._session.answer, work.key, spoilt))
         return request
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
-        """The coordinator gets an answer cut short, one that is none, and another one after the real one."""
+        """Send the coordinator an answer that is cut short, bytes that are no answer, and another answer after the real
+        one.
+        """
         for spoilt in filter(None, (content[:-1], b"\xff" * 40)):
             self._fails(partial(self._spoil, key, spoilt))
         self._inner.upload(key, content)
@@ -118,7 +120,7 @@ def _parts(each: object) -> list[object]:
 
 
 def coordinator_files(federation: LocalFederation) -> dict[str, bytes]:
-    """All that the coordinator keeps, by name: the store with its log, the evaluation keys, and what else is there."""
+    """Return all files of the coordinator by name: the store with its log, the evaluation keys, and others."""
     state = federation._state
     sites = (state / "identities", state / "sites")
     files = (path for path in sorted(state.rglob("*")) if path.is_file())

@@ -1,4 +1,4 @@
-"""What must show nowhere, in the forms in which it could show, and a search for all of them at once."""
+"""Secrets that must show nowhere, their possible forms, and a search for all of them at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Needles:
     named: dict[bytes, str] = field(default_factory=dict)
 
     def add_secret(self, name: str, secret: bytes) -> None:
-        """A secret in every form: raw, hexadecimal, base64, decimal numbers, Python's own text of bytes.
+        """Add a secret in every form: raw, hexadecimal, base64, decimal numbers, Python's own text of bytes.
 
         In pieces of 16 bytes, so that half of it is found too; of a large one some pieces all over it.
         """
@@ -51,7 +51,7 @@ class Needles:
                         self.named[text.encode()] = f"{name}, a number"
 
     def found_in(self, content: bytes) -> set[str]:
-        """What of it is in ``content``."""
+        """Return the forms and pieces of secrets that are in ``content``."""
         by_head: dict[int, list[bytes]] = {}
         for needle in self.named:
             by_head.setdefault(int.from_bytes(needle[:_HEAD], "little"), []).append(needle)

@@ -1,4 +1,4 @@
-"""What a coordinator recorded of FedPLCC under `masked`: cosines, how many prototypes there are, and sums; no more.
+"""Coordinator's recording of FedPLCC under `masked`: cosines, numbers of prototypes, sums, and no more.
 
 No norm, no number of samples, no prototype and no model of a site, in any message; and nothing in what follows from
 several of them. The same searches find all of it under `plain`, and under masks that were weakened.
@@ -53,7 +53,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
 
 
 def prototypes(transcript: ClusterTranscript) -> Vectors:
-    """Every local prototype of the run; its direction is the same vector to the search."""
+    """Return every local prototype of the run; its direction is the same vector to the search."""
     return varied(np.concatenate([local.rows for local in transcript.local.values()]))
 
 
@@ -62,7 +62,7 @@ def class_means(transcript: ClusterTranscript) -> Vectors:
 
 
 def models(transcript: ClusterTranscript) -> Vectors:
-    """The first layer of every site's model of every round, by d weights; times samples they point the same way."""
+    """Return d weights of the first layer of each model that a site sent; times samples they point the same way."""
     first = slice(0, 16 * DIM)
     return np.concatenate([put.averaged[first].reshape(-1, DIM) for put in transcript.put.values()])
 
@@ -133,12 +133,12 @@ def test_norms_that_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def told(transcript: ClusterTranscript) -> dict[int, bytes]:
-    """By round, the assignment."""
+    """Return the assignment of each round."""
     return {number: content for (number, _), (content,) in transcript.told.items()}
 
 
 def test_masked_words_are_random_but_for_the_sums_over_all_sites(masked: ClusterTranscript) -> None:
-    """In them are prototypes by cluster, samples, models: none of it shows before the whole is added up."""
+    """Prototypes by cluster, samples and models are in the words, and show only in the sum over all sites."""
     sums = sums_of(masked, told(masked))
     assert len(sums) == ROUNDS
     for each in sums:

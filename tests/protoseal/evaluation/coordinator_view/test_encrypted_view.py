@@ -1,4 +1,4 @@
-"""What a coordinator recorded of sums, groups and clusters under `ckks`: sizes, who has which class, turned rows.
+"""Coordinator's recording of sums, groups and clusters under `ckks`: sizes, holders of each class, rotated rows.
 
 No prototype of a site, no sum or mean, no model and no number of samples, neither as it is nor scaled. The same
 searches find what sites sent under `plain`.
@@ -68,20 +68,20 @@ def puts(transcript: Transcript) -> Iterator[Put]:
 
 
 def prototypes(transcript: Transcript) -> Vectors:
-    """Of every site and round, local ones where a class has several."""
+    """Return the prototypes of every site and round, local ones where a class has several."""
     if isinstance(transcript, ClusterTranscript):
         return varied(np.concatenate([local.rows for local in transcript.local.values()]))
     return varied(np.concatenate([put.rows for put in puts(transcript)]))
 
 
 def sums(transcript: Transcript) -> Vectors:
-    """Of each round's prototypes over all sites: a mean points the same way."""
+    """Return the sums of each round's prototypes over all sites: a mean points the same way."""
     by_round = [[put.rows for (r, _, _), put in transcript.put.items() if r == number] for number in (1, 2)]
     return varied(np.concatenate([np.sum(rows, axis=0) for rows in by_round]))
 
 
 def models(transcript: Transcript) -> Vectors:
-    """The beginning of every site's first layer, by d weights; times samples they point the same way."""
+    """Return the first d weights of every site's first layer; times samples they point the same way."""
     first = slice(0, 4 * DIM)
     return varied(np.concatenate([put.averaged[first].reshape(-1, DIM) for put in puts(transcript)]))
 
@@ -91,7 +91,7 @@ def varied(vectors: Vectors) -> Vectors:
 
 
 def searched(transcript: Transcript) -> list[Received]:
-    """All but the evaluation keys, which are made before there is anything to hide, and take minutes to search."""
+    """Return all of the recording but the evaluation keys, which precede all secrets and take minutes to search."""
     return [each for each in transcript.received if each.key is None or each.key.phase is not Phase.ROSTER]
 
 
@@ -186,7 +186,7 @@ def test_values_and_means_are_ciphertexts_and_nothing_else(transcripts: Transcri
 
 
 def payloads(transcript: Transcript) -> Iterator[tuple[Phase, Payload]]:
-    """What sites sent of their values after the clustering, and leaders."""
+    """Return the values that sites and leaders sent after the clustering."""
     limits = limits_of(transcript.agreement)
     for each in transcript.received:
         if each.key is not None and each.key.round and each.key.phase in (Phase.VALUES, Phase.MEANS):

@@ -35,12 +35,12 @@ def filler(size: int, seed: int = 0) -> bytes:
 
 
 def hidden(content: bytes, *, shift: int = 0) -> list[bytes]:
-    """The content somewhere in a message of 40 kB, at any alignment."""
+    """Put the content somewhere in a message of 40 kB, at any alignment."""
     return [filler(20_000 + shift) + content + filler(20_000, seed=1)]
 
 
 def noisy(vectors: Vectors, decibels: float, seed: int = 3) -> Vectors:
-    """With Gaussian noise at a signal-to-noise ratio, of each row's energy to that of its noise."""
+    """Add Gaussian noise at a signal-to-noise ratio, of each row's energy to that of its noise."""
     noise = np.random.default_rng(seed).normal(size=vectors.shape)
     size = np.linalg.norm(vectors, axis=1, keepdims=True) / np.linalg.norm(noise, axis=1, keepdims=True)
     return np.asarray(vectors + noise * size * 10 ** (-decibels / 20))
@@ -112,7 +112,7 @@ def test_bytes_without_meaning_are_not_taken_for_a_leak() -> None:
 
 
 def test_the_tail_is_no_heavier_than_the_threshold_supposes() -> None:
-    """How often prototypes beat twins by a factor in 1 − c², against what the threshold's exponent allows for it."""
+    """Prototypes beat twins by a factor in 1 − c² no more often than the threshold's exponent allows."""
     found = [likeness([filler(3_000, seed)], [], prototypes(seed), seed=seed) for seed in range(150)]
     gaps = [np.log((1 - each.twins**2) / (1 - each.prototypes**2)) for each in found]
     for allowed in (0.1, 0.02):

@@ -1,4 +1,4 @@
-"""What a coordinator recorded under `masked` is what docs/explanation/threat-model.md says, and no more.
+"""Coordinator's recording under `masked`, against docs/explanation/threat-model.md: all of its promise, and no more.
 
 Rotated rows have the true inner products, and no two classes, attempts or rounds are turned alike. Masked words are
 random to the coordinator, one by one and together, but for the sums over whole groups. Each check is made of runs
@@ -63,12 +63,12 @@ class Block:
 
 
 def turned_alike(one: Block, other: Block) -> bool:
-    """Whether the inner products between the two are the true ones: then one isometry turned both."""
+    """Return True if the inner products between the two are the true ones, so that one isometry rotated both."""
     return off(one, other) < 1e-6
 
 
 def off(one: Block, other: Block) -> float:
-    """The largest error of the inner products between rows of the two, as they were sent."""
+    """Return the largest error of the inner products between rows of the two, as they were sent."""
     sent, true = (
         np.stack(list(first.values())) @ np.stack(list(second.values())).T
         for first, second in ((one.sent, other.sent), (one.true, other.true))
@@ -135,12 +135,12 @@ def test_a_second_attempt_sends_the_same_rows_turned_anew(blocks: list[Block]) -
 
 
 def one_context(*_: object) -> bytes:
-    """As if rotations were bound to nothing."""
+    """Bind rotations to nothing."""
     return b"context"
 
 
 def one_key(seed: bytes, context: bytes, _: int) -> bytes:
-    """As if all classes had one key."""
+    """Use one key for all classes."""
     return derive(seed, "rotation", context, b"")
 
 
@@ -223,17 +223,17 @@ def test_the_sums_are_those_of_what_the_sites_put_in(transcript: Transcript) -> 
 
 
 def unmasked(words: Words, *_: object) -> Words:
-    """No masks at all."""
+    """Send values without masks."""
     return words
 
 
 def added(masked: Mapping[str, Words], *_: object) -> Words:
-    """What opens a sum that has no masks left."""
+    """Open a sum that has no masks."""
     return np.asarray(sum(masked.values()))
 
 
 def with_the_same_stream(words: Words, _: AttemptSecrets, __: Binding, site: str, *___: object) -> Words:
-    """One stream for all of a site's vectors."""
+    """Use one stream for all of a site's vectors."""
     return add_streams(words, [stream_of(site)], [])
 
 
@@ -246,7 +246,7 @@ def stream_of(site: str) -> bytes:
 
 
 def with_one_stream(words: Words, *_: object) -> Words:
-    """One stream for all sites and rounds: a vector by itself means nothing."""
+    """Use one stream for all sites and rounds: a vector by itself reveals nothing."""
     return add_streams(words, [stream_of("all")], [])
 
 
@@ -269,7 +269,7 @@ def without_self_mask(
 
 
 def without_pairs(words: Words, secrets: AttemptSecrets, binding: Binding, site: str, *_: object) -> Words:
-    """The self-mask alone, which everyone gives away."""
+    """Use the self-mask alone, whose seed every site releases."""
     return add_streams(words, [masks.self_key(secrets.seed, binding, site)], [])
 
 

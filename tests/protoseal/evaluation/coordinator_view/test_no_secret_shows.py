@@ -40,7 +40,7 @@ from tests.support.small import small_data
 from tests.support.summed import method_agreement
 
 OPENED = "released seed"
-"""What the coordinator is given in a masked sum: its name begins so."""
+"""Beginning of the names of secrets that the coordinator is given in a masked sum."""
 SPARSE = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.0}
 RUNS: list[tuple[Method, Protection, dict[str, Any]]] = [
     (Method.FEDDBP, Protection.MASKED, {}),
@@ -62,7 +62,7 @@ class Scene:
     files: dict[str, bytes] = field(default_factory=dict)
 
     def found(self) -> set[tuple[str, str]]:
-        """Where what was found, shares and seeds that are the coordinator's left out of its files."""
+        """Return the places with secrets, without the shares and seeds in the coordinator's files that it may have."""
         where = {**self.shown, **self.files}
         found = {(place, name) for place, content in where.items() for name in self.needles.found_in(content)}
         return {(p, n) for p, n in found if not (p in self.files and n.startswith(OPENED))}
@@ -154,7 +154,7 @@ def add_attempt(needles: Needles, name: str, secret: bytes) -> None:
 
 
 def add_identity(needles: Needles, site: LocalSite) -> None:
-    """The certificate's private key, and the one of the journal."""
+    """Add the certificate's private key and the journal's key."""
     party: Party = site.session._party
     credentials, storage = party.credentials, inspect.getclosurevars(party.storage).nonlocals["key"]
     scalar = credentials._key.private_numbers().private_value.to_bytes(KEY_BYTES, "big")
@@ -197,7 +197,7 @@ def test_no_secret_shows(
 def test_released_shares_are_in_the_coordinators_files_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that leaving it out of what may not be found there is needed, and finds what else is in that file."""
+    """The search finds released shares, and so has to leave them out of a file in which it also finds other secrets."""
     scene = play(Method.FEDDBP, Protection.MASKED, tmp_path, monkeypatch, rounds=1)
     in_files = set.union(*(scene.needles.found_in(content) for content in scene.files.values()))
     assert {name.partition(",")[0] for name in in_files} == {f"{OPENED}'s share"}
@@ -220,7 +220,7 @@ def _log_traceback(session: Session, secret: bytes) -> None:
 
 
 def _log_argument(session: Session, secret: bytes) -> None:
-    """A record's arguments go to handlers that show more than its text."""
+    """Log a secret as an argument, which handlers get beside a record's text."""
     logging.getLogger("protoseal.site").debug("%.0s", base64.b64encode(secret).decode())
 
 
@@ -254,7 +254,7 @@ def test_a_channel_key_that_shows_is_found(
 
 
 def test_a_representation_that_shows_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an object that is reached through private attributes."""
+    """The search reaches an object through private attributes."""
     monkeypatch.setattr(
         Setup, "__repr__", lambda setup: f"Setup({setup._channel_key().private_bytes().hex()})"
     )

@@ -1,4 +1,4 @@
-"""What a coordinator recorded of a whole run: nothing of a site but under `plain`, where the same search finds all.
+"""Coordinator's recording of a whole run: nothing of a site except under `plain`, where the same search finds all.
 
 Every message is searched: statements, roster answers with the evaluation keys, acknowledgements, presence, shares,
 values; and for every round's prototypes, and how they moved from round to round. What `masked` does show is held
@@ -51,7 +51,7 @@ class Run:
             self.received = list(federation.store.received())
 
     def vectors(self) -> NDArray[np.float64]:
-        """Each site's prototypes of every round, and their movements."""
+        """Return each site's prototypes of every round, and their movements."""
         rows = {site: [self.record[r, site].prototypes.local for r in range(1, ROUNDS + 1)] for site in SITES}
         moved = [second - first for each in rows.values() for first, second in pairwise(each)]
         return np.concatenate([*(row for each in rows.values() for row in each), *moved])
@@ -119,12 +119,12 @@ _PIECES = 4
 
 
 def prototypes_of(put: Put) -> NDArray[np.float64]:
-    """What a site put into a sum for the classes that it has."""
+    """Return the prototypes that a site put into a sum, for the classes that it has."""
     return put.rows[put.holds]
 
 
 def extractor_of(put: Put) -> NDArray[np.float64]:
-    """The first numbers of its extractor, in pieces as long as a prototype."""
+    """Return the first numbers of a site's extractor, in pieces as long as a prototype."""
     return put.averaged[: _PIECES * put.rows.shape[1]].reshape(_PIECES, -1)
 
 
@@ -147,12 +147,12 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Tr
 
 
 def put_in(transcript: Transcript, part: str) -> NDArray[np.float64]:
-    """Of every site after every round."""
+    """Return the sums' contributions of every site after every round."""
     return np.concatenate([PARTS[part](put) for (number, _, _), put in transcript.put.items() if number])
 
 
 def moved(transcript: Transcript, part: str) -> NDArray[np.float64]:
-    """From the first to the second round."""
+    """Return the movement from the first to the second round."""
     sites = [site for number, _, site in transcript.put if number == 1]
     first, second = ([PARTS[part](transcript.put[number, 1, site]) for site in sites] for number in (1, 2))
     return np.concatenate(second) - np.concatenate(first)
@@ -221,7 +221,7 @@ def test_the_description_of_fedpc_says_what_was_seen(transcripts: dict[Protectio
 
 
 def scores_of(put: Put) -> NDArray[np.float64]:
-    """By which a site chooses channels, for the classes that it has."""
+    """Return the scores by which a site chooses channels, for the classes that it has."""
     assert put.scores is not None
     return put.scores[put.holds]
 
@@ -285,14 +285,14 @@ def test_scores_would_be_found_in_a_message_that_held_them(branched: dict[Protec
 
 
 def values_key(number: int, transcript: Transcript) -> PhaseKey:
-    """Of a round's VALUES."""
+    """Return the key of a round's VALUES."""
     return PhaseKey(transcript.agreement.run, number, 1, Phase.VALUES)
 
 
 def test_a_sites_sent_vector_is_its_prototypes_and_nothing_else(
     branched: dict[Protection, Transcript],
 ) -> None:
-    """Under `plain`, where it can be read: K·d numbers, those of withheld classes zero. No room is left for more."""
+    """A vector that `plain` shows has K·d numbers, zeros for withheld classes, and no room for more."""
     transcript = branched[Protection.PLAIN]
     limits, form = limits_of(transcript.agreement), values_form(transcript.agreement, 1)
     for (number, attempt, site), put in transcript.put.items():

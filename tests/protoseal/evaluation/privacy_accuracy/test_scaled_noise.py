@@ -30,7 +30,7 @@ BESIDE = PrivacySection.model_validate(
 
 
 def inverse(privacy: PrivacySection) -> float:
-    """An accountant that is easy to follow: 10/noise, and 10/noise of training."""
+    """Return a simple accountant: 10/noise, and 10/noise of training."""
     training = privacy.dp_sgd
     return 10 / privacy.noise_multiplier + (0.0 if training is None else 10 / training.noise_multiplier)
 

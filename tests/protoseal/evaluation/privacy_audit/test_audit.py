@@ -50,9 +50,9 @@ MECHANISMS: list[tuple[Weaken, UnderAudit, int, int, int]] = [
     (weaken_training, training(0.849, 1.0, 2), 30_000, 14_400, 8),
     (weaken_training, training(0.707, 1.0, 2), 40_000, 19_200, 10),
 ]
-"""How to weaken it, the mechanism, canaries, guesses, and its ε."""
+"""Mechanisms with their weakening, numbers of canaries and guesses, and ε."""
 UNDECIDED = {(weaken_query, 1), (weaken_training, 1), (weaken_training, 2)}
-"""Where three quarters of the noise have no verdict that is certain."""
+"""Cases in which three quarters of the noise have no certain verdict."""
 NAMES = [f"{weaken.__name__.partition('_')[2]} at {epsilon}" for weaken, *_, epsilon in MECHANISMS]
 
 

@@ -32,7 +32,7 @@ from tests.privacy.closed_form import gaussian_delta
 
 Signs = tuple[int, ...]
 SOLVED = 1e-6
-"""To so much are linear programs solved."""
+"""Accuracy of the linear programs' solutions."""
 LEVEL = 0.05
 
 
@@ -48,7 +48,7 @@ SEVERAL = pairs((0.2, 0.2), (0.7, 0.05), (2.0, 1e-3))
 
 
 def largest(guesses: Guesses, curve: PairsTradeOff) -> float:
-    """The largest probability of so many right guesses, by linear programming over p_0 … p_r."""
+    """Return the largest probability of so many right guesses, by linear programming over p_0 … p_r."""
     made, counts = guesses.made, np.arange(guesses.made + 1)
     above, limits = [], []
     for k in range(1, made + 1):
@@ -86,7 +86,7 @@ def test_gaussian_curves_give_what_their_pairs_give() -> None:
 
 
 def most(coins: int, made: int, right: int, epsilon: float, delta: float) -> float:
-    """The largest probability of so many right guesses over all (ε, δ)-private mechanisms.
+    """Return the largest probability of so many right guesses over all (ε, δ)-private mechanisms.
 
     A mechanism is a distribution of guesses for each outcome of the coins. For each two outcomes that differ in one
     coin, in both directions, Σ max(0, P − e^ε·Q) over guesses is at most δ; the maxima are variables of their own.
@@ -118,7 +118,8 @@ def most(coins: int, made: int, right: int, epsilon: float, delta: float) -> flo
 
 
 def most_alike(made: int, right: int, epsilon: float, delta: float) -> float:
-    """The same where all coins are guessed: the best mechanism then treats all coins, and both sides, alike.
+    """Return the largest probability if all coins are guessed; the best mechanism then treats all coins, and both
+    sides, alike.
 
     Turning and swapping coins gives mechanisms that are as good, and so does their mean. So let p_d be the probability
     of d wrong guesses; among those in which a given coin is right, (r − d)/r·p_d have d wrong ones.
@@ -267,7 +268,7 @@ def test_curves_of_histories_lie_below_the_mechanisms() -> None:
 
 
 def test_curves_hold_the_accountants_claim() -> None:
-    """At the claimed ε and δ an event of probability y needs e^-ε·(y − δ) at least, and not much more."""
+    """Curves give an event of probability y at least e^-ε·(y − δ) at the claimed ε and δ, and not much more."""
     history = [DpSgd(1.3, 0.1, 100)]
     curve, claimed = composed_trade_off(Composed.of(history)), epsilon(history, 1e-5)
     assert curve.least(1e-4) >= math.exp(-claimed) * (1e-4 - 1e-5) * 0.99

@@ -46,7 +46,7 @@ def test_directions_are_orthogonal_and_as_long_in_each_coordinate() -> None:
 def test_scores_are_the_likelihood_of_the_steps_that_a_canary_took_part_in(
     audited: TrainingUnderAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without noise a step shows 0 or 1, and a score has as many of the one as the canary has steps."""
+    """Scores of a step without noise are 0 or 1, and a canary's score is the number of its steps."""
     weaken_training(monkeypatch, "none")
     coins = fair_coins(1100)  # in three trainings
     off, on = audited.evidence(np.array([0.0, 1.0]))
@@ -87,7 +87,7 @@ def test_evidence_is_the_logarithm_of_a_likelihood_ratio() -> None:
 
 @pytest.mark.full
 def test_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a low sampling rate and ε = 5 half the noise is told by likelihoods of steps, and not by the sum of all."""
+    """Likelihoods of single steps detect half the noise at a low sampling rate and ε = 5; their sum does not."""
     rare = TrainingUnderAudit(DpSgdSection(noise_multiplier=0.85, clip=1.0, sampling_rate=0.05), epochs=5)
     assert plan_of(rare, 100_000, LEVEL, 16_000).missed < LEVEL
     monkeypatch.setattr(TrainingUnderAudit, "evidence", lambda _, seen: seen)

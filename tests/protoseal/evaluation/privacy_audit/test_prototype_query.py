@@ -52,7 +52,7 @@ def test_the_claim_is_the_accountants() -> None:
 def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(
     audited: QueryUnderAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a millionth of the noise it is one for each release; nothing of canaries that are out."""
+    """The score is one for each release with a millionth of the noise, and zero for canaries that are out."""
     monkeypatch.setitem(NOISE, "none", 1e-6)
     weaken_query(monkeypatch, "none")
     coins = fair_coins(3000)
@@ -100,7 +100,7 @@ def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_noise_of_another_shape_is_found(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each number has the claimed deviation, or none: a canary's inner product alone would let most stand."""
+    """Each number has the claimed deviation or none: a canary's inner product alone would accept most such noise."""
     plan = plan_of(FOUR, CANARIES, LEVEL, 2400)
     assert audit(FOUR, plan).verdict is Verdict.STANDS
     misshape_query(monkeypatch, shape, FOUR.dim)
@@ -125,7 +125,7 @@ def audited(*arguments: object) -> tuple[int, str]:
 def test_audit_command_refutes_doubles_and_keeps_the_claim(
     double: Double, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At ε = 8, where no noise at all once stood."""
+    """The command refutes a double without noise at ε = 8, where an earlier audit accepted it."""
     weaken_query(monkeypatch, double)
     ended, text = audited("--noise-multiplier", 0.6, "--canaries", 50_000, "--guesses", 24_000, "--json")
     found: dict[str, Any] = json.loads(text)
@@ -152,7 +152,7 @@ def test_few_canaries_are_too_weak() -> None:
 
 
 def test_little_confidence_in_a_refutation_is_no_power() -> None:
-    """Where the level is 0.7, half the noise passes more often than is taken for power."""
+    """Half the noise passes a level of 0.7 more often than the audit counts as power."""
     plan = AuditPlan(canaries=400, made=96, level=0.7, refuting=61, missed=0.48, doubtful=90)
     assert Audit(plan, Guesses(400, 96, 60)).verdict is Verdict.TOO_WEAK
     assert Audit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is Verdict.STANDS

@@ -11,7 +11,7 @@ from secure_client.training.loop import run
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The jobs that are run one by one from now on."""
+    """Record the jobs that are run one by one from now on."""
     seen: list[Job] = []
 
     def noted(job: Job) -> Losses:

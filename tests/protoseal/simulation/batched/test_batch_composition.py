@@ -1,4 +1,4 @@
-"""Which sites train as one program, what cannot, how programs run side by side, and what a stack of models is."""
+"""Batches of sites: sites that train as one program, sites that cannot, programs side by side, and stacked models."""
 
 from __future__ import annotations
 

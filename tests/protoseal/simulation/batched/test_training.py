@@ -138,7 +138,7 @@ def test_proximal_term(schedule: Schedule, alone: list[Job]) -> None:
 
 
 SAME_BLOCKS = {"resnet18", "resnet34", "resnet101", "resnet152"}
-"""As resnet10 or resnet50 have, and more of them."""
+"""Networks with the blocks of resnet10 or resnet50, and more of them."""
 SMALLEST = ("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet", "resnet10")
 
 
