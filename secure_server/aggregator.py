@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agreement import Agreement
 from agreement.payload_forms import limits_of
-from agreement.round_plan import ExchangeKind
+from agreement.round_plan import ExchangeKind, Form
 from algorithms.gram_matrix import convex
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import durable_files
@@ -57,10 +57,10 @@ class ExchangeInputs:
 def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) -> ServerHalf:
     """Return the server's half of the agreed protection for a method of ``PEERS``, with the method's weights."""
     plan, protection = agreement.plan, agreement.protection
-    if plan.exchange is ExchangeKind.ENCRYPTED_PEERS:
+    if plan.values is Form.CIPHERTEXTS:
         return CkksServer(Combination(agreement.pfpl.weighting.value), keys_path, executor)
     weights = weights_of(agreement)
-    if plan.exchange is not ExchangeKind.EXTENSION_PEERS:
+    if plan.values is not Form.EXTENSION:
         return PlainServer(weights, plan.row_scheme)
     if protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")

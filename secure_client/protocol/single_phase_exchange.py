@@ -6,7 +6,7 @@ This module gives the protection's site half its secret and, for rotations, the 
 from __future__ import annotations
 
 from agreement import Agreement
-from agreement.round_plan import ExchangeKind
+from agreement.round_plan import Form
 from crypto import plain
 from crypto.ckks.site import CkksSite
 from crypto.plain import PlainSite
@@ -18,14 +18,14 @@ from secure_client.protocol.setup import Setup
 
 
 def site_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort) -> SiteHalf:
-    """Return the site half of the agreed protection, for the attempt of ``key`` among ``cohort``.
+    """Return the site half for uploads of the agreed form under ``PEERS``, for the attempt of ``key`` among ``cohort``.
 
     Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
     """
-    match agreement.plan.exchange:
-        case ExchangeKind.EXTENSION_PEERS:
+    match agreement.plan.values:
+        case Form.EXTENSION:
             return _extension_half(agreement, setup, attempt_context(agreement, setup, key, cohort))
-        case ExchangeKind.ENCRYPTED_PEERS:
+        case Form.CIPHERTEXTS:
             weighting = Combination(agreement.pfpl.weighting.value)
             return CkksSite(setup.ckks_key(), weighting, agreement.agreement_threshold)
         case _:
