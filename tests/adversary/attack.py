@@ -1,4 +1,4 @@
-"""What an attack of the coordinator is, and how a check is taken out of the code under test."""
+"""Attacks of the coordinator, and doubles of the code under test that lack a check."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class AnyAttack(Generic[Play]):
 
 @dataclass(frozen=True)
 class Attack(AnyAttack[Hostile]):
-    """On a run of PFPL."""
+    """Attack on a run of PFPL."""
 
     protection: Protection = Protection.PLAIN
     weighting: Weighting = Weighting.UNIFORM
@@ -89,7 +89,7 @@ def weaken_all_but(layer: str, attack: AnyAttack[Any], monkeypatch: pytest.Monke
 
 
 def assert_refused(attack: AnyAttack[Play], play: Play) -> None:
-    """At its decisive step, for good, and for its reason."""
+    """Check that the attack is refused at its decisive step, for good, and for its reason."""
     with pytest.raises(Violation, match=attack.refusal):
         attack.play(play)
     last = assert_nothing_answered(play)

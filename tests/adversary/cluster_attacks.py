@@ -21,7 +21,7 @@ WITHOUT_C = (A, B, D)
 
 @dataclass(frozen=True)
 class ClusterAttack(AnyAttack[ClusterPlay]):
-    """On a run of FedPLCC whose agreement has ``changes``."""
+    """Attack on a run of FedPLCC whose agreement has ``changes``."""
 
     changes: dict[str, Any] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ def stranger_for_company(play: ClusterPlay) -> None:
 
 
 def replace_clusters(assignment: Assignment, site: str, change: Callable[[Labels], Labels]) -> Assignment:
-    """With other clusters for one site's rows."""
+    """Return the assignment with other clusters for one site's rows."""
     return Assignment(
         tuple(
             replace(each, clusters=change(each.clusters)) if each.site == site else each
@@ -152,4 +152,4 @@ CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
         stranger_for_company,
     ),
 }  # fmt: skip
-"""By what the coordinator does."""
+"""Attacks by what the coordinator does."""

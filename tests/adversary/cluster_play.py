@@ -64,7 +64,7 @@ class ClusterAttempt(Attempt):
 
     @property
     def honest(self) -> Assignment:
-        """What the honest coordinator makes of the directions."""
+        """Assignment that the honest coordinator makes of the directions."""
         rows = {
             name: LocalPrototypes(payload.arrays[0], payload.arrays[1].astype(np.int64))
             for name, payload in sorted(self.directions.items())
@@ -94,24 +94,24 @@ class ClusterAttempt(Attempt):
 
     @property
     def assignment(self) -> Assignment:
-        """What the first site by name was told."""
+        """Assignment that the first site by name was told."""
         return self.told[min(self.told)]
 
     @property
     def clusters(self) -> AssignedClusters:
-        """And what it comes to."""
+        """Clusters of that assignment."""
         return clusters_of(self.assignment)
 
     @property
     def broadcast(self) -> bytes:
-        """As that site has it."""
+        """Broadcast as that site binds it."""
         # By the name that a double may have been given.
         bind: Callable[[bytes, bytes], bytes] = vars(rotated_clusters)["broadcast"]
         return bind(super().broadcast, codec.encode_assignment(self.assignment))
 
     @property
     def fixed_point(self) -> FixedPoint:
-        """Of as many clusters."""
+        """Fixed point for that many clusters."""
         return self.play.agreement.fixed_point(len(self.clusters.labels))
 
     def summed(self, survivors: tuple[str, ...]) -> Vector:

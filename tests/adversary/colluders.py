@@ -1,12 +1,14 @@
-"""What a coordinator holds of a masked sum together with members that tell it everything, and what they make of it.
+"""Colluders: the coordinator's view of a masked sum and the members that tell it everything, and what these find.
 
 An attempt runs to its end with everyone answering honestly, so that the coordinator has all that it is ever given. The
 colluders are one fewer than it takes to open a secret by themselves. They take off an honest member's masked words all
-masks that they can derive, also by guesses that would be right if one share less opened a secret. What is left is
+masks that they can derive, also by guesses that would be right if one share less opened a secret. The remainders are
 compared for two vectors of that member, while another honest one makes up for the difference, so that the sum over the
-honest is the same. Compared is how often each byte stands at each place of the words, of differences of neighbouring
-words, and of differences between one attempt and the next (:func:`statistic`). What leaks in another way, jointly over
-words further apart, is not seen: that a keystream hides rests on ChaCha20.
+honest is the same. The comparison counts how often each byte stands at each place of the words, of differences of
+neighbouring words, and of differences between one attempt and the next (:func:`statistic`).
+
+Limit: the comparison does not see a leak of another kind, jointly over words further apart; that a keystream hides
+rests on ChaCha20.
 """
 
 from __future__ import annotations
@@ -29,23 +31,24 @@ from crypto.shamir import combine
 from tests.crypto.masked_group import Group, binding_of, names
 
 FALSE_ALARM = 1e-12
-"""Of one place of one test. There are fewer than a thousand in all, so that one run in 10^9 fails for nothing.
+"""Probability of a false alarm at one place of one test.
 
-Of uniform words the differences are uniform and independent too, so that the same limit holds for all places.
+There are fewer than a thousand places in all, so that one run in 10^9 fails for nothing. Differences of uniform words
+are uniform and independent too, so that the same limit holds for all places.
 """
 RUNS, LENGTH = 8, 1 << 15
 """Attempts for each of the two vectors, and words in each."""
 PLACES = ("words", "differences of neighbours", "differences of attempts")
-"""What the four bytes are of."""
+"""Values whose four bytes are counted."""
 _BYTE = 256
 
 Counts = NDArray[np.int64]
 Counted = dict[tuple[str, str], Counts]
-"""By what it is counted in (:func:`left_over`), and by which of :data:`PLACES`."""
+"""Counts by the remainder that is counted (:func:`left_over`), and by which of :data:`PLACES`."""
 
 
 class LearntError(Exception):
-    """What the colluders are left with depends on what an honest member sent."""
+    """Remainder of the colluders that depends on an honest member's input."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,9 @@ class View:
         return add_streams(self.masked[site], plus, minus)
 
     def _pair_keys(self, site: str) -> dict[str, bytes]:
-        """Of masks with colluders, with members whose key opened, and with all if its own did."""
+        """Return the keys of masks with colluders and with members whose key opened, and of all masks if the site's
+        key opened.
+        """
         binding, public, graph = self.group.binding, self.group.public, self.group.graph
         others = [name for name in binding.group if name != site]
         own = self._mask_key(site)
@@ -193,9 +198,9 @@ def left_over(view: View) -> Iterator[tuple[str, Words]]:
 
 
 def counts_of(scene: Scene, sent: int, runs: int) -> Counted:
-    """How often each byte stands at each place, (4, 256), over attempts with fresh keys.
+    """Count how often each byte stands at each place, (4, 256), over attempts with fresh keys.
 
-    What the victim sends changes from word to word and from attempt to attempt: differences depend on it too.
+    The victim's input changes from word to word and from attempt to attempt: differences depend on it too.
     """
     counts: Counted = {}
     before: dict[str, Words] = {}
@@ -241,9 +246,10 @@ def statistic(one: Counts, other: Counts) -> float:
 
 
 def power(share: float, words: int = RUNS * LENGTH) -> float:
-    """How surely it is noticed if a ``share`` of the words is bare, where inputs differ, and the rest uniform.
+    """Return the probability of noticing that a ``share`` of the words is bare, where inputs differ, and the rest
+    uniform.
 
-    Of ``words`` bytes of each sample that share stands at one byte, at 0 in one and at 255 in the other.
+    That share of the ``words`` bytes of each sample stands at one byte, at 0 in one and at 255 in the other.
     """
     uniform = words * (1 - share) / _BYTE
     excess = share * words

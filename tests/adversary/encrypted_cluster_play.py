@@ -41,19 +41,19 @@ class EncryptedClusterAttempt(ClusterAttempt):
 
     @property
     def form(self) -> SumForm:
-        """Of the sum, with as many clusters as were told."""
+        """Form of the sum, with as many clusters as the sites were told."""
         return EncryptedClusterSum(self.play.agreement, len(self.clusters.labels)).form
 
     def total(self, names: Iterable[str]) -> Payload:
-        """What an honest coordinator makes of these sites' values."""
+        """Return the sum that an honest coordinator makes of these sites' values."""
         return self.result(SummingServer(self.form).add(self.uploads[name] for name in names))
 
     def result(self, total: Payload) -> Payload:
-        """With the clusters' classes."""
+        """Return the sum as a result, with the clusters' classes."""
         return Payload(total.scheme, (self.clusters.labels.astype(np.float64),), total.blobs)
 
     def read(self, total: Payload) -> Vector:
-        """What any site decrypts, (L,)."""
+        """Decrypt the sum as any site does, (L,)."""
         bare = Payload(total.scheme, blobs=total.blobs)
         return SummingSite(key_of(self.play), self.form).unprotect(bare, self.play.agreement.max_sites)
 

@@ -25,12 +25,12 @@ from tests.support.grouped import EVERYONE
 
 Vector = NDArray[np.float64]
 _TERMS = 8
-"""So many equal terms a forged sum is made of: its values may be so many times their bounds."""
+"""Number of equal terms in a forged sum: its values may be that many times their bounds."""
 
 
 @cache
 def one_secret(_: Protection) -> tuple[bytes, bytes]:
-    """In place of a fresh group secret, which takes half a second: the same for all runs of a test process."""
+    """Return one group secret for all runs of a test process, since a fresh one takes half a second."""
     return make_group_secret(Protection.CKKS)
 
 
@@ -54,7 +54,7 @@ def forged(secret: CkksSecret, form: SumForm, values: Vector) -> Payload:
 
 
 def hash_of(result: Payload) -> bytes:
-    """What a site states once it was given this result."""
+    """Return the hash that a site states once it was given this result."""
     return hashlib.sha256(codec.encode_payload(result)).digest()
 
 
@@ -81,7 +81,7 @@ class EncryptedAttempt(Attempt):
             self.uploads[name] = self.play.payload(answer, self.round)
 
     def sum_over(self, names: Iterable[str]) -> Payload:
-        """What an honest coordinator adds up of these sites' values."""
+        """Return the sum that an honest coordinator makes of these sites' values."""
         return SummingServer(self.sums.form).add(self.uploads[name] for name in names)
 
     def summed(self, *names: str) -> Payload:
@@ -90,7 +90,7 @@ class EncryptedAttempt(Attempt):
         return self.sum_over(names)
 
     def read(self, total: Payload) -> Vector:
-        """What any site reads in a sum, (L,)."""
+        """Read a sum as any site does, (L,)."""
         return SummingSite(key_of(self.play), self.sums.form).unprotect(total, self.play.agreement.max_sites)
 
     def means(self, leader: str, total: Payload) -> Payload:
@@ -104,5 +104,5 @@ class EncryptedAttempt(Attempt):
 
 
 def mixed(play: MaskedPlay, *means: Payload) -> list[Payload]:
-    """What an honest coordinator makes of groups' means, in their order."""
+    """Return the mixes that an honest coordinator makes of groups' means, in their order."""
     return MixingServer(EncryptedGroups(play.agreement).form, play._keys_path, None).mix(means)

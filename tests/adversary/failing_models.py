@@ -22,7 +22,7 @@ def normed(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 
 
 class PanicError(BaseException):
-    """As a library written in Rust raises it."""
+    """Error as a library written in Rust raises it."""
 
 
 class Brittle(nn.Module):
@@ -43,10 +43,10 @@ class Brittle(nn.Module):
 
 
 def brittle(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """With :class:`Brittle` for its backbone."""
+    """Build a model with :class:`Brittle` for its backbone."""
     return Brittle(dim), nn.Linear(dim, num_classes)
 
 
 def panicking(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """With one that raises what is no :class:`Exception`."""
+    """Build a model whose backbone raises an error that is no :class:`Exception`."""
     return Brittle(dim, PanicError), nn.Linear(dim, num_classes)

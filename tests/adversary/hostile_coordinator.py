@@ -69,7 +69,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Cast:
-    """Who plays: the sites, the coordinator's own certificate, and a site of another CA with the same name."""
+    """Cast of a play: the sites, the coordinator's own certificate, and a site of another CA with the same name."""
 
     parties: Mapping[str, Party]
     coordinator: Credentials
@@ -114,13 +114,13 @@ class Hostile:
         return self._sites[name]
 
     def releases(self, name: str) -> Releases | None:
-        """What the site releases by, out of a ledger that ends with no process; None without noise."""
+        """Open the site's releases, on a ledger that ends with no process; None without noise."""
         if self.agreement.privacy is None:
             return None
         return open_releases(self.agreement, self.budget(name))
 
     def budget(self, name: str) -> BudgetSection:
-        """Of the site's own file."""
+        """Return the budget of the site's own file."""
         folder = self._directory / "ledgers" / name
         folder.mkdir(parents=True, exist_ok=True)
         return simulated_budget(self.agreement, name, folder)
@@ -178,11 +178,11 @@ class Hostile:
         return site.session.answer(key, content)
 
     def statement(self, name: str) -> Statement:
-        """What the site stated when it joined."""
+        """Return the statement with which the site joined."""
         return self.site(name).session.join_request().statement
 
     def statements(self, names: Iterable[str]) -> list[Statement]:
-        """The same for some sites."""
+        """Return the statements with which some sites joined."""
         return [self.statement(name) for name in names]
 
     def give_roster(self, name: str, statements: Iterable[Statement], *, attempt: int = 1) -> RosterAnswer:
@@ -241,7 +241,7 @@ class Hostile:
         return {name: self.values(name, active, round_number=round_number, attempt=attempt) for name in names}
 
     def combine(self, payloads: Mapping[str, Payload], active: ActiveList) -> dict[str, Payload]:
-        """What the honest coordinator computes."""
+        """Combine the uploads as the honest coordinator does."""
         half = server_half(self.agreement, self._keys_path, None)
         return half.combine(payloads, cohort_of(active, self.agreement))
 
@@ -258,7 +258,7 @@ class Hostile:
             self.give_result(name, payload, round_number=round_number, attempt=attempt)
 
     def decrypt(self, secret: CkksSecret, payload: Payload, active: ActiveList) -> Rows:
-        """What whoever has a group secret reads in an upload, (K, d)."""
+        """Read an upload with a group secret, (K, d)."""
         cohort = cohort_of(active, self.agreement)
         packing = Packing(cohort.classes, cohort.dim)
         forms = upload_forms(Combination(self.agreement.pfpl.weighting.value), packing.parts)

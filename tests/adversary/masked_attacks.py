@@ -23,7 +23,7 @@ WITHOUT_C = (A, B, D)
 
 @dataclass(frozen=True)
 class MaskedAttack(AnyAttack[MaskedPlay]):
-    """On a run of FedPC whose agreement has ``changes``. ``data_of``: which site has whose data."""
+    """Attack on a run of FedPC whose agreement has ``changes``; ``data_of`` gives each site the data of a named one."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     data_of: Mapping[str, str] = field(default_factory=dict)
@@ -364,4 +364,4 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         (_MASKED + "_check_share",), A, Phase.VALUES, _SHARE, share_of_another_attempt
     ),
 }  # fmt: skip
-"""By what the coordinator does."""
+"""Attacks by what the coordinator does."""

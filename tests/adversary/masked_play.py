@@ -72,7 +72,7 @@ class MaskedPlay(Hostile):
         return np.concatenate([rows.ravel(), trainee.averaged()])
 
     def rounding(self, terms: int = 1) -> Vector:
-        """How far a sum of so many encoded vectors may be from the sum itself, (L,)."""
+        """Return how far a sum of so many encoded vectors may be from the sum itself, (L,)."""
         return np.asarray(terms * self.agreement.fixed_point().resolution / 2 + 1e-12)
 
     def result_of(self, sum_: Vector, begun: Attempt, survivors: Iterable[str]) -> Payload:
@@ -121,7 +121,7 @@ class Attempt:
 
     @property
     def binding(self) -> Binding:
-        """As an honest member of the group has it."""
+        """Binding of an honest member of the group."""
         play = self.play
         roster = play.site(self.members[0]).session._setup.roster()
         return Binding(
@@ -136,18 +136,18 @@ class Attempt:
 
     @property
     def graph(self) -> Graph:
-        """Who holds shares of whose secrets."""
+        """Graph of the holders of each member's shares."""
         roster = self.play.site(self.members[0]).session._setup.roster()
         return self.play.agreement.masking.graph(len(roster.members), len(self.members))
 
     @property
     def broadcast(self) -> bytes:
-        """What all members were sent, as they name it."""
+        """Name that the members give to the broadcast that all of them received."""
         return next(each.base for each in self.active.statements if each.site == self.members[0])
 
     @property
     def fixed_point(self) -> FixedPoint:
-        """How vectors become words."""
+        """Encoding of vectors as words."""
         return self.play.agreement.fixed_point()
 
     def ask(self, name: str, phase: Phase, content: bytes) -> bytes:
@@ -163,7 +163,7 @@ class Attempt:
             self.made[name] = codec.decode_shares_made(answer, self.play.limits).shares
 
     def shares_for(self, name: str) -> tuple[SealedShare, ...]:
-        """What the others made for one site."""
+        """Return the shares that the others made for one site."""
         return tuple(each for made in self.made.values() for each in made if each.recipient == name)
 
     def mask(
@@ -216,7 +216,9 @@ class Attempt:
         }
 
     def owners(self, name: str, survivors: tuple[str, ...]) -> tuple[SurvivorSignature, ...]:
-        """In a sparse graph: on whom those survivors mask with, whose shares a site was sent."""
+        """Return, in a sparse graph, the signatures on mask partners by those survivors whose shares the site
+        received.
+        """
         if not self.graph.sparse:
             return ()
         return tuple(
@@ -243,7 +245,7 @@ class Attempt:
     # What the coordinator computes
 
     def sum(self, survivors: tuple[str, ...], released: Mapping[str, tuple[ReleasedShare, ...]]) -> Vector:
-        """What the honest coordinator computes."""
+        """Open the sum as the honest coordinator does."""
         masked = {name: self.masked[name] for name in survivors}
         sharers = tuple(sorted(self.made))
         words = unmask(masked, released, self.binding, sharers, survivors, self.public, self.graph)
@@ -275,10 +277,10 @@ class Attempt:
         return self.fixed_point.decode_sum(words, 1)
 
     def pair_keys_of(self, site: str, private: bytes) -> dict[str, bytes]:
-        """Of all pairwise masks of a site, by its own mask key."""
+        """Return the keys of all pairwise masks of a site, from its own mask key."""
         return pair_keys(private, self.public, self.binding, site, self.made, self.graph)
 
 
 def base_of(result: Payload) -> bytes:
-    """What a result is named by in the rounds after it."""
+    """Return the name of a result in the rounds after it."""
     return hashlib.sha256(codec.encode_payload(result)).digest()

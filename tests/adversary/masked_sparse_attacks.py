@@ -87,4 +87,4 @@ SPARSE_ATTACKS: dict[str, MaskedAttack] = {
         "those who made shares are 3; the threshold is 7", other_sharers_to_one_site, _SPARSE, dict.fromkeys(TEN, A),
     ),
 }  # fmt: skip
-"""By what the coordinator does."""
+"""Attacks by what the coordinator does."""

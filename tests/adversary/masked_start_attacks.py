@@ -19,7 +19,7 @@ A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
 _BIAS = -1.0
 _DECAYED = 1e-5
-"""So much weight decay moves a model that nothing else moves, at most."""
+"""Bound on the change by weight decay of a model that nothing else moves."""
 
 
 def other_groups(play: MaskedPlay) -> None:
@@ -41,9 +41,7 @@ def small_group(play: MaskedPlay) -> None:
 
 
 def left_out(play: MaskedPlay) -> None:
-    """Where all sites are one group, the coordinator tells three of four that they are: one site's share of every sum
-    shows.
-    """
+    """The coordinator makes a group of three where all four sites are one: one site's share of every sum shows."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*WITHOUT_C, groups=(WITHOUT_C,))
     expected = np.sum([play.vector(name, begun) for name in WITHOUT_C], axis=0)
@@ -77,7 +75,7 @@ def _begin_dead(play: MaskedPlay, start_of_d: str) -> Attempt:
 
 
 def _assert_model_of_d(play: MaskedPlay, begun: Attempt) -> None:
-    """What clinic-d's training made of its model, from the sum alone: the others' models are what they were sent."""
+    """Check that the sum alone gives clinic-d's trained model: the others' models are as the coordinator sent them."""
     dead = np.concatenate([np.zeros(PARAMETERS - DIM), np.full(DIM, _BIAS)])
     found = begun.carried_out(EVERYONE)[-PARAMETERS:] - 3.0 * dead
     own, others = play.vector(D, begun)[-PARAMETERS:], play.vector(A, begun)[-PARAMETERS:]
@@ -144,4 +142,4 @@ START_ATTACKS: dict[str, MaskedAttack] = {
         two_starts_of_a_round,
     ),
 }  # fmt: skip
-"""By what the coordinator does."""
+"""Attacks by what the coordinator does."""

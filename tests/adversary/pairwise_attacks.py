@@ -1,7 +1,7 @@
-"""What a coordinator, with or without members, tries on a masked sum: each aims at clinic-a's vector.
+"""Attacks on a masked sum by a coordinator with or without members: each aims at clinic-a's vector.
 
-These are played on the functions of :mod:`crypto.pairwise`, by members that answer each question once. What the
-session adds (remembering that) is attacked elsewhere.
+The attacks run on the functions of :mod:`crypto.pairwise`, with members that answer each question once. Other files
+attack the session, which makes members answer once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _honest_fields = Binding.fields
 
 
 def _few_fields(binding: Binding) -> tuple[bytes, ...]:
-    """Without the round, the attempt and the broadcast."""
+    """Return the binding's fields without the round, the attempt and the broadcast."""
     run, _, _, *rest = _honest_fields(binding)
     return (run, *rest[:-1])
 

@@ -33,7 +33,7 @@ FAR_BELOW = 20.0
 """Any bias of these models, and what any image adds to it."""
 FIRST = slice(DIM * PIXELS, DIM * PIXELS + DIM)
 SECOND = slice(FIRST.stop + DIM * DIM, FIRST.stop + DIM * DIM + DIM)
-"""Where the biases of the hidden layers stand in what is averaged."""
+"""Positions of the hidden layers' biases in the averaged part."""
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
@@ -63,7 +63,7 @@ def run(folder: Path) -> ClusterTranscript:
 
 
 def sealed(transcript: ClusterTranscript) -> tuple[float, int]:
-    """What is in the first round's sum of the unit's bias, times samples; and the samples."""
+    """Return the sum of the unit's bias, times samples, that the first round seals, and the samples."""
     puts = [put for (number, _, _), put in transcript.put.items() if number == 1]
     return sum(put.samples * float(put.averaged[SECOND][UNIT]) for put in puts), sum(
         put.samples for put in puts
@@ -71,7 +71,7 @@ def sealed(transcript: ClusterTranscript) -> tuple[float, int]:
 
 
 def asking(patch: pytest.MonkeyPatch, bound: float, samples: int) -> None:
-    """From now on the coordinator asks of each sum whether the unit's is above the bound."""
+    """Make the coordinator ask of each sum whether the unit's value is above the bound."""
     add: Callable[[SummingServer, list[Payload]], Payload] = SummingServer.add
     patch.setattr(
         SummingServer, "add", lambda server, payloads: _moved(server, add(server, payloads), bound, samples)

@@ -249,7 +249,7 @@ _SIGNED = _LIST + r"a signature \(presence\) does not hold"
 _TWICE = "again with different content"
 _FORM = "the result of round 1 is refused: a ciphertext has another "
 _ANY_FORM = ("crypto.ckks.serialization.check_level", "crypto.ckks.serialization.check_scale")
-"""What is of another level is of another scale too."""
+"""Checks that refuse another level, which has another scale too."""
 _FRESH, _ONE_RESULT = ORDER + "_check_fresh", ORDER + "_check_one_result_each_round"
 _OPEN = ORDER + "_check_attempt_open"
 
@@ -305,4 +305,4 @@ ROUND_ATTACKS: dict[str, Attack] = {
         _ANY_FORM, A, Phase.RESULT, _FORM + "level", other_level, *_CKKS
     ),
 }  # fmt: skip
-"""By what the coordinator does."""
+"""Attacks by what the coordinator does."""

@@ -47,7 +47,7 @@ _SITES, _SAMPLES = 4, 66
 _PATIENCE = 200
 Vector = NDArray[np.float64]
 Seen = tuple[str, int, int, object]
-"""What the coordinator sees of one call: its kind or phase, round and attempt, and the public form of its content."""
+"""Call as the coordinator sees it: its kind or phase, round and attempt, and the public form of its content."""
 
 
 def leaving_agreement(
@@ -96,7 +96,7 @@ def _tested(data: SiteData, pixel: float | None) -> SiteData:
 
 @dataclass
 class Watch:
-    """What the coordinator saw of the victim, and which sites are gone."""
+    """Record of what the coordinator saw of the victim, and of the sites that are gone."""
 
     seen: list[Seen] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Watch:
 
 
 class _ProcessEndedError(BaseException):
-    """As by a signal: nothing catches it."""
+    """End of the process as by a signal: nothing catches it."""
 
 
 class Watched(DirectTransport):
@@ -160,7 +160,7 @@ class Watched(DirectTransport):
 
 
 def public_form(agreement: Agreement, key: PhaseKey, content: bytes) -> object:
-    """What a message says beside ciphertexts, masked words, signatures and fresh keys."""
+    """Return a message's content apart from ciphertexts, masked words, signatures and fresh keys."""
     if key.phase is Phase.PRESENCE:
         stated = codec.decode_presence(content, limits_of(agreement))
         anchor = None if stated.anchor is None else stated.anchor.seq

@@ -306,4 +306,4 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
 }
-"""By what the coordinator does."""
+"""Attacks by what the coordinator does."""

@@ -1,6 +1,6 @@
-"""What a coordinator, with or without members, tries on a masked sum over a sparse graph: each aims at one vector.
+"""Attacks on a masked sum over a sparse graph by a coordinator with or without members: each aims at one vector.
 
-As in :mod:`tests.adversary.pairwise_attacks`, whose scene is complete: members answer each question once.
+Members answer each question once, as in :mod:`tests.adversary.pairwise_attacks`, whose graph is complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a site says after a result, and after a restart: the same bytes, whatever it decrypted."""
+"""Acknowledgements of a result, and after a restart: the same bytes, whatever the site decrypted."""
 
 from __future__ import annotations
 

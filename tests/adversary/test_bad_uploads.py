@@ -237,7 +237,7 @@ STOPS: Mapping[Stop, Mapping[str, Case]] = {
     (CKKS, Phase.SECRET, B): ANY,
     (CKKS, Phase.VALUES, B): ANY | CIPHERTEXTS,
 }
-"""Where the run is stopped, and what its victim sends there before it sends the honest answer."""
+"""Points at which the run stops, and what the victim sends there before it sends the honest answer."""
 
 
 @pytest.mark.parametrize(

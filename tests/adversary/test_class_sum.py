@@ -1,4 +1,4 @@
-"""With three holders the bare sum of a class, beside what a site is answered, gives it both of its peers.
+"""Attack on a class of three holders: the bare sum of the class, beside a site's answer, gives it both of its peers.
 
 A site has num = Σ_m d_m·C_m and D = Σ_m d_m, with d_m = ‖C − C_m‖² of its own C, or with ``complement`` the like of it.
 With the peers' sum S′ = C_a + C_b as well, write u = S′/2 for their midpoint and h for half of what is between them:
@@ -145,7 +145,7 @@ def test_with_the_class_sum_a_site_solves_for_both_of_its_peers(play: Hostile) -
 
 
 def test_without_the_class_sum_different_peers_give_identical_answers(play: Hostile) -> None:
-    """So no way of solving finds them: nothing in any slot of any ciphertext tells the two apart."""
+    """No solver can find the peers: nothing in any slot of any ciphertext tells the two cases apart."""
     combination = Combination(play.agreement.pfpl.weighting.value)
     one = drawn(1)
     other = mirrored(one, combination)

@@ -145,7 +145,7 @@ def test_comparison_detects_a_small_bias_with_the_stated_power(monkeypatch: pyte
 
 
 def test_comparison_accepts_uniform_samples() -> None:
-    """Of 200 pairs of uniform samples none is beyond the limit, and they are as far apart as chance has it."""
+    """None of 200 pairs of uniform samples is beyond the limit, and their distances are as chance has them."""
     generator, found = np.random.default_rng(3), list[float]()
     for _ in range(200):
         one, other = (np.bincount(generator.integers(0, 256, RUNS * LENGTH), minlength=256) for _ in "12")

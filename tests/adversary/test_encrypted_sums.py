@@ -50,7 +50,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class LeadersBook(Transcript):
-    """With what leaders read, by (round, attempt, site)."""
+    """Transcript with the sums that leaders read, by (round, attempt, site)."""
 
     read: dict[tuple[int, int, str], Vector] = field(default_factory=dict)
 
@@ -144,7 +144,9 @@ def test_a_class_of_one_holder_is_zeros_before_it_is_encrypted(
 
 
 def given_for_the_sum(play: MaskedPlay) -> tuple[Vector, Vector, Vector | None]:
-    """What clinic-a trains from when clinic-b's values come for the sum: read by anybody; clinic-b's; its own."""
+    """Return what clinic-a trains from when clinic-b's values pass for the sum, clinic-b's values, and clinic-a's own
+    base.
+    """
     play.set_up(*EVERYONE)
     begun = EncryptedAttempt(play, *EVERYONE)
     begun.values(*EVERYONE)
@@ -208,7 +210,7 @@ def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
 
 
 def first_cluster(begun: EncryptedClusterAttempt, assignment: Assignment) -> Vector:
-    """What any site reads of it when everyone went along with the assignment."""
+    """Return the first cluster's sum as any site reads it when everyone went along with the assignment."""
     begun.tell(assignment, *EVERYONE)
     return begun.read(begun.total(EVERYONE))[:DIM]
 
@@ -280,5 +282,5 @@ def test_without_the_count_check_sites_would_train_towards_a_lone_row(
 
 
 def at_least_three(values: Sequence[float], _errors: Vector) -> Vector:
-    """As if no sum were of fewer."""
+    """Return the counts as if every sum were of three or more."""
     return np.maximum(np.rint(values), 3.0).astype(np.int64)

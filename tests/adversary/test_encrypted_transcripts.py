@@ -1,11 +1,13 @@
-"""What a coordinator receives of a whole run does not hang on what sites decrypt, but through what they train.
+"""Independence of a coordinator's view of a run from decryptions, except through what sites train.
 
 Exact decryptions of a known circuit give the key away (Li and Micciancio, eprint 2020/1533), so none may show, nor
 anything that follows from one. Here a coordinator adds something of its own to every sum and result, which the sites
-take: in the two runs they decrypt other numbers, and train from other ones. All that they send but fresh encryptions is
-the same. The limit is FedPLCC's: directions are turned and not encrypted, so how many there are, and their cosines,
-follow from training, and through it from what was decrypted. What a coordinator does to a sum's model, so that
-features die, is in ``test_presence_oracle.py``.
+take: in the two runs they decrypt other numbers, and train from other ones. All that they send but fresh encryptions
+is the same.
+
+The limit is FedPLCC's: directions are rotated and not encrypted, so how many there are, and their cosines, follow from
+training, and through it from decryptions. A coordinator that kills features through a sum's model is in
+``test_presence_oracle.py``.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Method], Pair]:
 
 
 def told(transcript: Transcript) -> dict[Place, Any]:
-    """What each message of a round says, but for signatures, encryptions and the hashes of what was sent to sites."""
+    """Return each message of a round without signatures, encryptions and the hashes of what was sent to sites."""
     limits = limits_of(transcript.agreement)
     found: dict[Place, Any] = {}
     for each in transcript.received:
@@ -162,7 +164,7 @@ def test_sent_bytes_do_not_depend_on_decrypted_numbers(
 def test_encryptions_are_as_long_as_each_other_and_never_the_same(
     pairs: Callable[[Method], Pair], method: Method
 ) -> None:
-    """How well their random bits compress is all that differs."""
+    """Encryptions differ in length only by how well their random bits compress."""
     sizes: list[int] = []
     contents: list[bytes] = []
     for transcript in pairs(method):
@@ -179,7 +181,7 @@ def test_encryptions_are_as_long_as_each_other_and_never_the_same(
 def test_the_stated_limit_directions_follow_from_what_was_trained(
     pairs: Callable[[Method], Pair],
 ) -> None:
-    """In the first round, before anything was decrypted, they show the same; later other cosines, or other numbers."""
+    """The directions are the same in the first round, before any decryption; later their cosines or numbers differ."""
     honest, tampered = (cosines(transcript) for transcript in pairs(Method.FEDPLCC))
     assert set(honest) == set(tampered)
     for place, one in honest.items():

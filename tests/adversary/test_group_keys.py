@@ -23,7 +23,7 @@ ROSTERS = {
 
 
 def opens(play: Hostile, secret: CkksSecret, name: str, active: ActiveList) -> bool:
-    """Whether the key reads those of the site's prototypes that are not withheld in what it sends."""
+    """Return True if the key reads those of the site's prototypes that are not withheld from the upload."""
     cohort = cohort_of(active, play.agreement)
     sent = cohort.holds[cohort.index(name)]
     read, rows = play.decrypt(secret, play.values(name, active), active), play.rows(name)

@@ -40,11 +40,13 @@ _MODULUS = int(context().key_context_data().parms().coeff_modulus()[0].value())
 _ROOTS = np.array([pow(3, slot, 2 * POLY_DEGREE) for slot in range(POLY_DEGREE // 2)])
 """Slot j holds a polynomial's value at exp(iπr/N) for the j-th of these r."""
 _TERNARY = 1e-6
-"""What is further from a whole number than this is no coefficient: rounding leaves 1e-14, other keys spread evenly."""
+"""Distance from a whole number beyond which a value is no coefficient: rounding leaves 1e-14, other keys spread
+evenly.
+"""
 
 
 class NoKey(Exception):
-    """What the coordinator was told gives no secret key."""
+    """Failure of the coordinator to find a secret key in what it was told."""
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +98,7 @@ def plaintext_of(transformed: Sequence[int]) -> sealapi.Plaintext:
 
 
 def _with_header(body: bytes, version: bytes) -> bytes:
-    """Not compressed."""
+    """Return the body with a header that says that it is not compressed."""
     return struct.pack("<HB2sBHQ", 0xA15E, 16, version, 0, 0, 16 + len(body)) + body
 
 
@@ -138,7 +140,8 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Attack = Callable[[], tuple[NDArray[np.float64], NDArray[np.float64]]]
-"""What the coordinator reads of clinic-b's upload, and what clinic-b has. Raises :class:`NoKey`."""
+"""Attack that returns what the coordinator reads of clinic-b's upload and clinic-b's values, or raises :class:`NoKey`.
+"""
 
 
 def of_peers(weighting: Weighting, open_play: Open) -> Attack:
@@ -217,7 +220,7 @@ def test_sites_return_nothing_that_reveals_the_key(attack: Attack) -> None:
 
 
 def test_the_decryption_of_another_ciphertext_gives_no_key() -> None:
-    """Of the same values: what gives the key away is the noise."""
+    """A second ciphertext of the same values has other noise, and the noise is what gives the key away."""
     secret, _ = CkksSecret.generate()
     form = Form(CkksLevel.ANSWER, 2.0**40, polynomials=2)
     values = np.random.default_rng(1).uniform(-1.0, 1.0, POLY_DEGREE // 2)

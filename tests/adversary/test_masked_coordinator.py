@@ -74,7 +74,7 @@ def test_each_layer_holds_by_itself(
 def test_a_list_that_a_members_keys_were_taken_off_is_refused_by_each_layer(
     layers: tuple[str, ...], refusal: str, open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no attack with a gain: without any layer, no share can be sealed to that member."""
+    """The attack gains nothing: without any layer, no share can be sealed to that member."""
     for layer in layers:
         weaken(layer, monkeypatch)
     play = open_masked(grouped_agreement(), {})

@@ -1,4 +1,4 @@
-"""What a masked sum gives the coordinator when it keeps to the protocol: the sum, and nothing of one site."""
+"""View of a coordinator that keeps to the protocol of a masked sum: the sum, and nothing of one site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cosines and sums of clusters give away together: how far the rule on their number holds, and where it ends."""
+"""Leak of cosines and clusters' sums together: how far the rule on their number holds, and where it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELPER = EVERYONE[-1]
 
 
 def prototypes() -> Float:
-    """Of one class, (48, 64): four of each of twelve sites, not far from each other, of lengths 0.7 to 1.3."""
+    """Return one class's prototypes (48, 64), four of each of twelve sites, close together, of lengths 0.7 to 1.3."""
     rng = np.random.default_rng(4)
     rows = np.maximum(np.abs(rng.normal(size=DIM)) + 0.4 * rng.normal(size=(SITES * ROWS, DIM)), 0.0)
     return np.asarray(
@@ -39,7 +39,9 @@ def prototypes() -> Float:
 
 
 def in_clusters(number: int) -> Labels:
-    """For each prototype, site by site: clusters of as many sites as there are clusters for, side by side."""
+    """Return each prototype's cluster, site by site: adjacent clusters, each of as many sites as there are clusters
+    for.
+    """
     of_row = np.arange(SITES * ROWS).reshape(ROWS, SITES).T.ravel()
     return np.minimum(of_row // (SITES * ROWS // number), number - 1)
 
@@ -84,7 +86,7 @@ def assignment(number: int) -> Assignment:
 
 
 def check(number: int, **bounds: int) -> None:
-    """What the first site makes of it."""
+    """Check the assignment as the first site does."""
     cohort = Cohort(
         tuple(f"site-{i:02}" for i in range(SITES)), np.eye(1, 3, dtype=np.bool_).repeat(SITES, 0), 8
     )
@@ -151,6 +153,6 @@ def test_the_stated_limit_one_site_that_helps_opens_every_prototype(play: Cluste
 
 
 def shared(play: ClusterPlay) -> tuple[bytes, bytes]:
-    """What every site derives the rotations of the first attempt's directions from."""
+    """Return what every site derives the rotations of the first attempt's directions from."""
     setup, key = play.site(HELPER).session._setup, PhaseKey("run-1", 1, 1, Phase.DIRECTIONS)
     return setup.rotation_seed(), rotation_context(play.agreement, setup, key, key.phase)

@@ -1,4 +1,4 @@
-"""Which classes a site states must not compare what is sealed in an encrypted sum with a bound of the coordinator's."""
+"""Presence as an oracle: a site's stated classes must not tell if a number in an encrypted sum exceeds a bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.adversary.presence_oracle import CLASSES, asking, run, sealed
 from tests.conformance.clustered_runs import ClusterTranscript
 
 APART = 4.0
-"""What the bound is off the sealed sum, of 16 or so."""
+"""Distance of the bound from the sealed sum, which is about 16."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
 def asked(
     honest: ClusterTranscript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[bool, ClusterTranscript]:
-    """By whether the true answer is yes."""
+    """Return the transcripts by whether the true answer is yes."""
     return {yes: _asked(honest, tmp_path, monkeypatch, yes=yes) for yes in (True, False)}
 
 
@@ -45,7 +45,7 @@ def _asked(
 
 
 def stated(transcript: ClusterTranscript) -> set[tuple[bool, ...]]:
-    """What sites said in the second round that they have."""
+    """Return the classes that sites stated in the second round."""
     limits = limits_of(transcript.agreement)
     return {
         tuple(codec.decode_presence(each.content, limits).holds.tolist())

@@ -31,7 +31,7 @@ def play(open_masked: OpenMasked) -> MaskedPlay:
 
 
 def assert_opened(play: MaskedPlay, found: Vector, begun: Attempt) -> None:
-    """It is clinic-c's vector, each value of it."""
+    """Assert that the coordinator found each value of clinic-c's vector."""
     secret = play.vector(C, begun)
     assert np.abs(secret).max() > 0.1
     assert (np.abs(found - secret) <= play.rounding()).all()
@@ -49,7 +49,7 @@ def both_kinds(play: MaskedPlay) -> tuple[Vector, Attempt]:
 
 
 def shares_in(answer: bytes) -> tuple[ReleasedShare, ...]:
-    """As a coordinator reads them that does not mind an owner twice."""
+    """Read the shares as a coordinator does that accepts an owner twice."""
     shares = pb.Content.FromString(answer).released_shares.shares
     return tuple(ReleasedShare(each.owner, ShareKind(each.kind), each.share) for each in shares)
 

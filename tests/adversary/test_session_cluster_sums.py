@@ -61,7 +61,7 @@ def secrets_kept(play: ClusterPlay) -> int:
 
 
 def result(attempt: ClusterAttempt) -> Payload:
-    """Of the clusters that were assigned, with centres of length 1."""
+    """Return a result of the assigned clusters, with centres of length 1."""
     labels = attempt.clusters.labels
     rows = np.zeros((len(labels), attempt.play.agreement.dim))
     rows[:, 0] = 1.0

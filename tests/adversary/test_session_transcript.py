@@ -28,7 +28,7 @@ from tests.support.marks import full_but
 
 PLAIN, MASKED, CKKS = Protection.PLAIN, Protection.MASKED, Protection.CKKS
 _NOISE = PrivacySection(clip=1.0, noise_multiplier=0.2, min_count=0.5)
-"""So little that every class is there in every release, but for a chance below 1e-9."""
+"""Noise so low that every class is in every release, but for a probability below 1e-9."""
 FROZEN = _NOISE.model_copy(update={"extractor": Extractor.FROZEN})
 PRIVATE = _NOISE.model_copy(
     update={
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def agreement(self) -> Agreement:
-        """As all parties hold it."""
+        """Agreement that all parties hold."""
         return leaving_agreement(self.method, self.protection, self.model, **self.changes)
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def _unbounded(patch: pytest.MonkeyPatch) -> None:
 
 
 def _kept_as_trained(patch: pytest.MonkeyPatch) -> None:
-    """What diverged is kept, and sent as it is."""
+    """Keep a diverged model, and send it as it is."""
     _unbounded(patch)
     patch.setattr(Trainee, "undo", lambda _: None)
 
@@ -156,7 +156,7 @@ def _by_batches(patch: pytest.MonkeyPatch) -> None:
 
 
 def _refusing(patch: pytest.MonkeyPatch) -> None:
-    """What a decryption shows to be wrong is refused, as a message of a wrong form is."""
+    """Refuse a result that decryption shows to be wrong, as a message of a wrong form is refused."""
 
     @contextmanager
     def opening(_: str) -> Iterator[None]:

@@ -27,7 +27,7 @@ def played(open_masked: OpenMasked, **changes: object) -> MaskedPlay:
 
 
 def lists_the_victim_and_its_two_helpers(play: MaskedPlay) -> None:
-    """Who know what they put in, and take it away."""
+    """List the victim and two helpers, who know their own inputs and subtract them."""
     begun = play.attempt(*TEN[:3], groups=(TEN,))
     total = begun.carried_out(TEN[:3])
     for helper in HELPERS:
@@ -56,7 +56,7 @@ def test_the_site_refuses_a_list_that_colluders_dominate(open_masked: OpenMasked
 
 @pytest.mark.parametrize("listed", [LEAST, 6, 7, 10])
 def test_a_list_long_enough_against_colluders_is_accepted(open_masked: OpenMasked, listed: int) -> None:
-    """In a graph of either kind."""
+    """The graph of ten members is sparse, that of fewer complete."""
     begun = played(open_masked).attempt(*TEN[:listed], groups=(TEN,))
     begun.share(*TEN[:listed])
     assert begun.graph.sparse is (listed == 10)

@@ -1,4 +1,4 @@
-"""In a sparse graph too a masked sum gives its coordinator the sum: attacks, and doubles that they succeed against."""
+"""Masked sums in a sparse graph give the coordinator the sum alone: attacks, and doubles that they succeed against."""
 
 from __future__ import annotations
 

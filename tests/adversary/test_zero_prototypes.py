@@ -35,7 +35,7 @@ def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
 
 
 def with_zero(local: LocalClusters) -> LocalClusters:
-    """With a prototype of class 0 more, of features that are dead."""
+    """Return the site's prototypes with one more of class 0, of dead features."""
     end = int((local.labels == 0).sum())
     return LocalClusters(
         np.insert(local.rows, end, 0.0, axis=0),
@@ -50,7 +50,7 @@ def dead(local: LocalClusters) -> LocalClusters:
 
 
 def have(monkeypatch: pytest.MonkeyPatch, change: Change, *names: str) -> None:
-    """These sites' features come out so."""
+    """Make these sites' features come out as ``change`` gives them."""
     real = Learner.local_clusters
 
     def local_clusters(learner: Learner, embedded: Iterable[Embedded]) -> LocalClusters | None:

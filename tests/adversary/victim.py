@@ -23,9 +23,9 @@ from tests.support.small import small_data
 
 @dataclass(frozen=True)
 class Upload:
-    """What is sent: under whose certificate, as the answer to what, and which bytes.
+    """Upload under the certificate of ``site``, as the answer to ``key``.
 
-    ``announced`` is the size that the header gives, the content's own unless it lies.
+    ``announced`` is the size in the header: the content's own unless the header lies.
     """
 
     site: str
@@ -58,7 +58,7 @@ class Scene:
         return next(site for site in self.federation.sites if site.name == name)
 
     def send(self, upload: Upload) -> None:
-        """To the coordinator, as its service hands it on."""
+        """Send the upload to the coordinator, as its service hands it on."""
         size = len(upload.content) if upload.announced is None else upload.announced
         digest = hashlib.sha256(upload.content).digest()
         header = UploadHeader(upload.key, size, digest)
