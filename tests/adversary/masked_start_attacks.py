@@ -85,9 +85,8 @@ def _assert_model_of_d(play: MaskedPlay, begun: Attempt) -> None:
 
 
 def other_result(play: MaskedPlay) -> None:
-    """The coordinator gives all members but one a model that does not move (Pasquini et al.
-
-    2021): the sum is the victim's.
+    """The coordinator gives all members but one a model that does not move (Pasquini et al. 2021): the sum is the
+    victim's.
     """
     _assert_model_of_d(play, _begin_dead(play, "result"))
 

@@ -1,11 +1,13 @@
 """Agreement of docs/explanation/attacks.md and conformance.md with the tests that they name.
 
-Every test named in either page exists, and every attack that is played stands in attacks.md with its layers.
+Every test named in either page exists. Every attack that is played stands in attacks.md with its layers and with the
+first paragraph of its docstring.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ DOCUMENT = (ROOT / "docs/explanation/attacks.md").read_text(encoding="utf-8")
 CONFORMANCE = (ROOT / "docs/explanation/conformance.md").read_text(encoding="utf-8")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
 _ROW = re.compile(r"^\| (.+?) \| .+ \| (.+) \|$", re.MULTILINE)
+_DOUBLE = re.compile(r"^\| (.+?) \| (.+) \| .+ \|$", re.MULTILINE)
 _QUOTED = re.compile(r"`([^`]+)`")
 
 Layers = tuple[str, ...]
@@ -42,6 +45,10 @@ _TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "test_cluster_coordinator.py": (cluster_attacks.CLUSTER_ATTACKS,),
     "test_pairwise_attacks.py": (pairwise_attacks.ATTACKS,),
     "test_sparse_pairwise.py": (sparse_pairwise_attacks.SPARSE_ATTACKS,),
+}
+PLAYED = {
+    file: {name: attack.play for table in tables for name, attack in table.items()}
+    for file, tables in _TABLES.items()
 }
 TABLES = {
     file: {name: attack.layers for table in tables for name, attack in table.items()}
@@ -120,6 +127,14 @@ def test_every_attack_that_its_overview_names_exists() -> None:
 @pytest.mark.parametrize("file", TABLES)
 def test_document_lists_every_attack_with_its_layers(file: str) -> None:
     assert sections(DOCUMENT)[file] == TABLES[file]
+
+
+@pytest.mark.parametrize("file", PLAYED)
+def test_document_describes_every_attack_as_its_docstring_does(file: str) -> None:
+    described = _DOUBLE.findall(DOCUMENT)
+    for name, play in PLAYED[file].items():
+        summary, _, _ = (inspect.getdoc(play) or "").partition("\n\n")
+        assert (name, " ".join(summary.split())) in described
 
 
 def test_checks_report_names_that_do_not_exist() -> None:
