@@ -1,8 +1,9 @@
 """Every command in a block of code: run by a named test or by CI, or marked on its page as not run.
 
 A mark is the sentence "Commands on this page are run by `tests/FILE`." or "... are not run by tests", or, for one
-block, its first line: ``# run by tests/FILE`` or ``# not run by tests``. Two kinds need no mark: ``make TARGET``, if
-``.ci/run`` calls the target, and ``pytest tests/...``, since CI runs every test.
+block, its first line: ``# run by tests/FILE`` or ``# not run by tests``. A page with ``protoseal ...`` in a sentence
+or a table's cell needs the page's mark. Two kinds need no mark: ``make TARGET``, if ``.ci/run`` calls the target, and
+``pytest tests/...``, since CI runs every test.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from protoseal.cli import main
-from tests.support.documents import PAGES, ROOT, marked_blocks, text_of
+from tests.support.documents import PAGES, ROOT, marked_blocks, page_mark, spans, text_of
 
 HERE = "tests/docs/test_command_blocks.py"
 MAKE_TARGETS = {"demo": "tests/e2e/test_demo.py"}
@@ -41,6 +42,12 @@ def is_run_by_ci(line: str) -> bool:
 def problems_of(page: str, text: str) -> list[str]:
     """Return what is missing or wrong about the marks of a page's commands."""
     problems = []
+    inline = [span for span in spans(text) if span.startswith("protoseal ")]
+    if inline and not page_mark(text):
+        problems.append(
+            f"{page}: nothing says who runs `{inline[0]}`: say of the page 'Commands on this page are run by "
+            "`tests/FILE`.' or 'Commands on this page are not run by tests.'"
+        )
     for block in marked_blocks(text):
         unmarked = [line for line in block.lines if not is_run_by_ci(line)]
         if unmarked and not block.mark:
@@ -69,6 +76,7 @@ def test_every_command_is_run_or_marked_as_not_run() -> None:
         ("    systemctl start x\n", "nothing says who runs `systemctl start x`"),
         ("```sh\nanything --at all\n```\n", "nothing says who runs `anything --at all`"),
         ("1. First:\n\n    ```\n    $ curl localhost\n    output\n    ```\n", "who runs `curl localhost`"),
+        ("| run | `protoseal client run` |\n", "nothing says who runs `protoseal client run`"),
         ("    make nothing\n", "who runs `make nothing`"),
         ("    pytest tests/none\n", "who runs `pytest tests/none`"),
         ("    # run by tests/none.py\n    pip install x\n", "tests/none.py, which is said to run"),

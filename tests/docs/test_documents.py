@@ -128,6 +128,18 @@ def test_every_page_of_the_site_names_its_reader() -> None:
     assert [page for page in pages if not opening.match(text_of(page))] == []
 
 
+def test_cells_of_tables_are_at_most_forty_words() -> None:
+    cells = [
+        (page, cell)
+        for page in PAGES
+        for line in text_of(page).splitlines()
+        if line.lstrip().startswith("|")
+        for cell in re.split(r"(?<!\\)\|", line)
+    ]
+    assert len(cells) > 1000
+    assert [(page, cell) for page, cell in cells if len(cell.split()) > 40] == []
+
+
 def test_pictures_are_small() -> None:
     pictures = [
         path for path in (ROOT / "docs/figures").iterdir() if path.suffix in {".png", ".webp", ".svg"}

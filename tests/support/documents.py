@@ -83,13 +83,18 @@ class MarkedBlock:
 
 def marked_blocks(text: str) -> list[MarkedBlock]:
     """Return every block with commands; a mark in its first line counts before that of the page."""
-    sentence = r"Commands on this page are (run by `[^`]+`|not run by tests)"
-    page = _mark(re.findall(sentence, re.sub(r"\s+", " ", text)))
+    page = page_mark(text)
     return [
         MarkedBlock(lines, _mark(re.findall(r"\A# (run by \S+|not run by tests)", body)) or page)
         for language, body in _code(text)
         if (lines := command_lines(language, body))
     ]
+
+
+def page_mark(text: str) -> str:
+    """Return who runs the commands of a page by its own sentence, empty if no sentence says so."""
+    sentence = r"Commands on this page are (run by `[^`]+`|not run by tests)"
+    return _mark(re.findall(sentence, re.sub(r"\s+", " ", text)))
 
 
 def _mark(found: list[str]) -> str:
