@@ -63,10 +63,10 @@ class Protection(Named):
     PLAIN: ClassVar[Protection]
     """No protection: the coordinator sees every site's prototypes."""
     MASKED: ClassVar[Protection]
-    """Vectors turned by a secret rotation, of which the coordinator sees the inner products; sums under pairwise
+    """Vectors rotated by a secret matrix, of which the coordinator sees the inner products; sums under pairwise
     masks, of which it sees the sum."""
     CKKS: ClassVar[Protection]
-    """The coordinator computes on ciphertexts and sees no values or sample counts; inner products of turned vectors
+    """The coordinator computes on ciphertexts and sees no values or sample counts; inner products of rotated vectors
     where a method clusters."""
 
     peers: PeersHalves | None = None
@@ -107,7 +107,7 @@ Protection.MASKED = Protection(
     computes=_OF_ALL | {Offer.GRAM},
     secret_bytes=KEY_BYTES,
     sums_hide_terms=True,
-    summary="the coordinator reads sums alone, and rows turned by a secret rotation; one site that helps the"
+    summary="the coordinator reads sums alone, and rows rotated by a secret matrix; one site that helps the"
     " coordinator lets it read the rotated rows of every site",
 )
 Protection.CKKS = Protection(

@@ -74,7 +74,7 @@ class RoundPlan:
 
     ``phases`` lie between PRESENCE and the coordinator's computation, in every round but a clustering's round 0.
     ``values`` is the form of an upload in VALUES, ``result`` that of a RESULT. ``row_scheme`` is the scheme of rows
-    that the coordinator takes inner products of: as they are, or turned by a secret rotation.
+    that the coordinator takes inner products of: as they are, or rotated by a secret matrix.
     """
 
     exchange: ExchangeKind

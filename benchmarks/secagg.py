@@ -58,11 +58,13 @@ def compare(plan: MaskedSumBenchmark, sites: int, dropped: int, flwr_python: Pat
     facts = plan.facts(sites, dropped, rounds[-1])
     yield _traffic(facts, plan, rounds, flower)
     for name, phase in SITE_TASKS.items():
-        what = {"case": f"site {name}", **facts, **_told(flower)}
+        what = {"case": f"site {name}", **facts, **_baseline_facts(flower)}
         yield _against(what, [each.site_step(phase) for each in rounds], [each[name] for each in theirs])
     unmask = [each.coordinator[Phase.UNMASK] for each in rounds]
     for name, side in ((_UNMASK, flower), (_FEW, few)):
-        yield _against({"case": "unmask", **facts, **_told(side)}, unmask, [each[name] for each in theirs])
+        yield _against(
+            {"case": "unmask", **facts, **_baseline_facts(side)}, unmask, [each[name] for each in theirs]
+        )
 
 
 def flower_settings(plan: MaskedSumBenchmark, sites: int, dropped: int) -> FlowerSettings:
@@ -89,11 +91,12 @@ def _traffic(
         "baseline_of_float32": (flower.sent + flower.received) / plain,
     }
     return Case(
-        {"case": "bytes", **facts, **_told(flower), **sizes}, _core(each.site_seconds for each in rounds)
+        {"case": "bytes", **facts, **_baseline_facts(flower), **sizes},
+        _core(each.site_seconds for each in rounds),
     )
 
 
-def _told(flower: FlowerProcess) -> dict[str, Value]:
+def _baseline_facts(flower: FlowerProcess) -> dict[str, Value]:
     settings = flower.settings
     return {
         "baseline": f"flwr {flower.version}",

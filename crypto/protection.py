@@ -1,7 +1,7 @@
 """Interface of a protection of rows: a site half, a server half, and the public facts that both use.
 
-A protection turns a site's rows (one per class) into a payload, lets the server combine the payloads of a cohort, and
-turns the server's answer back into rows. It handles arrays and bytes only, and knows neither the method nor the round.
+A protection encodes a site's rows (one per class) into a payload, lets the server combine the payloads of a cohort, and
+decodes the server's answer into rows. It handles arrays and bytes only, and knows neither the method nor the round.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RotationSite:
         sent = contributed(rows, site, cohort)
         return Payload(SCHEME, arrays=(self._rotated(sent, site, cohort, inverse=False),))
 
-    def turned(self, rows: Rows, classes: NDArray[np.int64]) -> Rows:
+    def rotate_rows(self, rows: Rows, classes: NDArray[np.int64]) -> Rows:
         """Return Q·v for each row v of ``rows`` (M, d), where Q is that of the row's class, ``classes`` (M,).
 
         Rows of one class keep their inner products with each other, at one site and across sites. The server also

@@ -9,7 +9,7 @@
     ├── StateError      a state directory that is damaged or in use
     │   └── OtherRun    a state directory, or an out folder, of another run or agreement
     ├── RunStopped      the coordinator ended the run early
-    ├── PhaseOver       the coordinator went on: the phase is no longer asked of this site
+    ├── PhaseOver       the coordinator moved on: the phase is no longer asked of this site
     ├── Unreachable     no coordinator, or none that this site trusts, could be reached
     ├── Refused         the coordinator refuses this site or what it sent
     └── Violation       the coordinator asked for, or sent, what the protocol does not allow

@@ -78,7 +78,7 @@ class Circuit:
         return self._multiply_plain(ciphertext, self._encoded(slots, ciphertext.parms_id(), scale))
 
     def multiply_by_monomial(self, ciphertext: Ciphertext, exponent: int) -> Ciphertext:
-        """Return X^exponent·x, which turns each slot by its own angle, exactly and without change of level or scale."""
+        """Return X^exponent·x, which rotates each slot by its own angle, exactly, at the same level and scale."""
         return self._multiply_plain(ciphertext, self._monomial(exponent, tuple(ciphertext.parms_id())))
 
     def relinearise(self, ciphertext: Ciphertext) -> Ciphertext:

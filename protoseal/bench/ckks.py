@@ -112,13 +112,13 @@ def _bound(group: Group, plan: CkksBenchmark) -> Case:
         totals = (sum(n * _median(once[kind], part) for kind, n in switches.items()) for part in (0, 1))
         bounds.append(Spent(*totals))
     times = zip(spent[1:], bounds[1:], strict=True)
-    pairs, turns = plan.sites * (plan.sites - 1) // 2, len(packing.rotations)
+    pairs, rotations = plan.sites * (plan.sites - 1) // 2, len(packing.rotations)
     what: dict[str, Value] = {
         "case": "key switches",
         **plan.facts,
         "baseline": "key switches alone",
         "key_switches": switches.total(),
-        "key_switches_pair_by_pair": pairs * (turns + 1) + 2 * packing.parts * plan.sites,
+        "key_switches_pair_by_pair": pairs * (rotations + 1) + 2 * packing.parts * plan.sites,
         **{f"{name}_{primes}_primes": switches[name, primes] for name, primes in tasks},
         **{f"{name}_{primes}_primes_ms": 1e3 * _median(once[name, primes], 1) for name, primes in tasks},
         "over_bound": statistics.median(own.cpu / least.cpu for own, least in times),

@@ -76,7 +76,7 @@ def check_tolerated(sites: int, dropped: int) -> None:
         raise UserError("a group has 2 or more sites")
     most = sites - threshold(sites)
     if dropped > most:
-        raise UserError(f"a group of {sites} sites goes on without {most} of them at most, not {dropped}")
+        raise UserError(f"a group of {sites} sites continues without {most} of them at most, not {dropped}")
 
 
 def _growth(plan: MaskedSumBenchmark, sites: int) -> Case:

@@ -48,7 +48,7 @@ class Ways:
         self.cohort = Cohort(names, holds, plan.dim)
         self.rows = dict(zip(names, _directions(plan), strict=True))
         self.seed, self.context = secrets.token_bytes(KEY_BYTES), b"bench"
-        self.plain, self.turned = PlainSite(), RotationSite(self.seed, self.context)
+        self.plain, self.rotated = PlainSite(), RotationSite(self.seed, self.context)
 
     @property
     def first(self) -> str:
@@ -82,23 +82,23 @@ def measure(plan: RotationBenchmark) -> Iterator[Case]:
 
 
 def _protect(name: str, plan: RotationBenchmark, ways: Ways) -> Case:
-    ours, baseline = (partial(ways.protect, half) for half in (ways.turned, ways.plain))
+    ours, baseline = (partial(ways.protect, half) for half in (ways.rotated, ways.plain))
     return compare({"case": name, **plan.facts, "baseline": "plain"}, ours, baseline, plan.repeats)
 
 
 def _combined(plan: RotationBenchmark, ways: Ways) -> Iterator[Case]:
     """Measure the coordinator's Gram matrices, weights and combinations, and a site's reading of its answer."""
-    of_turned, of_plain = (
+    of_rotated, of_plain = (
         partial(PlainServer(_weights, half.scheme).combine, ways.payloads(half), ways.cohort)
-        for half in (ways.turned, ways.plain)
+        for half in (ways.rotated, ways.plain)
     )
-    ours = partial(ways.unprotect, ways.turned, of_turned()[ways.first])
+    ours = partial(ways.unprotect, ways.rotated, of_rotated()[ways.first])
     baseline = partial(ways.unprotect, ways.plain, of_plain()[ways.first])
     if np.abs(ours() - baseline()).max() > SAME:
         raise RuntimeError("the combinations of rotated rows, rotated back, differ from those of plain rows")
     what: dict[str, Value] = {**plan.facts, "baseline": "plain"}
     yield compare({"case": "unprotect", **what}, ours, baseline, plan.repeats)
-    yield compare({"case": "combine", **what}, of_turned, of_plain, plan.repeats)
+    yield compare({"case": "combine", **what}, of_rotated, of_plain, plan.repeats)
 
 
 def _drawing(plan: RotationBenchmark, ways: Ways) -> Case:
@@ -111,7 +111,7 @@ def _drawing(plan: RotationBenchmark, ways: Ways) -> Case:
                 rotation._normals(key, plan.dim, size)
 
     what: dict[str, Value] = {"case": "drawing", **plan.facts, "baseline": "protect"}
-    return compare(what, draw, partial(ways.protect, ways.turned), plan.repeats)
+    return compare(what, draw, partial(ways.protect, ways.rotated), plan.repeats)
 
 
 def _qr(plan: RotationBenchmark, ways: Ways) -> Case:
@@ -119,10 +119,10 @@ def _qr(plan: RotationBenchmark, ways: Ways) -> Case:
     row = ways.rows[ways.first][:1]
     key = class_key(ways.seed, ways.context, 0)
     what: dict[str, Value] = {"case": "one class", **plan.facts, "baseline": "QR of a Gaussian matrix"}
-    return compare(what, partial(rotate, key, row), partial(_turned_by_qr, row), plan.repeats)
+    return compare(what, partial(rotate, key, row), partial(_rotated_by_qr, row), plan.repeats)
 
 
-def _turned_by_qr(row: Rows) -> Rows:
+def _rotated_by_qr(row: Rows) -> Rows:
     drawn = np.random.default_rng().standard_normal((row.shape[1], row.shape[1]))
     q, r = np.linalg.qr(drawn)
     return np.asarray(row @ (q * np.sign(np.diag(r))).T)
@@ -135,7 +135,7 @@ def _large(plan: RotationBenchmark) -> Iterator[Case]:
     yield _protect("whole row", replace(whole, repeats=1), few)
     ours, baseline = (
         partial(GramServer(half.scheme).gram, _repeated(few.payloads(half), cohort), cohort)
-        for half in (few.turned, few.plain)
+        for half in (few.rotated, few.plain)
     )
     yield compare({"case": "gram", **whole.facts, "baseline": "plain"}, ours, baseline, plan.repeats)
 

@@ -21,7 +21,7 @@ _PARTS: tuple[tuple[str, ModuleType], ...] = (
 
 
 def errors() -> str:
-    """Return a table of exceptions for each party, with the gRPC status of those that a peer is told."""
+    """Return a table of exceptions for each party, with the gRPC status of those that a peer receives."""
     parts = []
     for title, module in _PARTS:
         kinds = [
@@ -30,7 +30,7 @@ def errors() -> str:
             if each.__module__ == module.__name__
         ]
         rows = [(f"`{each.__name__}`", _summary(each), _status(each)) for each in kinds]
-        parts += [f"### {title}", table(("exception", "meaning", "status that the peer is told"), rows)]
+        parts += [f"### {title}", table(("exception", "meaning", "status that the peer receives"), rows)]
     return "\n\n".join(parts)
 
 

@@ -42,10 +42,10 @@ class RotatedClusters(PlainClusters):
         """
         local = self._local(self._members.asked(key, request))
         context = rotation_context(self._agreement, self._setup, key, key.phase)
-        turned = RotationSite(self._setup.rotation_seed(), context).turned(
+        rotated = RotationSite(self._setup.rotation_seed(), context).rotate_rows(
             directions(_with_directions(local.rows)), local.labels
         )
-        return codec.encode_payload(Payload(ROTATION, arrays=(turned, local.labels.astype(np.float64))))
+        return codec.encode_payload(Payload(ROTATION, arrays=(rotated, local.labels.astype(np.float64))))
 
     def _part(self, group: Group, assignment: bytes) -> Contribution:
         """Return this site's part in each cluster of a checked assignment."""

@@ -19,7 +19,7 @@ _REMEMBERED = "remembered "
 class Checkpoints:
     """Latest trained state, targets and base of a site; each survives a restart bit for bit.
 
-    :meth:`remember` keeps the three beside those that go on, for :meth:`go_back`.
+    :meth:`remember` keeps the three beside the current ones, for :meth:`go_back`.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -57,7 +57,7 @@ class Checkpoints:
         return (0, None) if stored is None else (stored[0], Base.from_bytes(stored[1]))
 
     def remember(self) -> None:
-        """Keep the present state beside the one that goes on, in place of what was remembered before."""
+        """Keep the present state beside the current one, in place of what was remembered before."""
         for name in (_STATE, _TARGETS, _BASE):
             stored = self.journal.get(name)
             if stored is not None:

@@ -84,7 +84,7 @@ class MaskedSums:
 
     # Vectors and their sum
 
-    def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (elsewhere it hangs on the attempt)
+    def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (elsewhere it depends on the attempt)
         """Return the fixed-point encoding of vectors as words."""
         return self._agreement.fixed_point()
 
@@ -92,7 +92,7 @@ class MaskedSums:
         """Return the hash of the broadcast to all members: the base that each member stated in PRESENCE."""
         return attempt.statement(group[0]).base
 
-    def check_sum(self, attempt: Attempt, found: GroupSum) -> None:  # noqa: ARG002 (elsewhere it hangs on the attempt)
+    def check_sum(self, attempt: Attempt, found: GroupSum) -> None:  # noqa: ARG002 (elsewhere it depends on the attempt)
         """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have."""
         check_means(self._agreement, found)
 

@@ -74,7 +74,7 @@ class TcpProxy:
         self._by_name: dict[str, OuterEnd] = {}
         self._listening: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turned_away, self._logged = 0, -_LOG_SECONDS
+        self._rejected, self._logged = 0, -_LOG_SECONDS
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections at these bound sockets, which the front owns from now on."""
@@ -168,15 +168,15 @@ class TcpProxy:
 
     def _turn_away(self, network: str) -> None:
         next(iter(self._strangers[network])).drop()
-        self._turned_away += 1
+        self._rejected += 1
         now = asyncio.get_running_loop().time()
         if now - self._logged >= _LOG_SECONDS:
             _log.warning(
                 "too many connections without a certificate, most of them from %s: closed %d "
                 "since the last such line",
-                *(network, self._turned_away),
+                *(network, self._rejected),
             )
-            self._turned_away, self._logged = 0, now
+            self._rejected, self._logged = 0, now
 
 
 def bound_sockets(listen: str) -> list[socket.socket]:

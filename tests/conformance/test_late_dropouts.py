@@ -1,6 +1,6 @@
 """PFPL under `ckks`: a site that is lost after the others sent their values takes a class below the minimum with it.
 
-Nothing is drowned then, and no coordinator trusted to do so: the attempt is given up and sites encrypt again, zeros for
+Nothing is flooded then, and no coordinator trusted to do so: the attempt is given up and sites encrypt again, zeros for
 the class.
 """
 

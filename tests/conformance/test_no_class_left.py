@@ -1,4 +1,4 @@
-"""Clustered methods when no class has enough holders, from the start or once a site is lost: models go on alone."""
+"""Clustered methods when no class has enough holders, from the start or once a site is lost: models train on alone."""
 
 from __future__ import annotations
 

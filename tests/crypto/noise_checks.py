@@ -49,7 +49,7 @@ def check_independent(left: NDArray[np.float64], right: NDArray[np.float64]) -> 
             raise WrongNoiseError(f"draws correlate: {correlation}")
 
 
-def check_drowned(
+def check_flooded(
     draws: NDArray[np.float64], bare: NDArray[np.float64] | float, error: float, sigma: float
 ) -> None:
     """Each of a few draws (n,) of N(0, sigma²) hides ``bare``, what would be there alone and is known within ``error``.

@@ -26,8 +26,8 @@ def normals(key: bytes, dim: int, size: int) -> Numbers:
     return (both + [r * math.sin(a) for r, a in zip(radius, angle, strict=True)])[:size]
 
 
-def turned(key: bytes, vector: Sequence[float], *, back: bool = False) -> Numbers:
-    """A row under the class's rotation, or turned back."""
+def rotated(key: bytes, vector: Sequence[float], *, back: bool = False) -> Numbers:
+    """A row under the class's rotation, or rotated back."""
     dim, result = len(vector), list(vector)
     steps = range(1, dim + 1)
     for size in reversed(steps) if back else steps:

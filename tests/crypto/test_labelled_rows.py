@@ -16,7 +16,7 @@ CLASSES = np.array([0, 0, 2, 2, 2, 5])
 
 
 def test_each_class_is_turned_by_its_own_rotation() -> None:
-    turned = SITE.turned(ROWS, CLASSES)
+    turned = SITE.rotate_rows(ROWS, CLASSES)
     for k in set(CLASSES.tolist()):
         np.testing.assert_array_equal(
             turned[k == CLASSES], rotate(class_key(SEED, CONTEXT, k), ROWS[k == CLASSES])
@@ -27,18 +27,20 @@ def test_each_class_is_turned_by_its_own_rotation() -> None:
 
 
 def test_sites_turn_alike_whatever_else_they_have() -> None:
-    np.testing.assert_array_equal(SITE.turned(ROWS[2:4], CLASSES[2:4]), SITE.turned(ROWS, CLASSES)[2:4])
+    np.testing.assert_array_equal(
+        SITE.rotate_rows(ROWS[2:4], CLASSES[2:4]), SITE.rotate_rows(ROWS, CLASSES)[2:4]
+    )
 
 
 def test_no_rows_and_rows_of_zeros_stay_what_they_are() -> None:
-    assert SITE.turned(ROWS[:0], CLASSES[:0]).shape == (0, DIM)
-    assert not SITE.turned(np.zeros((2, DIM)), CLASSES[:2]).any()
+    assert SITE.rotate_rows(ROWS[:0], CLASSES[:0]).shape == (0, DIM)
+    assert not SITE.rotate_rows(np.zeros((2, DIM)), CLASSES[:2]).any()
 
 
 @pytest.mark.parametrize("factor", [1.001, np.nan, np.inf])
 def test_rows_that_are_no_directions_are_refused(factor: float) -> None:
     with pytest.raises(MalformedError):
-        SITE.turned(ROWS * factor, CLASSES)
+        SITE.rotate_rows(ROWS * factor, CLASSES)
 
 
 def test_directions_have_length_1_and_zeros_have_none() -> None:

@@ -33,15 +33,15 @@ def test_normal_values(case: dict[str, Any]) -> None:
 @_cases(ROTATION, "rotations")
 def test_rotations_and_back(case: dict[str, Any]) -> None:
     for vector, rotated in zip(case["vectors"], case["rotated"], strict=True):
-        assert protocol_reference_numbers.turned(_key(case), vector) == pytest.approx(rotated, abs=_ROUNDING)
-        assert protocol_reference_numbers.turned(_key(case), rotated, back=True) == pytest.approx(
+        assert protocol_reference_numbers.rotated(_key(case), vector) == pytest.approx(rotated, abs=_ROUNDING)
+        assert protocol_reference_numbers.rotated(_key(case), rotated, back=True) == pytest.approx(
             vector, abs=_ROUNDING
         )
 
 
 @_cases(ROTATION, "bad_rotations")
 def test_not_what_a_mistake_gives(case: dict[str, Any]) -> None:
-    found = [protocol_reference_numbers.turned(_key(case), vector) for vector in case["vectors"]]
+    found = [protocol_reference_numbers.rotated(_key(case), vector) for vector in case["vectors"]]
     assert found != [pytest.approx(rotated, abs=1e-3) for rotated in case["rotated"]]
 
 

@@ -8,8 +8,8 @@ from crypto.plain import PlainServer
 from crypto.protection import PayloadForm
 from crypto.rotation import SCHEME, RotationSite
 
-turned = Protection(
-    name="turned",
+rotated = Protection(
+    name="rotated",
     secret_bytes=KEY_BYTES,
     peers=PeersHalves(
         site=lambda settings, secret, context: RotationSite(secret, context),

@@ -73,8 +73,8 @@ def _parts(message: Received, agreement: Agreement) -> Sequence[bytes]:
 
 def _payload(values: Received, agreement: Agreement) -> Payload:
     round_number = 0 if values.key is None else values.key.round
-    turned = _kind(values) == "directions"
-    form = directions_form(agreement) if turned else values_form(agreement, round_number)
+    rotated = _kind(values) == "directions"
+    form = directions_form(agreement) if rotated else values_form(agreement, round_number)
     try:
         return codec.decode_payload(values.content, limits_of(agreement), form)
     except Malformed:  # from a large group, with a signature beside it

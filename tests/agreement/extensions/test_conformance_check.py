@@ -16,7 +16,7 @@ from algorithms.gram_matrix import Bool, Float
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, PayloadForm
 from crypto.rotation import SCHEME, RotationSite
-from tests.support.rotation_extension import turned
+from tests.support.rotation_extension import rotated
 
 Weaken = Callable[[Any, pytest.MonkeyPatch], None]
 
@@ -30,14 +30,14 @@ def pads() -> Protection:
 
 
 def with_peers(**changes: Any) -> Protection:
-    halves: PeersHalves | None = turned.peers
+    halves: PeersHalves | None = rotated.peers
     assert halves is not None
-    return replace(turned, peers=replace(halves, **changes))
+    return replace(rotated, peers=replace(halves, **changes))
 
 
 def test_conforming_protections_pass(example: Path) -> None:
     check_protection(pads())
-    check_protection(turned)
+    check_protection(rotated)
 
 
 def _no_last_pad(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,17 +203,17 @@ def test_an_added_protection_of_peers_gives_what_plain_gives(
     method: str, example: Path, tmp_path: Path
 ) -> None:
     install(
-        tmp_path / "turned",
-        {PROTECTIONS: {"turned": "tests.support.rotation_extension:turned"}},
-        name="turned",
+        tmp_path / "rotated",
+        {PROTECTIONS: {"rotated": "tests.support.rotation_extension:rotated"}},
+        name="rotated",
     )
-    with installed(tmp_path / "turned"):
-        for protection in ("plain", "turned"):
+    with installed(tmp_path / "rotated"):
+        for protection in ("plain", "rotated"):
             agreement = agreed(method, protection)
             run_federation(agreement, small_data(agreement), tmp_path / protection)
     for site in small_data(small_agreement()):
         plain, protected = (
-            read_prototypes(site_folder(tmp_path / each, site)) for each in ("plain", "turned")
+            read_prototypes(site_folder(tmp_path / each, site)) for each in ("plain", "rotated")
         )
         np.testing.assert_allclose(protected.personal, plain.personal, rtol=0, atol=1e-6)
         assert plain.has_personal.any()

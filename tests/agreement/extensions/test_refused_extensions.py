@@ -153,7 +153,7 @@ def test_an_extension_alone_under_its_name_is_accepted(others: Path, tmp_path: P
         ("method", "cannot be loaded (NameError"),
         ("another = 5", "cannot be loaded (AttributeError"),
         ("method = 5", "must be a Method, not <class 'int'>"),
-        ("from tests.support.rotation_extension import turned as method", "must be a Method"),
+        ("from tests.support.rotation_extension import rotated as method", "must be a Method"),
         (GOOD.format(name="theirs"), "loads an object named 'theirs'"),
         (GOOD.format(name="pfpl"), "loads an object named 'pfpl'"),
         (GOOD.format(name="Mine"), "cannot be loaded (ValueError: name 'Mine' must be"),
@@ -198,14 +198,18 @@ def test_an_object_that_no_entry_point_leads_to_cannot_be_agreed_on(example: Pat
         ("pfpl", "pads", "needs 'distance weights' or 'gram', but protection 'pads' offers 'sum'"),
         ("fedpc", "pads", "method fedpc needs 'clustering' and 'cosine weights' and 'sum'"),
         ("fedplcc", "pads", "method fedplcc needs 'clustering' and 'sum', but protection 'pads'"),
-        ("fedpc", "turned", "method fedpc needs 'clustering' and 'cosine weights' and 'sum'"),
-        ("cosine-proto", "turned", "method cosine-proto needs 'sum', but protection 'turned' offers 'gram'"),
+        ("fedpc", "rotated", "method fedpc needs 'clustering' and 'cosine weights' and 'sum'"),
+        (
+            "cosine-proto",
+            "rotated",
+            "method cosine-proto needs 'sum', but protection 'rotated' offers 'gram'",
+        ),
     ],
 )
 def test_a_mismatch_is_refused_by_both_names(
     method: str, protection: str, said: str, example: Path, others: Path, tmp_path: Path
 ) -> None:
-    install(others, {PROTECTIONS: {"turned": "tests.support.rotation_extension:turned"}}, name="turned")
+    install(others, {PROTECTIONS: {"rotated": "tests.support.rotation_extension:rotated"}}, name="rotated")
     averaging = {"averaging": {"parameters": 1}}
     assert said in problem(tmp_path, method=method, protection=protection, **averaging)
     with pytest.raises(ConfigError, match=f"{protection!r} offers"):

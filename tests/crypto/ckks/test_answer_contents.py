@@ -25,7 +25,7 @@ from tests.crypto.ckks_reference import (
 )
 from tests.crypto.noise_checks import (
     WrongNoiseError,
-    check_drowned,
+    check_flooded,
     check_independent,
     check_shape,
     check_sigma,
@@ -50,14 +50,14 @@ LEFT_OVER = {
 ``complement`` den's error meets the sum of n − 1 of them as well. What is prescribed is between 0 and 10."""
 
 
-def hardly_any(packing: Packing, drowned: NDArray[np.bool_]) -> NDArray[np.float64]:
+def hardly_any(packing: Packing, flooded: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return almost no noise; ciphertexts multiplied by exactly zero are refused."""
-    return packing.replicate(np.where(drowned, 1e-9, 0.0))
+    return packing.replicate(np.where(flooded, 1e-9, 0.0))
 
 
-def hardly_any_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
+def hardly_any_rows(packing: Packing, flooded: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
     """Return almost no noise for rows."""
-    return [hardly_any(packing, drowned)] * packing.parts
+    return [hardly_any(packing, flooded)] * packing.parts
 
 
 def slots(combination: Combination) -> list[NDArray[np.complex128]]:
@@ -88,7 +88,7 @@ def prescribed(combination: Combination) -> list[NDArray[np.complex128]]:
 
 
 def leftovers(answer: list[NDArray[np.complex128]], combination: Combination) -> float:
-    """The most that any slot which is not drowned, padding and imaginary parts too, is off what is prescribed."""
+    """The most that any slot which is not flooded, padding and imaginary parts too, is off what is prescribed."""
     pairs = zip(answer, prescribed(combination), strict=True)
     return max(float(np.abs(by_class(got - exact)[OPEN]).max()) for got, exact in pairs)
 
@@ -99,8 +99,8 @@ def answer(request: pytest.FixtureRequest) -> list[NDArray[np.complex128]]:
 
 
 def test_classes_a_site_has_not_are_noise_of_the_right_size(answer: list[NDArray[np.complex128]]) -> None:
-    drowned = np.concatenate([by_class(part)[MISSING].ravel() for part in answer[: PACKING.parts]])
-    noise = np.concatenate([drowned.real, drowned.imag])
+    flooded = np.concatenate([by_class(part)[MISSING].ravel() for part in answer[: PACKING.parts]])
+    noise = np.concatenate([flooded.real, flooded.imag])
     check_sigma(noise, SIGMA)
     check_shape(noise, SIGMA)
     check_independent(noise[:-1], noise[1:])
@@ -135,13 +135,13 @@ def test_a_denominator_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == pytest.approx(apart[0, 2] - apart[0, 1] + apart[1, 2], abs=1e-6)
 
 
-def test_a_withheld_class_is_drowned_for_everyone() -> None:
+def test_a_withheld_class_is_flooded_for_everyone() -> None:
     denominators = []
     for _ in range(2):
         numerators, denominator = (by_class(vector)[9] for vector in slots(Combination.DISTANCE))
         check_sigma(np.concatenate([numerators.real, numerators.imag]), SIGMA)
         denominators.append(denominator[0].real)
-    check_drowned(np.array(denominators), 0.0, LEFT_OVER[Combination.DISTANCE], SIGMA)
+    check_flooded(np.array(denominators), 0.0, LEFT_OVER[Combination.DISTANCE], SIGMA)
     assert np.abs(denominators).max() > 1.0  # one draw is not once in 160 000
 
 
@@ -163,7 +163,7 @@ def cosines(seen: Stack) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("combination", ALL)
-def test_only_without_drowning_a_site_reads_classes_it_has_not(
+def test_only_without_flooding_a_site_reads_classes_it_has_not(
     combination: Combination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A random direction has a cosine of sigma 1/√300 with any other: 0.4 is seven of them.
@@ -173,48 +173,48 @@ def test_only_without_drowning_a_site_reads_classes_it_has_not(
 
 
 @pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
-def test_the_denominator_is_drowned_too(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_denominator_is_flooded_too(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
     """A visible denominator would tell the peers' norms: a site without the class sends zeros, and d_im = ‖C_m‖²."""
-    drowned = by_class(slots(combination)[-1])[MISSING].real
-    check_drowned(drowned[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
-    assert (np.abs(drowned[:, 0] - 3.0) > 1.0).sum() >= len(MISSING) - 1  # two are not once in 10^9
+    flooded = by_class(slots(combination)[-1])[MISSING].real
+    check_flooded(flooded[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
+    assert (np.abs(flooded[:, 0] - 3.0) > 1.0).sum() >= len(MISSING) - 1  # two are not once in 10^9
     # All slots of a class share one draw: independent ones could be averaged.
     # What differs is the error of the site's own norm, times a draw.
-    assert np.ptp(drowned, axis=1).max() < 1.0
+    assert np.ptp(flooded, axis=1).max() < 1.0
     monkeypatch.setattr(noise_flooding, "flood_replicated", hardly_any)
     open_ = by_class(slots(combination)[-1])[MISSING].real
     np.testing.assert_allclose(open_, 3.0, rtol=0.0, atol=LEFT_OVER[combination])
     with pytest.raises(WrongNoiseError, match="is there"):
-        check_drowned(open_[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
+        check_flooded(open_[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
 
 
-def test_drowning_costs_the_other_classes_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flooding_costs_the_other_classes_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     payloads = uploads(STACK, COHORT, Combination.COMPLEMENT)
     server, truth = server_half(Combination.COMPLEMENT), expected(STACK, HOLDS, Combination.COMPLEMENT)
-    drowned = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
+    flooded = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
     monkeypatch.setattr(noise_flooding, "flood_rows", hardly_any_rows)
     clear = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
     # Noise comes before rescaling, so that each has roundings of its own, within 3e-8 where D is 1 or more.
-    assert np.abs(drowned - clear).max() < 6e-8
+    assert np.abs(flooded - clear).max() < 6e-8
     assert np.abs(clear - truth).max() < 1e-4
 
 
 def test_replicated_draws_are_independent_between_classes() -> None:
     """Each slot of 4096 classes is a draw of its own, and so are both of its parts."""
     packing = Packing(classes=4096, dim=1)
-    drowned = np.ones(4096, dtype=np.bool_)
-    first, second = flood_replicated(packing, drowned), flood_replicated(packing, drowned)
+    flooded = np.ones(4096, dtype=np.bool_)
+    first, second = flood_replicated(packing, flooded), flood_replicated(packing, flooded)
     check_sigma(first, SIGMA)
     check_shape(first, SIGMA)
     check_independent(first, second)
-    (rows,) = flood_rows(Packing(classes=4096, dim=2), drowned)
+    (rows,) = flood_rows(Packing(classes=4096, dim=2), flooded)
     check_independent(rows.real, rows.imag)
 
 
 def test_noise_stays_in_its_classes_and_bounds() -> None:
-    drowned = np.array([False, True, False])
+    flooded = np.array([False, True, False])
     packing = Packing(classes=3, dim=2000)
-    for vector in (*flood_rows(packing, drowned), flood_replicated(packing, drowned)):
+    for vector in (*flood_rows(packing, flooded), flood_replicated(packing, flooded)):
         slots = vector.reshape(packing.copies, packing.stride)
         assert slots[:, 1].all()
         assert not slots[:, [0, 2, 3]].any()

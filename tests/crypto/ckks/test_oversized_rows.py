@@ -213,11 +213,11 @@ def test_noise_grows_with_all_that_the_site_sent(
 
     def drawn(value: float) -> list[Float]:
         slots = PACKING.replicate(np.where(HOLDS[0], 0.0, value))
-        monkeypatch.setattr(noise_flooding, "flood_rows", lambda packing, drowned: [slots * drowned.any()])
+        monkeypatch.setattr(noise_flooding, "flood_rows", lambda packing, flooded: [slots * flooded.any()])
         monkeypatch.setattr(
-            noise_flooding, "flood_replicated", lambda packing, drowned: slots * drowned.any()
+            noise_flooding, "flood_replicated", lambda packing, flooded: slots * flooded.any()
         )
-        monkeypatch.setattr(noise_flooding, "random_rows", lambda packing, drowned: packing.pack(direction))
+        monkeypatch.setattr(noise_flooding, "random_rows", lambda packing, flooded: packing.pack(direction))
         return answered(lie, combination)
 
     numerators, denominator = (with_ - without for with_, without in zip(drawn(2.0), drawn(1.0), strict=True))

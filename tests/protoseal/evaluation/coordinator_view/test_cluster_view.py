@@ -94,7 +94,7 @@ def test_under_plain_the_same_search_finds_them(plain: ClusterTranscript, secret
 
 
 def test_a_direction_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(RotationSite, "turned", lambda _site, rows, _classes: rows)
+    monkeypatch.setattr(RotationSite, "rotate_rows", lambda _site, rows, _classes: rows)
     weakened = recorded(Protection.MASKED, tmp_path)
     assert all(excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
     assert compare(weakened.received, weakened.agreement, prototypes(weakened)).leaks

@@ -240,7 +240,7 @@ def test_clusters_show_directions_and_neither_norms_nor_counts(transcripts: Tran
 def test_directions_that_are_not_turned_are_noticed(
     transcripts: Transcripts, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(RotationSite, "turned", lambda _site, rows, _classes: rows)
+    monkeypatch.setattr(RotationSite, "rotate_rows", lambda _site, rows, _classes: rows)
     agreement = transcripts(Method.FEDPLCC, Protection.CKKS).agreement
     data = data_for(agreement, np.ones((SITES, 3), dtype=np.bool_))
     transcript = run_clustered(agreement, data, tmp_path_factory.mktemp("weakened"))
