@@ -20,7 +20,7 @@ OpenSites = Callable[[Agreement], MaskedPlay]
 
 @pytest.fixture(scope="session")
 def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    """One federation for all runs: certificates are slow to make."""
+    """Make one federation for all runs, since certificates are slow to make."""
     agreement = small_agreement()
     parties, _ = make_parties(tmp_path_factory.mktemp("federation"), agreement, EVERYONE)
     nobody = parties[0].credentials  # no test here plays the coordinator's certificate or a stranger's

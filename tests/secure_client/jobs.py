@@ -24,7 +24,7 @@ from secure_client.training.loop import run
 CLASSES, DIM, SIDE = 3, 5, 8
 CPU = torch.device("cpu")
 SIZES = (9, 4, 13, 8, 9, 2)
-"""With batches of 4: short ends, whole ones, two sites alike, and a site smaller than a batch."""
+"""Numbers of records with batches of 4: short ends, whole ones, two sites alike, and a site smaller than a batch."""
 SCHEDULE = Schedule(lr=0.05, momentum=0.9, weight_decay=1e-2, batch_size=4, local_epochs=2)
 ALIGNED = pfpl.Objective(0.5)
 ADAM = replace(SCHEDULE, optimiser=Optimiser.ADAM, lr=0.01)
@@ -37,7 +37,7 @@ def images(count: int, seed: int, channels: int = 1, side: int = SIDE) -> Tensor
 
 
 def targets(seed: int) -> Targets:
-    """Of all classes but one."""
+    """Return targets of all classes but one."""
     generator = torch.Generator().manual_seed(100 + seed)
     rows = torch.rand(CLASSES, DIM, generator=generator, dtype=torch.float64)
     return Targets(rows, torch.arange(CLASSES) != seed % CLASSES)
@@ -67,7 +67,7 @@ def jobs_of(
     proximal: float = 0.0,
     side: int = SIDE,
 ) -> list[Job]:
-    """A job for each site, each with a model of its own that is a little different."""
+    """Return a job for each site, each with a model of its own that is a little different."""
     anchor = {name: each.detach() for name, each in model.named_parameters()} if proximal else {}
     return [
         Job(

@@ -1,4 +1,4 @@
-"""Whose secrets are erased when a site leaves, or the run ends or stops; and whose are kept, to go on."""
+"""Secrets that are erased when a site leaves or the run ends or stops, and secrets that are kept to resume."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 
 def sealed_of(play: MaskedPlay) -> list[bytes]:
-    """Every secret in the site's journal, as it stands there, but the statement, which is public."""
+    """Return every secret in the site's journal as stored, except the statement, which is public."""
     rows = play.site(A).journal._db.execute("SELECT sealed FROM secrets WHERE name != 'statement'").fetchall()
     return [bytes(row[0]) for row in rows]
 
 
 def found_in_files(play: MaskedPlay, contents: list[bytes]) -> int:
-    """How many are in the journal's file or its log."""
+    """Return how many of the secrets are in the journal's file or its log."""
     path = play.site(A).journal._db.execute("PRAGMA database_list").fetchone()[2]
     files = [each.read_bytes() for each in Path(path).parent.iterdir()]
     return sum(any(content in file for file in files) for content in contents)
@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_goes_on_with_another_attempt(play: MaskedPlay) -
 
 
 def refused() -> Work:
-    """What no site answers: shares that are no shares."""
+    """Return work that no site answers: shares that are no shares."""
     return Work(PhaseKey("run-1", 1, 1, Phase.VALUES), len(UNKNOWN), hashlib.sha256(UNKNOWN).digest(), 1.0)
 
 
@@ -118,7 +118,7 @@ def test_a_site_that_leaves_takes_its_secrets_with_it(play: MaskedPlay) -> None:
 
 
 def test_a_site_that_has_nothing_to_erase_leaves_no_attempt(play: MaskedPlay) -> None:
-    """With its shares released, all that it answered can be sent again."""
+    """The site released its shares, and all of its answers can be sent again."""
     play.attempt(*EVERYONE, attempt=2).carried_out(EVERYONE)
     before = sealed_of(play)
     play.site(A).session.end()

@@ -29,7 +29,7 @@ class _Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> _Site:
-    """Of the samples, with the agreement that trains by DP-SGD, and forty records."""
+    """Write a site of the samples, with the agreement that trains by DP-SGD, and forty records."""
     shutil.copy(SAMPLES / "agreement-dpsgd.toml", tmp_path / "agreement-private.toml")
     shutil.copy(SAMPLES / "site-private.toml", tmp_path)
     labels = np.arange(40) % 10

@@ -16,7 +16,7 @@ SAMPLES = Path(__file__).parents[3] / "deploy" / "samples"
 
 @pytest.fixture
 def site(tmp_path: Path) -> SiteConfig:
-    """Of the samples, which come without data, key and certificate."""
+    """Write a site of the samples, which come without data, key and certificate."""
     for name in ("agreement-private.toml", "site-private.toml"):
         shutil.copy(SAMPLES / name, tmp_path / name)
     return load_site(tmp_path / "site-private.toml")

@@ -7,7 +7,7 @@ from secure_client.data.digits import APPEARANCES, digits_in_five_appearances
 
 
 def scans_of(seed: int, domain: int) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """The scans of one domain, as scanned and as altered."""
+    """Return the scans of one domain, as scanned and as altered."""
     data = digits_in_five_appearances(seed).train
     chosen = data.domains == domain
     return load_digits().images[chosen] / 16.0, data.inputs[chosen, ..., 0]

@@ -140,7 +140,7 @@ def test_a_domain_without_images_is_named(tmp_path: Path) -> None:
 
 
 def make_tiny_imagenet(root: Path) -> None:
-    """The archive's layout, with its lists; 64×64, some pictures grey, as there."""
+    """Write the archive's layout with its lists; pictures are 64×64, and some are grey, as in the archive."""
     for wnid, mode in (("n02124075", "RGB"), ("n01443537", "L")):
         for number in range(2):
             file = root / f"train/{wnid}/images/{wnid}_{number}.JPEG"

@@ -91,7 +91,7 @@ def test_fitting_twice_is_fitting_once_and_stays_in_range(
 
 
 def test_an_image_depends_on_no_other() -> None:
-    """To the last bit: what is private is counted for features that depend on their record alone."""
+    """The budget is counted for features that depend on their record alone, to the last bit."""
     dim = 0.9 * np.random.default_rng(0).random((200, 24, 24, 1), dtype=np.float32)
     dim[:, :12] = 0.9
     bright = np.ones((1, 24, 24, 1), np.float32)

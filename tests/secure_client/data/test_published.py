@@ -19,7 +19,7 @@ from secure_client.errors import DataError
 
 
 def idx(path: Path, array: NDArray[np.uint8]) -> None:
-    """The format of MNIST's files: magic with dtype (8 = uint8) and rank, sizes, bytes."""
+    """Return the format of MNIST's files: magic with dtype (8 = uint8) and rank, sizes, bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = np.array(array.shape, dtype=">i4").tobytes()
     path.write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())

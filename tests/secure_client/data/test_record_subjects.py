@@ -1,4 +1,4 @@
-"""Whose a record is: what each form of data says of it, and what is left of that on the way to a site."""
+"""Subjects of records: statements in each form of data, and the part of them that reaches a site."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def agreement(preprocessing: PreprocessingSection | None = AGREED) -> Agreement:
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A site's own module in the working directory, under a name that no other test imports."""
+    """Write a site's own module into the working directory, under a name that no other test imports."""
     name = f"own_{tmp_path.name}"
     code = """
         from pathlib import Path

@@ -41,7 +41,7 @@ def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
 
 
 def summed(play: ClusterPlay, number: int) -> EncryptedClusterAttempt:
-    """A round of everyone, up to its sum."""
+    """Play a round of everyone, up to its sum."""
     begun = EncryptedClusterAttempt(play, *EVERYONE, round_number=number)
     begun.tell(begun.honest, *EVERYONE)
     return begun
@@ -90,7 +90,7 @@ CHANGES: dict[str, Change] = {
 
 
 def check_kept(play: ClusterPlay, change: Change) -> None:
-    """In the second of three rounds; ``AssertionError`` if what the site made of it shows."""
+    """Check the second of three rounds; raise ``AssertionError`` if the site's use of the result shows."""
     begun = summed(play, 1)
     assert [begun.give(name, begun.total(EVERYONE)) for name in EVERYONE] == [ACKNOWLEDGED] * 4
     before = {name: kept(play, name) for name in EVERYONE}

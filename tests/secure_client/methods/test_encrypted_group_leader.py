@@ -44,7 +44,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def play(open_sites: OpenSites) -> MaskedPlay:
-    """One group of four."""
+    """Play one group of four."""
     opened = open_sites(grouped_agreement(Protection.CKKS, rounds=5))
     opened.set_up(*EVERYONE)
     return opened
@@ -59,7 +59,7 @@ def pairs(open_sites: OpenSites) -> MaskedPlay:
 
 
 def in_pairs(play: MaskedPlay, number: int) -> tuple[EncryptedAttempt, Payload, Payload]:
-    """An attempt of both groups, and their sums."""
+    """Play an attempt of both groups, up to their sums."""
     begun = EncryptedAttempt(play, *EVERYONE, round_number=number, groups=PAIRS)
     begun.values(*EVERYONE)
     first, second = (begun.sum_over(pair) for pair in PAIRS)
@@ -67,7 +67,7 @@ def in_pairs(play: MaskedPlay, number: int) -> tuple[EncryptedAttempt, Payload, 
 
 
 def read(play: MaskedPlay, result: Payload) -> Vector:
-    """What any site decrypts of what groups are mixed to."""
+    """Decrypt the mixed groups as any site can."""
     return MixingSite(key_of(play), EncryptedGroups(play.agreement).form).unprotect(result)
 
 
@@ -163,7 +163,7 @@ def fractional(begun: EncryptedAttempt, total: Payload) -> Payload:
 
 
 def large_parameter(begun: EncryptedAttempt, total: Payload) -> Payload:
-    """No larger than a sum's may be, and more than there is room for in means."""
+    """Return a parameter that a sum may have and for which means have no room."""
     values, agreement = begun.read(total), begun.play.agreement
     values[agreement.layout.prototypes] = 2 * 1.01 * agreement.averaging.parameter_bound
     return forged(key_of(begun.play), begun.sums.form, values)
@@ -182,7 +182,7 @@ SPOILT: dict[str, Callable[[EncryptedAttempt, Payload], Payload]] = {
 
 
 def check_spoilt(play: MaskedPlay, spoil: Callable[[EncryptedAttempt, Payload], Payload]) -> None:
-    """Of the second of two rounds, one group's sum: the other group gets its own means, as if alone."""
+    """Check the second of two rounds: one group's sum is spoilt, and the other group gets its own means."""
     begun, first, second = in_pairs(play, 1)
     results = mixed(play, begun.means(A, first), begun.means(C, second))
     for pair, result in zip(PAIRS, results, strict=True):

@@ -56,7 +56,7 @@ class Course:
     number: int = 0
 
     def begin(self) -> tuple[EncryptedAttempt, Payload]:
-        """A round of everyone, and its sum."""
+        """Begin a round of everyone, up to its sum."""
         self.number += 1
         begun = EncryptedAttempt(self.play, *EVERYONE, round_number=self.number)
         return begun, begun.summed(*EVERYONE)
@@ -72,7 +72,7 @@ def begun_run(play: MaskedPlay) -> Course:
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory, cast: Cast) -> Iterator[Open]:
-    """One run for each method."""
+    """Play one run for each method."""
 
     @cache
     def opened(method: Method) -> Course:
@@ -85,12 +85,12 @@ def course(tmp_path_factory: pytest.TempPathFactory, cast: Cast) -> Iterator[Ope
 
 @pytest.fixture
 def fresh(open_sites: OpenSites) -> Open:
-    """A run that a test may spoil."""
+    """Copy a run that a test may spoil."""
     return lambda method: begun_run(open_sites(method_agreement(method, Protection.CKKS, rounds=60)))
 
 
 def kept(course: Course, name: str) -> tuple[bytes, ...]:
-    """What a site trains from, but for its hash."""
+    """Return the values that a site trains from, without their hash."""
     trainee = course.play.site(name).trainee
     base = trainee._base
     assert base is not None
@@ -98,7 +98,7 @@ def kept(course: Course, name: str) -> tuple[bytes, ...]:
 
 
 def check_kept(course: Course, spoil: Callable[[EncryptedAttempt, Payload], Payload]) -> None:
-    """A round with a good result, one with a spoilt one, and the next: ``AssertionError`` if anything shows."""
+    """Check a round with a good result, a spoilt one, and the next; raise ``AssertionError`` if anything shows."""
     first, total = course.begin()
     assert [first.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
     before = {name: kept(course, name) for name in EVERYONE}
@@ -119,7 +119,7 @@ def check_kept(course: Course, spoil: Callable[[EncryptedAttempt, Payload], Payl
 
 
 def values_of(change: Change) -> Callable[[EncryptedAttempt, Payload], Payload]:
-    """A sum of other values, which come of the true ones."""
+    """Return a step that encrypts a sum of other values, derived from the true ones."""
 
     def spoil(begun: EncryptedAttempt, total: Payload) -> Payload:
         values = change(begun.read(total), begun.play.agreement)
@@ -148,7 +148,7 @@ def long_row(values: Vector, agreement: Agreement) -> Vector:
 
 
 def large_model(values: Vector, agreement: Agreement) -> Vector:
-    """One parameter, no larger than it may be in a sum, that no mean of so many sites has."""
+    """Return values with one parameter that a sum may have and no mean of so many sites has."""
     found, layout = values.copy(), agreement.layout
     weight = found[layout.length - 1] if layout.weighted else found[-1]
     found[layout.prototypes] = 1.01 * agreement.averaging.parameter_bound * weight
@@ -156,7 +156,7 @@ def large_model(values: Vector, agreement: Agreement) -> Vector:
 
 
 def another_key(begun: EncryptedAttempt, _: Payload) -> Payload:
-    """To whoever has the sites' key, as good as random."""
+    """Encrypt under another key: as good as random to holders of the sites' key."""
     return forged(CkksSecret.generate()[0], begun.sums.form, np.zeros(begun.sums.form.length))
 
 
@@ -194,11 +194,11 @@ def raising(method: EncryptedSums, *taken: object) -> object:
 
 
 def nothing(*_: object) -> None:
-    """The base that was stated before is stated again."""
+    """Keep the earlier base, so that the site states it again."""
 
 
 def emptied(trainee: Trainee, number: int, base: bytes) -> None:
-    """The hash is right, and what is trained from is gone."""
+    """Take a base with the right hash and without the values to train from."""
     old = trainee._base
     assert old is not None
     trainee.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
@@ -230,7 +230,7 @@ def test_a_site_that_lets_it_show_is_noticed(
 def test_comparison_detects_a_site_that_trains_from_a_model_beyond_the_bounds(
     fresh: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would use what cannot be right; that it then trains beyond the bounds shows to nobody."""
+    """A site that uses an impossible result then trains beyond the bounds, which shows to nobody."""
     monkeypatch.setattr(encrypted_sums, "_check_model", nothing)
     with pytest.raises(AssertionError):
         check_kept(fresh(MODELS), values_of(large_model))
@@ -254,7 +254,7 @@ def test_before_any_result_a_site_keeps_its_own_model(fresh: Open, method: Metho
 
 
 def test_a_site_that_missed_a_spoilt_result_keeps_its_state(fresh: Open) -> None:
-    """It is told with the start of the next round, and goes on with the others."""
+    """The start of the next round tells the site, which goes on with the others."""
     course = fresh(BOTH)
     first, total = course.begin()
     for name in EVERYONE:
@@ -272,7 +272,7 @@ def test_a_site_that_missed_a_spoilt_result_keeps_its_state(fresh: Open) -> None
 
 @pytest.mark.parametrize("method", [BOTH, Method.FEDDBP])
 def test_a_site_that_joins_after_a_spoilt_result_keeps_its_state(fresh: Open, method: Method) -> None:
-    """It has not trained yet when it is told."""
+    """The site is told before its first training."""
     play = fresh(method).play
     begun = EncryptedAttempt(play, A, B, C)
     total = begun.summed(A, B, C)
@@ -306,7 +306,7 @@ FORMS: dict[str, Callable[[EncryptedAttempt, Payload], Payload]] = {
 
 
 def higher(begun: EncryptedAttempt) -> Payload:
-    """At the level of what is multiplied."""
+    """Encrypt at the level at which ciphertexts are multiplied."""
     (form,) = begun.sums.form.uploads
     level = type(form.level).UPLOAD
     return Payload("ckks/1", blobs=(key_of(begun.play).encrypt(np.zeros(4096), replace(form, level=level)),))

@@ -1,4 +1,4 @@
-"""What a site starts a grouped round from: the groups that it saw first, and one result for all members."""
+"""Start of a grouped round at a site: the groups that it saw first, and one result for all members."""
 
 from __future__ import annotations
 

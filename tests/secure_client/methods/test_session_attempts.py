@@ -1,4 +1,4 @@
-"""Which further attempts of a round a site goes along with, once it sent masked values in an earlier one."""
+"""Further attempts of a round: those that a site joins after it sent masked values in an earlier attempt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 
 def masked(play: MaskedPlay, attempt: int, *names: str, round_number: int = 1) -> Attempt:
-    """An attempt that is given up once everyone has sent masked values."""
+    """Play an attempt that is given up once everyone has sent masked values."""
     begun = play.attempt(*names, round_number=round_number, attempt=attempt)
     begun.share(*names)
     begun.mask(*names)
@@ -52,7 +52,7 @@ def test_an_attempt_with_fewer_of_the_earlier_sites_is_refused_by_each(open_site
 
 
 def test_newcomers_do_not_stand_in_for_those_that_are_gone(play: MaskedPlay) -> None:
-    """Of clinic-d nothing is known about the first attempt: it was not there."""
+    """The members know nothing of clinic-d in the first attempt, in which it was absent."""
     masked(play, 1, A, B, C)
     begun = play.attempt(A, B, D, attempt=2)
     begun.share(D)

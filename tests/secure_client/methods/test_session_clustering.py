@@ -110,7 +110,7 @@ def test_a_method_without_groups_has_no_clustering(open_sites: OpenSites) -> Non
 
 
 def test_a_seed_that_is_none_is_refused(open_sites: OpenSites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a maker that is faulty: what it sealed cannot be used by anyone."""
+    """A faulty maker sealed the seed, which nobody can use."""
     monkeypatch.setattr("secure_client.protocol.setup.make_group_secret", lambda _: (bytes(31), b""))
     play = open_sites(grouped_agreement())
     with pytest.raises(Violation, match="secret has 32 bytes, not 31"):

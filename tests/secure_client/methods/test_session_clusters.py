@@ -135,7 +135,7 @@ def test_an_assignment_among_too_few_sites_is_refused(play: ClusterPlay) -> None
 
 
 def result(play: ClusterPlay) -> Payload:
-    """As an honest coordinator might give it: two clusters of class 0, one of class 1."""
+    """Return an honest coordinator's result: two clusters of class 0, one of class 1."""
     rows = np.zeros((3, play.agreement.dim))
     rows[:, 0] = 1.0
     weights = np.array([0.25, 0.75, 1.0])
@@ -272,7 +272,7 @@ def test_a_site_with_more_samples_than_agreed_counts_as_one_with_so_many(opened:
 
 
 def test_rows_of_a_class_that_is_withheld_are_not_sent(play: ClusterPlay) -> None:
-    """Without clinic-d two sites hold class 2."""
+    """Two sites hold class 2 without clinic-d."""
     started = play.attempt(A, B, C)
     attempt = ClusterAttempt(play, started.active, EVERYONE, 1, 1)
     attempt.ask_directions(A)

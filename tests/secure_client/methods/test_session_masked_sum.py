@@ -153,7 +153,7 @@ def test_a_value_beyond_its_bound_is_never_masked(play: MaskedPlay, monkeypatch:
 def test_a_class_that_too_few_of_the_group_hold_is_sent_as_zeros(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without clinic-d two hold class 2, and three are agreed: the sum has zeros there, though both are trained."""
+    """Two sites hold class 2 without clinic-d, and three are agreed: its sum is zeros, though both sites train it."""
     present = (A, B, C)
     rows = play.attempt(*present).carried_out(present)[:24].reshape(3, -1)
     assert rows[:2].any(axis=1).all()

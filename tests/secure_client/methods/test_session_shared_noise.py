@@ -48,7 +48,7 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 @pytest.fixture
 def terms(monkeypatch: pytest.MonkeyPatch) -> Terms:
-    """What each site has drawn to be added, by name, in order: (K·d + K,)."""
+    """Return the drawn noise that each site is to add, by name, in order: (K·d + K,)."""
     drawn: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
     term = Releases.term
 
@@ -66,7 +66,7 @@ def entries(play: MaskedPlay, name: str) -> tuple[Entry, ...]:
 
 
 def noisy_part(play: MaskedPlay, total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of an opened sum, in whole steps."""
+    """Return the noisy part of an opened sum, in whole steps."""
     vectors, weights = play.agreement.layout.noisy_parts(total)
     return np.concatenate([vectors.ravel(), weights])
 
@@ -139,7 +139,7 @@ def test_below_the_threshold_nothing_opens(play: MaskedPlay) -> None:
 
 
 def test_another_attempt_is_other_noise_and_paid_for(play: MaskedPlay, terms: Terms) -> None:
-    """It may be on another grid too: its list decides."""
+    """Another attempt can be on another grid too, since its list decides."""
     first = play.attempt(*EVERYONE)
     first.share(*EVERYONE)
     first.mask(*EVERYONE)
@@ -167,7 +167,9 @@ def test_each_list_has_the_share_of_its_own_threshold(play: MaskedPlay) -> None:
 def test_one_payment_is_one_share_however_often_journal_and_ledger_are_put_back(
     play: MaskedPlay, tmp_path: Path, shared: bool
 ) -> None:
-    """To any moment between PRESENCE and VALUES, while the first vector is on its way: it leaves again, the same."""
+    """Journal and ledger are put back between PRESENCE and VALUES, with the first vector on its way: it leaves
+    unchanged.
+    """
     begun = play.attempt(*EVERYONE)
     if shared:
         begun.share(*EVERYONE)
@@ -267,7 +269,7 @@ def _put_back(play: MaskedPlay, name: str, kept: Path) -> None:
 
 
 def _says_that_it_is_there(play: MaskedPlay, attempt: int) -> bool:
-    """And adds its values, like everyone."""
+    """Return False if the budget refuses the site; otherwise add its values, like everyone's."""
     try:
         begun = play.attempt(*EVERYONE, attempt=attempt)
     except BudgetError:

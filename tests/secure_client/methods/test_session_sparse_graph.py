@@ -36,7 +36,7 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 
 def masked(play: MaskedPlay) -> Attempt:
-    """An attempt up to VALUES."""
+    """Play an attempt up to VALUES."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
     begun.mask(*EVERYONE)
@@ -44,7 +44,7 @@ def masked(play: MaskedPlay) -> Attempt:
 
 
 def holder_and_owner(begun: Attempt) -> tuple[str, str]:
-    """A site, and another whose shares it was sent."""
+    """Return a site, and another site whose shares the first was sent."""
     share = begun.made[A][0]
     return share.recipient, share.sender
 
@@ -185,7 +185,7 @@ def test_no_share_is_released_but_under_each_owners_word_on_the_same_set(play: M
 
 
 def test_the_word_of_an_owner_that_masks_with_others_is_refused(play: MaskedPlay) -> None:
-    """It was told of all but one, and so were not its holders."""
+    """The owner was told of all members but one, and the holders of its shares were told of all."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
     holder = next(each.recipient for each in begun.made[A] if each.recipient != C)

@@ -106,7 +106,9 @@ def test_small_images_are_shrunk_by_8_and_others_by_32(name: str, side: int, lef
 
 
 def test_resnet10_has_a_block_in_each_stage() -> None:
-    """By hand: the stem 576 + 128; blocks 73,984, 230,144, 919,040 and 3,673,088; a layer 512 → 16 of 8,208."""
+    """Sizes are worked out by hand: stem 576 + 128; blocks 73,984, 230,144, 919,040, 3,673,088; a layer 512 → 16 of
+    8,208.
+    """
     backbone = build("resnet10").backbone
     by_stage = [73_984, 230_144, 919_040, 3_673_088]
     assert sum(each.numel() for each in backbone.parameters()) == 576 + 128 + sum(by_stage) + 8_208
@@ -159,7 +161,7 @@ def test_the_same_seed_gives_the_same_weights(name: str) -> None:
     ],
 )
 def test_groups_of_some_widths(channels: int, groups: int) -> None:
-    """By hand: the largest divisor up to 32 that leaves 4 channels or more in a group."""
+    """Groups are worked out by hand: the largest divisor up to 32 that leaves 4 channels or more in a group."""
     assert group_norm(channels).num_groups == groups
 
 
@@ -173,7 +175,7 @@ def test_groups_of_any_width() -> None:
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_group_normalisation_keeps_nothing_of_a_batch(name: str) -> None:
-    """What Opacus's validator looks for: no batch normalisation, no statistics that samples share."""
+    """Opacus's validator looks for the same: no batch normalisation, no statistics that samples share."""
     model = build(name, norm=Norm.GROUP)
     assert not any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules())
     assert model.state_dict().keys() == dict(model.named_parameters()).keys()
@@ -185,7 +187,7 @@ def test_group_normalisation_keeps_nothing_of_a_batch(name: str) -> None:
 
 
 def alone_and_together(norm: Norm, name: str) -> tuple[Tensor, Tensor]:
-    """A sample's features in training mode on its own and beside another; batch normalisation needs two."""
+    """Return a sample's features in training mode alone and beside another; batch normalisation needs two."""
     model, pair = build(name, norm=norm).double(), images(2).double()
     alone = pair[:1] if norm is Norm.GROUP else pair[:1].repeat(2, 1, 1, 1)
     with torch.no_grad():

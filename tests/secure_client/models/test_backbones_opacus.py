@@ -1,4 +1,4 @@
-"""With group normalisation, Opacus takes the built-in networks; with batch normalisation it does not."""
+"""Opacus and the built-in networks: group normalisation is accepted, batch normalisation is not."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def small() -> PrototypeModel:
 
 
 def linear() -> SplitModel:
-    """For scans of 8×8: quick to train."""
+    """Return a model for scans of 8×8, which trains quickly."""
     torch.manual_seed(1)
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, DIM), nn.ReLU())
     return SplitModel(backbone, nn.Linear(DIM, CLASSES))
@@ -194,7 +194,7 @@ def own_targets(site: Learner) -> Targets:
 
 @pytest.mark.parametrize("objective", [Objective(), Objective(share=False), Objective(decision=False)])
 def test_a_site_learns_to_read_digits(objective: Objective) -> None:
-    """By cross entropy, and then with its own prototypes as targets: with both branches or either."""
+    """A site trains by cross entropy, and then towards its own prototypes, with both branches or either."""
     site = learner(objective, epochs=50, share=objective.share, decision=objective.decision)
     first = site.train(1, None)
     second = site.train(2, own_targets(site))
@@ -264,7 +264,7 @@ def test_accuracy_by_prototype_is_the_decision_branchs() -> None:
 
 
 def test_accuracy_by_clusters_is_that_of_the_nearest() -> None:
-    """By cosine, one cluster a class."""
+    """The nearest cluster is that of the largest cosine, with one cluster a class."""
     site = learner(Objective(decision=False), decision=False)
     site.train(1, None)
     rows, counts = site.prototypes()

@@ -29,7 +29,7 @@ def build(spec: str = "small-cnn", **changes: Any) -> PrototypeModel:
 
 
 def saved(path: Path, state: State, *, by_torch: bool = False) -> tuple[Path, str]:
-    """The file and its SHA-256."""
+    """Save the state, and return the file and its SHA-256."""
     if by_torch:
         torch.save(dict(state), path)
     else:
@@ -38,7 +38,7 @@ def saved(path: Path, state: State, *, by_torch: bool = False) -> tuple[Path, st
 
 
 def trained(network: nn.Module) -> dict[str, Tensor]:
-    """A state without two equal tensors: parameters as drawn, all statistics drawn too."""
+    """Return a state without two equal tensors: parameters as drawn, all statistics drawn too."""
     generator = torch.Generator().manual_seed(11)
     return {
         name: torch.rand(each.shape, generator=generator) + 0.5 if each.is_floating_point() else each + 9
@@ -47,7 +47,7 @@ def trained(network: nn.Module) -> dict[str, Tensor]:
 
 
 def resnet10() -> nn.Module:
-    """As torchvision makes it, for photographs of 1000 classes."""
+    """Return torchvision's network for photographs of 1000 classes."""
     return ResNet(BasicBlock, [1, 1, 1, 1])  # type: ignore[no-any-return]
 
 
@@ -56,7 +56,7 @@ def photographs() -> dict[str, Tensor]:
 
 
 def small() -> dict[str, Tensor]:
-    """What a run of this program saved of the built-in model of :func:`build`."""
+    """Return the state that a run of this program saved of the built-in model of :func:`build`."""
     return trained(build())
 
 
@@ -164,7 +164,7 @@ def test_half_precision_is_read_and_old_files_lack_a_counter(tmp_path: Path) -> 
 
 
 def test_sites_begin_alike(tmp_path: Path) -> None:
-    """What the file does not give follows from the seed."""
+    """Parts of the model that the file does not give follow from the seed."""
     path, sha256 = saved(tmp_path / "weights", photographs())
     first, second, other = build("resnet10"), build("resnet10"), build("resnet10", seed=4)
     for model in (first, second, other):
@@ -174,7 +174,7 @@ def test_sites_begin_alike(tmp_path: Path) -> None:
 
 
 def refused(model: PrototypeModel, path: Path, sha256: str, message: str) -> None:
-    """Not loaded, and nothing of the model changed."""
+    """Check that the file is not loaded, and that nothing of the model changed."""
     before = {name: each.clone() for name, each in model.state_dict().items()}
     with pytest.raises(ModelError, match=message) as caught:
         load_pretrained(model, path, sha256)
@@ -248,7 +248,7 @@ def test_statistics_of_batches_have_no_place_in_group_normalisation(tmp_path: Pa
 
 
 class Trap:
-    """What a pickle runs when it is read without care."""
+    """Pickle that runs code when it is read without care."""
 
     def __init__(self, sprung: Path) -> None:
         self._sprung = sprung

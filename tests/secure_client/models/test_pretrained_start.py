@@ -26,7 +26,7 @@ SMALL = "small-cnn"
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
-    """Of small-cnn for the small federation's scans, of another seed."""
+    """Return weights of small-cnn for the small federation's scans, from another seed."""
     model = build_model(SMALL, classes=3, dim=DIM, channels=1, image_size=8, seed=99)
     safetensors.torch.save_file(model.state_dict(), tmp_path / "weights.safetensors")
     return tmp_path / "weights.safetensors"
@@ -80,7 +80,7 @@ def test_a_site_with_a_model_of_its_own_begins_from_the_seed(weights: Path) -> N
 
 
 def test_a_trained_model_is_read_without_the_file(weights: Path) -> None:
-    """What ``predict`` builds before it loads what a run saved."""
+    """The ``predict`` command builds the model without the file before it loads the saved state."""
     model = build_agreed_model(agreement(weights), SMALL)
     assert torch.equal(first_layer(model), first_layer(build_agreed_model(agreement(None), SMALL)))
 
@@ -121,7 +121,7 @@ def test_a_bad_sha256_is_refused(sha256: str) -> None:
 
 
 def test_simulated_sites_and_controls_begin_from_the_file(weights: Path, tmp_path: Path) -> None:
-    """Without a step worth the name, each site still has the file's first layer at the end."""
+    """Each site still has the file's first layer at the end, since the steps are next to nothing."""
     agreed = agreement(weights, rounds=1, training={"lr": 1e-30, "momentum": 0.0})
     data = small_data(agreed)
     training = SiteTraining(pretrained=weights)

@@ -37,7 +37,7 @@ KNOWN = [
     [0.566875751, -0.279394204, -0.636467256, 1.239656083, -0.639956441, -0.499208116],
     [1.077051474, 1.219014516, -0.025578884, 0.075022007, 0.589632508, 0.003828587],
 ]
-"""Of 6 features to 2 with seed 11."""
+"""Projection of 6 features to 2 with seed 11."""
 CPU = torch.device("cpu")
 
 
@@ -75,7 +75,7 @@ def test_directions_are_uniform() -> None:
 
 
 def test_projection_matrix_is_frozen() -> None:
-    """To a digit that no library's rounding reaches: a change of it would be another agreement."""
+    """Digits are compared beyond the rounding of any library: a change would be another agreement."""
     found = projection(6, 2, 11)
     assert found.round(9).tolist() == KNOWN
     assert (projection(6, 2, 12) != found).all()
@@ -123,7 +123,7 @@ def test_sites_that_train_as_one_program_come_to_the_same() -> None:
 
 
 def in_float64(given: Job) -> Job:
-    """In float32 rounding would decide ReLUs at a tie."""
+    """Compute in float64, since rounding of float32 would decide ties of ReLUs."""
     inputs, labels = given.source.tensors  # type: ignore[attr-defined]  # of a TensorSource
     assert given.guide is not None
     guide = Targets(given.guide.rows.double(), given.guide.present)  # type: ignore[union-attr]

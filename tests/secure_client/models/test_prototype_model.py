@@ -47,7 +47,7 @@ text = "not a function"
 
 @pytest.fixture
 def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in the current working directory; its import leaves nothing behind."""
+    """Write a module into the current working directory, and leave nothing of its import behind."""
     name = "own_models_of_a_site"
     (tmp_path / f"{name}.py").write_text(OWN_MODELS)
     (tmp_path / "own_models_that_fail.py").write_text("import a_module_nobody_has")

@@ -102,13 +102,13 @@ NEAR = 8e-6
 
 
 def patterned(side: int) -> Tensor:
-    """An image with waves of all kinds, (side, side)."""
+    """Return an image with waves of all kinds, (side, side)."""
     down, right = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     return ((7 * down + 13 * right**2) % 17) / 17
 
 
 def off_by(side: int = 16) -> float:
-    """The largest difference to Kymatio's."""
+    """Return the largest difference to Kymatio's coefficients."""
     found = Scattering(side)(patterned(side)[None, None])[0, :, 1, 2]
     return float((found - torch.tensor(KYMATIO) / 1e5 * 3.1415 / math.pi).abs().max())
 
@@ -148,7 +148,7 @@ def test_coefficients_of_an_image_and_channel_depend_on_no_other(side: int) -> N
 @pytest.mark.parametrize("side", [24, 30])
 @pytest.mark.parametrize("path", [0, 1, SCALES * ORIENTATIONS, PATHS - 1])
 def test_coefficients_are_of_their_place(side: int, path: int) -> None:
-    """Of the image's average, of fine and coarse wavelets, and of pairs: a dot shows where it is."""
+    """Each coefficient, of the average, of fine and coarse wavelets and of pairs, shows the place of a dot."""
     image = torch.zeros(1, 1, side, side)
     image[..., 3 * FACTOR, 2 * FACTOR] = 1.0
     seen = Scattering(side)(image)[0, path]

@@ -156,7 +156,7 @@ def test_files_of_unlike_pictures_are_domains_of_one_size(tmp_path: Path) -> Non
 
 
 def test_a_file_of_several_domains_gives_each_a_site(tmp_path: Path) -> None:
-    """As PACS is kept: a number for the domain of each picture, and the domains' names."""
+    """PACS has this form: a number for the domain of each picture, and the domains' names."""
     domains, names = np.arange(160) % 4, ("photo", "art_painting", "cartoon", "sketch")
     np.savez(
         tmp_path / "pacs.npz",

@@ -17,7 +17,7 @@ Traces = dict[str, bytes]
 
 
 def kept_by(trainee: Trainee, *documents: str) -> Traces:
-    """These documents of the journal, as far as it has them, and what the file of prototypes says.
+    """Return these documents of the journal, as far as it has them, and the contents of the file of prototypes.
 
     But for the ledger's head, in which there is the time of day.
     """

@@ -32,7 +32,7 @@ class MovingAverage(nn.Module):
 
 
 def moving_average(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """A buffer of its own."""
+    """Return a model with a buffer of its own."""
     return nn.Sequential(nn.Flatten(), MovingAverage(), nn.Linear(PIXELS, dim)), nn.Linear(dim, num_classes)
 
 
@@ -46,6 +46,6 @@ class _ByWeight(nn.Module):
 
 
 def tied(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """A weight of the classifier's that the features depend on."""
+    """Return a model with a weight of the classifier's on which the features depend."""
     classifier = nn.Linear(dim, num_classes)
     return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, dim), _ByWeight(classifier.weight)), classifier

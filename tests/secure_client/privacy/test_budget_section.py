@@ -1,4 +1,4 @@
-"""What a site's file lets the agreement ask for, and what it refuses, with the reason."""
+"""Permissions in a site's file for the agreement's releases, and refusals with the reason."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None
 
 @pytest.mark.parametrize("method", [each for each in METHODS.values() if each.private])
 def test_methods_that_send_what_is_noisy_are_served(method: Method) -> None:
-    """With features that are trained: which are also frozen, the next tests say."""
+    """Features are trained in this test; the next tests have frozen ones."""
     trained = AGREED.model_copy(update={"extractor": Extractor.TRAINED})
     small_agreement().model_copy(update={"privacy": trained}).check_served(method)
 

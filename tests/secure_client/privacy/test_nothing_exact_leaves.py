@@ -51,7 +51,7 @@ def agreement_of(method: Method) -> Agreement:
 
 
 def records(agreement: Agreement, *, other: bool) -> dict[str, SiteData]:
-    """Of three sites; of the first others, in another number and of other classes."""
+    """Return the records of three sites; the first has others, in another number and of other classes."""
     holds = np.ones((3, CLASSES), dtype=np.bool_)
     first = data_for(agreement, holds)
     if not other:
@@ -61,7 +61,7 @@ def records(agreement: Agreement, *, other: bool) -> dict[str, SiteData]:
 
 
 def traces(method: Method, *, other: bool) -> Traces:
-    """What each site sent, and what of it stays in its journal, by name."""
+    """Return the bytes that each site sent, and those that stay in its journal, by name."""
     agreement, found = agreement_of(method), Traces()
     with (
         replayed_answers(records=6),

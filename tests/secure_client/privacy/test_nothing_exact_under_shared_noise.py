@@ -1,4 +1,4 @@
-"""Where sites share noise: with the masks taken off, what a site sends tells of records by its noisy sums alone.
+"""Uploads under shared noise, without their masks: they depend on records by the noisy sums alone.
 
 Twice: with noisy sums that follow from no record, all that leaves is the same bytes whatever the site has; and with the
 same draws, a record more or less is what the query says of it, in its class's numbers, and nothing else.
@@ -106,7 +106,7 @@ def less_a_class(agreement: Agreement) -> SiteData:
 
 
 def others(agreement: Agreement) -> SiteData:
-    """Not one of its records, and of one class alone."""
+    """Return records that the site does not have, of one class alone."""
     holds = np.zeros((SITES + 1, CLASSES), dtype=np.bool_)
     holds[:, 1] = True
     return data_for(agreement, holds)[f"site-{SITES + 1}"]
@@ -121,7 +121,7 @@ each_change = pytest.mark.parametrize("change", CHANGED)
 
 DOCUMENTS = ("model", "base")
 NOT_OF_RECORDS = {"round", "attempt", "sites", "withheld", "epsilon", "guaranteed"}
-"""What a site writes down of a round, but for accuracies and losses, which are exact, and seconds."""
+"""Entries of a site's round that do not depend on records; accuracies and losses are exact, and seconds vary."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def test_with_the_same_noisy_sums_all_that_leaves_is_the_same_bytes(
 
 @each_method
 def test_a_classifier_did_train_on_the_records(method: Method) -> None:
-    """Or that nothing of it leaves would be no finding."""
+    """The finding that nothing of the classifier leaves would mean little if it did not train."""
     found = answered_alike(method, Extractor.FROZEN, others)
     assert any("classifier" in name for name in differing(usual(method, Extractor.FROZEN).kept, found.kept))
 
@@ -217,7 +217,7 @@ def with_the_same_draws(method: Method, change: str | None) -> Run:
 
 
 def query_of(agreement: Agreement, data: SiteData) -> NDArray[np.int64]:
-    """What its records come to in whole steps, (K, d + 1): features of the initial model, and counts."""
+    """Return the query of the records in whole steps, (K, d + 1): features of the initial model, and counts."""
     dataset: Any = data.train
     model = build_agreed_model(agreement, agreement.training.model)
     model.eval()
@@ -231,7 +231,7 @@ def query_of(agreement: Agreement, data: SiteData) -> NDArray[np.int64]:
 
 
 def numbers(sent: Sent, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Of the site's vector: sums and weights (K, d + 1) in whole steps, and the model's part."""
+    """Return parts of the site's vector: sums and weights (K, d + 1) in whole steps, and the model's part."""
     agreement = sent.agreement
     vector = agreement.fixed_point().decode_sum(sent.words[SITE, number, 1], 1)
     vectors, weights = agreement.layout.noisy_parts(vector)
@@ -272,7 +272,7 @@ def test_with_the_same_draws_nothing_else_that_leaves_differs(method: Method, ch
 
 
 def test_each_class_has_a_share_of_the_noise_whether_it_has_records_or_not() -> None:
-    """What is left of the words without the query is the draw: in all numbers, some 2^20 steps."""
+    """The words without the query are the draw: some 2^20 steps in all numbers."""
     sent = with_the_same_draws(Method.FEDPROTO, "no such class").sent
     agreement = sent.agreement
     found = numbers(sent, 1)[0] - query_of(agreement, less_a_class(agreement))
@@ -285,7 +285,7 @@ def test_each_class_has_a_share_of_the_noise_whether_it_has_records_or_not() -> 
 
 
 def _exact_classes(patch: pytest.MonkeyPatch) -> None:
-    """To a coordinator that does not refuse it."""
+    """State the exact classes to a coordinator that does not refuse them."""
     patch.setattr(Trainee, "held_classes", lambda self: self._learner.counts > 0)
     patch.setattr("secure_client.session.stated_classes", lambda agreement, held: held)
     patch.setattr(AnswerCheck, "_check_presence", lambda *_: None)

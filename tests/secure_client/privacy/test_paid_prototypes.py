@@ -30,7 +30,7 @@ from tests.support.small import small_agreement, small_data
 
 SITE = "clinic-a"
 PRIVACY = PrivacySection(clip=2.0, noise_multiplier=0.5, release_every=2, min_count=1.0)
-"""Of six records a class, a noisy count below one is five deviations away: all three never are at once."""
+"""Noise for six records a class: a noisy count below one is five deviations away, and three at once never happen."""
 
 
 def agreement(**changes: Any) -> Agreement:
@@ -119,7 +119,7 @@ def test_a_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
 def test_a_site_that_dies_between_paying_and_keeping_pays_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it drew is lost, and was not sent: so the ledger has more than what left, never less."""
+    """The lost draw was paid for and not sent: the ledger shows more than what left, never less."""
     with monkeypatch.context() as dying:
         dying.setattr(site.journal, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -130,7 +130,7 @@ def test_a_site_that_dies_between_paying_and_keeping_pays_again(
 
 
 def test_which_classes_it_states_follows_from_noisy_counts(tmp_path: Path) -> None:
-    """With a threshold far above what it has it states none, though it has three."""
+    """The site has three classes and a threshold far above their counts, and so states none."""
     site = Site(tmp_path, agreement(min_count=1e6))
     site.trainee.trained(1)
     assert not site.trainee.held_classes().any()

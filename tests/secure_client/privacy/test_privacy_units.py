@@ -1,4 +1,4 @@
-"""From a site's data to what it releases for one subject or one site: whose records are whose, and what is refused."""
+"""Releases for one subject or one site from a site's data: the unit of each record, and refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sums]:
-    """The sums of each release before their noise, of which none is drawn."""
+    """Record the sums of each release before their noise, of which none is drawn."""
     found: list[Sums] = []
     kept = Sums.noised
 

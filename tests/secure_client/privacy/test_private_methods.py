@@ -122,7 +122,7 @@ def test_the_plan_has_room_for_as_many_cells_as_are_agreed(tmp_path: Path) -> No
 
 
 def take_centres(trainee: Trainee, of_class: int, around: Sequence[torch.Tensor] = ()) -> None:
-    """A result of round 2 with so many centres of each class: at the first of its six records, if they are given."""
+    """Take a result of round 2 with so many centres of each class, at the first of its six records if given."""
     count = CLASSES * of_class
     labels = np.repeat(np.arange(CLASSES, dtype=np.int64), of_class)
     rows = np.random.default_rng(of_class).uniform(0.1, 1.0, (count, DIM))
@@ -137,7 +137,7 @@ def take_centres(trainee: Trainee, of_class: int, around: Sequence[torch.Tensor]
 
 
 def test_cells_are_around_the_centres_that_the_site_trained_towards(tmp_path: Path) -> None:
-    """With the same noise each time: how many of twelve cells it leaves is chance, where most are of one record."""
+    """The noise is the same each time, since chance decides how many of twelve cells of one record it leaves."""
     agreement = agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"min_count": 0.5}))
     with replayed_noise(), trainee_of(agreement, tmp_path) as trainee:
         trainee.trained(1)
@@ -169,7 +169,7 @@ def test_a_restart_and_a_round_in_between_have_the_same_prototypes(tmp_path: Pat
 
 
 def test_a_site_of_which_nothing_is_there_weighs_one(tmp_path: Path) -> None:
-    """By noisy counts it has no class: a sum over weights of 0 would have no mean."""
+    """The site has no class by noisy counts: a sum over weights of 0 would have no mean."""
     absent = PRIVACY.model_copy(update={"min_count": 1e6})
     agreement = agreed(Method.FEDPLCC, absent)
     data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))
@@ -247,7 +247,7 @@ def test_averaged_parameters_of_frozen_features_stay_initial(tmp_path: Path, mod
 
 
 def sizes_of(model: str) -> tuple[int, int]:
-    """Of the parts outside the classifier: weights and biases of a layer, and what moves."""
+    """Return the sizes of the parts outside the classifier: weights and biases of a layer, and moving buffers."""
     layer = 64 * DIM + DIM
     return layer, {"of_instances": 2, "moving_average": 1, "tied": 0}[model]
 

@@ -104,7 +104,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The noise that was drawn, in numbers a step: what was really trained."""
+    """Record the drawn noise, in numbers a step, which shows the real training."""
     drawn: list[int] = []
     draw = dp_sgd.draw_noise
 
@@ -199,7 +199,7 @@ def test_round_0_is_of_the_initial_model_and_costs_no_training(site: Site, steps
 
 
 class KilledError(KeyboardInterrupt):
-    """As by a signal: nothing catches it."""
+    """Stop as by a signal, which nothing catches."""
 
 
 def kill(*_: object) -> None:

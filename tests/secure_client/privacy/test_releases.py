@@ -20,7 +20,7 @@ from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon, sim
 from tests.support.small import small_agreement
 
 NOISE = 6.3
-"""With a δ of 1e-5, twenty releases take an epsilon of 3 or less."""
+"""Noise with which twenty releases cost an epsilon of 3 or less at a δ of 1e-5."""
 Batch = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
@@ -177,7 +177,7 @@ def test_which_rounds_have_a_release(tmp_path: Path, every: int, due: list[int])
 
 @pytest.mark.parametrize(("every", "due"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 3, 5]), (5, [0, 1])])
 def test_the_clustering_has_a_release_of_its_own(tmp_path: Path, every: int, due: list[int]) -> None:
-    """And the plan counts it: a run has as many releases as are planned."""
+    """The plan counts the clustering's release: a run has as many releases as are planned."""
     agreed = agreement(5, release_every=every).model_copy(update={"method": Method.FEDPC})
     releases, last, found = opened(agreed, budget(tmp_path)), None, []
     for number in range(6):
@@ -214,7 +214,7 @@ def test_counts_weigh_what_makes_the_error_least_unless_agreed() -> None:
 def test_a_record_that_cannot_be_computed_ends_no_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It counts, with a feature of zeros: the same sums as of a record that has just that."""
+    """The record counts with a feature of zeros: the sums equal those with a record of zeros."""
     drawn: list[NDArray[np.int64]] = []
 
     def kept(count: int, _: int) -> NDArray[np.int64]:

@@ -39,7 +39,7 @@ def agreement(unit: Unit) -> Agreement:
 
 
 def own(site: int, unit: Unit) -> Own:
-    """Of three subjects: nine records of one class in one direction, two each of all classes, and one."""
+    """Return three subjects: nine records of one class in one direction, two records of each class, and one record."""
     rng = np.random.default_rng(site)
     features = rng.normal(scale=2.0, size=(16, DIM))
     features[:9] = features[0]
@@ -49,7 +49,7 @@ def own(site: int, unit: Unit) -> Own:
 
 
 def term(folder: Path, agreed: Agreement, given: Own) -> tuple[Ints, Ints]:
-    """What a site adds in a sum of four, in whole steps: (K, d) and (K,)."""
+    """Return a site's share of a sum of four, in whole steps: (K, d) and (K,)."""
     assert agreed.privacy is not None
     folder.mkdir()
     releases = Releases(agreed, agreed.privacy, simulated_budget(agreed, "site", folder))
@@ -60,7 +60,7 @@ def term(folder: Path, agreed: Agreement, given: Own) -> tuple[Ints, Ints]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Ints]:
-    """The noise of each term, (K, d + 1)."""
+    """Record the noise of each term, (K, d + 1)."""
     found: list[Ints] = []
 
     def noted(count: int, sigma_log2: int) -> Ints:
@@ -86,7 +86,7 @@ units = pytest.mark.parametrize("unit", [Unit.SUBJECT, Unit.SITE])
 def test_the_sum_is_what_the_sites_units_and_their_draws_add_up_to(
     tmp_path: Path, drawn: list[Ints], unit: Unit
 ) -> None:
-    """In the open, subject by subject: to the last digit, on the grid of the sum that shares the noise."""
+    """The sum equals one in the clear, subject by subject, to the last digit, on the grid of the shared noise."""
     agreed = agreement(unit)
     assert agreed.privacy is not None
     grid = agreed.noisy_sum(LISTED).grid
@@ -117,7 +117,7 @@ def test_the_total_counts_units_and_not_records(tmp_path: Path, silent: None, un
 
 
 def check_units(folder: Path, unit: Unit) -> None:
-    """Each unit in turn is taken away, with all that it has: no more changes than the shared noise is for."""
+    """Check that without all records of any one unit no more changes than the shared noise covers."""
     agreed = agreement(unit)
     most = agreed.noisy_sum(LISTED).grid.sensitivity_squared
     features, labels, owners = given = own(0, unit)

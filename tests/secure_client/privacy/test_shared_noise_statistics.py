@@ -1,4 +1,4 @@
-"""How much noise is in a sum, by drawing it at every site of simulated groups: with none lost, and with the most.
+"""Amount of noise in a sum, drawn at every site of simulated groups: with no site lost, and with the most.
 
 Two thousand coordinates and more, held to exact tails: a false alarm is below 1e-11, 5e-10 for all of them together.
 Neither two thirds of the noise nor half as much again passes.
@@ -47,7 +47,7 @@ def agreement(colluding: int) -> Agreement:
 
 
 def terms(folder: Path, agreed: Agreement, sites: int, listed: int) -> NDArray[np.float64]:
-    """What ``sites`` without a record add, in units of a feature, (sites, K·(d + 1)): noise and nothing else."""
+    """Return the noise that ``sites`` without a record add, in units of a feature, (sites, K·(d + 1))."""
     found, none = [], [(np.zeros((0, DIM)), np.zeros(0, dtype=np.int64))]
     for number in range(sites):
         (folder / str(number)).mkdir()
@@ -60,7 +60,7 @@ def terms(folder: Path, agreed: Agreement, sites: int, listed: int) -> NDArray[n
 
 
 def holds(noise: NDArray[np.float64], sigma: float) -> bool:
-    """Whether the noise (N,) may be of that standard deviation, by chi squared."""
+    """Return True if the noise (N,) has that standard deviation, by chi squared."""
     found = float(np.sum(np.square(noise))) / sigma**2
     low, high = stats.chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], noise.size)
     return bool(low < found < high)
@@ -110,7 +110,7 @@ def test_sites_draw_each_for_itself(tmp_path: Path) -> None:
 
 
 def test_counts_get_theirs_as_features_do(tmp_path: Path) -> None:
-    """In many groups, since there are eighty counts alone in each."""
+    """The test draws many groups, since each has only eighty counts."""
     agreed, counts = agreement(1), []
     for group in range(25):
         (tmp_path / str(group)).mkdir()

@@ -59,14 +59,14 @@ class Sent:
             yield
 
     def joined(self, site: str, request: JoinRequest) -> None:
-        """A site's first call."""
+        """Record a site's first call."""
         anchor = request.anchor
         assert anchor is not None
         said = (request.protocol, request.run, site, request.agreement_hash, anchor.key, anchor.seq)
         self._put(f"{site} joined", repr((said, outline(request.statement))).encode())
 
     def answered(self, site: str, key: PhaseKey, content: bytes, result: bytes) -> None:
-        """An answer; ``result`` is the hash of the last result that the site was given."""
+        """Record an answer; ``result`` is the hash of the last result that the site was given."""
         name = f"{site} sent {key.phase.name} of round {key.round}, attempt {key.attempt}"
         limits = limits_of(self.agreement)
         match key.phase:
@@ -148,7 +148,7 @@ class _Tap(DirectTransport):
 
 
 def outline(value: Any) -> Any:
-    """A message with the sizes of its random parts, and but for signatures, whose sizes are random too."""
+    """Return a message with the sizes of its random parts, but without signatures, whose sizes are random too."""
     if is_dataclass(value):
         return {name: outline(each) for name, each in vars(value).items() if name not in _SIGNED}
     if isinstance(value, Mapping):
@@ -159,6 +159,6 @@ def outline(value: Any) -> Any:
 
 
 def differing(one: Mapping[str, bytes], other: Mapping[str, bytes], but: Sequence[str] = ()) -> list[str]:
-    """The names of what is in one alone, or another in both; ``but`` the names that contain one of these words."""
+    """Return the names of entries that differ; ``but`` excludes the names that contain one of these words."""
     names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     return [name for name in names if not any(each in name for each in but)]

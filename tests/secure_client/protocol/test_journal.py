@@ -1,4 +1,4 @@
-"""What is erased from a journal: secrets of an attempt that is over, out of every file."""
+"""Erasure of secrets from a journal: those of an attempt that is over leave every file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sealed(journal: Journal, name: str) -> bytes:
 
 
 def anywhere(content: bytes, folder: Path) -> bool:
-    """In the database or its log, in whole; the files are read as the system has them."""
+    """Return True if the database or its log has the whole secret; the files are read as the system has them."""
     return any(content in path.read_bytes() for path in folder.iterdir())
 
 
@@ -54,7 +54,7 @@ def test_a_forgotten_secret_is_in_no_file(folder: Path, size: int) -> None:
 def test_both_the_pages_and_the_log_are_overwritten(
     folder: Path, weakened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without either of them the encrypted secret is still there: the check above can fail."""
+    """The encrypted secret remains without either step, so that the check above can fail."""
     with open_journal(folder) as journal:
         if weakened == "secure_delete":
             journal._db.execute("PRAGMA secure_delete=OFF")

@@ -118,7 +118,7 @@ TORN: dict[str, Callable[[Path], object]] = {
 def test_a_ledger_that_lost_what_the_site_has_shown_is_refused_before_another_begins(
     tmp_path: Path, record: AnchorRecord, harm: str, exact: bool
 ) -> None:
-    """In another run, by the record beside it, and in the same one by the journal; also where its run had no noise."""
+    """The record beside the ledger shows the loss in another run, the journal in the same one, also without noise."""
     path, budget = tmp_path / "heart.ledger", budget_of(tmp_path / "heart.ledger")
     agreed = small_agreement() if exact else with_noise()
     with journal_of(tmp_path, agreed) as journal:
@@ -176,7 +176,7 @@ def journal_of(folder: Path, agreed: Agreement) -> Journal:
 
 
 class Peer:
-    """What clinic-a remembers in one run, which can be restarted."""
+    """Memory of clinic-a in one run, which can be restarted."""
 
     def __init__(self, folder: Path, run: str, record: AnchorRecord | None) -> None:
         self._folder, self._run, self._record = folder, run, record
@@ -198,7 +198,7 @@ class Peer:
         self.open()
 
     def sees(self, round_number: int, attempt: int = 1, **stated: LedgerAnchor | None) -> None:
-        """A list of that attempt; clinic-c never changes."""
+        """Show the peer a list of that attempt; clinic-c never changes."""
         named = {B: stated.get("b", anchor(1)), C: anchor(1), A: stated.get("a", anchor(1))}
         holds = np.zeros(3, dtype=np.bool_)
         active = ActiveList(
@@ -298,7 +298,7 @@ def test_two_hashes_of_one_entry_are_refused_in_whichever_runs_they_come(
 
 
 def test_an_earlier_list_that_is_read_again_is_no_step_back(peer: Peer) -> None:
-    """As the masks' rules do, which look at the earlier attempts of a round."""
+    """The rules of masks read earlier attempts of a round in the same way."""
     peer.sees(1, 1, b=anchor(3))
     peer.sees(1, 2, b=anchor(4))
     peer.sees(1, 1, b=anchor(3))
@@ -309,7 +309,7 @@ def test_an_earlier_list_that_is_read_again_is_no_step_back(peer: Peer) -> None:
 
 
 def test_another_data_set_is_another_ledger(peer: Peer) -> None:
-    """Which is a site's own to say: it is believed."""
+    """Peers believe a site about its own data set."""
     peer.sees(1, b=anchor(5))
     peer.sees(2, b=anchor(0, key="other scans"))
     with pytest.raises(Violation, match="has had entry 5"):

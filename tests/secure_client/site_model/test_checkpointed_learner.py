@@ -153,7 +153,7 @@ def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site)
 
 
 def test_a_result_changes_neither_the_model_nor_what_was_trained(site: Site) -> None:
-    """What is evaluated, saved and contributed to this round is the model as the site trained it."""
+    """The model as trained is evaluated, saved and contributed to this round."""
     before, accuracy = contribution(site.trainee, 1), site.trainee.evaluate()
     site.trainee.take_base(1, FIRST, *a_base(1))
     assert equal(before, contribution(site.trainee, 1))
@@ -268,7 +268,7 @@ def test_a_site_that_missed_rounds_trains_once_from_the_latest_base(site: Site) 
 def test_prototypes_are_clipped_at_zero_where_the_method_asks(
     tmp_path: Path, clip: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a ReLU half the components are negative. Clipped first, shortened then: what is sent keeps the bound."""
+    """Half the components are negative without a ReLU. Clipping comes before shortening, so that the bound holds."""
     site = Site(tmp_path, relu=False, clip=clip, bound=0.5)
     with caplog.at_level(logging.WARNING):
         rows, _ = site.trainee.trained(0)

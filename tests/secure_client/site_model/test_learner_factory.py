@@ -1,4 +1,4 @@
-"""From the agreement to a learner: the objective of the method, the size of what is averaged."""
+"""Learners from the agreement: the objective of the method, and the size of the averaged part."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build(agreed: Agreement) -> Learner:
 
 
 def with_norm(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """A model with buffers."""
+    """Return a model with buffers."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.BatchNorm1d(dim)), nn.Linear(dim, num_classes)
 
 
@@ -111,7 +111,7 @@ def test_another_size_is_refused_with_what_to_write(
 
 
 def loud(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """As pretrained elsewhere: a parameter of 80 and a running mean of 2e6."""
+    """Return a model as pretrained elsewhere: a parameter of 80 and a running mean of 2e6."""
     backbone, classifier = with_norm(num_classes, dim)
     nn.init.constant_(backbone.get_parameter("1.bias"), -80.0)
     nn.init.constant_(backbone.get_buffer("2.running_mean"), 2e6)

@@ -1,4 +1,4 @@
-"""What a site logs of an agreement that does not mean what it seems to, or that its data do not fit."""
+"""Warnings in a site's log: agreements whose settings have no effect, or that its data do not fit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_fedbn_without_norms_is_said_to_be_fedavg_once(
 def test_a_site_says_that_it_counts_as_fewer_samples(
     caplog: pytest.LogCaptureFixture, journal: Journal, method: Method, most: int
 ) -> None:
-    """It has 18. FedPC weighs no models by samples."""
+    """The site has 18 samples. FedPC weighs no models by samples."""
     plain = method_agreement(method)
     averaging = plain.averaging.model_copy(update={"most_samples": most})
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""What a site predicts with and saves under each method that sums, and what of it a restart finds again."""
+"""Predictor that a site saves under each method that sums, and the part of it that a restart restores."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Site:
         self._open()
 
     def take(self, number: int, base: bytes) -> None:
-        """A result after a round, of another site's making."""
+        """Take a result after a round, of another site's making."""
         rng = np.random.default_rng(number)
         averaged = self.trainee.averaged()
         moved = averaged + 0.2 * rng.normal(size=len(averaged)) * (averaged != 1.0)
@@ -74,7 +74,7 @@ class Site:
         return safetensors.torch.load_file(self._folder / MODEL)
 
     def accuracy(self, model: PrototypeModel) -> float:
-        """Of its classifier on the site's test set, a sample at a time."""
+        """Return the classifier's accuracy on the site's test set, a sample at a time."""
         dataset: Any = self.data.test
         right = 0
         for index in range(len(dataset)):
@@ -101,14 +101,14 @@ def of_part(model: PrototypeModel, method: Method) -> NDArray[np.float64]:
 
 
 def own_state(site: Site) -> dict[str, Tensor]:
-    """The state of the model as it was trained last."""
+    """Return the state of the model as it was trained last."""
     state = site.trainee._learner.state()
     return {name.removeprefix("averaged."): each for name, each in state.items() if "personal." not in name}
 
 
 @pytest.mark.parametrize("site", AGGREGATED, indirect=True)
 def test_predictor_is_the_last_averaged_model(site: Site) -> None:
-    """With the parts that are not averaged as the site trained them; the trained model's figures are kept apart."""
+    """The parts that are not averaged are as the site trained them; the trained model's figures are kept apart."""
     method = site.method
     site.trainee.trained(1)
     before, trained = own_state(site), site.evaluated()

@@ -32,7 +32,7 @@ class OwnModel(nn.Module):
 
 
 def own_model() -> Any:
-    """It keeps the contract without deriving from it."""
+    """Return a model that keeps the contract without deriving from it."""
     torch.manual_seed(0)
     return OwnModel()
 
@@ -93,8 +93,8 @@ def test_a_buffer_that_the_module_replaces_is_still_found() -> None:
 
 @pytest.mark.parametrize(("spec", "sizes"), [("fedpc-cnn", (571_648, 0)), ("resnet18", (11_266_176, 9_600))])
 def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
-    """By hand. ResNet18: torchvision's 11,689,512 less its fc (513,000); a 3×3 stem of one channel for its 7×7 one
-    (576 for 9,408); and the layer 512 → 192 (98,496).
+    """Sizes are worked out by hand. ResNet18: torchvision's 11,689,512 less its fc (513,000); a 3×3 stem of one channel
+    for its 7×7 one (576 for 9,408); and the layer 512 → 192 (98,496).
     """
     model = build_model(spec, classes=10, dim=192, channels=1, image_size=28, seed=0)
     own = sum(each.numel() for each in model.classifier.parameters())
@@ -202,7 +202,7 @@ def many_norms() -> Any:
 
 
 def moved_by(part: ModelPart) -> set[str]:
-    """The names whose values change when a vector of that part is loaded."""
+    """Return the names whose values change when a vector of that part is loaded."""
     model = many_norms()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     averaged = Averaged(model, part)
@@ -260,7 +260,7 @@ def test_each_part_comes_back_as_it_was(part: ModelPart) -> None:
 
 
 def test_a_running_variance_below_zero_is_loaded_as_zero() -> None:
-    """So that a mean variance that was tampered with, or errs by its protection, stops no training."""
+    """A mean variance that was tampered with, or has its protection's error, stops no training."""
     model = own_model()
     averaged = Averaged(model)
     vector = averaged.vector()

@@ -1,4 +1,4 @@
-"""How often a site runs its model over its training data beside training: only for what somebody asks for."""
+"""Passes of a site's model over its training data beside training: only for figures that are asked for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXCHANGED = [*(Method.PFPL, Method.FEDPC, Method.FEDPROTO), *(Method.FEDDBP, Met
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many passes over training data there were since it was called last."""
+    """Return the number of passes over training data since the last call."""
     seen: list[FeaturePass] = []
     over = FeaturePass.over
 
@@ -81,7 +81,7 @@ def test_averages_take_no_prototypes_but_to_save_them(
 
 @pytest.mark.parametrize("site", OWN_HEAD, indirect=True)
 def test_a_test_by_prototype_takes_them_once(site: Site, passes: Callable[[], int]) -> None:
-    """What these report by the nearest of the site's own prototypes is as if they were taken in training."""
+    """Figures by the nearest of the site's own prototypes equal those with prototypes from training."""
     course(site)
     assert passes() == 0
     lazy = [site.evaluated(), site.evaluated()]

@@ -34,7 +34,7 @@ def digits(start: int, stop: int) -> TensorDataset:
 
 
 class Listed(Dataset[tuple[Tensor, int]]):
-    """The same samples as a data set of a site's own making, with plain int labels."""
+    """Data set of a site's own making with the same samples and plain int labels."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self._inputs, self._labels = dataset.tensors
@@ -187,7 +187,7 @@ def test_any_data_set_trains_as_tensors_do() -> None:
 
 
 def test_alignment_moves_prototypes_towards_their_targets() -> None:
-    """The same model, batches and epochs with and without targets; classes without a target move freely."""
+    """Models, batches and epochs are the same with and without targets; classes without a target move freely."""
     free, aligned = learner(local_epochs=5), learner(local_epochs=5)
     free.train(1, None)
     aligned.train(1, TARGETS)

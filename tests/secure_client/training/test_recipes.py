@@ -27,7 +27,7 @@ from secure_client.training.loop import run
 CLASSES, DIM, BATCH, EPOCHS, LR, MOMENTUM, DECAY = 3, 6, 8, 2, 0.05, 0.9, 1e-3
 SITE, SEED = "a", 5
 GUIDE = Targets.of(np.full((CLASSES, DIM), 0.5), np.ones(CLASSES, dtype=np.bool_))
-"""What methods whose loss is cross-entropy alone must not look at."""
+"""Targets that methods with cross entropy alone must not read."""
 
 Weights = dict[str, Tensor]
 both_optimisers = pytest.mark.parametrize("optimiser", list(Optimiser))
@@ -121,7 +121,7 @@ def furthest(first: Weights, second: Weights) -> float:
 
 
 def of(learner: Learner, prefix: str = "") -> Weights:
-    """A state's entries whose names begin with ``prefix``, without it."""
+    """Return a state's entries whose names begin with ``prefix``, without it."""
     state = learner.state()
     return {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}
 
@@ -241,7 +241,7 @@ def test_ditto_trains_a_second_model_held_near_what_the_first_started_from(optim
 
 
 def test_dittos_second_model_is_pulled_to_no_other_model() -> None:
-    """Not to where it started itself: that and what was averaged are the same in round 1 alone."""
+    """The second model is not pulled to its own start, which equals the averaged model in round 1 alone."""
     learner, alone = make_learner(personal=LAMBDA), whole()
     for number, seed in enumerate((0, 3), start=1):
         learner.load_averaged(make_learner(seed=seed).averaged())

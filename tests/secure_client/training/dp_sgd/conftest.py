@@ -1,4 +1,4 @@
-"""What tests of DP-SGD have in common. Torch is imported by those alone that ask for it."""
+"""Common fixtures of tests of DP-SGD. Only the tests that ask for torch import it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Each step's sum of clipped gradients in whole steps, (P,), before its noise."""
+    """Record each step's sum of clipped gradients in whole steps, (P,), before its noise."""
     training_of = import_module("secure_client.training.dp_sgd.steps")._Training
     found: list[Tensor] = []
     kept = training_of._set_gradients

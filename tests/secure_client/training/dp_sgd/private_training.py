@@ -72,7 +72,7 @@ def images(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def job_of(model: PrototypeModel, inputs: Tensor, labels: Tensor, **changes: Any) -> Job:
-    """One epoch of PFPL without targets, in steps as long as the gradient, divided by one."""
+    """Return a job of one epoch of PFPL without targets, in steps as long as the gradient, divided by one."""
     job = Job(
         model=model,
         source=TensorSource(TensorDataset(inputs, labels), CPU),
@@ -90,7 +90,7 @@ def job_of(model: PrototypeModel, inputs: Tensor, labels: Tensor, **changes: Any
 
 
 def flat(model: torch.nn.Module) -> Tensor:
-    """All parameters, float64 (P,)."""
+    """Return all parameters, float64 (P,)."""
     return torch.cat([each.detach().double().flatten() for each in model.parameters()])
 
 
@@ -106,7 +106,7 @@ def silence(patch: pytest.MonkeyPatch, drawn: list[int] | None = None) -> None:
 
 
 def moved(job: Job) -> Tensor:
-    """What one epoch takes off all parameters, (P,): with steps of length 1 the sum of its gradients."""
+    """Return the change of all parameters in one epoch, (P,): with steps of length 1 the sum of its gradients."""
     before = flat(job.model)
     run(job)
     return before - flat(job.model)

@@ -30,7 +30,7 @@ from tests.secure_client.training.dp_sgd.private_training import (
 
 
 def check_spread(values: NDArray[np.float64], sigma: float) -> None:
-    """Whether values have the mean 0 and the deviation sigma of a Gaussian, with a false alarm of 3e-10 at most."""
+    """Check that values have the mean 0 and the deviation sigma of a Gaussian, with a false alarm of 3e-10 at most."""
     count = len(values)
     squares = float(np.square(values / sigma).sum())
     low, high = stats.chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], count)
@@ -40,7 +40,7 @@ def check_spread(values: NDArray[np.float64], sigma: float) -> None:
 
 
 def noise_in_parameters(settings: DpSgdSection, batch_size: int) -> NDArray[np.float64]:
-    """What a step on an empty sample does to the parameters: noise alone."""
+    """Return the change of the parameters by a step on an empty sample: noise alone."""
     inputs, labels = images(1)
     rare = settings.model_copy(update={"sampling_rate": 1.0})
     job = job_of(tiny(), inputs, labels, dp_sgd=rare)

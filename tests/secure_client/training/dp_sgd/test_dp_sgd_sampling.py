@@ -1,4 +1,4 @@
-"""Which records take part in a step of DP-SGD: each by itself, with one probability, not in shuffled batches."""
+"""Sampling of records for a step of DP-SGD: each by itself, with one probability, not in shuffled batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Sampler = Callable[[int, float], list[int]]
 
 
 def check_poisson(samples: NDArray[np.float64], rate: float) -> None:
-    """Whether steps (T, N) have each record by itself with that rate; a false alarm of 6e-10 at most.
+    """Check that steps (T, N) have each record by itself with that rate; a false alarm has a chance of 6e-10 at most.
 
     Sizes have the mean and the variance of a binomial distribution, no record is favoured, and neither two records of a
     step nor a record in two steps have to do with each other.
@@ -85,7 +85,7 @@ def shuffled(records: int, rate: float) -> list[int]:
 
 
 def in_epochs() -> Sampler:
-    """Each record once in 1/rate steps."""
+    """Return steps with each record once in 1/rate steps."""
     order: list[int] = []
 
     def batch(records: int, rate: float) -> list[int]:
@@ -120,7 +120,7 @@ def test_another_sampling_would_be_seen(sampler: Sampler) -> None:
 
 
 def test_sampling_is_what_training_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each step, and not by the seed.
+    """Each step is sampled anew, and the seed does not decide the samples.
 
     An empty sample asks for nothing: with so many records that there is none in 600 steps, but for 1.6e-11.
     """

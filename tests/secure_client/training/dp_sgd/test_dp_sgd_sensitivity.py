@@ -1,4 +1,4 @@
-"""By how much one record more or less changes the sum of a step of DP-SGD."""
+"""Sensitivity of the sum of a step of DP-SGD to one record more or less."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.secure_client.training.dp_sgd.private_training import (
 def neighbours(
     sums: list[Tensor], name: str, settings: DpSgdSection, count: int = 5, **changes: Any
 ) -> list[float]:
-    """By how many times the radius the sum of a step changes when each of the records is taken away."""
+    """Return the change of a step's sum without each of the records, in radii."""
     inputs, labels = images(count)
     found = []
     for record in range(count):
@@ -108,7 +108,7 @@ class Raising(nn.Module):
     """Raises for a batch that has a record beyond the ordinary."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The inputs as they are."""
+        """Return the inputs as they are."""
         if bool((inputs > 100.0).any()):
             raise RuntimeError("no room for that")
         return inputs

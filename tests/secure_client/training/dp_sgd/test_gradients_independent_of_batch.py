@@ -32,7 +32,7 @@ class HangsOnOthersError(AssertionError):
 
 
 def sum_of(sums: list[Tensor], name: str, backbone: str, chosen: list[int]) -> Tensor:
-    """A step's sum over the chosen records, in whole steps (P,)."""
+    """Return a step's sum over the chosen records, in whole steps (P,)."""
     inputs, labels = images(COUNT)
     model, loss = model_of(name, backbone), OBJECTIVES[name]
     run(job_of(model, inputs[chosen], labels[chosen], dp_sgd=FINE, objective=loss, guide=guide_of(name)))
@@ -40,7 +40,7 @@ def sum_of(sums: list[Tensor], name: str, backbone: str, chosen: list[int]) -> T
 
 
 def check(sums: list[Tensor], name: str, backbone: str) -> None:
-    """With a record in the middle; those after it move up."""
+    """Check with and without a record in the middle; those after it move up."""
     every, record = list(range(COUNT)), 1
     whole, own = sum_of(sums, name, backbone, every), sum_of(sums, name, backbone, [record])
     others = sum_of(sums, name, backbone, [each for each in every if each != record])

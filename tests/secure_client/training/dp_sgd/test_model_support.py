@@ -1,4 +1,4 @@
-"""Which models train by DP-SGD: what couples records, keeps what it saw or hides a gradient is refused with reasons."""
+"""Models for DP-SGD: refused, with reasons, if they couple records, keep state from them or hide a gradient."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_models_suitable_for_dp_sgd_are_accepted(model: str) -> None:
 
 
 def test_a_model_that_couples_records_only_where_it_has_no_weights_before_is_refused() -> None:
-    """Without a gradient that shows it: the coupling is in what it gives."""
+    """The coupling is in the model's output, and no gradient shows it."""
     model = model_of("pfpl")
     model.backbone.append(_AddsTheMean())  # type: ignore[union-attr, operator]
     with pytest.raises(ModelError, match="depends on other records of the batch"):
@@ -91,7 +91,7 @@ def test_the_built_in_networks_are_taken(backbone: str) -> None:
 @pytest.mark.parametrize("seed", full_but([1, 2], 1))
 @pytest.mark.parametrize("backbone", full_but(NETWORKS, *SMALLEST))
 def test_rounding_never_comes_near_to_refusing_a_network(backbone: str, seed: int) -> None:
-    """In float32 rounding decides ties of ReLUs and max-poolings, and refused one GoogLeNet in four."""
+    """Rounding of float32 decides ties of ReLUs and max-poolings; an earlier check refused one GoogLeNet in four."""
     trial = trial_of(model_of("pfpl", backbone, seed=seed), images(1)[0])
     assert trial.exact
     assert gradient_gap(trial) < 1e-8
@@ -114,7 +114,7 @@ def test_both_branches_are_taken() -> None:
 
 
 def test_a_public_projection_is_taken_and_stays_as_it_is() -> None:
-    """It has a buffer, and no weight that trains."""
+    """The model has a buffer, and no weight that trains."""
     agreed = agreement("tests.support.small:build")
     projected = agreed.model_copy(update={"privacy": PRIVACY.model_copy(update={"project_from": 32})})
     data = small_data(projected)[SITE]

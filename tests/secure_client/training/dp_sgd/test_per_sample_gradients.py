@@ -52,7 +52,7 @@ def by_hooks(model: PrototypeModel, objective: BatchLoss, batch: Tensor, guide: 
 
 
 def by_loop(model: PrototypeModel, objective: BatchLoss, batch: Tensor, guide: Guide | None) -> list[Tensor]:
-    """Each record as a batch of one, by torch alone."""
+    """Return the gradients with each record as a batch of one, by torch alone."""
     rows = []
     for number in range(len(batch)):
         one = slice(number, number + 1)

@@ -1,4 +1,4 @@
-"""What a step of DP-SGD does beside its noise, and that no job that asks for it trains in another way."""
+"""Steps of DP-SGD apart from their noise; no job that asks for DP-SGD trains in another way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.secure_client.training.dp_sgd.private_training import (
 
 
 def by_opacus(job: Job, settings: DpSgdSection) -> Tensor:
-    """The parameters after the same epoch by Opacus's own optimiser, all records in each step."""
+    """Return the parameters after the same epoch by Opacus's own optimiser, all records in each step."""
     model = GradSampleModule(job.model, loss_reduction="sum")
     optimiser = DPOptimizer(
         job.schedule.optimise(job.model.parameters()),
@@ -110,7 +110,7 @@ def test_training_that_diverged_is_told_by_the_parameters() -> None:
 
 
 def test_dropout_does_not_follow_from_the_jobs_seed(silent: None) -> None:
-    """It would follow from a record's place in the batch, and so from who else is there."""
+    """Dropout by the seed would follow from a record's place in the batch, and so from the other records."""
     inputs, labels = images(4)
     results = []
     for _ in range(2):

@@ -55,7 +55,7 @@ def owned(settings: DpSgdSection = ALL, **changes: Any) -> Job:
 
 
 def check_step(sums: list[Tensor], job: Job) -> list[float]:
-    """By how many times the radius the sum of a step moves when each subject is taken away."""
+    """Return the change of a step's sum without each of the subjects, in radii."""
     assert job.owners is not None
     assert job.dp_sgd is not None
     found, radius = [], GradientGrid.of(job.dp_sgd).radius
@@ -94,7 +94,7 @@ def test_a_subjects_gradient_is_clipped_as_one_for_any_number_of_records(
 
 @pytest.mark.parametrize("name", ["pfpl", "fedpc", "feddbp", "fedplcc"])
 def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(name: str, at_once: int) -> None:
-    """With a clip that clips nothing: a step takes the subjects' means off, but for truncation."""
+    """The clip clips nothing: a step subtracts the subjects' means, but for truncation."""
     inputs, labels = images(len(OWNERS))
     inputs = inputs.double()  # in float32 rounding decides ReLUs at a tie
     loose = ALL.model_copy(update={"clip": 1e3})

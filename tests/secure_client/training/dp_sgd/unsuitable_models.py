@@ -137,5 +137,5 @@ def partly_frozen(num_classes: int, dim: int) -> Pair:
 
 
 def seen_before(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """A batch hears of the one before."""
+    """Return a model whose batches see the previous batch."""
     return nn.Sequential(nn.Flatten(), _SeenBefore(), nn.Linear(PIXELS, dim)), nn.Linear(dim, num_classes)
