@@ -71,7 +71,7 @@ class Attack(AnyAttack[Hostile]):
 
 
 def by_layer(attacks: Mapping[str, AnyAttack[Any]]) -> list[tuple[str, str]]:
-    """Each attack with each of its layers, where it has several: names of both."""
+    """Return each attack with each of its layers, where it has several: names of both."""
     several = {name: attack.layers for name, attack in attacks.items() if len(attack.layers) > 1}
     return [(name, layer) for name, layers in several.items() for layer in layers]
 

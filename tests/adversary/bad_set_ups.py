@@ -49,7 +49,7 @@ def _keys(answer: RosterAnswer, **changes: object) -> RosterAnswer:
 
 
 def _relinearisation_of(answer: RosterAnswer, entries: list[int]) -> bytes:
-    """The maker's evaluation keys with another set to relinearise."""
+    """Return the maker's evaluation keys with another set to relinearise."""
     assert answer.keys is not None
     honest = EvaluationKeys.from_bytes(answer.keys.evaluation_keys)
     return EvaluationKeys(key_set(entries), honest.rotation).to_bytes()
@@ -68,7 +68,7 @@ def _sealed(answer: RosterAnswer, *order: int) -> RosterAnswer:
 
 
 def _first_sealed(change: Callable[[Scene, SealedSecret], SealedSecret]) -> Callable[[Scene], Upload]:
-    """The group keys with the first sealed secret changed."""
+    """Return the group keys with the first sealed secret changed."""
 
     def upload(scene: Scene) -> Upload:
         def changed(answer: RosterAnswer) -> RosterAnswer:

@@ -84,7 +84,7 @@ def rows_called_by_another_class(play: ClusterPlay) -> None:
 
 
 def rows_of(play: ClusterPlay, name: str, number: int) -> Vector:
-    """A site's local prototypes of one class."""
+    """Return a site's local prototypes of one class."""
     local = play.local(name)
     return np.asarray(local.rows[local.labels == number])
 

@@ -90,10 +90,10 @@ class View:
     released: Mapping[str, tuple[ReleasedShare, ...]]
     colluders: tuple[str, ...]
     honest: tuple[str, ...]
-    """Those whose masked words arrived, the victim first."""
+    """The honest members whose masked words arrived, the victim first."""
 
     def left_over(self, site: str, *, guessing: bool = False) -> Words:
-        """An honest member's words without any mask that they can derive.
+        """Return an honest member's words without any mask that they can derive.
 
         ``guessing``: secrets that they have one share too few of are put together as if one less were enough.
         """
@@ -128,7 +128,7 @@ class View:
         return key if key is not None and public_of(key) == self.group.public[owner].mask else None
 
     def _opened(self, owner: str, kind: ShareKind, *, guessing: bool) -> bytes | None:
-        """A secret from all shares that they have; wrong, or none, if they have too few."""
+        """Return a secret from all shares that they have; wrong, or none, if they have too few."""
         shares = self._shares(owner, kind)
         needed = graph_among(len(self.group.binding.group), self.group.graph).threshold
         try:
@@ -185,7 +185,7 @@ def vectors_of(scene: Scene, sent: int, first: int = 0) -> dict[str, Words]:
 
 
 def left_over(view: View) -> Iterator[tuple[str, Words]]:
-    """The victim's words; with a guess at what they lack; and with the words of an honest third added.
+    """Yield the victim's words; with a guess at what they lack; and with the words of an honest third added.
 
     The victim's and the second's together are a sum that is the same for both vectors.
     """

@@ -43,12 +43,12 @@ def play_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def key_of(play: MaskedPlay) -> CkksSecret:
-    """The sites' key, which no coordinator has."""
+    """Return the sites' key, which no coordinator has."""
     return play.site(EVERYONE[0]).session._setup.ckks_key()
 
 
 def forged(secret: CkksSecret, form: SumForm, values: Vector) -> Payload:
-    """A sum that decrypts to these values (L,), in the form of an honest one."""
+    """Return a sum that decrypts to these values (L,), in the form of an honest one."""
     term = SummingSite(secret, form).protect(values / _TERMS)
     return SummingServer(form).add([term] * _TERMS)
 

@@ -102,7 +102,7 @@ class Hostile:
     # Sites
 
     def site(self, name: str) -> Site:
-        """The site's open process."""
+        """Return the site's open process."""
         if name not in self._sites:
             party = self.parties[name]
             path = self._directory / name / "journal.sqlite"
@@ -147,7 +147,7 @@ class Hostile:
         return np.asarray(self.site(name).trainee.trained(round_number)[0] / self.agreement.norm_bound)
 
     def peers_received(self, name: str, round_number: int = 1) -> Rows:
-        """The combination of peers that a site takes out of its result: C̄ = α·C + (1 − α)·peers."""
+        """Return the combination of peers that a site takes out of its result: C̄ = α·C + (1 − α)·peers."""
         stored = self.site(name).journal.get("targets")
         targets = safetensors.numpy.load(stored[1])["rows"] if stored else np.zeros((0, 0))
         alpha = self.agreement.pfpl.alpha
@@ -156,7 +156,7 @@ class Hostile:
         )
 
     def evaluation_keys(self) -> bytes:
-        """The group's public keys, as their maker sent them."""
+        """Return the group's public keys, as their maker sent them."""
         return (self._directory / "evaluation-keys.bin").read_bytes()
 
     # Requests
@@ -230,7 +230,7 @@ class Hostile:
         return self.payload(answer, round_number)
 
     def payload(self, answer: bytes, round_number: int) -> Payload:
-        """An answer to VALUES."""
+        """Return an answer to VALUES."""
         return codec.decode_payload(answer, self.limits, values_form(self.agreement, round_number))
 
     def all_values(

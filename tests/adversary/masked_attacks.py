@@ -240,7 +240,7 @@ def _open_by_own_keys(play: MaskedPlay, begun: Attempt, active: ActiveList) -> N
 
 
 def with_keys(active: ActiveList, keys: Mapping[str, MaskKeys | None]) -> ActiveList:
-    """The list with other keys for some sites, or without theirs, under the signatures that it has."""
+    """Return the list with other keys for some sites, or without theirs, under the signatures that it has."""
     return ActiveList(tuple(replace(each, keys=keys.get(each.site, each.keys)) for each in active.statements))
 
 

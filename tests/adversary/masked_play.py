@@ -76,7 +76,7 @@ class MaskedPlay(Hostile):
         return np.asarray(terms * self.agreement.fixed_point().resolution / 2 + 1e-12)
 
     def result_of(self, sum_: Vector, begun: Attempt, survivors: Iterable[str]) -> Payload:
-        """The means of a single group, as its members are sent them."""
+        """Return the means of a single group, as its members are sent them."""
         stay = [begun.cohort.index(site) for site in survivors]
         holders = begun.cohort.holds[stay].sum(axis=0)
         split = holders.size * self.agreement.dim
@@ -151,7 +151,7 @@ class Attempt:
         return self.play.agreement.fixed_point()
 
     def ask(self, name: str, phase: Phase, content: bytes) -> bytes:
-        """One site."""
+        """Ask one site."""
         return self.play.ask(name, phase, content, round_number=self.round, attempt=self.number)
 
     # The steps
@@ -252,7 +252,7 @@ class Attempt:
         return self.fixed_point.decode_sum(words, len(survivors))
 
     def secret(self, owner: str, kind: ShareKind, released: Mapping[str, Iterable[ReleasedShare]]) -> bytes:
-        """A site's secret, out of enough shares of one kind by who released them."""
+        """Return a site's secret, out of enough shares of one kind by who released them."""
         shares = {
             self.binding.position(site): each.share
             for site, answer in released.items()
@@ -262,14 +262,14 @@ class Attempt:
         return combine(shares, self.graph.threshold)
 
     def pairs_of(self, name: str) -> dict[str, SharePair]:
-        """All that a colluding site holds of the others' secrets, once it was asked for values."""
+        """Return all that a colluding site holds of the others' secrets, once it was asked for values."""
         method = self.play.site(name).session._exchange
         key = PhaseKey(self.play.agreement.run, self.round, self.number, Phase.UNMASK)
         received = method._masks._request(key, Phase.VALUES)  # type: ignore[attr-defined]
         return method._masks._held(key, received, self.binding)  # type: ignore[attr-defined, no-any-return]
 
     def opened_alone(self, site: str, seed: bytes, pair_keys: Mapping[str, bytes]) -> Vector:
-        """One site's vector, from its self-mask's seed and the key of each pairwise mask, by peer."""
+        """Return one site's vector, from its self-mask's seed and the key of each pairwise mask, by peer."""
         binding = self.binding
         minus = [self_key(seed, binding, site)] + [key for peer, key in pair_keys.items() if site < peer]
         plus = [key for peer, key in pair_keys.items() if peer < site]

@@ -23,7 +23,7 @@ _FIRST_SIX = patch(
 
 
 def _opened_by(begun: Attempt, *holders: str, signatures: tuple[SurvivorSignature, ...]) -> Vector:
-    """The sum of all members, from as many answers as a secret's threshold, not the group's."""
+    """Return the sum of all members, from as many answers as a secret's threshold, not the group's."""
     released = begun.release(TEN, signatures, *holders)
     minus = [
         self_key(begun.secret(name, ShareKind.SEED, released), begun.binding, name) for name in begun.members

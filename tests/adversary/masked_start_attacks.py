@@ -49,13 +49,13 @@ def left_out(play: MaskedPlay) -> None:
 
 
 def _planted(result: Payload) -> Payload:
-    """A result with a model of the coordinator's choice."""
+    """Return a result with a model of the coordinator's choice."""
     vector, has = result.arrays
     return replace(result, arrays=(np.where(np.arange(vector.size) < 3 * 8, vector, 0.25), has))
 
 
 def _dead(result: Payload) -> Payload:
-    """A result whose model gives zeros for every sample, so that training has nothing to move it by."""
+    """Return a result whose model gives zeros for every sample, so that training has nothing to move it by."""
     vector, has = result.arrays
     model = np.concatenate([np.zeros(PARAMETERS - DIM), np.full(DIM, _BIAS)])
     return replace(result, arrays=(np.concatenate([vector[:-PARAMETERS], model]), has))

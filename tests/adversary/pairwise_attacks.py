@@ -101,7 +101,7 @@ def vectors(group: Sequence[str]) -> dict[str, Words]:
 def shares_of(
     released: Mapping[str, Sequence[ReleasedShare]], owner: str, kind: ShareKind, binding: Binding
 ) -> dict[int, bytes]:
-    """The owner's shares of one kind among all that was released, by x."""
+    """Return the owner's shares of one kind among all that was released, by x."""
     return {
         binding.position(site): item.share
         for site, answer in released.items()
@@ -140,7 +140,7 @@ def _scene(count: int, **changes: Any) -> tuple[Group, tuple[str, ...], dict[str
 def _ask(
     group: Group, survivors: Sequence[str], asked: Sequence[str]
 ) -> dict[str, tuple[ReleasedShare, ...]]:
-    """Those asked sign one set and release for it."""
+    """Have the asked members sign one set and release for it."""
     signatures = {name: group.sites[name].sign(survivors) for name in asked}
     members = group.binding.group
     return {name: group.sites[name].release(members, survivors, signatures) for name in asked}
@@ -171,7 +171,7 @@ def _sum_over(
     masked: Mapping[str, Words],
     released: Mapping[str, Sequence[ReleasedShare]],
 ) -> Words:
-    """The sum of those kept, from seeds of theirs and keys of the others: ``unmask`` without its checks."""
+    """Return the sum of those kept, from seeds of theirs and keys of the others: ``unmask`` without its checks."""
     minus = [
         self_key(_secret(group, released, owner, ShareKind.SEED), group.binding, owner) for owner in kept
     ]

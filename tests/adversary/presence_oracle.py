@@ -37,13 +37,13 @@ SECOND = slice(FIRST.stop + DIM * DIM, FIRST.stop + DIM * DIM + DIM)
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """Two hidden layers that end in a ReLU each."""
+    """Return two hidden layers that end in a ReLU each."""
     layers = (nn.Linear(PIXELS, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU())
     return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), *layers), nn.Linear(dim, num_classes)
 
 
 def agreed() -> Agreement:
-    """Two rounds of FedPLCC under ``ckks``."""
+    """Return two rounds of FedPLCC under ``ckks``."""
     averaged = Averaged(SplitModel(*build(CLASSES, DIM)), Method.FEDPLCC.traits.averaged)
     parameters, buffers = averaged.sizes
     return grouped_agreement(

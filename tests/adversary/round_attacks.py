@@ -35,7 +35,7 @@ def _without(active: ActiveList, *names: str) -> ActiveList:
 
 
 def _swapped(active: ActiveList, statement: PresenceStatement) -> ActiveList:
-    """The list with another statement for the same site."""
+    """Return the list with another statement for the same site."""
     return ActiveList((*_without(active, statement.site).statements, statement))
 
 

@@ -213,7 +213,7 @@ def _to_the_end(federation: LocalFederation, site: LocalSite, transport: Watched
 
 
 def _again(federation: LocalFederation, session: Session) -> Session:
-    """The session of a new process on the same journal."""
+    """Return the session of a new process on the same journal."""
     agreement, journal = federation.agreement, session._journal
     data, model = federation._data[VICTIM], agreement.training.model
     learner = build_learner(agreement, VICTIM, data, model=model, device="cpu")
@@ -260,14 +260,14 @@ def _replaced(agreement: Agreement, payload: Payload) -> Payload:
 
 
 def poison(agreement: Agreement) -> Vector:
-    """A model (p + q,) near the bounds: training from it diverges, variances are negative."""
+    """Return a model (p + q,) near the bounds: training from it diverges, variances are negative."""
     averaging = agreement.averaging
     parameters = np.full(averaging.parameters, _NEAR_THE_BOUND * averaging.parameter_bound)
     return np.concatenate([parameters, np.full(averaging.buffers, -_NEAR_THE_BOUND * averaging.buffer_bound)])
 
 
 def _moved(agreement: Agreement, server: SummingServer, total: Payload) -> Payload:
-    """The sum with the poison added to every model: the coordinator needs no key for that."""
+    """Return the sum with the poison added to every model: the coordinator needs no key for that."""
     model, form, weighted = poison(agreement), server._form, agreement.layout.weighted
     terms = float(_SAMPLES if weighted else _SITES)
     tail = 1 + int(weighted) + (0 if agreement.clusters else len(agreement.classes))

@@ -74,7 +74,7 @@ def _result_waiting(play: Hostile, payload: Payload) -> OneTask:
 
 
 def _take(play: Hostile, name: str, payload: Payload) -> list[tuple[str, bytes]]:
-    """Everything the site says when it finds this result waiting."""
+    """Return everything the site says when it finds this result waiting."""
     transport = _result_waiting(play, payload)
     try:
         step(play.site(name).session, transport)

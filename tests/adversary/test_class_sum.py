@@ -39,7 +39,7 @@ _PACKING = Packing(classes=3, dim=DIM)
 _EXACT = 1e-5
 """num and D are off by 1e-7 (docs/explanation/ckks-error.md); the solution divides by differences of 0.1 and more."""
 _TOLD_APART = 4.0 * total_error(len(HOLDERS))
-"""Between two answers: numerators err as D does, times rows no longer than 1, each of ``complement`` by two of them."""
+"""Distance between two answers: numerators err as D does, times rows of norm 1 at most; ``complement`` doubles it."""
 
 
 def drawn(seed: int) -> dict[str, Rows]:
@@ -66,7 +66,7 @@ def mirrored(rows: Mapping[str, Rows], combination: Combination) -> dict[str, Ro
 
 
 def seen(play: Hostile, rows: Mapping[str, Rows], round_number: int) -> Seen:
-    """All that clinic-a can decrypt of its answer, ciphertext by ciphertext."""
+    """Return all that clinic-a can decrypt of its answer, ciphertext by ciphertext."""
     for name, each in rows.items():
         # What training gave, with the rows replaced; the site protects it as it does its own.
         trainee = play.site(name).trainee

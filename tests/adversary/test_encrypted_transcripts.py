@@ -191,7 +191,7 @@ def test_the_stated_limit_directions_follow_from_what_was_trained(
 
 
 def cosines(transcript: Transcript) -> dict[tuple[int, str], Float]:
-    """Between a site's own directions, as the coordinator sees them, by round and site."""
+    """Return the cosines between a site's own directions, as the coordinator sees them, by round and site."""
     limits, form, found = limits_of(transcript.agreement), directions_form(transcript.agreement), {}
     for each in transcript.received:
         if each.key is not None and each.key.phase is Phase.DIRECTIONS:

@@ -71,7 +71,7 @@ def recovered(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
 
 
 def encoded(slots: Slots, form: Form) -> Sequence[int]:
-    """A decryption as the polynomial that it was, modulo the last prime: exactly, since a double has 53 bits."""
+    """Return a decryption as the polynomial that it was, modulo the last prime: exactly, since a double has 53 bits."""
     plaintext = sealapi.Plaintext()
     sealapi.CKKSEncoder(context()).encode(slots.tolist(), level_id(CkksLevel.ANSWER), form.scale, plaintext)
     return [plaintext[i] for i in range(POLY_DEGREE)]
@@ -161,7 +161,7 @@ def of_peers(weighting: Weighting, open_play: Open) -> Attack:
 
 
 def of_a_sum(method: Method, open_masked: OpenMasked) -> Attack:
-    """A sum over all sites, as it comes back."""
+    """Return a sum over all sites, as it comes back."""
 
     def attack() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         play = open_masked(grouped_agreement(Protection.CKKS, method=method), {})

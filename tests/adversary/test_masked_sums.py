@@ -104,12 +104,12 @@ def test_the_stated_limit_from_a_model_that_one_record_trains_its_site_is_read_i
 
 
 def _images(play: MaskedPlay, name: str) -> Vector:
-    """A site's training images, (N, 64)."""
+    """Return a site's training images, (N, 64)."""
     found = play.cast.data[name].train
     assert isinstance(found, TensorDataset)
     return found.tensors[0].flatten(1).double().numpy()
 
 
 def _with_model(vector: Vector, model: Vector) -> Vector:
-    """A result without prototypes and with a model of the coordinator's own."""
+    """Return a result without prototypes and with a model of the coordinator's own."""
     return np.concatenate([np.zeros(len(vector) - len(model)), model])

@@ -47,7 +47,7 @@ def in_clusters(number: int) -> Labels:
 
 
 def solved(cosines: Float, sums: Float, clusters: Labels) -> Float:
-    """The norms of prototypes that fit the inner products of their clusters' sums."""
+    """Return the norms of prototypes that fit the inner products of their clusters' sums."""
     number = len(sums)
     members = (clusters == np.arange(number)[:, None]).astype(np.float64)
     products, pairs = sums @ sums.T, np.triu_indices(number)
@@ -67,7 +67,7 @@ def solved(cosines: Float, sums: Float, clusters: Labels) -> Float:
 
 
 def error(number: int) -> float:
-    """The largest error of a norm, as a share of it, that is left to who solves for them."""
+    """Return the largest error of a norm, as a share of it, that is left to who solves for them."""
     rows, clusters = prototypes(), in_clusters(number)
     norms = np.linalg.norm(rows, axis=1)
     units = rows / norms[:, None]

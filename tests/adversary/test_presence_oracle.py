@@ -55,7 +55,7 @@ def stated(transcript: ClusterTranscript) -> set[tuple[bool, ...]]:
 
 
 def least_cosine(transcript: ClusterTranscript) -> float:
-    """Between the directions of a site and class in the second round, and those of another site."""
+    """Return the least cosine between a site's directions of a class in the second round and another site's."""
     agreement: Agreement = transcript.agreement
     limits, form = limits_of(agreement), directions_form(agreement)
     sent = [

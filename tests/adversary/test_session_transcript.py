@@ -1,4 +1,4 @@
-"""Whatever a site's records are and whatever it is given to train from, its session looks the same to the coordinator.
+"""Independence of a session's transcript from the site's records and from the results that it trains from.
 
 The coordinator plays whole runs towards a site's own loop, in every method and protection, with models that diverge,
 come back with negative variances, or raise. Two sites that differ in one record, an extreme one, say the same: the same

@@ -66,7 +66,7 @@ class Scene:
         self.coordinator.upload(upload.site, header, upload.content)
 
     def memory(self) -> tuple[State, list[tuple[object, ...]]]:
-        """All that the coordinator knows and has stored."""
+        """Return all that the coordinator knows and has stored."""
         database = sqlite3.connect(self.federation._state / "coordinator.sqlite")
         tables = ("state", "statements", "uploads", "results")
         try:
@@ -100,7 +100,7 @@ def _play_up_to(federation: LocalFederation, victim: LocalSite, phase: Phase) ->
 
 
 def personalised(federation: LocalFederation) -> dict[str, NDArray[np.float64]]:
-    """Each site's targets after the run, (K, d) float32 values, zero where it has none."""
+    """Return each site's targets after the run, (K, d) float32 values, zero where it has none."""
     found = {}
     for site in federation.sites:
         targets = site.trainee._guide

@@ -59,7 +59,7 @@ class ClusterTranscript(Transcript):
     told: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
 
     def holders(self, number: int, attempt: int) -> tuple[tuple[str, ...], ...]:
-        """The sites of each cluster of an attempt, as every site was told it, in the same bytes."""
+        """Return the sites of each cluster of an attempt, as every site was told it, in the same bytes."""
         (content,) = self.told[number, attempt]
         return clusters_of(codec.decode_assignment(content, limits_of(self.agreement))).holders
 
@@ -178,7 +178,7 @@ def expected(transcript: ClusterTranscript, number: int, *, without: Sequence[st
 
 
 def excess(transcript: ClusterTranscript, number: int, *, without: Sequence[str] = ()) -> float:
-    """The largest error of a round's results, in units of its bound; infinite for other clusters."""
+    """Return the largest error of a round's results, in units of its bound; infinite for other clusters."""
     want, worst = expected(transcript, number, without=without), 0.0
     for (round_number, _), (rows, labels, weights, averaged) in transcript.results.items():
         if round_number != number:
@@ -199,7 +199,7 @@ def _parts(vectors: list[list[float]], *, literal: bool) -> list[int]:
 
 
 def _most(agreement: Agreement, rows: int) -> int:
-    """The most clusters of a class of so many prototypes."""
+    """Return the most clusters of a class of so many prototypes."""
     most = agreement.clustering.most_clusters
     if agreement.protection is Protection.MASKED:
         while most > 1 and most * (most + 1) / 2 >= rows:

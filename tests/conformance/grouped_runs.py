@@ -144,7 +144,7 @@ class Transcript:
         return groups
 
     def stated_keys(self) -> dict[tuple[int, int, str], MaskKeys]:
-        """The keys for masks that every site stated, by (round, attempt, site)."""
+        """Return the keys for masks that every site stated, by (round, attempt, site)."""
         limits = limits_of(self.agreement)
         stated = [
             (each.key, codec.decode_presence(each.content, limits))

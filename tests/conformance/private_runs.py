@@ -27,7 +27,7 @@ PRIVACY = PrivacySection(
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """A model of one's own without statistics of batches, whose features end in a ReLU."""
+    """Return a model of one's own without statistics of batches, whose features end in a ReLU."""
     layers = (nn.AvgPool2d(2), nn.Flatten(), nn.Linear(_PIXELS, dim), nn.GroupNorm(2, dim), nn.ReLU())
     return nn.Sequential(*layers), nn.Linear(dim, num_classes)
 

@@ -62,7 +62,7 @@ Record = dict[tuple[int, str], Taken]
 def agreement_for(
     protection: Protection, weighting: Weighting, *, classes: int, dim: int, rounds: int = 2, **settings: Any
 ) -> Agreement:
-    """The small federation's agreement with other classes and dimension, and any further ``settings``."""
+    """Return the small federation's agreement with other classes and dimension, and any further ``settings``."""
     names = tuple(str(k) for k in range(classes))
     changed = {"classes": names, "dim": dim, "norm_bound": dim**0.5, **settings}
     return Agreement.model_validate(
@@ -115,7 +115,7 @@ def run(agreement: Agreement, data: Mapping[str, SiteData], folder: Path) -> Rec
 def recording_federation(
     agreement: Agreement, data: Mapping[str, SiteData], folder: Path, record: Record, *, keep: bool = False
 ) -> LocalFederation:
-    """A federation that fills ``record`` as it goes; with ``keep`` it also keeps every message."""
+    """Return a federation that fills ``record`` as it goes; with ``keep`` it also keeps every message."""
 
     def take(name: str, figures: SiteRound) -> None:
         site = next(each for each in federation.sites if each.name == name)

@@ -45,7 +45,7 @@ class Loss:
     back: bool = False
 
     def keeps_away(self, state: State) -> bool:
-        """Also in every further attempt of the round."""
+        """Return True if the site is away, as it is in every further attempt of the round."""
         if not state.begun or state.over or state.round != self.round:
             return False
         if self.back and state.stage is Stage.RESULT:

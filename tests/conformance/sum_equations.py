@@ -60,7 +60,7 @@ class _Means:
 
 
 def contributors(transcript: Transcript, number: int) -> tuple[str, ...]:
-    """The sites whose values arrived in a round's last attempt, by name."""
+    """Return the sites whose values arrived in a round's last attempt, by name."""
     attempt = last_attempt(transcript, number)
     return tuple(sorted(site for (r, a, site) in transcript.put if (r, a) == (number, attempt)))
 
@@ -89,7 +89,7 @@ def expected(
 
 
 def excess(transcript: Transcript, number: int, **options: bool | tuple[str, ...]) -> float:
-    """The largest error of a round's results, in units of its bound; infinite for a wrong ``has``."""
+    """Return the largest error of a round's results, in units of its bound; infinite for a wrong ``has``."""
     wanted = expected(transcript, number, **options)  # type: ignore[arg-type]
     worst = 0.0
     for (round_number, site), got in transcript.got.items():
@@ -183,7 +183,7 @@ def _share(transcript: Transcript, puts: list[Put]) -> float:
 
 
 def _theta(transcript: Transcript, puts: list[Put]) -> lists.Vector:
-    """The mean over sites, or over their samples."""
+    """Return the mean over sites, or over their samples."""
     if not transcript.agreement.layout.weighted:
         return lists.mean([put.averaged.tolist() for put in puts])
     total, sums = 0, [0.0] * transcript.agreement.layout.model

@@ -229,7 +229,7 @@ def test_the_others_get_their_result_under_plain(
 
 
 def needed(transcript: ClusterTranscript, number: int, attempt: int) -> set[str]:
-    """The sites without which some cluster of an attempt has too few."""
+    """Return the sites without which some cluster of an attempt has too few."""
     found: set[str] = set()
     for holders in transcript.holders(number, attempt):
         found |= set(holders) if len(holders) == transcript.agreement.min_holders else set()

@@ -126,7 +126,7 @@ def test_the_bounds_are_small(transcripts: Transcripts, case: str) -> None:
 
 
 def first(transcript: Transcript) -> dict[tuple[int, str], Got]:
-    """The results of the first round."""
+    """Return the results of the first round."""
     return {key: got for key, got in transcript.got.items() if key[0] == 1}
 
 

@@ -69,7 +69,7 @@ def both(transcripts: Transcripts, shape: str, ring: int = 64) -> tuple[Transcri
 
 
 def first(transcript: Transcript) -> dict[tuple[int, str], Got]:
-    """The results of the first round."""
+    """Return the results of the first round."""
     return {key: got for key, got in transcript.got.items() if key[0] == 1}
 
 
@@ -176,5 +176,5 @@ def test_groups_that_do_not_listen_to_each_other_are_beyond_the_bound(
 
 
 def others(transcript: Transcript, site: str) -> tuple[str, ...]:
-    """The sites of other groups."""
+    """Return the sites of other groups."""
     return tuple(other for group in transcript.groups if site not in group for other in group)

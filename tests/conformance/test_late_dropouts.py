@@ -70,7 +70,7 @@ def run(folder: Path) -> Run:
 
 
 def rare(found: Run, attempt: int) -> float:
-    """The longest row of the rare class that anyone sent."""
+    """Return the longest row of the rare class that anyone sent."""
     return max(
         float(np.linalg.norm(rows[RARE])) for (number, _), rows in found.rows.items() if number == attempt
     )

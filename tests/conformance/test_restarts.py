@@ -107,7 +107,7 @@ class Forgetful:
 
 
 def run_forgetfully(agreement: Agreement, data: Mapping[str, SiteData], folder: Path) -> Record:
-    """The record of the last round."""
+    """Return the record of the last round."""
     federation = Forgetful(agreement, data, folder)
     federation.run()
     return {(agreement.rounds, party.name): federation.taken(party) for party in federation.parties}

@@ -72,7 +72,7 @@ class Draws:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, all noise that is added to a sum is written down.
+        """Write down all noise that is added to a sum inside the block.
 
         That of FedPC's clustering, which has all of it by itself, is the same in every run: otherwise the groups would
         be others by chance, and of some the quorum would be lost with the site that is lost in this file.
@@ -207,7 +207,7 @@ def expected(
 
 
 def off(run: Run, number: int, without: tuple[str, ...] = ()) -> float:
-    """The largest difference between a round's results and what they should be; infinite for another class."""
+    """Return the largest difference between a round's results and what they should be; infinite for another class."""
     worst = 0.0
     for group, (rows, has) in expected(run, number, without).items():
         for site in group:

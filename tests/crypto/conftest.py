@@ -32,11 +32,11 @@ class Federation:
         self._parties = directory / "parties"
 
     def site(self, name: str) -> Credentials:
-        """A site with a certificate made the honest way."""
+        """Return a site with a certificate made the honest way."""
         return self._credentials(self._parties / name, Identity.site(self.name, name))
 
     def coordinator(self, *hosts: str) -> Credentials:
-        """A coordinator with a certificate made the honest way."""
+        """Return a coordinator with a certificate made the honest way."""
         identity = Identity.coordinator(self.name)
         return self._credentials(self._parties / "coordinator", identity, hosts or ("localhost",))
 

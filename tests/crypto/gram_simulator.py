@@ -103,7 +103,7 @@ def check_explained(real: View, simulated: View) -> None:
 
 
 def distance(left: Float, right: Float) -> float:
-    """The largest distance between two samples' empirical distribution functions."""
+    """Return the largest distance between two samples' empirical distribution functions."""
     at = np.concatenate([left, right])
     below = [np.searchsorted(np.sort(each), at, side="right") / len(each) for each in (left, right)]
     return float(np.abs(below[0] - below[1]).max())

@@ -43,12 +43,12 @@ MEMBERS = names(5)
 
 
 def sha256(text: str) -> bytes:
-    """A hash that stands for something."""
+    """Return a hash that stands for something."""
     return hashlib.sha256(text.encode()).digest()
 
 
 def binding_of(group: Sequence[str], **changes: Any) -> Binding:
-    """A group's attempt, but for what ``changes`` says."""
+    """Return a group's attempt, but for what ``changes`` says."""
     fields: dict[str, Any] = {
         "run": "run-1",
         "round": 3,
@@ -90,7 +90,7 @@ def credentials(name: str) -> Credentials:
 
 
 def member(name: str) -> Member:
-    """A site as the roster shows it."""
+    """Return a site as the roster shows it."""
     return Member(name, b"", _key(name).public_key(), credentials(name).fingerprint)
 
 
@@ -151,7 +151,7 @@ class Site:
 
 
 def roster(group: Sequence[str]) -> dict[str, Member]:
-    """The members by name."""
+    """Return the members by name."""
     return {name: member(name) for name in group}
 
 
@@ -217,14 +217,14 @@ class Group:
 
 
 def random_vectors(group: Sequence[str], bits: int, length: int, seed: int) -> dict[str, Words]:
-    """A vector of words for each member."""
+    """Return a vector of words for each member."""
     generator = np.random.default_rng(seed)
     kind = {32: np.uint32, 64: np.uint64}[bits]
     return {name: generator.integers(0, 2**bits, size=length, dtype=kind, endpoint=False) for name in group}
 
 
 def total(vectors: Mapping[str, Words], of: Sequence[str]) -> Words:
-    """The sum in the ring, by Python's integers."""
+    """Return the sum in the ring, by Python's integers."""
     kind: np.dtype[Any] = vectors[of[0]].dtype
     modulus = 2 ** (8 * kind.itemsize)
     columns = zip(*(vectors[name].tolist() for name in of), strict=True)

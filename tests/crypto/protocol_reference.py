@@ -24,7 +24,7 @@ _SUITE = b"HPKE" + struct.pack(">HHH", 0x0020, 0x0001, 0x0003)
 
 
 def layout(label: str, *fields: bytes) -> bytes:
-    """A label and fields, each with its length before it."""
+    """Return a label and fields, each with its length before it."""
     return b"protoseal/v1/" + label.encode() + b"".join(struct.pack(">Q", len(f)) + f for f in fields)
 
 
@@ -43,7 +43,7 @@ def expand(key: bytes, info: bytes, length: int) -> bytes:
 
 
 def derived(secret: bytes, label: str, *fields: bytes) -> bytes:
-    """A key for one purpose."""
+    """Return a key for one purpose."""
     return expand(extract(b"", secret), layout(label, *fields), 32)
 
 
@@ -97,7 +97,7 @@ def keystream(key: bytes, bits: int, count: int) -> list[int]:
 
 
 def lagrange(shares: Mapping[int, int]) -> int:
-    """The polynomial's value at 0."""
+    """Return the polynomial's value at 0."""
     total = 0
     for x, value in shares.items():
         term = value

@@ -59,7 +59,7 @@ def narrowest_ring(segments: Sequence[tuple[int, float]], sites: int) -> int:
 
 
 def word(value: float, bound: float, sites: int, ring: int) -> int:
-    """A number in fixed point."""
+    """Return a number in fixed point."""
     if not abs(value) <= bound:
         raise ValueError("beyond its bound")
     number: int = round(Fraction(value) * (1 << fraction_bits(bound, sites, ring)))

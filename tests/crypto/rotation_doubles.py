@@ -49,7 +49,7 @@ def one_reflection(dim: int, rng: np.random.Generator) -> Float:
 
 
 def plane_rotations(dim: int, rng: np.random.Generator) -> Float:
-    """A random angle in each plane of two neighbouring axes, once."""
+    """Return a random angle in each plane of two neighbouring axes, once."""
     q = np.eye(dim)
     for axis, angle in enumerate(rng.uniform(0.0, 2.0 * np.pi, size=dim - 1)):
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
@@ -58,7 +58,7 @@ def plane_rotations(dim: int, rng: np.random.Generator) -> Float:
 
 
 def block_by_block(size: int) -> Callable[[int, np.random.Generator], Float]:
-    """A Haar matrix for each ``size`` entries, as for each class, and none for all of them."""
+    """Return a Haar matrix for each ``size`` entries, as for each class, and none for all of them."""
 
     def draw(dim: int, rng: np.random.Generator) -> Float:
         q = np.zeros((dim, dim))
@@ -85,7 +85,7 @@ def no_signs(patch: pytest.MonkeyPatch) -> None:
 
 
 def left_out(size: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """The product without the reflection of one size."""
+    """Return the product without the reflection of one size."""
 
     def weaken(patch: pytest.MonkeyPatch) -> None:
         honest = rotation._reflect
@@ -96,7 +96,7 @@ def left_out(size: int) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def cut_short(least: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """The product without its reflections below a size, each of which would do least and cost as much."""
+    """Return the product without its reflections below a size, each of which would do least and cost as much."""
 
     def weaken(patch: pytest.MonkeyPatch) -> None:
         honest = rotation._reflect

@@ -70,7 +70,7 @@ def generator() -> np.random.Generator:
 
 
 def one_class(turn: Rotate, rows: Float, draws: int = DRAWS) -> list[Float]:
-    """The view of one class under ``turn``, with a fresh key for each draw: one block (N, n, d)."""
+    """Return the view of one class under ``turn``, with a fresh key for each draw: one block (N, n, d)."""
     return [np.stack([turn(seed(number), rows) for number in range(draws)])]
 
 

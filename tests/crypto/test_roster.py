@@ -35,7 +35,7 @@ VECTOR: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "ro
 
 
 def state(credentials: Credentials, public: bytes | None = None, run: str = RUN) -> Statement:
-    """A site's honest statement, of a fresh channel key unless one is given."""
+    """Return a site's honest statement, of a fresh channel key unless one is given."""
     return sign_statement(credentials, run, AGREEMENT, public or ChannelKey.generate().public_bytes)
 
 
@@ -64,7 +64,7 @@ class Scene:
         )
 
     def with_second(self, **changes: Any) -> list[Statement]:
-        """The statements with clinic-b's changed."""
+        """Return the statements with clinic-b's changed."""
         return [self.statements[0], replace(self.statements[1], **changes), self.statements[2]]
 
 
@@ -137,7 +137,7 @@ def _own_dropped(scene: Scene) -> list[Statement]:
 
 
 def _own_replaced(scene: Scene) -> list[Statement]:
-    """An older statement of the site's own, whose key an attacker may have by now."""
+    """Return an older statement of the site's own, whose key an attacker may have by now."""
     return [state(scene.parties["clinic-a"]), *scene.statements[1:]]
 
 
@@ -150,7 +150,7 @@ def _name_twice(scene: Scene) -> list[Statement]:
 
 
 def _key_twice(scene: Scene) -> list[Statement]:
-    """Two sites, one of them the coordinator's accomplice, with one key."""
+    """Return two sites, one of them the coordinator's accomplice, with one key."""
     return [*scene.statements[:2], state(scene.parties["clinic-c"], scene.statements[1].channel_key)]
 
 
@@ -165,7 +165,7 @@ def _key_twin(scene: Scene) -> list[Statement]:
 
 
 def _other_form(scene: Scene) -> list[Statement]:
-    """A key in another form. A repeated one would meet the check of repeated keys as well."""
+    """Return a key in another form. A repeated one would meet the check of repeated keys as well."""
     key = ChannelKey.generate().public_bytes
     return [*scene.statements[:2], state(scene.parties["clinic-c"], key[:-1] + bytes([key[-1] | 0x80]))]
 

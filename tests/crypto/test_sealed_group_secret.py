@@ -44,7 +44,7 @@ class Scene:
     federation: Federation
 
     def roster(self, *names: str) -> Roster:
-        """The roster of these members, all of them by default."""
+        """Return the roster of these members, all of them by default."""
         statements = [statement for statement in self.statements if statement.site in (names or NAMES)]
         return verify_roster(
             statements,
@@ -128,7 +128,7 @@ def test_only_the_maker_seals_and_only_to_members(scene: Scene) -> None:
 def _sealed_by(
     scene: Scene, signer: Credentials | None, maker: str = "clinic-a", public_hash: bytes = OTHER_HASH
 ) -> SealedSecret:
-    """A secret of an attacker's own, well-formed in every respect but the signer."""
+    """Return a secret of an attacker's own, well-formed in every respect but the signer."""
     roster = scene.roster()
     attempt = ATTEMPT.to_bytes(8, "big")
     context = (maker.encode(), b"clinic-b", RUN.encode(), attempt, roster.hash, public_hash)

@@ -167,7 +167,7 @@ def mounts(service: Service) -> list[Mount]:
 
 
 def default(text: str) -> str:
-    """The text with the default of each ``${VARIABLE:-default}``."""
+    """Return the text with the default of each ``${VARIABLE:-default}``."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 

@@ -27,7 +27,7 @@ class Instruction(NamedTuple):
 
 
 def read_dockerfile(text: str) -> list[Instruction]:
-    """The instructions, continued lines joined, comments left out."""
+    """Return the instructions, continued lines joined, comments left out."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     pairs = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
@@ -102,13 +102,13 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _ancestry(path: str) -> list[str]:
-    """The path and every folder above it, which a pattern matches as well."""
+    """Return the path and every folder above it, which a pattern matches as well."""
     parts = path.split("/")
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]
 
 
 def _needed() -> set[str]:
-    """The source roots and packages of pyproject.toml, and what pip reads."""
+    """Return the source roots and packages of pyproject.toml, and what pip reads."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {
         name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]
@@ -167,7 +167,7 @@ def _is_secret(instruction: Instruction) -> bool:
 
 
 def dockerfile(name: str) -> str:
-    """The text of one of the project's."""
+    """Return the text of one of the project's."""
     return (ROOT / "deploy" / "docker" / f"{name}.Dockerfile").read_text(encoding="utf-8")
 
 

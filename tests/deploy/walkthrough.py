@@ -49,7 +49,7 @@ class Block:
 
 
 def read_blocks(text: str) -> list[Block]:
-    """Every fenced block, in order; ``ValueError`` for one that does not say in a known way who types it."""
+    """Return every fenced block, in order; ``ValueError`` for one that does not say in a known way who types it."""
     blocks, step = [], ""
     for heading, language, commands in re.findall(r"^## ([^\n]+)$|^```(\w*)\n(.*?)^```$", text, re.M | re.S):
         step = heading or step

@@ -105,7 +105,7 @@ def rounds_of(federation: Federation) -> list[CoordinatorRound]:
 
 
 def open_site(federation: Federation, site: str) -> Journal:
-    """The journal of a site whose process has ended. Close it."""
+    """Return the journal of a site whose process has ended. Close it."""
     path = federation.folder(site) / "state" / JOURNAL
     return open_journal(path, federation.agreement, federation.party(site))
 

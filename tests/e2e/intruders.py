@@ -1,4 +1,4 @@
-"""Those who are not let in, each with the best certificate and message that it can have."""
+"""Intruders that are not let in, each with the best certificate and message that it can have."""
 
 from __future__ import annotations
 

@@ -54,12 +54,12 @@ class _Processes:
         assert self._running[name].exit_code() == -signal.SIGKILL, self._running[name].log()
 
     def wait_for_answers(self, sites: Sequence[str], phase: Phase, round_number: int) -> None:
-        """Until the coordinator has taken the answers of these sites."""
+        """Wait until the coordinator has taken the answers of these sites."""
         for site in sites:
             self._running[site].wait_for_log(f"uploaded {phase.name} of round {round_number}")
 
     def wait_for_round(self, number: int) -> None:
-        """Until it has begun."""
+        """Wait until the round has begun."""
         self._running[COORDINATOR].wait_for_log(f"PRESENCE: round {number}, attempt 1")
 
     def check_ended(self) -> None:

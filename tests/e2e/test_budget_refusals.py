@@ -55,7 +55,7 @@ def allow(federation: Federation, name: str, limit: float, further: str = "") ->
 
 
 def senders(federation: Federation) -> set[str]:
-    """The sites of which the coordinator has anything at all."""
+    """Return the sites of which the coordinator has anything at all."""
     agreed = federation.agreement
     path = federation.root / "coordinator" / "state" / "coordinator.sqlite"
     with Store.open(path, agreed.run, agreed.hash(), record=True) as store:

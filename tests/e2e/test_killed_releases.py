@@ -42,7 +42,7 @@ def agreement(rounds: int) -> Agreement:
 
 
 def allow(federation: Federation) -> None:
-    """Each release twice."""
+    """Allow each release twice."""
     rounds = federation.agreement.rounds
     limit = exact_epsilon([event_of(federation.agreement, PRIVACY)] * (2 * rounds), DELTA)
     for name in federation.names:
@@ -59,7 +59,7 @@ def start(federation: Federation, name: str, fate: Fate) -> Running:
 
 
 def where_it_died(federation: Federation, name: str, running: Running) -> str | None:
-    """Once it did; None if it came through the release."""
+    """Return the step at which the site died, or None if it survived the release."""
     passed = federation.folder(name) / PASSED
     wait_until(lambda: running.is_over() or passed.exists(), f"the end of {name}, or of its release")
     if passed.exists():
@@ -70,7 +70,7 @@ def where_it_died(federation: Federation, name: str, running: Running) -> str | 
 
 
 def left(federation: Federation, name: str) -> set[int]:
-    """The rounds in which the coordinator has what the site released."""
+    """Return the rounds in which the coordinator has what the site released."""
     path = federation.root / "coordinator" / "state" / "coordinator.sqlite"
     query = "SELECT DISTINCT round FROM uploads WHERE site = ? AND phase = ?"
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
@@ -78,7 +78,7 @@ def left(federation: Federation, name: str) -> set[int]:
 
 
 def paid(path: Path) -> list[int]:
-    """The rounds whose releases are in a ledger, mended as a site does that opens it."""
+    """Return the rounds whose releases are in a ledger, mended as a site does that opens it."""
     account = read_account(path)
     ledger = Ledger(path, account.budget.dataset, account.limit, epsilon=exact_epsilon)
     assert all(isinstance(each, Entry) for each in ledger.entries())

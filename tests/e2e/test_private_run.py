@@ -103,7 +103,7 @@ def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) ->
 
 
 def received(federation: Federation, site: str) -> set[int]:
-    """The rounds from 1 of which the coordinator has anything from the site."""
+    """Return the rounds from 1 of which the coordinator has anything from the site."""
     agreed = federation.agreement
     path = federation.root / "coordinator" / "state" / "coordinator.sqlite"
     with Store.open(path, agreed.run, agreed.hash(), record=True) as store:

@@ -1,4 +1,4 @@
-"""After a run: a site that missed the end, parties that are started again, and the next run in the same folders."""
+"""Parties after a run: a site that missed the end, parties started again, and the next run in the same folders."""
 
 from __future__ import annotations
 

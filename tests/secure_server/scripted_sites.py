@@ -156,7 +156,7 @@ class ScriptedSite:
         return task
 
     def download(self, key: PhaseKey) -> bytes:
-        """The request, which must be the one of before if it was asked before."""
+        """Return the request, which must be the one of before if it was asked before."""
         request = self.coordinator.download(self.name, DownloadRequest(key))
         if self.asked.setdefault(key, request) != request:
             raise AssertionError(f"{self.name} is asked something else under {key}")
@@ -170,7 +170,7 @@ class ScriptedSite:
     # Answers
 
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
-        """The honest answer, twisted if the test says so."""
+        """Return the honest answer, twisted if the test says so."""
         answers: Mapping[Phase, Callable[[PhaseKey, bytes], bytes]] = {
             Phase.ROSTER: lambda key, _: self._roster(key),
             Phase.SECRET: lambda *_: codec.encode_acknowledgement(Acknowledgement()),
@@ -192,7 +192,7 @@ class ScriptedSite:
         return codec.encode_roster_answer(RosterAnswer(roster.hash, keys))
 
     def group_keys(self, roster: Roster, attempt: int, public: bytes = b"") -> GroupKeys:
-        """The rotation's seed, which is the same for everyone here, to each other member."""
+        """Return the rotation's seed, which is the same for everyone here, to each other member."""
         sealed = tuple(
             seal_group_secret(
                 self.party.credentials,
@@ -218,7 +218,7 @@ class ScriptedSite:
         return codec.encode_presence(self.presence(key))
 
     def presence(self, key: PhaseKey, **changes: Any) -> PresenceStatement:
-        """This site's statement, but for ``changes``."""
+        """Return this site's statement, but for ``changes``."""
         masked = key.round > 0 and self.agreement.protection is Protection.MASKED
         stated: dict[str, Any] = {"base": self.base, "keys": self.secrets.public if masked else None}
         roster = self.coordinator.roster()

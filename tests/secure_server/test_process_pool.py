@@ -36,7 +36,7 @@ BOMB_KEYS = 200
 
 
 def kill_the_worker(executor: Executor) -> None:
-    """While it computes, so that the pool knows by the time this returns."""
+    """Kill the worker while it computes, so that the pool knows by the time this returns."""
     worker = executor.submit(os.getpid).result()
     under_way: Future[None] = executor.submit(time.sleep, 60.0)
     os.kill(worker, signal.SIGKILL)

@@ -44,7 +44,7 @@ class Watcher(Protocol):
     """Observer that is told of each durable write."""
 
     def writing(self, path: Path) -> None:
-        """Before anything is on the disk; raise to keep it off."""
+        """Receive a write before anything is on the disk; raise to keep the write off."""
         ...
 
     def tears(self, path: Path) -> bool:
@@ -52,11 +52,11 @@ class Watcher(Protocol):
         ...
 
     def torn(self, path: Path, before: Extent) -> None:
-        """After a write to be torn, of a file that had this extent ``before``. Raises."""
+        """Tear a finished write to a file that had this extent ``before``, and raise."""
         ...
 
     def written(self, path: Path) -> None:
-        """Once it is on the disk; raise to have nothing follow from it."""
+        """Receive a write that is on the disk; raise to have nothing follow from the write."""
         ...
 
 

@@ -23,7 +23,7 @@ _SPREAD = 0.12
 _SET_UP = 0.05
 """Point of the run, as a fraction, around which faults come together in the set-up."""
 _RUN = "/"
-"""Between the number of a run and who is hit there; the first run has no number."""
+"""Separator between a run's number and the party hit there; the first run has no number."""
 
 
 class Kind(StrEnum):

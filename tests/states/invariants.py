@@ -326,7 +326,7 @@ class Monitor:
             self.broken(Promise.SAME_RESULT, "sites of a group end with two bases")
 
     def _group_of(self, site: str) -> tuple[str, ...]:
-        """The group that a site is in; empty where all are in one."""
+        """Return the group that a site is in; empty where all are in one."""
         return next((group for group in self._groups if site in group), ())
 
     @property

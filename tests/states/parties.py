@@ -49,7 +49,7 @@ SECONDS = 10.0
 """Each deadline of a run."""
 MAX_ATTEMPTS = 4
 MOST_STARTS = 12
-"""After so many starts a service is given up."""
+"""Number of starts after which a service is given up."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -108,7 +108,7 @@ def _stepped(site: str, journal: Journal, done: Journal, key: PhaseKey, asked: A
 
 
 def _sites(asked: Asked) -> tuple[str, ...]:
-    """The sites that a request names; for UNMASK the survivors."""
+    """Return the sites that a request names; for UNMASK the survivors."""
     if not isinstance(asked, tuple):
         raise TypeError(f"a request that names no sites: {asked!r}")
     first = asked[0] if asked else ()

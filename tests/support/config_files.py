@@ -29,7 +29,7 @@ FEDPC: dict[str, Any] = {"method": "fedpc", "protection": "masked", "averaging":
 
 
 def toml(table: dict[str, Any]) -> str:
-    """The table as TOML: JSON's values are TOML's, but for nested tables."""
+    """Return the table as TOML: JSON's values are TOML's, but for nested tables."""
     plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
     for key, value in table.items():
@@ -48,7 +48,7 @@ def agreement(tmp_path: Path, **changes: Any) -> Agreement:
 
 
 def problem(tmp_path: Path, **changes: Any) -> str:
-    """The one line that a changed agreement is refused with."""
+    """Return the one line that a changed agreement is refused with."""
     with pytest.raises(ConfigError) as refused:
         agreement(tmp_path, **changes)
     (line,) = str(refused.value).splitlines()

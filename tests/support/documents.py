@@ -56,7 +56,7 @@ def spans(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """Every command line that begins with ``protoseal``, of blocks and of spans."""
+    """Return every command line that begins with ``protoseal``, of blocks and of spans."""
     lines = [
         line.strip()
         for block in blocks(text)
@@ -133,7 +133,7 @@ def problem_of(line: str) -> str | None:
 
 
 def options(command: click.Command = main, context: click.Context | None = None) -> set[str]:
-    """Every option of the command and of all below it."""
+    """Return every option of the command and of all below it."""
     context = context or click.Context(command)
     found = {name for each in command.get_params(context) for name in (*each.opts, *each.secondary_opts)}
     if isinstance(command, click.Group):
@@ -145,7 +145,7 @@ def options(command: click.Command = main, context: click.Context | None = None)
 
 
 def source_files() -> Iterator[Path]:
-    """Every file of code and configuration that a document could name something of."""
+    """Yield every file of code and configuration that a document could name something of."""
     for pattern in (
         "*.py",
         "*.toml",

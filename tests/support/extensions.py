@@ -25,12 +25,12 @@ EntryPoints = Mapping[str, Mapping[str, str]]
 
 
 def documented_files() -> dict[str, str]:
-    """The document's files, by name."""
+    """Return the document's files, by name."""
     return dict(_FILE.findall(DOCUMENT.read_text(encoding="utf-8")))
 
 
 def documented_commands() -> list[list[str]]:
-    """The document's commands, in words, without the first, which is ``protoseal``."""
+    """Return the document's commands, in words, without the first, which is ``protoseal``."""
     (block,) = _COMMANDS.findall(DOCUMENT.read_text(encoding="utf-8"))
     return [shlex.split(line)[1:] for line in block.splitlines()]
 
@@ -46,7 +46,7 @@ def install_documented(folder: Path) -> None:
 
 
 def install(folder: Path, points: EntryPoints, *, name: str, version: str = "1.0") -> None:
-    """A distribution's metadata; its modules are whatever lies in ``folder``."""
+    """Write a distribution's metadata; its modules are whatever lies in ``folder``."""
     metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(
@@ -60,14 +60,14 @@ def install(folder: Path, points: EntryPoints, *, name: str, version: str = "1.0
 
 
 def as_installed(folder: Path) -> dict[str, str]:
-    """The environment of a process that finds what lies in the folder."""
+    """Return the environment of a process that finds what lies in the folder."""
     found = environment()
     return {**found, "PYTHONPATH": os.pathsep.join((found["PYTHONPATH"], str(folder)))}
 
 
 @contextmanager
 def installed(*folders: Path) -> Iterator[None]:
-    """Inside, what lies in the folders can be imported and is found; afterwards it is forgotten."""
+    """Make the distributions in the folders importable and found inside the block, and forget them afterwards."""
     known, modules, path = dict(entry_points._FOUND), set(sys.modules), list(sys.path)
     sys.path[:0] = [str(folder) for folder in folders]
     invalidate_caches()

@@ -53,7 +53,7 @@ def _held_round() -> str | None:
 
 
 def _round() -> int:
-    """The round being trained, from the site's own log of those that it completed."""
+    """Return the round being trained, from the site's own log of those that it completed."""
     log = Path("site.json")
     rounds = json.loads(log.read_text(encoding="utf-8"))["rounds"] if log.exists() else []
     return len(rounds) + 1

@@ -128,7 +128,7 @@ def _window(fate: Fate, steps: Steps) -> None:
 
 
 def _pay_last() -> None:
-    """After each upload, what was to be paid before it; by then it is too late to die."""
+    """Pay after each upload, when it is too late to die, for what was due before the upload."""
     owed: list[Callable[[], Any]] = []
 
     def spending(method: Callable[..., Any]) -> Callable[..., Any]:

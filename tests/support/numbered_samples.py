@@ -32,7 +32,7 @@ def data(per_cell: int, domains: int = 2, classes: int = 4, *, test: int = 0) ->
 
 
 def ids(samples: Samples) -> list[int]:
-    """The samples' numbers."""
+    """Return the samples' numbers."""
     return [int(row[0]) for row in samples.inputs]
 
 
@@ -42,5 +42,5 @@ def per_class(samples: Samples, classes: int) -> NDArray[np.int64]:
 
 
 def all_ids(sites: Sequence[SiteArrays], *, with_test: bool) -> list[int]:
-    """The numbers of all that the sites have, training parts alone or test parts too."""
+    """Return the numbers of all that the sites have, training parts alone or test parts too."""
     return [i for site in sites for part in (site.train, site.test)[: 1 + with_test] for i in ids(part)]

@@ -103,13 +103,13 @@ class Child:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code once it has ended."""
+        """Return the exit code of an ended process, or None."""
         if self.returncode is None:
             self.returncode = self._nursery.exit_code(self.pid)
         return self.returncode
 
     def wait(self, timeout: float = math.inf) -> int:
-        """Until it ends; ``subprocess.TimeoutExpired`` when it does not in so many seconds."""
+        """Wait for the end; raise ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:

@@ -99,7 +99,7 @@ class Running:
             )
 
     def workers(self) -> list[Path]:
-        """The processes that it started, as folders under /proc that are there for as long as they are."""
+        """Return the processes that it started, as folders under /proc that are there for as long as they are."""
         return [each for each in Path("/proc").glob("[0-9]*") if _parent(each) == self._process.pid]
 
     def log(self) -> str:
@@ -107,7 +107,7 @@ class Running:
         return self.log_path.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
 
     def wait_for_log(self, text: str, seconds: float = PATIENCE, *, may_die: bool = False) -> None:
-        """Until the log has ``text``; fails at once when the process ends without having written it.
+        """Wait until the log has ``text``; fail at once when the process ends without having written it.
 
         With ``may_die``, not when it was killed.
         """
@@ -237,7 +237,7 @@ class Federation:
         return self.root / "coordinator" / "state" / ADDRESS
 
     def folder(self, site: str) -> Path:
-        """A site's configuration, data, state and results."""
+        """Return a site's configuration, data, state and results."""
         return self.root / "sites" / site
 
     def prototypes(self, site: str) -> SitePrototypes:
@@ -245,12 +245,12 @@ class Federation:
         return read_prototypes(self.folder(site))
 
     def credentials(self, site: str) -> Credentials:
-        """A site's certificate and key, for a test that plays a dishonest site."""
+        """Return a site's certificate and key, for a test that plays a dishonest site."""
         folder = self.folder(site)
         return Credentials.load(folder / "certificate.pem", folder / "key.pem", _PASSPHRASE)
 
     def party(self, site: str) -> Party:
-        """A site whose process has ended, with the key of what it stored."""
+        """Return a site whose process has ended, with the key of what it stored."""
         path = self.folder(site) / "state" / STORAGE_KEY
         return Party(
             self.credentials(site),
@@ -307,7 +307,7 @@ class Federation:
         written.replace(self.folder(site) / gated_model.HOLD)  # never there but empty
 
     def wait_for_held(self, site: str) -> None:
-        """Until the site is in that training."""
+        """Wait until the site is in that training."""
         wait_until((self.folder(site) / gated_model.HELD).exists, f"{site} held in training")
 
     def release(self, site: str) -> None:
@@ -396,7 +396,7 @@ def frozen(running: Running) -> Iterator[None]:
 
 
 def _federation_of(log_path: Path) -> Path:
-    """The folder of all parties' folders: two up from a site's, one from the coordinator's."""
+    """Return the folder of all parties' folders: two up from a site's, one from the coordinator's."""
     folder = log_path.parent
     return folder.parents[1] if folder.parent.name == "sites" else folder.parent
 
@@ -413,7 +413,7 @@ def _days_ago(days: int) -> datetime:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that the system gives to nobody else while this process runs.
+    """Return a port of 127.0.0.1 that the system gives to nobody else while this process runs.
 
     A socket stays bound to it and never listens, so that servers can, which reuse addresses (Linux).
     """

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @contextmanager
 def replayed_noise() -> Iterator[None]:
-    """Inside, noise follows from the data set's name, the round and how many numbers get any."""
+    """Derive all noise inside the block from the data set's name, the round and the count of numbers."""
     with _told_apart() as at:
 
         def drawn(count: int, sigma_log2: int) -> Ints:
@@ -32,7 +32,7 @@ def replayed_noise() -> Iterator[None]:
 
 @contextmanager
 def replayed_answers(records: int) -> Iterator[None]:
-    """Inside, the query's noisy answer follows from the same, and from no record: most parts have some ``records``.
+    """Derive the query's noisy answer likewise, and from no record: most parts have some ``records``.
 
     Where noise was drawn before, the answer follows from that noise, which follows from the same.
     """

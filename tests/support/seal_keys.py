@@ -31,7 +31,7 @@ def key_set(sizes: Sequence[int], announced: int | None = None) -> bytes:
 
 
 def bomb(keys: int) -> bytes:
-    """A set of ``keys`` whole keys of 1.5 MiB, compressed."""
+    """Return a set of ``keys`` whole keys of 1.5 MiB, compressed."""
     packer = zlib.compressobj()
     key = struct.pack("<Q", FULL) + _zero_key() * FULL
     parts = [packer.compress(_parameters() + struct.pack("<Q", keys))]
@@ -54,7 +54,7 @@ def _parameters() -> bytes:
 
 
 def _zero_key() -> bytes:
-    """One part: a ciphertext of two zero polynomials at the level of keys."""
+    """Return one part: a ciphertext of two zero polynomials at the level of keys."""
     words = 2 * PRIMES * POLY_DEGREE
     polynomials = serialized(struct.pack("<Q", words) + bytes(8 * words))
     fields = struct.pack("<BQQQdQ", 1, 2, POLY_DEGREE, PRIMES, 1.0, 1)

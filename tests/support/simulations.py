@@ -32,7 +32,7 @@ batch_size = 8
 
 
 def config_in(text: str, out: Path, **flags: Any) -> SimulationConfig:
-    """The configuration of a file beside ``out``, which is left there, with the command's flags."""
+    """Return the configuration of a file beside ``out``, which is left there, with the command's flags."""
     file = out.with_suffix(".toml")
     file.write_text(text, encoding="utf-8")
     return load_simulation(file, {"out": str(out), **flags})

@@ -53,7 +53,7 @@ def small_agreement(
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """One linear layer, as a model of one's own: (backbone, classifier)."""
+    """Return one linear layer, as a model of one's own: (backbone, classifier)."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.Tanh()), nn.Linear(dim, num_classes)
 
 

@@ -165,7 +165,7 @@ def _write(ledger: Ledger, settings: Settings, number: int) -> None:
 
 
 def exposed_in(number: int) -> str:
-    """The run of the line that comes before what is sent as this number."""
+    """Return the run of the line that comes before what is sent as this number."""
     return f"exact-{number}"
 
 

@@ -61,7 +61,7 @@ def hardly_any_rows(packing: Packing, flooded: NDArray[np.bool_]) -> list[NDArra
 
 
 def slots(combination: Combination) -> list[NDArray[np.complex128]]:
-    """The first site's answer, decrypted: every slot of every ciphertext."""
+    """Return the first site's answer, decrypted: every slot of every ciphertext."""
     answer = server_half(combination).combine(uploads(STACK, COHORT, combination), COHORT)[COHORT.sites[0]]
     ciphertexts = read_payload(answer, answer_forms(combination, PACKING.parts))
     return [group().secret.decrypt(ciphertext) for ciphertext in ciphertexts]

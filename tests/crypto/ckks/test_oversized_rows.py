@@ -58,13 +58,13 @@ class Lie:
 
 
 def own_direction() -> Float:
-    """A row (d,) of norm 1."""
+    """Return a row (d,) of norm 1."""
     direction = np.random.default_rng(3).normal(size=DIM)
     return np.asarray(direction / np.linalg.norm(direction))
 
 
 def payload(lie: Lie, combination: Combination) -> Payload:
-    """The first site's upload: honest in every other class."""
+    """Return the first site's upload: honest in every other class."""
     rows = np.where(HOLDS[0][:, None], STACK[0], 0.0)
     rows[LACKED] = lie.norm * own_direction()
     correction = np.zeros(CLASSES)
@@ -77,7 +77,7 @@ def payload(lie: Lie, combination: Combination) -> Payload:
 
 
 def answered(lie: Lie, combination: Combination, pool: InlinePool | None = None) -> list[Float]:
-    """All slots of the class in the first site's answer, decrypted: of each ciphertext, (F,)."""
+    """Return all slots of the class in the first site's answer, decrypted: of each ciphertext, (F,)."""
     server = CkksServer(combination, group().keys_path, pool)
     sent = {**uploads(STACK, COHORT, combination), COHORT.sites[0]: payload(lie, combination)}
     for site, each in sent.items():

@@ -37,7 +37,7 @@ def presence(sites: int, classes: int) -> Bool:
 
 
 def bounds(stack: Stack, holds: Bool, combination: Combination) -> Stack:
-    """The written bound for each site and class, (n, K)."""
+    """Return the written bound for each site and class, (n, K)."""
     counts = holds.sum(axis=0)
     compared = (
         counts
@@ -48,7 +48,7 @@ def bounds(stack: Stack, holds: Bool, combination: Combination) -> Stack:
 
 
 def excess(got: Stack, stack: Stack, holds: Bool, combination: Combination) -> float:
-    """The largest error in units of its bound."""
+    """Return the largest error in units of its bound."""
     wrong = np.abs(got - expected(stack, holds, combination)).max(axis=-1)
     return float((wrong / bounds(stack, holds, combination)).max())
 

@@ -23,7 +23,7 @@ LENGTH, TERMS, COMPONENTS = 9, 4, 6
 
 
 def decrypted(payload: Payload, forms: tuple[Form, ...]) -> Float:
-    """Every slot's both parts, those of values first: (2·4096 for each ciphertext,)."""
+    """Return every slot's both parts, those of values first: (2·4096 for each ciphertext,)."""
     slots: Float = np.concatenate([group().secret.decrypt(each) for each in read_payload(payload, forms)])
     return slots.view(np.float64)
 
@@ -32,7 +32,7 @@ def decrypted(payload: Payload, forms: tuple[Form, ...]) -> Float:
 
 
 def summed() -> tuple[Float, Float, SumForm]:
-    """All that decrypts of a sum of ``TERMS`` vectors of bound 2, and the vectors."""
+    """Return all that decrypts of a sum of ``TERMS`` vectors of bound 2, and the vectors."""
     form = SumForm([Segment(LENGTH, 2.0)], terms=TERMS)
     vectors = np.random.default_rng(3).uniform(-2.0, 2.0, size=(TERMS, LENGTH))
     site = SummingSite(group().secret, form)
@@ -71,7 +71,7 @@ DIRECTIONS /= np.linalg.norm(DIRECTIONS, axis=1, keepdims=True)
 
 
 def mixed() -> tuple[Float, MixForm]:
-    """All that decrypts of the first of two groups' answers; each mixes a single 1."""
+    """Return all that decrypts of the first of two groups' answers; each mixes a single 1."""
     form = MixForm(COMPONENTS, [Segment(1, 1.0)], groups=2)
     site, server = MixingSite(group().secret, form), MixingServer(form, group().keys_path, None)
     answers = server.mix([site.protect(direction, np.ones(1)) for direction in DIRECTIONS])

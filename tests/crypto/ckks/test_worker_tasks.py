@@ -1,4 +1,4 @@
-"""Into how many pieces an aggregation is cut, what they leave on the disk, and how much each has at once."""
+"""Tasks of an aggregation's workers: their number, their files on the disk, and the memory of each."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Play:
         self.coordinator.tick()
 
     def content(self, site: str, key_phase: Phase) -> tuple[Any, bytes]:
-        """A site's current key and its honest answer."""
+        """Return a site's current key and its honest answer."""
         key = self.state.key(key_phase)
         return key, self.sites[site].answer(key, self.sites[site].download(key))
 
@@ -133,7 +133,7 @@ class Play:
 def playing(
     agreement: Agreement, parties: Mapping[str, Party], trust: TrustAnchor, folder: Path, **options: Any
 ) -> Iterator[Play]:
-    """A new run."""
+    """Yield a new run."""
     path = folder / "coordinator.sqlite"
     with Store.open(path, agreement.run, agreement.hash(), durable=False) as store:  # nothing cuts the power
         yield Play(agreement, parties, trust, store, folder / "keys", **options)

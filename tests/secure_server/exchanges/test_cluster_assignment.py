@@ -67,7 +67,7 @@ class OvertakenCache(AttemptCache[Any]):
 
 
 class Overtaken(MaskedClusters):
-    """Between any two steps another thread has put another attempt's in the place of what is known."""
+    """Exchange in which another thread replaces the cached values by another attempt's between any two steps."""
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         super().__init__(agreement, limits)

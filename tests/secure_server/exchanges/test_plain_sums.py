@@ -61,7 +61,7 @@ def attempt(sites: tuple[str, ...] = SITES, answers: dict[str, bytes] | None = N
 
 
 def contributions(agreement: Agreement, seed: int = 0) -> tuple[list[Vector], list[Vector]]:
-    """Each site's rows (K, d), within the norm bound, and model (p + q,)."""
+    """Return each site's rows (K, d), within the norm bound, and model (p + q,)."""
     rng = np.random.default_rng(seed)
     rows = [0.1 * rng.normal(size=(len(CLASSES), DIM)) for _ in SITES]
     return rows, [rng.normal(size=agreement.layout.model) for _ in SITES]

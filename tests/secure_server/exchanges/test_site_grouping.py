@@ -17,7 +17,7 @@ from tests.support.inline_pool import InlinePool
 
 
 def clustered(play: Play, executor: Pool) -> Any:
-    """The groups that a coordinator with this executor finds."""
+    """Return the groups that a coordinator with this executor finds."""
     play.coordinator._aggregator = Aggregator(play.agreement, play.keys, executor)
     play.join()
     play.go_to(Stage.PRESENCE, 1)

@@ -56,7 +56,7 @@ class Site:
         return sign_presence(credentials(self.name), key, ROSTER.hash, holds, base=sha256("base"), keys=keys)
 
     def answer(self, key: PhaseKey, group: Group, request: bytes, vector: np.ndarray) -> bytes:
-        """One step."""
+        """Answer one step."""
         match key.phase:
             case Phase.SHARES:
                 answer = self._masks.shares(key, group)

@@ -261,7 +261,7 @@ class CheckedRun:
         return Planned((*quorums, *classes))
 
     def random_groups(self) -> Groups:
-        """The members in one group, or in two of two or more."""
+        """Return the members in one group, or in two of two or more."""
         members = list(self.state.members)
         if len(members) < 4 or self.rng.random() < 0.5:
             return (tuple(members),)

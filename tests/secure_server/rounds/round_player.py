@@ -1,4 +1,4 @@
-"""Plays a run against the round machine, one event at a time, with a clock that the test moves."""
+"""Player of a run against the round machine, one event at a time, with a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class SimulatedRun(CheckedRun):
             self.do(Answered(site, self.rng.choice(old)))
 
     def made_up_key(self) -> PhaseKey:
-        """A key near the current ones, of this run or another."""
+        """Return a key near the current ones, of this run or another."""
         around = self.rng.choice((-1, 0, 0, 0, 1))
         key = PhaseKey("sim", self.state.round, self.state.attempt + around, self.rng.choice(list(Phase)))
         other = replace(key, round=self.rng.randint(0, self.rules.rounds + 1))

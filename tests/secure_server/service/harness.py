@@ -165,12 +165,12 @@ def dialling(
 
 
 def join_request(site: str = "clinic-a") -> JoinRequest:
-    """A well-formed wish to take part; the handler here does not verify it."""
+    """Return a well-formed wish to take part; the handler here does not verify it."""
     return JoinRequest(
         PROTOCOL_VERSION, RUN, bytes(32), Statement(site, b"certificate", bytes(32), bytes(70))
     )
 
 
 def upload_header(content: bytes) -> UploadHeader:
-    """The header that announces ``content``."""
+    """Return the header that announces ``content``."""
     return UploadHeader(KEY, len(content), hashlib.sha256(content).digest())

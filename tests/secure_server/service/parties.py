@@ -30,11 +30,11 @@ class Federation:
         )
 
     def site(self, name: str = "clinic-a") -> Credentials:
-        """A site, approved the honest way."""
+        """Return a site, approved the honest way."""
         return self._approved(Identity.site(NAME, name))
 
     def coordinator(self, *hosts: str) -> Credentials:
-        """A coordinator, approved the honest way; reached at 127.0.0.1 unless told otherwise."""
+        """Return a coordinator, approved the honest way; reached at 127.0.0.1 unless told otherwise."""
         return self._approved(Identity.coordinator(NAME), hosts or ("127.0.0.1",))
 
     def odd(
@@ -44,7 +44,7 @@ class Federation:
         hosts: Sequence[str] = (),
         days: tuple[int, int] = (-1, 1),
     ) -> Credentials:
-        """A party with a certificate that this CA signed, but never would by its own rules."""
+        """Return a party with a certificate that this CA signed, but never would by its own rules."""
         key = ec.generate_private_key(ec.SECP256R1())
         ca = x509.load_pem_x509_certificate(self.trust.certificate_pem)
         names = [x509.UniformResourceIdentifier(identity.uri), *map(host_name, hosts)]

@@ -220,7 +220,7 @@ def test_all_addresses_get_one_port_and_a_second_listener_is_refused(listen: str
 
 @contextmanager
 def _alone(port: int, federation: Federation, who: Credentials) -> Iterator[CoordinatorStub]:
-    """A stub with a connection of its own."""
+    """Yield a stub with a connection of its own."""
     with dialling(port, federation.trust, who, ("grpc.use_local_subchannel_pool", 1)) as stub:
         yield stub
 
@@ -230,7 +230,7 @@ def _asks() -> pb.TaskRequest:
 
 
 def _polling(handler: FakeHandler, stub: CoordinatorStub) -> grpc.Future[pb.Task]:
-    """A call that the server holds open; it has arrived."""
+    """Return a call that the server holds open; it has arrived."""
     before = handler.calls.count(("clinic-a", "next_task"))
     poll = stub.NextTask.future(_asks(), timeout=60)
     while handler.calls.count(("clinic-a", "next_task")) == before:

@@ -23,7 +23,7 @@ RUN, AGREEMENT = "r1", b"a" * 32
 
 
 def key_of(number: int) -> PhaseKey:
-    """The key of the write of this number."""
+    """Return the key of the write of this number."""
     return PhaseKey(RUN, 1, number, Phase.VALUES)
 
 

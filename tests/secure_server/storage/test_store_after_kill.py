@@ -31,7 +31,7 @@ def writer(path: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def acknowledged(process: subprocess.Popen[str], *, kill_after: float | None = None) -> int:
-    """The last number that the process printed in full before it died.
+    """Return the last number that the process printed in full before it died.
 
     If it does not kill itself, it is killed ``kill_after`` seconds after its first write.
     """
