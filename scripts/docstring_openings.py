@@ -35,7 +35,7 @@ HIDING = re.compile(
 )
 """Openings without a subject, in any docstring."""
 HIDING_IN_TESTS = re.compile(
-    r"(At|It|Or|So|These|They|Under|Who|Without)\b",
+    r"(Also|At|Inside|Into|It|Or|So|These|They|Under|Until|Whatever|Who|Without)\b",
     re.IGNORECASE,
 )
 """Further openings without a subject or a verb, in any docstring of a test's file."""

@@ -71,7 +71,7 @@ def result(attempt: ClusterAttempt) -> Payload:
 
 
 def test_secrets_are_gone_with_the_result(play: ClusterPlay) -> None:
-    """Also at a site that was not asked to release anything."""
+    """The secrets go too at a site that was not asked to release anything."""
     attempt = masked(play, EVERYONE)
     assert secrets_kept(play) == 2
     play.give_result(A, result(attempt))

@@ -215,7 +215,7 @@ def test_a_share_that_one_member_does_not_hold_keeps_no_sum_back(group: Group) -
 
 
 def test_keys_that_no_site_would_have_taken_are_refused(group: Group) -> None:
-    """Also where no key is needed, because nobody dropped out."""
+    """The refusal holds even where no key is needed, because no member dropped out."""
     masked, released = _answers(group, MEMBERS)
     odd = {
         "no mask keys of clinic-e": {name: group.public[name] for name in (A, B, C, D)},

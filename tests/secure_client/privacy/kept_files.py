@@ -32,7 +32,7 @@ def kept_by(trainee: Trainee, *documents: str) -> Traces:
 
 @contextmanager
 def moved_by_the_seed() -> Iterator[None]:
-    """Inside, training reads no record."""
+    """Have training read no record inside the block."""
 
     def run(job: Job) -> Losses:
         moves = torch.Generator().manual_seed(job.seed)

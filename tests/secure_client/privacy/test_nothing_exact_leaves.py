@@ -1,4 +1,4 @@
-"""Whatever a site's records are: with the same releases and the same training it sends and keeps the same bytes.
+"""Independence of a site's bytes from its records, with the same releases and the same training.
 
 What training makes of records is not looked at here: models are moved by the seed alone, as if DP-SGD had moved them.
 """

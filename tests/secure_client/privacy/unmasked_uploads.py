@@ -50,7 +50,7 @@ class Sent:
 
     @contextmanager
     def noted(self, federation: LocalFederation) -> Iterator[None]:
-        """Inside, what the federation's sites send is written down."""
+        """Write down what the federation's sites send inside the block."""
         for site in federation.sites:
             site.transport = _Tap(federation.coordinator, site, self)
         with pytest.MonkeyPatch.context() as patch:

@@ -154,7 +154,7 @@ def no_check(*_: object) -> None:
 
 
 def expects_anything(rules: Rules, state: State, site: str, key: PhaseKey) -> None:
-    """Expect an answer even before there are members, whom no state could hold one of."""
+    """Accept any answer once there are members; before that, no state could hold one."""
     if not state.members:
         check_expected(rules, state, site, key)
 

@@ -124,7 +124,7 @@ class Watching(Provoking):
 
 
 def collect(needles: Needles, patch: pytest.MonkeyPatch) -> None:
-    """Whatever a journal is given to encrypt, and every pair of shares that is made or opened."""
+    """Collect everything that a journal encrypts, and every pair of shares that is made or opened."""
     kept, made = Journal.put_secret, SharePair.__post_init__
 
     def put_secret(journal: Journal, name: str, secret: bytes) -> None:
