@@ -98,7 +98,7 @@ def assert_refused(attack: AnyAttack[Play], play: Play) -> None:
 
 
 def assert_nothing_answered(play: Hostile) -> Asked:
-    """The last request, which was refused, left no answer behind at its site."""
+    """Assert that the last request, which was refused, left no answer behind at its site."""
     last = play.last
     assert last is not None
     assert play.site(last.site).journal.stored_answer(last.key) == last.answered_before

@@ -82,7 +82,7 @@ def _first_sealed(change: Callable[[Scene, SealedSecret], SealedSecret]) -> Call
 
 
 def _sealed_for(scene: Scene, sealed: SealedSecret, run: str, attempt: int) -> SealedSecret:
-    """The maker's own, but for this run and attempt."""
+    """Return the maker's own sealed secret, but for this run and attempt."""
     party = next(each for each in scene.federation.parties if each.name == A)
     return seal_group_secret(
         party.credentials,

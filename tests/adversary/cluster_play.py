@@ -40,7 +40,7 @@ class ClusterPlay(MaskedPlay):
         return found
 
     def local(self, name: str) -> LocalClusters:
-        """A site's secret: its local prototypes."""
+        """Return a site's secret: its local prototypes."""
         return self.site(name).trainee.local()
 
 
@@ -75,7 +75,7 @@ class ClusterAttempt(Attempt):
         )
 
     def by_first(self, apart: Mapping[str, bool]) -> Assignment:
-        """A cluster for each class, and before it one for the first rows of the sites ``apart``, if there are any."""
+        """Assign a cluster to each class, and before it one to the first rows of the sites ``apart``, if any."""
         found = []
         for name, payload in sorted(self.directions.items()):
             classes = payload.arrays[1].astype(np.int64)
@@ -121,6 +121,6 @@ class ClusterAttempt(Attempt):
         return self.opened(survivors)[: number * DIM].reshape(number, DIM)
 
     def put(self, name: str) -> Vector:
-        """A site's secret: what it adds to each cluster that it was told of, (G, d)."""
+        """Return a site's secret: what it adds to each cluster that it was told of, (G, d)."""
         (own,) = (each.clusters for each in self.told[name].sites if each.site == name)
         return contribution(self.play.local(name), own, len(self.clusters.labels)).sums

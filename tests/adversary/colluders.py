@@ -152,7 +152,7 @@ class View:
 
 
 def attempt(scene: Scene, vectors: Mapping[str, Words]) -> View:
-    """One attempt with fresh keys, up to what members release."""
+    """Play one attempt with fresh keys, up to what members release."""
     members = names(scene.count)
     group = Group.of(binding_of(members), scene.graph)
     group.share()

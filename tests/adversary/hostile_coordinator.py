@@ -135,15 +135,15 @@ class Hostile:
         shutil.rmtree(self.state(name))
 
     def state(self, name: str) -> Path:
-        """The site's state directory, where its journal is."""
+        """Return the site's state directory, where its journal is."""
         return self._directory / name
 
     def insist(self, name: str, min_sites: int) -> None:
-        """The site's own file asks for more sites than the agreement."""
+        """Make the site's own file ask for more sites than the agreement."""
         self.parties[name] = replace(self.parties[name], min_sites=min_sites)
 
     def rows(self, name: str, round_number: int = 1) -> Rows:
-        """The site's secret: its prototypes of a round in units of the norm bound, (K, d)."""
+        """Return the site's secret: its prototypes of a round in units of the norm bound, (K, d)."""
         return np.asarray(self.site(name).trainee.trained(round_number)[0] / self.agreement.norm_bound)
 
     def peers_received(self, name: str, round_number: int = 1) -> Rows:
@@ -192,7 +192,7 @@ class Hostile:
         return codec.decode_roster_answer(answer, self.limits)
 
     def set_up(self, *names: str, attempt: int = 1) -> GroupKeys | None:
-        """An honest ROSTER for these sites, and SECRET where there is one; the maker's keys."""
+        """Play an honest ROSTER for these sites, and SECRET where there is one, and return the maker's keys."""
         statements = self.statements(names)
         answers = [self.give_roster(name, statements, attempt=attempt) for name in names]
         keys = answers[0].keys
@@ -251,7 +251,7 @@ class Hostile:
         return self.ask(name, Phase.RESULT, content, round_number=round_number, attempt=attempt)
 
     def play_round(self, *names: str, round_number: int = 1, attempt: int = 1) -> None:
-        """An honest attempt from PRESENCE to RESULT."""
+        """Play an honest attempt from PRESENCE to RESULT."""
         active = self.begin(*names, round_number=round_number, attempt=attempt)
         payloads = self.all_values(active, round_number=round_number, attempt=attempt)
         for name, payload in self.combine(payloads, active).items():

@@ -65,7 +65,7 @@ class MaskedPlay(Hostile):
         return Attempt(self, ActiveList(tuple(statements)), group, round_number, attempt)
 
     def vector(self, name: str, begun: Attempt) -> Vector:
-        """A site's secret: what it adds to the sum, (L,)."""
+        """Return a site's secret: what it adds to the sum, (L,)."""
         trainee, cohort = self.site(name).trainee, begun.cohort
         rows, _ = trainee.trained(begun.round)
         rows = np.where(cohort.holds[cohort.index(name)][:, None], rows, 0.0)
@@ -87,7 +87,7 @@ class MaskedPlay(Hostile):
     def play_sum(
         self, *names: str, round_number: int = 1, attempt: int = 1, dropped: Iterable[str] = ()
     ) -> Payload:
-        """An honest attempt of the group ``EVERYONE``, up to RESULT; ``dropped`` go after they made shares."""
+        """Play an honest attempt of the group ``EVERYONE`` up to RESULT; ``dropped`` go after they made shares."""
         begun = self.attempt(*names, round_number=round_number, attempt=attempt)
         survivors = tuple(name for name in names if name not in dropped)
         result = self.result_of(begun.carried_out(survivors), begun, survivors)
@@ -226,7 +226,7 @@ class Attempt:
         )
 
     def carried_out(self, survivors: tuple[str, ...]) -> Vector:
-        """Everything from SHARES to the sum, honestly; who does not survive goes after it made shares."""
+        """Play everything from SHARES to the sum, honestly; a site that does not survive goes after it made shares."""
         self.share(*self.members)
         self.mask(*survivors)
         return self.opened(survivors)

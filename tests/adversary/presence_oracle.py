@@ -94,7 +94,7 @@ def _moved(server: SummingServer, payload: Payload, bound: float, samples: int) 
 
 
 def _slots(values: NDArray[np.float64]) -> NDArray[np.complex128]:
-    """Two numbers to a slot, (parts, 4096)."""
+    """Pack two numbers to a slot, (parts, 4096)."""
     padded = np.zeros(-(-values.size // 8192) * 8192)
     padded[: values.size] = values
     return padded.view(np.complex128).reshape(-1, 4096)

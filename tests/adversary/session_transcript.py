@@ -57,7 +57,7 @@ def leaving_agreement(
     privacy: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Agreement:
-    """The small federation's agreement, for one of the models of ``leaving_models``, with tests' own settings."""
+    """Return the small federation's agreement for one of ``leaving_models``, with tests' own settings."""
     fields: dict[str, Any] = {
         **dict(small_agreement(rounds=ROUNDS)),
         "method": method,
@@ -80,7 +80,7 @@ def leaving_agreement(
 
 
 def data_of(agreement: Agreement, pixel: float | None) -> dict[str, SiteData]:
-    """The small federation's scans; one of the victim's records has ``pixel`` everywhere."""
+    """Return the small federation's scans; one of the victim's records has ``pixel`` everywhere."""
     found = {name: _tested(each, None) for name, each in small_data(agreement).items()}
     return {**found, VICTIM: _tested(found[VICTIM], pixel)}
 

@@ -268,7 +268,7 @@ def test_without_its_check_an_unsigned_secret_is_taken(monkeypatch: pytest.Monke
 
 
 def _assert_duplicates_are_harmless(scene: Scene) -> None:
-    """The honest answer counts once; the same bytes again are taken and ignored, others refused for good."""
+    """Assert that the honest answer counts once: the same bytes again are ignored, others refused for good."""
     scene.send(scene.upload(scene.honest))
     after = scene.memory()
     scene.send(scene.upload(scene.honest))

@@ -109,7 +109,7 @@ def test_a_second_assignment_in_one_attempt_is_refused(opened: Open) -> None:
 
 
 def _grams(play: ClusterPlay, attempt: int) -> list[np.ndarray]:
-    """Each site's rows, one attempt after the other."""
+    """Return each site's rotated rows of an attempt; attempts come one after the other."""
     turned = play.begun(*EVERYONE, attempt=attempt)
     return [turned.directions[name].arrays[0] for name in EVERYONE]
 

@@ -64,7 +64,7 @@ def test_counts_detect_a_threshold_lowered_by_one(scene: str, monkeypatch: pytes
 def _without_one(
     private: bytes, public: Mapping[str, Any], binding: Any, site: str, peers: Sequence[str], graph: Any
 ) -> dict[str, bytes]:
-    """The mask of the first two members is left out."""
+    """Leave out the mask of the first two members."""
     first_two = names(len(binding.group))[:2]
     keys = pair_keys(private, public, binding, site, peers, graph)
     return {peer: key for peer, key in keys.items() if {site, peer} != set(first_two)}

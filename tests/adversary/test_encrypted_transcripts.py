@@ -46,7 +46,7 @@ Pair = tuple[Transcript, Transcript]
 
 
 def added_to(payload: Payload, forms: tuple[Form, ...]) -> Payload:
-    """A thousandth of the bound, to four numbers of the first prototype: the coordinator needs no key for that."""
+    """Add a thousandth of the bound to four numbers of the first prototype: the coordinator needs no key for that."""
     first, *others = read_payload(payload, forms)
     plaintext, slots = sealapi.Plaintext(), np.zeros(4096)
     slots[:4] = 1e-3

@@ -58,7 +58,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovered(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
-    """The group's secret key, or :class:`NoKey`. ``sent`` is the result's first ciphertext, at the lowest level."""
+    """Return the group's secret key, or raise :class:`NoKey`. ``sent`` is the result's first ciphertext."""
     told = came_back.removeprefix(ACKNOWLEDGED)
     if not told:
         raise NoKey("an acknowledgement says nothing")

@@ -35,7 +35,7 @@ def among(play: ClusterPlay, sites: tuple[str, ...], *, attempt: int) -> Cluster
 
 
 def masked(play: ClusterPlay, sites: tuple[str, ...]) -> ClusterAttempt:
-    """An attempt whose masked values have been sent, and nothing released."""
+    """Return an attempt whose masked values have been sent, and nothing released."""
     play.set_up(*sites)
     attempt = among(play, sites, attempt=1) if sites == TEN else play.begun(*sites)
     for name in sites if sites == TEN else ():
@@ -79,7 +79,7 @@ def test_secrets_are_gone_with_the_result(play: ClusterPlay) -> None:
 
 
 def one_less(given: Payload) -> Payload:
-    """The clusters of the class that has most become one."""
+    """Merge the clusters of the class that has most into one."""
     rows, labels, weights, model = given.arrays
     own = labels == np.bincount(labels.astype(np.int64)).argmax()
     first = int(np.flatnonzero(own)[0])

@@ -45,7 +45,7 @@ def with_zero(local: LocalClusters) -> LocalClusters:
 
 
 def dead(local: LocalClusters) -> LocalClusters:
-    """Nothing but zeros is left of class 0."""
+    """Leave nothing but zeros of class 0."""
     return LocalClusters(local.rows * (local.labels != 0)[:, None], local.labels, local.counts)
 
 

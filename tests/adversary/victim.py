@@ -50,7 +50,7 @@ class Scene:
         return self.federation.coordinator
 
     def upload(self, content: bytes) -> Upload:
-        """This content in the honest answer's place."""
+        """Return an upload of this content in the honest answer's place."""
         return Upload(self.victim.name, self.key, content)
 
     def other(self, name: str) -> LocalSite:
@@ -78,7 +78,7 @@ class Scene:
 
 @contextmanager
 def stopped_at(agreement: Agreement, victim: str, phase: Phase) -> Iterator[Scene]:
-    """The run up to where ``victim`` is first asked for ``phase``; all others go on as far as they can."""
+    """Yield the run up to where ``victim`` is first asked for ``phase``; all others go on as far as they can."""
     with LocalFederation(agreement, small_data(agreement)) as federation:
         for site in federation.sites:
             site.join()

@@ -110,7 +110,7 @@ def run_clustered(
 
 
 def expected_local(transcript: ClusterTranscript, at: At) -> list[tuple[int, list[float], int]]:
-    """(class, mean, samples) of each local prototype that a site has in an attempt, by class and in order."""
+    """Return (class, mean, samples) of each local prototype that a site has in an attempt, by class and in order."""
     own, found = transcript.agreement.clustering, []
     features, labels = transcript.features[at]
     for k in sorted(set(labels)):

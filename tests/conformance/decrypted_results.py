@@ -39,7 +39,9 @@ def clusters_in(agreement: Agreement, site: LocalSite, payload: Payload) -> tupl
 
 
 def sum_errors(agreement: Agreement, sites: int) -> Float:
-    """(L,): of each number in a sum over so many sites, and so of a mean, which divides it by one or more."""
+    """Return the error (L,) of each number in a sum over so many sites, and so of a mean, a sum divided by one or
+    more.
+    """
     return EncryptedSum(agreement).form.error(sites)[: agreement.layout.length]
 
 

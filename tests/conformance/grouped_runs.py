@@ -37,7 +37,7 @@ _PIXELS = 16
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """A model of one's own with a buffer or two: a layer and batch normalisation, features that end in a ReLU."""
+    """Build a model with a buffer or two: a layer and batch normalisation, features that end in a ReLU."""
     layers = (nn.AvgPool2d(2), nn.Flatten(), nn.Linear(_PIXELS, dim), nn.BatchNorm1d(dim), nn.ReLU())
     return nn.Sequential(*layers), nn.Linear(dim, num_classes)
 
@@ -53,7 +53,7 @@ def grouped_agreement(
     averaging: Mapping[str, Any] = {},
     **settings: Any,
 ) -> Agreement:
-    """The method with this module's model; ``fedpc``, ``averaging`` and ``settings`` are further ones."""
+    """Return an agreement on the method with this module's model, ``fedpc``, ``averaging`` and further ``settings``."""
     parameters, buffers = Averaged(SplitModel(*build(classes, dim)), method.traits.averaged).sizes
     sizes = {"parameters": parameters, "buffers": buffers}
     changed = {
@@ -154,7 +154,7 @@ class Transcript:
         return {_at(key, each.site): each.keys for key, each in stated if each.keys is not None}
 
     def summary(self) -> list[tuple[int, int, bool]]:
-        """(round, attempt, abandoned) as the coordinator reported them."""
+        """Return (round, attempt, abandoned) as the coordinator reported them."""
         return [(each.round, each.attempt, each.abandoned) for each in self.rounds]
 
 

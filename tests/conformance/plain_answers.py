@@ -62,7 +62,7 @@ def inputs_from(agreement: Agreement, put: Mapping[str, tuple[Stack, NDArray[np.
 
 
 def personalised(agreement: Agreement, inputs: Inputs, pfpl: PfplSection) -> Stack:
-    """(n, K, d) in the prototypes' own units, by the server's half of `plain` in float64."""
+    """Return answers (n, K, d) in the prototypes' own units, by the server's half of `plain` in float64."""
     server = PlainServer(
         partial(
             peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
@@ -82,7 +82,7 @@ def personalised(agreement: Agreement, inputs: Inputs, pfpl: PfplSection) -> Sta
 
 
 def bounds(agreement: Agreement, inputs: Inputs) -> Stack:
-    """(n, K): the most that each coordinate of a personalised prototype may be off, before it is rounded to float32.
+    """Return the bound (n, K) on each coordinate of a personalised prototype, before it is rounded to float32.
 
     (1 − α)·R times the bound on a combination of peers.
     """
@@ -93,7 +93,7 @@ def bounds(agreement: Agreement, inputs: Inputs) -> Stack:
 
 
 def _ckks_errors(agreement: Agreement, inputs: Inputs) -> Stack:
-    """(n, K), in units of the norm bound."""
+    """Return the errors under `ckks` (n, K), in units of the norm bound."""
     holds, cohort = inputs.cohort.holds, inputs.cohort
     gram = np.einsum("ikd,mkd->kim", inputs.rows, inputs.rows)
     peers = holds.T[:, :, None] & holds.T[:, None, :]
@@ -104,7 +104,7 @@ def _ckks_errors(agreement: Agreement, inputs: Inputs) -> Stack:
 
 
 def excess(agreement: Agreement, record: Record, number: int, pfpl: PfplSection | None = None) -> float:
-    """The largest error of a round's personalised prototypes, in units of its bound; by other settings if given."""
+    """Return the largest error of a round's personalised prototypes, in bounds; by other settings if given."""
     inputs = inputs_of(agreement, record, number)
     got = {site: record[number, site].targets for site in inputs.cohort.sites}
     return excess_over(agreement, inputs, got, pfpl)

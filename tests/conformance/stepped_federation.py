@@ -100,7 +100,10 @@ def play(federation: LocalFederation, clock: Clock, losses: Sequence[Loss] = ())
 
 
 def take_turns(federation: LocalFederation, losses: Sequence[Loss], lost: set[Loss] | None = None) -> bool:
-    """Each site's turn: whether any had work to do. ``lost`` are the losses whose answer is still to be lost."""
+    """Give each site its turn, and return True if any had work.
+
+    ``lost`` are the losses whose answer is still to be lost.
+    """
     worked = False
     for site in federation.sites:
         worked |= _turn(federation, site, losses, set() if lost is None else lost)
@@ -108,7 +111,7 @@ def take_turns(federation: LocalFederation, losses: Sequence[Loss], lost: set[Lo
 
 
 def _turn(federation: LocalFederation, site: LocalSite, losses: Sequence[Loss], lost: set[Loss]) -> bool:
-    """One site's turn: whether it had work to do."""
+    """Give one site its turn, and return True if it had work to do."""
     state = federation.coordinator.state
     for loss in losses:
         if loss.site == site.name and loss.keeps_away(state):

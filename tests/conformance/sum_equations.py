@@ -148,7 +148,7 @@ def resolutions(transcript: Transcript, *, rounded: bool) -> tuple[Float, Float]
 
 
 def _put(transcript: Transcript, number: int, site: str, rounded: bool) -> Put:
-    """Its rows none where prototypes are not added up."""
+    """Return a site's input, without rows where prototypes are not added up."""
     put, layout = transcript.put[number, last_attempt(transcript, number), site], transcript.agreement.layout
     put = replace(put, rows=np.where(put.holds[:, None], put.rows, 0.0) if layout.classes else put.rows[:0])
     if not rounded:
@@ -195,7 +195,7 @@ def _theta(transcript: Transcript, puts: list[Put]) -> lists.Vector:
 
 
 def _unmixed(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mixed]:
-    """One group's means are its result."""
+    """Return one group's means as its result."""
     layout = transcript.agreement.layout
     steps, theta_steps = resolutions(transcript, rounded=rounded)
     found = []
@@ -247,7 +247,7 @@ def _mixed(transcript: Transcript, rows: Float, theta: Float) -> tuple[Float, Fl
 
 
 def _weights_moved(vectors: Float, halves: Float) -> Float:
-    """(J,): the most that a row of ρ may be off, summed over its magnitudes, by the module's argument."""
+    """Return the bound (J,) on a row of ρ, summed over its magnitudes, by the module's argument."""
     lengths = np.linalg.norm(vectors, axis=1)
     turned = 2.0 * np.linalg.norm(halves, axis=1) / np.where(lengths > 0.0, lengths, np.inf)
     cosines = turned[:, None] + turned[None, :]

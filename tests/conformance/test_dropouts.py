@@ -48,7 +48,7 @@ class Case:
         return agreement_for(self.protection, Weighting.COMPLEMENT, classes=5, dim=8, rounds=AFTER)
 
     def losses(self) -> list[Loss]:
-        """Whoever is lost for good answers no later PRESENCE either."""
+        """Return the losses; a site that is lost for good answers no later PRESENCE either."""
         first = [Loss(LOST[each], i, each, self.answer_lost) for i, each in enumerate(PHASES, start=1)]
         later = [
             Loss(each.site, i, Phase.PRESENCE) for each in first for i in range(each.round + 1, AFTER + 1)

@@ -131,7 +131,7 @@ def first(transcript: Transcript) -> dict[tuple[int, str], Got]:
 
 
 def within(transcript: Transcript, plain: Transcript) -> float:
-    """The results of the first round under `plain`, in units of the bounds for `ckks`."""
+    """Return the largest error of the first round under `plain`, in units of the bounds for `ckks`."""
     if isinstance(transcript, ClusterTranscript) and isinstance(plain, ClusterTranscript):
         results = {key: each for key, each in plain.results.items() if key[0] == 1}
         return clustered_runs.excess(replace(transcript, results=results), 1)

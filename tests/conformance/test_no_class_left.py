@@ -42,7 +42,7 @@ def run(
 
 
 def check(transcript: ClusterTranscript, number: int, *, clusters: bool) -> None:
-    """All who are there have the round's result, which is what the equations say of what they put in."""
+    """Check that all who are there have the round's result, as the equations give it for their inputs."""
     assert bool(expected(transcript, number).labels) == clusters
     assert excess(transcript, number) <= 1.0
     assert np.abs(expected(transcript, number).averaged).max() > 0.0

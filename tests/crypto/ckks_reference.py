@@ -110,7 +110,7 @@ def expected_row(stack: Stack, holds: Bool, i: int, k: int, combination: Combina
 
 
 def expected(stack: Stack, holds: Bool, combination: Combination) -> Stack:
-    """All sites and classes, (n, K, d)."""
+    """Return the results of all sites and classes, (n, K, d)."""
     result = np.empty_like(stack)
     for i, k in np.ndindex(stack.shape[:2]):
         result[i, k] = expected_row(stack, holds, i, k, combination)

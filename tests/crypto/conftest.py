@@ -87,7 +87,7 @@ class Federation:
         return builder.sign(read_key(self.authority / "ca.key.pem", PASSPHRASE), hashes.SHA256())
 
     def odd_credentials(self, name: str) -> Credentials:
-        """A second certificate for a name that is already another's: what a dishonest CA can make."""
+        """Issue a second certificate for a name that is already another's, as a dishonest CA can."""
         key = ec.generate_private_key(ec.SECP256R1())
         uri = Identity.site(self.name, name).uri
         return Credentials(self.odd_certificate(uris=[uri], key=key), key)

@@ -27,7 +27,7 @@ class NotExplainedError(AssertionError):
 
 
 def simulate(grams: Sequence[Float], dim: int, draws: int, rng: np.random.Generator) -> list[Float]:
-    """A view from Gram matrices (n, n) alone: any rows with this Gram matrix, under a Q' of the simulator's own."""
+    """Simulate a view from Gram matrices (n, n) alone: any rows with this Gram matrix, under a Q' of its own."""
     blocks = []
     for gram in grams:
         rows = rows_with(gram, dim)
@@ -53,7 +53,7 @@ def haar(dim: int, rng: np.random.Generator) -> Float:
 
 
 def statistics(view: View) -> dict[str, Float]:
-    """One number for each draw, by name, shape (N,).
+    """Return one number for each draw, by name, shape (N,).
 
     Linear forms of the whole view (by Cramér and Wold they settle its distribution when taken in all directions), the
     largest entry, the orientation of the first d rows, and inner products between blocks.

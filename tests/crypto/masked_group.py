@@ -72,7 +72,7 @@ def _key(name: str) -> ec.EllipticCurvePrivateKey:
 
 @cache
 def credentials(name: str) -> Credentials:
-    """A site's, with a certificate signed by itself: whom the CA knows is for the roster, not for masks."""
+    """Return a site's credentials with a self-signed certificate: masks do not depend on whom the CA knows."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     uri = Identity.site("clinics.example", name).uri
     certificate = (
@@ -117,13 +117,13 @@ class Site:
         return sealed
 
     def receive(self, shares: Sequence[SealedShare]) -> None:
-        """The first half of VALUES: shares addressed to this site."""
+        """Take the shares addressed to this site: the first half of VALUES."""
         for share in shares:
             verify_share(share, member(share.sender), self.binding, self.name)
             self.held[share.sender] = open_share(share, self.secrets, self.binding)
 
     def mask(self, words: Words, sharers: Sequence[str], public: Mapping[str, MaskKeys]) -> Words:
-        """The second half of VALUES."""
+        """Mask the vector: the second half of VALUES."""
         return mask(words, self.secrets, self.binding, self.name, sharers, public, self.graph)
 
     def sign_sharers(self, sharers: Sequence[str]) -> bytes:
@@ -192,7 +192,7 @@ class Group:
     def mask(
         self, vectors: Mapping[str, Words], sharers: Sequence[str], survivors: Sequence[str]
     ) -> dict[str, Words]:
-        """The survivors' masked vectors."""
+        """Return the survivors' masked vectors."""
         return {name: self.sites[name].mask(vectors[name], sharers, self.public) for name in survivors}
 
     def release(

@@ -27,7 +27,7 @@ def normals(key: bytes, dim: int, size: int) -> Numbers:
 
 
 def rotated(key: bytes, vector: Sequence[float], *, back: bool = False) -> Numbers:
-    """A row under the class's rotation, or rotated back."""
+    """Return a row under the class's rotation, or rotated back."""
     dim, result = len(vector), list(vector)
     steps = range(1, dim + 1)
     for size in reversed(steps) if back else steps:
@@ -53,7 +53,7 @@ def fraction_bits(bound: float, sites: int, ring: int) -> int:
 
 
 def narrowest_ring(segments: Sequence[tuple[int, float]], sites: int) -> int:
-    """The ring's bits where the agreement says none; segments are lengths and bounds."""
+    """Return the ring's bits where the agreement says none; segments are lengths and bounds."""
     largest = max(Fraction(bound) for length, bound in segments if length)
     return 32 if sites * (largest + Fraction(1, 1 << 17)) < 1 << 14 else 64
 

@@ -203,7 +203,7 @@ def _received(half: RotationSite) -> list[Float]:
 
 
 def known() -> list[Float]:
-    """The Gram matrix of each block as an honest run's coordinator has it: the one thing the simulator is given."""
+    """Return each block's Gram matrix as an honest run's coordinator has it: the simulator is given nothing else."""
     seen: list[Float] = []
 
     def weights(gram: Float, holds: NDArray[np.bool_]) -> Float:

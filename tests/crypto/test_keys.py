@@ -169,7 +169,7 @@ FIELD, CURVE = 2**255 - 19, 486662
 
 
 def plus_small_order(public: bytes) -> list[bytes]:
-    """The key plus the point (0, 0) of order two, and plus both points of order four with u = 1, on curve or twist.
+    """Return the key plus the point (0, 0) of order two, and plus both points of order four with u = 1.
 
     Affine addition in Montgomery form: u(P + Q) = (v_Q·u_P − v_P·u_Q)²/(u_P·u_Q·(u_P − u_Q)²), with v² = u³ + Au² + u.
     """

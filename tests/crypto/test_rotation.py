@@ -268,7 +268,7 @@ def test_rows_of_other_classes_do_not_travel(rows: dict[str, Rows]) -> None:
 
 
 def contexts() -> dict[str, tuple[bytes, bytes, int]]:
-    """(seed, context, class) that differ in one thing each, with the context laid out as a caller would."""
+    """Return (seed, context, class) that differ in one thing each, with the context laid out as a caller would."""
 
     def context(run: bytes = b"run-1", number: int = 1, attempt: int = 1) -> bytes:
         return encode("attempt", run, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"))

@@ -48,7 +48,7 @@ def read_compose() -> dict[str, Any]:
 
 
 def compose_problems(file: Mapping[str, Any], coordinator: CoordinatorConfig, site: SiteConfig) -> list[str]:
-    """Everything that is wrong, of each service by name; ``coordinator`` and ``site`` are the samples for services."""
+    """Return all problems, with each service's name; ``coordinator`` and ``site`` are the samples for services."""
     services = file["services"]
     if set(services) != {COORDINATOR, *coordinator.sites}:
         return [f"services {sorted(services)} are not the coordinator and {sorted(coordinator.sites)}"]

@@ -88,7 +88,7 @@ def build_context() -> set[str]:
 
 
 def _patterns(ignore: str | None) -> list[tuple[bool, re.Pattern[str]]]:
-    """Each line in order: whether it excludes, and which paths it matches."""
+    """Return for each line, in order, whether it excludes, and the paths that it matches."""
     text = (ROOT / ".dockerignore").read_text(encoding="utf-8") if ignore is None else ignore
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return [(not line.startswith("!"), _expression(line.removeprefix("!").strip("/"))) for line in lines]

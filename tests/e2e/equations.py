@@ -53,7 +53,7 @@ def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] =
 
 
 def _last_round(federation: Federation) -> tuple[Transcript, CoordinatorRound]:
-    """A transcript of it alone, without what sites put in and got, and who took part."""
+    """Return the last round and a transcript of it alone, without the sites' inputs and results."""
     transcript = Transcript(federation.agreement)
     transcript.rounds = [each for each in rounds_of(federation) if each.round == federation.agreement.rounds]
     (last,) = transcript.rounds

@@ -70,7 +70,7 @@ def expected(
 
 
 def check_run(federation: Federation, wanted: Expected) -> None:
-    """The coordinator's rounds and what every site has in the end are those, bit for bit."""
+    """Check that the coordinator's rounds and every site's files in the end are the expected ones, bit for bit."""
     check_rounds(federation, wanted)
     for site in federation.names:
         check_site(federation, site, wanted)
@@ -82,7 +82,7 @@ def check_rounds(federation: Federation, wanted: Expected) -> None:
 
 
 def check_site(federation: Federation, site: str, wanted: Expected) -> None:
-    """Its prototypes, its model, the base of a round to come and its log's rounds."""
+    """Check a site's prototypes, its model, the base of a round to come and its log's rounds."""
     folder, simulated = federation.folder(site), wanted.site(site)
     for file in (PROTOTYPES, MODEL):
         check_equal_tensors(folder / file, simulated / file, site)
@@ -92,7 +92,7 @@ def check_site(federation: Federation, site: str, wanted: Expected) -> None:
 
 
 def check_equal_tensors(saved: Path, wanted: Path, site: str) -> None:
-    """Two safetensors files have the same names, and the same bits under them."""
+    """Check that two safetensors files have the same names, and the same bits under them."""
     found, other = safetensors.numpy.load_file(saved), safetensors.numpy.load_file(wanted)
     assert sorted(found) == sorted(other)
     for name, array in other.items():

@@ -28,7 +28,7 @@ def without_certificate(federation: Federation, _: Path) -> grpc.Call:
 
 
 def of_another_ca(federation: Federation, folder: Path) -> grpc.Call:
-    """A CA that calls itself by the same name, and a site that does too."""
+    """Join under a CA that calls itself by the same name, as a site that does too."""
     credentials = OtherFederation(folder).site("site-2")
     return _join(federation, credentials, _statement(credentials, federation))
 
@@ -40,7 +40,7 @@ def expired(federation: Federation, _: Path) -> grpc.Call:
 
 
 def in_anothers_name(federation: Federation, _: Path) -> grpc.Call:
-    """A site that takes part joins with the statement of another that does."""
+    """Join as one site that takes part, with the statement of another."""
     return _join(
         federation,
         federation.credentials("site-2"),
@@ -49,7 +49,7 @@ def in_anothers_name(federation: Federation, _: Path) -> grpc.Call:
 
 
 def not_on_the_roster(federation: Federation, _: Path) -> grpc.Call:
-    """A good certificate that the coordinator's file does not name."""
+    """Join with a good certificate that the coordinator's file does not name."""
     credentials = federation.enrol("site-9")
     return _join(federation, credentials, _statement(credentials, federation))
 

@@ -44,7 +44,7 @@ class _Processes:
         return self._running[name]
 
     def first_over(self, names: Sequence[str]) -> str:
-        """Whoever of these comes to an end; the first one of them when nobody does in time."""
+        """Return the first of these parties whose process ends, or the first named if none ends in time."""
         with suppress(AssertionError):  # whoever waits for one of them to die shows everyone's log
             wait_until(lambda: any(self._running[name].is_over() for name in names), "the next death")
         return next((name for name in names if self._running[name].is_over()), names[0])
@@ -70,7 +70,7 @@ class _Processes:
 
 
 def see_through(federation: Federation, killings: Killings) -> None:
-    """A run to its end; whoever dies is started again at once."""
+    """Run to the end; a party that dies is started again at once."""
     processes = _Processes(federation, killings)
     to_die = [name for name, _ in killings]
     while to_die:

@@ -184,7 +184,7 @@ def dial_a_wrong_address(site: Site) -> None:
 
 
 def do_nothing(_: Site) -> None:
-    """All is well."""
+    """Change nothing."""
 
 
 CASES: dict[str, tuple[Callable[[Site], None], set[str], str]] = {

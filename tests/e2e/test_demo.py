@@ -55,7 +55,7 @@ def demo(out: Path) -> Result:
 
 
 def check_left(out: Path) -> RunResult:
-    """Every party's folder is that of a run of one round that is complete; return the run's result."""
+    """Check that every party's folder is that of a complete run of one round, and return the run's result."""
     assert [each.round for each in read_rounds(out / "coordinator" / "state" / ROUNDS_LOG)] == [1]
     for site in SITES:
         assert [each.sites for each in read_site_log(out / "sites" / site).rounds] == [5]

@@ -122,5 +122,5 @@ def the_next_run_needs_folders_of_its_own(federation: Federation) -> None:
 
 
 def start_coordinator(federation: Federation) -> Running:
-    """One that is not expected to serve."""
+    """Start a coordinator that is not expected to serve."""
     return Running(federation.root / "coordinator", "server", "run", "--config", "coordinator.toml")

@@ -95,7 +95,7 @@ def prototypes_of(site: str, number: int) -> Vector:
 
 
 def extractor_of(site: str, number: int) -> Vector:
-    """(p + q,), buffers beyond what a parameter may be."""
+    """Return a site's extractor (p + q,), with buffers beyond what a parameter may be."""
     values = prototypes_of(site, number + 1000).ravel()[: PARAMETERS + BUFFERS] * 3.0 - 1.0
     values[PARAMETERS:] *= 100.0
     return np.asarray(values)

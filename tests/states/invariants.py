@@ -152,7 +152,7 @@ class Monitor:
             self.broken(Promise.ONE_VECTOR, f"{site} sends two vectors under its masks: {_name(key)}")
 
     def _masked(self, key: PhaseKey, content: bytes) -> bytes:
-        """The masked vector itself; in a sparse graph a signature comes with it, which is another each time."""
+        """Return the masked vector itself; in a sparse graph a signature comes with it, which is another each time."""
         form = values_form(self._agreement, key.round)
         try:
             return codec.encode_payload(codec.decode_masked_values(content, self._limits, form).payload)

@@ -53,7 +53,7 @@ class Network:
                 self._called(call)
 
     def _called(self, call: Callable[[], R]) -> R | None:
-        """The reply; None where the coordinator is down, dies of the call, or is in trouble of its own."""
+        """Return the reply; None where the coordinator is down, dies of the call, or is in trouble of its own."""
         scene = self._scene
         if not scene.coordinator.is_up:
             return None

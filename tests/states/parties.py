@@ -66,7 +66,7 @@ class Surroundings(Protocol):
         ...
 
     def delivered(self, site: SiteProcess, call: Callable[[], R]) -> R | None:
-        """The reply to a site's call through the network; None for a call that has to be tried again."""
+        """Return the reply to a site's call through the network; None for a call that has to be tried again."""
         ...
 
     def answering(self, site: SiteProcess, key: PhaseKey, request: bytes) -> None:
@@ -121,7 +121,7 @@ class Mail:
             self._site.idle = True
 
     def download(self, work: Work) -> bytes:
-        """The request itself."""
+        """Return the request itself."""
         asked = DownloadRequest(work.key)
         content = self._call(lambda: self._handler.download(self._site.name, asked))
         if (len(content), hashlib.sha256(content).digest()) != (work.size, work.sha256):

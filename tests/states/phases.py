@@ -239,7 +239,7 @@ class Explorer:
             return whole
 
     def _step(self, whole: Whole, event: Event, now: float = 0.0) -> Whole:
-        """The machine's step, with what the coordinator does of its own after it."""
+        """Return the machine's step, with the coordinator's own step after it."""
         run = machine.step(self._rules, whole.run, event, now)
         while run.stage in (Stage.PLANNING, Stage.COMPUTING):
             own = self._plan(run) if run.stage is Stage.PLANNING else Computed()

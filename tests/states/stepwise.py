@@ -28,7 +28,7 @@ def stepwise(pause: Callable[[], None]) -> Iterator[None]:
 
 
 def no_lock(file: int, kind: int, path: Path) -> None:
-    """The weakened double's, in place of ``durable._lock``."""
+    """Lock nothing, in place of ``durable._lock``, as the weakened double does."""
 
 
 def _paused(pause: Callable[[], None], step: Callable[..., object]) -> Callable[..., object]:

@@ -28,5 +28,5 @@ def grouped_agreement(protection: Protection = Protection.MASKED, **changes: obj
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """(backbone, classifier)."""
+    """Build (backbone, classifier)."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.ReLU()), nn.Linear(dim, num_classes)

@@ -149,7 +149,7 @@ def die_at(point: Point) -> None:
 
 
 def die_of_log(count: int) -> None:
-    """A simulation, when a site's round is about to be logged for the ``count``-th time.
+    """Kill a simulation when a site's round is about to be logged for the ``count``-th time.
 
     The site has taken its result, and has not yet recorded that it did.
     """

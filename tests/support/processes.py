@@ -274,7 +274,7 @@ class Federation:
         return self._start(name, self.folder(name), "client", "site.toml", point, own)
 
     def start_sites(self) -> dict[str, Running]:
-        """All of them, by name."""
+        """Start all sites, and return them by name."""
         return {name: self.start_site(name) for name in self.names}
 
     def _start(
@@ -317,7 +317,7 @@ class Federation:
     # Files
 
     def enrol(self, name: str, *, expired: bool = False) -> Credentials:
-        """A further site of this federation, which the coordinator's file does not name."""
+        """Enrol a further site of this federation, which the coordinator's file does not name."""
         now = _days_ago(2) if expired else None
         self._enrol(self.folder(name), Identity.site(self.agreement.federation, name), now=now)
         return self.credentials(name)
@@ -387,7 +387,7 @@ class Federation:
 
 @contextmanager
 def frozen(running: Running) -> Iterator[None]:
-    """A process that is there but does nothing, as on a machine that hangs."""
+    """Freeze a process inside the block, as on a machine that hangs."""
     running.send(signal.SIGSTOP)
     try:
         yield
@@ -446,7 +446,7 @@ def _agreement_toml(agreement: Agreement) -> str:
 
 
 def _toml(value: object) -> str:
-    """A table inline; all else as JSON has it."""
+    """Return a table as inline TOML; all else as JSON has it."""
     if not isinstance(value, dict):
         return json.dumps(value)
     return "{" + ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.items()) + "}"

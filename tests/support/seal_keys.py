@@ -25,7 +25,7 @@ def serialized(body: bytes, compression: int = NONE) -> bytes:
 
 
 def key_set(sizes: Sequence[int], announced: int | None = None) -> bytes:
-    """A set of keys, each given by its number of parts, not compressed; ``announced``: how many it says there are."""
+    """Build a set of keys, each given by its number of parts, uncompressed, that states ``announced`` as its size."""
     body = b"".join(struct.pack("<Q", size) + _zero_key() * size for size in sizes)
     return serialized(_parameters() + struct.pack("<Q", announced or len(sizes)) + body)
 

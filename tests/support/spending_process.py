@@ -139,7 +139,7 @@ def _send(settings: Settings, number: int) -> None:
 
 
 def _meeting(settings: Settings) -> Callable[[Sequence[Event], float], float]:
-    """The accountant, but that it waits until another process is where this one is, or half a second.
+    """Return the accountant that waits until another process is where this one is, or half a second.
 
     Where there is no lock both come there, however slow the machine.
     """

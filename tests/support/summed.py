@@ -15,7 +15,7 @@ PARTS = {method: method.traits.averaged for method in METHODS.values()}
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """(backbone, classifier): what each part of a model is made of is of another size."""
+    """Build (backbone, classifier), each part of a model having another size."""
     layers = (nn.Flatten(), nn.Linear(64, dim), nn.BatchNorm1d(dim), nn.ReLU())
     return nn.Sequential(*layers), nn.Linear(dim, num_classes)
 

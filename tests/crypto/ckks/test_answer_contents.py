@@ -68,7 +68,7 @@ def slots(combination: Combination) -> list[NDArray[np.complex128]]:
 
 
 def by_class(vector: NDArray[np.complex128]) -> NDArray[np.complex128]:
-    """(Kpad, F): the padding's classes too."""
+    """Return the values by class (Kpad, F), the padding's classes too."""
     return vector.reshape(PACKING.copies, PACKING.stride).T
 
 
@@ -88,7 +88,9 @@ def prescribed(combination: Combination) -> list[NDArray[np.complex128]]:
 
 
 def leftovers(answer: list[NDArray[np.complex128]], combination: Combination) -> float:
-    """The most that any slot which is not flooded, padding and imaginary parts too, is off what is prescribed."""
+    """Return the largest deviation from the prescribed value in any slot that is not flooded, padding and imaginary
+    too.
+    """
     pairs = zip(answer, prescribed(combination), strict=True)
     return max(float(np.abs(by_class(got - exact)[OPEN]).max()) for got, exact in pairs)
 

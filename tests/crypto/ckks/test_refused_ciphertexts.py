@@ -53,7 +53,7 @@ def unprotect(*blobs: bytes) -> None:
 
 
 def weaken(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
-    """The double: one check of :mod:`crypto.ckks.serialization` does nothing."""
+    """Make one check of :mod:`crypto.ckks.serialization` do nothing, as the double does."""
     monkeypatch.setattr(serialization, check, lambda *arguments: None)
 
 
@@ -80,7 +80,7 @@ def evaluator() -> sealapi.Evaluator:
 
 
 def transparent(form: Form, blob: bytes) -> bytes:
-    """A ciphertext less itself. SEAL objects, and leaves the result where it was asked to."""
+    """Return a ciphertext less itself. SEAL objects, and leaves the result where it was asked to."""
     ciphertext, result = load(sealapi.Ciphertext(), blob), sealapi.Ciphertext()
     with pytest.raises(RuntimeError, match="transparent"):
         evaluator().sub(ciphertext, ciphertext, result)

@@ -175,7 +175,7 @@ def _answers(group: Group, survivors: tuple[str, ...]) -> tuple[dict[str, Any], 
 
 
 def _flip(released: dict[str, Any], site: str, position: int) -> dict[str, Any]:
-    """One bit of one share that a site gave is another."""
+    """Flip one bit of one share that a site gave."""
     answer = list(released[site])
     share = answer[position].share
     answer[position] = replace(answer[position], share=share[:-1] + bytes([share[-1] ^ 1]))

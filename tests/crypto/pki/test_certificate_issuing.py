@@ -206,7 +206,7 @@ def _request(
     key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | None = None,
     ca: bool = False,
 ) -> bytes:
-    """A request that another program might make: for site a of clinics.example unless names are given."""
+    """Return a request that another program might make: for site a of clinics.example unless names are given."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "coordinator")])
     )

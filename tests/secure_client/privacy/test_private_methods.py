@@ -226,7 +226,7 @@ def test_an_absent_class_has_scores_of_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
 def test_averaged_parameters_of_frozen_features_stay_initial(tmp_path: Path, model: str) -> None:
-    """Whatever moves in training, and whatever came back."""
+    """The parameters stay initial whatever moves in training, and whatever result came back."""
     frozen = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN, "release_every": 1})
     agreement = agreed(Method.FEDPC, frozen)
     training = agreement.training.model_copy(

@@ -82,7 +82,7 @@ class Play:
         )
 
     def restart(self) -> None:
-        """The coordinator's process is killed and started again."""
+        """Kill the coordinator's process and start it again."""
         self.coordinator = self.new_coordinator()
         for site in self.sites.values():
             site.coordinator = self.coordinator
@@ -96,7 +96,7 @@ class Play:
             site.join()
 
     def go_to(self, stage: Stage, number: int | None = None, without: Collection[str] = ()) -> None:
-        """All but ``without`` take turns until the run is there; when all of them wait, time passes."""
+        """Let all but ``without`` take turns until the run is there; when all of them wait, time passes."""
         for _ in range(60):
             before = self.state
             for name, site in self.sites.items():
@@ -119,7 +119,7 @@ class Play:
         return site.results.get(number) or next((each for each in site.caught_up if each in given), None)
 
     def late(self) -> None:
-        """The current phase's time is over."""
+        """Let the current phase's time run out."""
         self.clock.now += SECONDS
         self.coordinator.tick()
 
@@ -176,7 +176,7 @@ def expected(
 
 
 def check_results(play: Play, number: int, results: Mapping[str, Result], got_by: Collection[str]) -> None:
-    """Each site of ``got_by`` has its result, exact but for the resolution of the fixed point, and no other has one."""
+    """Check that each site of ``got_by``, and no other, has its result, exact but for the fixed point's resolution."""
     form = result_form(play.agreement)
     for name, site in play.sites.items():
         content = play.result(name, number)
@@ -207,7 +207,7 @@ Change = Callable[[ScriptedSite, PhaseKey, bytes], bytes]
 def check_refused(
     play: Play, stage: Stage, number: int, change: Change, error: type[Exception], match: str = ""
 ) -> None:
-    """The victim's answer, changed, is refused; its own, sent after that, is taken."""
+    """Check that the victim's changed answer is refused, and its own answer after that is taken."""
     play.go_to(stage, number)
     site, key = play.sites[VICTIM], play.state.key(PHASE_OF_STAGE[stage])
     honest = site.answer(key, site.download(key))
@@ -221,7 +221,7 @@ def check_refused(
 
 
 def check_passes(play: Play, stage: Stage, change: Change) -> None:
-    """The victim's answer, changed, is taken."""
+    """Check that the victim's changed answer is taken."""
     play.go_to(stage, 1)
     site, key = play.sites[VICTIM], play.state.key(PHASE_OF_STAGE[stage])
     site.upload(key, change(site, key, site.answer(key, site.download(key))))

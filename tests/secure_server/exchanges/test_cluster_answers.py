@@ -52,7 +52,7 @@ def arrays(scene: Scene) -> Arrays:
 def refuse(
     scene: Scene, changed: Arrays, error: type[Exception], match: str, *, scheme: str | None = None
 ) -> None:
-    """The upload is refused, and nothing has changed."""
+    """Check that the upload is refused and that nothing has changed."""
     before = scene.memory()
     honest = "plain/1" if scene.key.phase is Phase.VALUES else "rotation/1"
     content = codec.encode_payload(Payload(scheme or honest, tuple(changed)))

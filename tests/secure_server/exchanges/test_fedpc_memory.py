@@ -76,7 +76,7 @@ def peak(work: Callable[[], object]) -> float:
 
 
 def reads_all_first(attempt: Attempt) -> Attempt:
-    """The weakened double: every answer is at hand before anything is computed."""
+    """Read every answer before anything is computed, as the weakened double does."""
     contents = {
         (phase, site): attempt.answer(phase, site)
         for phase, sites in attempt.survivors.items()

@@ -39,7 +39,7 @@ def agreement() -> Agreement:
 def refused(
     phase: Phase, change: Callable[[Scene, bytes], bytes], error: type[Exception], match: str
 ) -> None:
-    """The answer, changed, is refused and changes nothing; the honest one is taken after it."""
+    """Check that the changed answer is refused without effect, and that the honest one is taken after it."""
     with stopped_at(agreement(), VICTIM, phase) as scene:
         before = scene.memory()
         with pytest.raises(error, match=match):

@@ -235,7 +235,7 @@ class CheckedRun:
     # What the coordinator's process does
 
     def plan(self) -> None:
-        """The coordinator settles who goes on, if it is to: the same for the same attempt, whenever it is asked."""
+        """Let the coordinator settle who continues: the same for the same attempt, whenever it is asked."""
         if self.state.stage is Stage.PLANNING:
             key = self.state.presence_key, bool(self.state.survivors)
             if key not in self.plans:
@@ -270,7 +270,7 @@ class CheckedRun:
         return tuple(sorted((tuple(sorted(members[:cut])), tuple(sorted(members[cut:])))))
 
     def compute(self, fails: float = 0.0) -> None:
-        """The aggregation ends, if one is running."""
+        """End the aggregation, if one is running."""
         if self.state.stage is Stage.COMPUTING:
             failed = self.rng.random() < fails
             self.do(ComputeFailed() if failed else self.computation())
@@ -292,7 +292,7 @@ class CheckedRun:
         self.do(Tick())
 
     def restart(self) -> None:
-        """The coordinator is killed and started again on what it stored."""
+        """Kill the coordinator and start it again on what it stored."""
         self.seen[f"restart in {self.state.stage}"] += 1
         self.state = State.from_json(self.state.to_json())
         self.do(Resumed())

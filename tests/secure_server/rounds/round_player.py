@@ -72,7 +72,7 @@ class Player:
         self.do(*(Joined(site) for site in sites))
 
     def answer(self, *sites: str) -> None:
-        """Each of the sites, in turn, answers its current task."""
+        """Let each of the sites, in turn, answer its current task."""
         for site in sites:
             task = self.task(site)
             assert task is not None, f"{site} has nothing to answer in {self.stage}"

@@ -30,7 +30,7 @@ class SimulatedRun(CheckedRun):
     # What sites do
 
     def visit(self, site: str, lost_answers: float = 0.0) -> None:
-        """A living site asks for its task and answers it; sometimes it does not hear that this arrived."""
+        """Let a living site ask for its task and answer it; sometimes it does not hear that this arrived."""
         if site in self.unsure:
             self.do(Answered(site, self.unsure.pop(site)))
         if site not in self.state.joined:
@@ -75,13 +75,13 @@ class SimulatedRun(CheckedRun):
         self.pass_time(15.0)
 
     def own_part_out_of_turn(self) -> None:
-        """The coordinator's own events, where the machine waits for others."""
+        """Send the coordinator's own events, where the machine waits for others."""
         if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.begun:
             groups = (self.state.groups or (self.state.members,)) if self.state.round == 0 else ()
             self.do(self.rng.choice((Computed(groups), ComputeFailed(), Planned())))
 
     def replay(self, site: str) -> None:
-        """An old answer of a site arrives once more."""
+        """Send an old answer of a site once more."""
         old = sorted(key for key, sender in self.accepted if sender == site)
         if old:
             self.do(Answered(site, self.rng.choice(old)))

@@ -32,7 +32,7 @@ class SpitefulRun(SimulatedRun):
         self.idleness = self.rng.choice((0.1, 0.5, 0.9))
 
     def spite(self, site: str) -> None:
-        """Any of the ways to be in the run and of no use to it."""
+        """Play any of the ways to be in the run and of no use to it."""
         if self.rng.random() < self.idleness:
             return
         if self.rng.random() < 0.1:

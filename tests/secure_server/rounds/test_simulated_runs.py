@@ -31,7 +31,7 @@ ASKING_STEPS = [STAGE_OF_PHASE[phase] for phase in STEPS]
 
 
 def simulate(seed: int) -> SimulatedRun:
-    """One run through chaos to its end: by turns with every site back, or with too few left."""
+    """Simulate one run to its end: by turns with every site back, or with too few left."""
     run = SimulatedRun(seed)
     try:
         run.chaos(steps=40 + seed % 120)
@@ -234,7 +234,7 @@ real_step, real_step_over, next_step = machine.step, transitions._step_over, tra
 
 
 def notices(violation: str) -> None:
-    """The simulation must find this out."""
+    """Check that the simulation finds this double."""
     with pytest.raises(InvariantError, match=violation):
         simulate_all()
 

@@ -113,7 +113,7 @@ def serving(
     port: int = 0,
     poll_seconds: float = 20.0,
 ) -> Iterator[int]:
-    """A server on 127.0.0.1 while the block runs; its port. What ``serve`` raised is raised here."""
+    """Serve on 127.0.0.1 while the block runs, and yield the port. What ``serve`` raised is raised here."""
     events: Queue[int | BaseException] = Queue()
 
     def run() -> None:
@@ -154,7 +154,7 @@ def _port_or_raise(event: int | BaseException) -> int:
 def dialling(
     port: int, trust: TrustAnchor, credentials: Credentials | None, *options: tuple[str, int]
 ) -> Iterator[CoordinatorStub]:
-    """A bare stub, to send what no honest site sends."""
+    """Yield a bare stub, to send what no honest site sends."""
     tls = grpc.ssl_channel_credentials(
         trust.certificate_pem,
         credentials.private_key_pem() if credentials else None,

@@ -48,7 +48,7 @@ print("ended", flush=True)
 
 @contextmanager
 def process(folder: Path, program: str = PROGRAM) -> Iterator[subprocess.Popen[str]]:
-    """A server in a process of its own; ``PROGRAM``'s has a federation of its own below ``folder``."""
+    """Run a server in a process of its own; ``PROGRAM``'s has a federation of its own below ``folder``."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
     command = [sys.executable, "-c", program, str(folder)]
@@ -125,7 +125,7 @@ def test_the_temporary_folder_may_have_a_long_name_and_is_kept_from_being_cleane
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int]:
-    """A folder's descriptor."""
+    """Yield a folder's descriptor."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         yield descriptor

@@ -91,7 +91,7 @@ def wait_until_closed(each: socket.socket) -> None:
 
 @contextmanager
 def served(tmp_path: Path, weakened: str = "") -> Iterator[tuple[int, Callable[[float], object]]]:
-    """A server in a process of few files; its port, and a call of a site with the seconds that it may take."""
+    """Yield a server's port, in a process of few files, and a call of a site with the seconds that it may take."""
     federation = Federation(tmp_path)
     federation.coordinator()
     with (

@@ -28,12 +28,12 @@ def key_of(number: int) -> PhaseKey:
 
 
 def content_of(number: int) -> bytes:
-    """Its upload: 32 KiB."""
+    """Return that write's upload: 32 KiB."""
     return hashlib.sha256(b"%d" % number).digest() * 1024
 
 
 def write(store: Store, number: int) -> None:
-    """One upload, one result and the state they lead to."""
+    """Write one upload, one result and the state they lead to."""
     state = State(RUN, Stage.PRESENCE, 0.0, round=1, attempt=number)
     content = content_of(number)
     store.save(state, upload=(key_of(number), "ada", content), results={"ada": content})

@@ -36,7 +36,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def computed() -> Player:
-    """A run in which the first round's results have just been computed."""
+    """Return a run in which the first round's results have just been computed."""
     player = in_round()
     player.compute()
     return player

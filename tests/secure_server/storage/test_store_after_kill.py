@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def writer(path: Path, *options: str) -> subprocess.Popen[str]:
-    """A process that writes to the store."""
+    """Start a process that writes to the store."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.secure_server.storage.store_writer", str(path), *options],
         cwd=ROOT,
