@@ -23,17 +23,17 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.error_containment import opening
 from secure_client.errors import Violation
-from secure_client.methods.sums import Sums
+from secure_client.methods.plain_sums import PlainSums
 
 _log = logging.getLogger("protoseal.site")
 
 
-class EncryptedSums(Sums):
+class EncryptedSums(PlainSums):
     """Sums over all sites: VALUES, then a result that is the sum."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
         """See :class:`secure_client.methods.base.SiteExchange`."""
-        if key.phase is not Phase.VALUES or key.round == 0:
+        if key.round == 0:
             return super().step(key, request)
         group = self._members.asked(key, request)
         sums = EncryptedSum(self._agreement)

@@ -11,9 +11,10 @@ from secure_client.methods.encrypted_clusters import EncryptedClusters
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
 from secure_client.methods.extension_sums import ExtensionSums
 from secure_client.methods.masked_clusters import MaskedClusters
+from secure_client.methods.masked_sums import MaskedSums
 from secure_client.methods.peer_combinations import PeerCombinations
 from secure_client.methods.plain_clusters import PlainClusters
-from secure_client.methods.sums import Sums
+from secure_client.methods.plain_sums import PlainSums
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import MaskedSum
 from secure_client.protocol.participants import Participants
@@ -25,8 +26,8 @@ _EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeParts], SiteExchange]] = {
     ExchangeKind.ROTATED_PEERS: PeerCombinations,
     ExchangeKind.ENCRYPTED_PEERS: PeerCombinations,
     ExchangeKind.EXTENSION_PEERS: PeerCombinations,
-    ExchangeKind.PLAIN_SUMS: Sums,
-    ExchangeKind.MASKED_SUMS: Sums,
+    ExchangeKind.PLAIN_SUMS: PlainSums,
+    ExchangeKind.MASKED_SUMS: MaskedSums,
     ExchangeKind.ENCRYPTED_SUMS: EncryptedSums,
     ExchangeKind.ENCRYPTED_GROUPS: EncryptedGroupSums,
     ExchangeKind.EXTENSION_SUMS: ExtensionSums,

@@ -11,10 +11,11 @@ open this attempt's sum.
 
 Limits: in a complete graph, t of the n members that an attempt lists can together open every vector of the group. A
 passive coordinator needs t colluding members, an active one 2t − n, since each honest site answers for one survivor
-set, and never for two sums over the same training in one round (:mod:`secure_client.methods.sums`). The coordinator
-chooses n, from ``min_holders`` on; in a run of more than ``complete_up_to`` sites, from the smallest n for which
-``max_colluding`` members are too few. In a sparse graph the guarantee is against ``max_colluding`` members and no more.
-Sums of rounds in which training hardly changes the models can be subtracted, and the coordinator can cause such rounds.
+set, and never for two sums over the same training in one round (:mod:`secure_client.methods.plain_sums`). The
+coordinator chooses n, from ``min_holders`` on; in a run of more than ``complete_up_to`` sites, from the smallest n for
+which ``max_colluding`` members are too few. In a sparse graph the guarantee is against ``max_colluding`` members and no
+more. Sums of rounds in which training hardly changes the models can be subtracted, and the coordinator can cause such
+rounds.
 A member's share that does not decrypt is logged and left out; a wrong share that decrypts corrupts the sum, which the
 coordinator sees but cannot trace to a member.
 """

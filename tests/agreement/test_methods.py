@@ -24,7 +24,7 @@ from algorithms.fedplcc.objective import Objective as FedplccObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.methods.peer_combinations import PeerCombinations as PeerCombinationsAtSite
-from secure_client.methods.sums import Sums
+from secure_client.methods.plain_sums import PlainSums as PlainSumsAtSite
 from secure_client.training import built_in_methods
 from secure_client.training.objectives import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
@@ -45,7 +45,11 @@ OBJECTIVES: dict[Method, Any] = {
     **dict.fromkeys((Method.FEDPER, Method.FEDREP, Method.DITTO), cross_entropy.Objective),
     **dict.fromkeys((Method.LOCAL, Method.SELF), PfplObjective),
 }
-AT_A_SITE: dict[Family, Any] = {Family.PEERS: PeerCombinationsAtSite, Family.GROUPS: Sums, Family.SUMS: Sums}
+AT_A_SITE: dict[Family, Any] = {
+    Family.PEERS: PeerCombinationsAtSite,
+    Family.GROUPS: PlainSumsAtSite,
+    Family.SUMS: PlainSumsAtSite,
+}
 AT_THE_COORDINATOR: dict[Family, Any] = {
     Family.PEERS: PeerCombinations,
     Family.GROUPS: PlainSums,

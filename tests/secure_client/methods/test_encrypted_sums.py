@@ -26,7 +26,7 @@ from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.methods.encrypted_sums import EncryptedSums
-from secure_client.methods.sums import Sums
+from secure_client.methods.plain_sums import PlainSums
 from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.encrypted_play import EncryptedAttempt, Vector, forged, hash_of, key_of, play_quickly
 from tests.adversary.hostile_coordinator import Cast
@@ -190,7 +190,7 @@ def test_a_result_that_cannot_be_right_is_acknowledged_and_not_used(course: Open
 
 
 def raising(method: EncryptedSums, *taken: object) -> object:
-    return Sums._take(method, *taken)  # type: ignore[arg-type]
+    return PlainSums._take(method, *taken)  # type: ignore[arg-type]
 
 
 def nothing(*_: object) -> None:

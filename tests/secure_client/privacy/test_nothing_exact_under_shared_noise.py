@@ -32,7 +32,7 @@ from agreement import (
 from crypto.pairwise.attempt_binding import threshold
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.data import SiteData
-from secure_client.methods.sums import Sums as SumsOfSites
+from secure_client.methods.plain_sums import PlainSums
 from secure_client.models.prototype_model import outputs_of
 from secure_client.output.site_log import SiteRound
 from secure_client.site_model.checkpointed_learner import Trainee
@@ -313,10 +313,10 @@ def _noise_where_there_is_something(patch: pytest.MonkeyPatch) -> None:
 
 
 def _exact_means(patch: pytest.MonkeyPatch) -> None:
-    def own(self: SumsOfSites, rows: Any, has: Any) -> Any:
+    def own(self: PlainSums, rows: Any, has: Any) -> Any:
         return (rows + self._trainee._learner.prototypes()[0]) / 2.0, has
 
-    patch.setattr(SumsOfSites, "_targets", own)
+    patch.setattr(PlainSums, "_targets", own)
 
 
 def _a_classifier_in_the_average(patch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from agreement.cohorts import clustering_cohort
 from agreement.payload_forms import limits_of, longest_mean, result_form
 from algorithms.gram_matrix import Bool, Float
-from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
 from protoseal_wire import codec
-from protoseal_wire.messages import Phase, PhaseKey, RoundStart
+from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.error_containment import contained
 from secure_client.errors import Violation
 from secure_client.methods.base import ExchangeParts, ResultSummary
@@ -35,8 +34,11 @@ from secure_client.protocol.single_phase_exchange import shown_half
 from secure_client.training.built_in_methods import site_method
 
 
-class Sums:
-    """Sums of a run. Round 0, if any, is FedPC's clustering; every later round sums the members of each group."""
+class PlainSums:
+    """Sums of a run. Round 0, if any, is FedPC's grouping; every later round sums the members of each group."""
+
+    scheme = PLAIN
+    """Scheme of results."""
 
     def __init__(self, parts: ExchangeParts) -> None:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
@@ -44,7 +46,6 @@ class Sums:
         self._limits = limits_of(parts.agreement)
         self._starts = Starts(parts)
         self._members = GroupMembers(parts, self._starts)
-        self._masked = parts.agreement.plan.masked
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.base.SiteExchange`, here and below."""
@@ -67,28 +68,17 @@ class Sums:
         """
         if key.round == 0:
             return b"", None
-        keys = self._masks.fresh_keys(key) if self._masked else None
+        keys = self._fresh_keys(key)
         if self._agreement.layout.noisy:
             self._masks.keep_noise(key, self._trainee.draw_share(key.round))
         return self._trainee.base, keys
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """Answer the clustering's one step, the plain sum's, or one of the masked sum's."""
-        match key.phase:
-            case Phase.VALUES if key.round == 0:
-                return codec.encode_payload(self._clustering(key, request))
-            case Phase.VALUES if not self._masked:
-                vector = self._vector(key, self._members.asked(key, request))
-                return codec.encode_payload(Payload(PLAIN, arrays=(vector,)))
-            case Phase.SHARES:
-                return self._masks.shares(key, self._members.asked(key, request))
-            case Phase.VALUES:
-                group = self._members.agreed(key)
-                return self._masks.values(key, group, request, self._vector(key, group))
-            case Phase.SURVIVORS:
-                return self._masks.survivors(key, self._members.agreed(key), request)
-            case _:
-                return self._masks.unmask(key, self._members.agreed(key), request)
+        """Answer VALUES: of FedPC's grouping in round 0, of a sum in later rounds."""
+        if key.round == 0:
+            return codec.encode_payload(self._grouping(key, request))
+        vector = self._vector(key, self._members.asked(key, request))
+        return codec.encode_payload(Payload(PLAIN, arrays=(vector,)))
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base that the group's members train from next."""
@@ -103,9 +93,12 @@ class Sums:
         """Erase the secrets of an attempt that had no result, if there is one."""
         self._masks.leave()
 
+    def _fresh_keys(self, key: PhaseKey) -> MaskKeys | None:  # noqa: ARG002 (masked sums have keys)
+        return None
+
     # Values sent
 
-    def _clustering(self, key: PhaseKey, request: bytes) -> Payload:
+    def _grouping(self, key: PhaseKey, request: bytes) -> Payload:
         """Return all prototypes as one row of norm at most 1, absent classes as zeros."""
         cohort = clustering_cohort(self._participants.verified(key, request), self._agreement)
         rows, _ = self._trainee.trained(0)
@@ -160,9 +153,8 @@ class Sums:
 
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
         """Return the parts of a result whose form is checked: (rows (K, d), has (K,), model (p + q,))."""
-        scheme = PAIRWISE if self._masked else PLAIN
-        if payload.scheme != scheme:
-            raise Violation(f"the result has scheme {payload.scheme!r}, but {scheme!r} is agreed")
+        if payload.scheme != self.scheme:
+            raise Violation(f"the result has scheme {payload.scheme!r}, but {self.scheme!r} is agreed")
         vector, has = payload.arrays
         rows, averaged = self._agreement.layout.split(vector)
         if not len(rows):

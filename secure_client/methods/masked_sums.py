@@ -1,0 +1,36 @@
+"""Sums at a site under ``masked``: the site sends its values under masks that cancel in the sum of its group.
+
+The checks of :mod:`secure_client.methods.plain_sums` hold here as well; the steps of a masked sum are in
+:mod:`secure_client.protocol.masked_sum`.
+"""
+
+from __future__ import annotations
+
+from crypto.pairwise.scheme import SCHEME as PAIRWISE
+from crypto.pairwise.wire_values import MaskKeys
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.methods.plain_sums import PlainSums
+
+
+class MaskedSums(PlainSums):
+    """Masked sums of a run: SHARES, VALUES, SURVIVORS and UNMASK, then a result that is the sum."""
+
+    scheme = PAIRWISE
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """Answer the clustering's one step, or one of the masked sum's."""
+        if key.round == 0:
+            return super().step(key, request)
+        match key.phase:
+            case Phase.SHARES:
+                return self._masks.shares(key, self._members.asked(key, request))
+            case Phase.VALUES:
+                group = self._members.agreed(key)
+                return self._masks.values(key, group, request, self._vector(key, group))
+            case Phase.SURVIVORS:
+                return self._masks.survivors(key, self._members.agreed(key), request)
+            case _:
+                return self._masks.unmask(key, self._members.agreed(key), request)
+
+    def _fresh_keys(self, key: PhaseKey) -> MaskKeys:
+        return self._masks.fresh_keys(key)
