@@ -38,7 +38,7 @@ class Case:
 
 
 def case(seed: int, *, size: int = 7, number: int = 9, signs: bool = False, missing: int = 1) -> Case:
-    """Features and clusters as after a ReLU, or with signs; the last ``missing`` classes have no cluster."""
+    """Draw features and clusters as after a ReLU, or with signs; the last ``missing`` classes have no cluster."""
     rng = np.random.default_rng(seed)
 
     def vectors(rows: int) -> Tensor:
@@ -106,7 +106,7 @@ def gradient(batch: Case, loss: Loss) -> Tensor:
 
 
 def check_gradient(batch: Case, loss: Loss, reference: Reference, step: float = 1e-6) -> None:
-    """Against central differences of the loop."""
+    """Check the gradient against central differences of the loop."""
     found = gradient(batch, loss)
     for i in range(len(batch.labels)):
         for j in range(DIM):
@@ -120,7 +120,7 @@ def check_gradient(batch: Case, loss: Loss, reference: Reference, step: float = 
 
 
 def check_stacked(loss: Loss) -> None:
-    """``torch.vmap`` over sites' batches, with clusters in common and with their own, equals the loop over them."""
+    """Check that ``torch.vmap`` over sites' batches, with common and with own clusters, equals the loop over them."""
     batches = [case(seed) for seed in range(5)]
     features, logits, labels, rows, owners, weights = (
         torch.stack(each)
@@ -168,7 +168,7 @@ def check_without_clusters(loss: Loss) -> None:
 
 
 def check_mixed_batch(loss: Loss) -> None:
-    """Samples of a class without clusters change neither the value nor the gradient of the others."""
+    """Check that samples of a class without clusters change neither the value nor the gradient of the others."""
     batch = case(2, size=8)
     kept = batch.labels != CLASSES - 1
     assert 0 < kept.sum() < len(kept)
@@ -188,7 +188,9 @@ def check_weights_unread(loss: Loss) -> None:
 
 
 def check_extremes(loss: Loss) -> None:
-    """Float32, features and clusters that are zero, opposite or equal, weights of 0: finite values and gradients."""
+    """Check for finite values and gradients in float32, with clusters that are zero, opposite or equal, or weights of
+    0.
+    """
     rows = torch.tensor([[1.0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0], [0.0, 0, 0, 0, 0], [0, 1e-15, 0, 0, 0]])
     features = torch.tensor(
         [[1.0, 0, 0, 0, 0], [0.0] * 5, [-30.0, 0, 0, 0, 0], [0, 0, 1.0, 0, 0], [1e-15] * 5]

@@ -23,7 +23,7 @@ def samples(seed: int) -> tuple[Float, Labels]:
 
 
 def sites(seed: int) -> list[LocalClusters]:
-    """Four to eight sites' local prototypes."""
+    """Draw the local prototypes of four to eight sites."""
     rng = np.random.default_rng([seed, 1])
     return [local_clusters(*samples(100 * seed + i), CLASSES) for i in range(rng.integers(4, 9))]
 

@@ -34,7 +34,7 @@ def log_probability(logits: Vector, y: int) -> float:
 def shared_loss(
     features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool], *, literal: bool
 ) -> float:
-    """Equation 3 over the samples that have a target. Printed (``literal``): a sum over channels, not their mean."""
+    """Compute equation 3 over the samples with a target. Printed (``literal``): a sum over channels, not their mean."""
     total, samples = 0.0, 0
     for z, y in zip(features, labels, strict=True):
         if present[y]:
@@ -45,7 +45,7 @@ def shared_loss(
 
 
 def boundary(features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool]) -> float:
-    """m: halfway between the mean distance of positives and that of negatives in the batch."""
+    """Return m, halfway between the mean distance of positives and that of negatives in the batch."""
     positives: Vector = []
     negatives: Vector = []
     for z, y in zip(features, labels, strict=True):
@@ -69,7 +69,7 @@ def decision_loss(
     literal: bool,
     m: float,
 ) -> float:
-    """Equations 4 (without ``hard``) and 5 with 6, over the samples and classes that have a target.
+    """Compute equations 4 (without ``hard``) and 5 with 6, over the samples and classes that have a target.
 
     Printed (``literal``): no logarithm, and a minus before the maximum in M.
     """
@@ -91,7 +91,7 @@ def decision_loss(
 def linear_scores(
     features: Matrix, labels: Sequence[int], weight: Matrix, bias: Vector, classes: int
 ) -> Matrix:
-    """Equation 8 in closed form for a linear classifier: ∂ log p(y)/∂z_j = Σ_c (1[c = y] − p_c) · w_cj."""
+    """Compute equation 8 for a linear classifier: ∂ log p(y)/∂z_j = Σ_c (1[c = y] − p_c) · w_cj."""
     sums, counts = [[0.0] * len(features[0]) for _ in range(classes)], [0] * classes
     for z, y in zip(features, labels, strict=True):
         logits = [
@@ -112,7 +112,7 @@ def linear_scores(
 def scores_by_differences(
     features: Matrix, labels: Sequence[int], logits_of: Callable[[Vector], Vector], classes: int, step: float
 ) -> Matrix:
-    """Equation 8 with central differences for the derivative."""
+    """Compute equation 8 with central differences for the derivative."""
     sums, counts = [[0.0] * len(features[0]) for _ in range(classes)], [0] * classes
     for z, y in zip(features, labels, strict=True):
         counts[y] += 1
@@ -130,7 +130,7 @@ def scores_by_differences(
 def global_prototypes(
     prototypes: Sequence[Matrix], holds: Sequence[Sequence[bool]], min_holders: int
 ) -> tuple[Matrix, list[bool]]:
-    """p^c, the mean over the sites that have class c. Not in print: withheld below ``min_holders`` of them."""
+    """Return p^c, the mean over sites that have class c. Not in print: withheld below ``min_holders`` of them."""
     rows: Matrix = []
     has: list[bool] = []
     for c in range(len(holds[0])):
@@ -153,7 +153,7 @@ def fused(
     eta: float,
     top: int,
 ) -> Matrix:
-    """Equations 9 and 10; zeros for a class without a global prototype."""
+    """Compute equations 9 and 10; a class without a global prototype gets zeros."""
     rows: Matrix = []
     for c in range(len(has)):
         row = list(mean[c]) if has[c] else [0.0] * len(mean[c])

@@ -23,7 +23,7 @@ def concatenated(prototypes: Matrix, holds: Sequence[bool]) -> Vector:
 def intra(
     prototypes: Sequence[Matrix], holds: Sequence[Sequence[bool]], members: Iterable[int], min_holders: int
 ) -> tuple[Matrix, list[bool]]:
-    """IntraAgg of algorithm 1 for one group's prototypes: plain means over the members that have the class.
+    """Compute IntraAgg of algorithm 1 for one group: plain means over the members that have the class.
 
     Not in print: a class with fewer than ``min_holders`` of them is withheld.
     """
@@ -38,14 +38,14 @@ def intra(
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """0 where a vector has no direction."""
+    """Return the cosine, 0 where a vector has no direction."""
     if inner(a, a) == 0.0 or inner(b, b) == 0.0:
         return 0.0
     return inner(a, b) / (math.sqrt(inner(a, a)) * math.sqrt(inner(b, b)))
 
 
 def rho(vectors: Matrix) -> Matrix:
-    """Equations 5 and 6; not in print: a cosine below 0 counts as 0, a row of zeros becomes the group itself."""
+    """Compute equations 5 and 6; not in print: cosines below 0 count as 0, a row of zeros becomes the group itself."""
     weights: Matrix = []
     for j, own in enumerate(vectors):
         similar = [max(0.0, cosine(own, other)) for other in vectors]
@@ -60,7 +60,7 @@ def rho(vectors: Matrix) -> Matrix:
 def inter_prototypes(
     rows: Sequence[Matrix], has: Sequence[Sequence[bool]], weights: Matrix, *, literal: bool
 ) -> tuple[list[Matrix], list[list[bool]]]:
-    """Equation 7, class by class. Printed (``literal``): a group without the class counts with zeros."""
+    """Compute equation 7, class by class. Printed (``literal``): a group without the class counts with zeros."""
     mixed: list[Matrix] = []
     known: list[list[bool]] = []
     for j in range(len(rows)):
@@ -80,7 +80,7 @@ def inter_prototypes(
 
 
 def inter_theta(theta: Matrix, weights: Matrix) -> Matrix:
-    """Equation 8."""
+    """Compute equation 8."""
     mixed: Matrix = []
     for row in weights:
         total = [0.0] * len(theta[0])
@@ -91,7 +91,7 @@ def inter_theta(theta: Matrix, weights: Matrix) -> Matrix:
 
 
 def prototype_loss(features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool]) -> float:
-    """Equation 3 on a batch: the Euclidean distance of each class's mean from its target, summed over classes."""
+    """Compute equation 3: the distance of each class's mean from its target, summed over classes."""
     total = 0.0
     for k in sorted(set(labels)):
         if present[k]:
@@ -118,7 +118,7 @@ def inertia(points: Matrix, labels: Sequence[int]) -> float:
 
 
 def least_inertia(points: Matrix, clusters: int) -> float:
-    """Over every partition of the points into exactly that many clusters. Exponential: for nine points or so."""
+    """Search every partition of the points into exactly that many clusters. Exponential: for nine points or so."""
     best = math.inf
     for labels in itertools.product(range(clusters), repeat=len(points)):
         in_order = all(label <= max(labels[:at], default=-1) + 1 for at, label in enumerate(labels))

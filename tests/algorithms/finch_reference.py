@@ -34,7 +34,7 @@ def nearest(vectors: Sequence[Sequence[float]], i: int) -> int:
 
 
 def first_neighbour_graph(vectors: Sequence[Sequence[float]]) -> list[set[int]]:
-    """Edge i–j iff j = κ_i, i = κ_j or κ_i = κ_j."""
+    """Return the graph with an edge i–j iff j = κ_i, i = κ_j or κ_i = κ_j."""
     kappa = [nearest(vectors, i) for i in range(len(vectors))]
     edges: list[set[int]] = [set() for _ in vectors]
     for i in range(len(vectors)):
@@ -110,7 +110,7 @@ def merged(
 
 
 def sparse(z: Sequence[float], g: Sequence[float], alpha: float) -> float:
-    """s_α (equation 7), the cosine at least 1e-6 unless α is 1."""
+    """Return s_α (equation 7), the cosine at least 1e-6 unless α is 1."""
     value = cosine(z, g)
     return value if alpha == 1.0 else math.pow(max(value, 1e-6), alpha)
 
@@ -118,7 +118,7 @@ def sparse(z: Sequence[float], g: Sequence[float], alpha: float) -> float:
 def contrast(
     z: Vector, y: int, rows: list[Vector], labels: list[int], weights: list[float], alpha: float, tau: float
 ) -> float:
-    """Equation 6, for a class with clusters."""
+    """Compute equation 6 for a class with clusters."""
     above = below = 0.0
     for g, label, weight in zip(rows, labels, weights, strict=True):
         term = math.exp(sparse(z, g, alpha) / tau) * weight
@@ -131,7 +131,7 @@ def contrast(
 def correction(
     z: Vector, y: int, rows: list[Vector], labels: list[int], weights: list[float], alpha: float, share: float
 ) -> float:
-    """Equation 8."""
+    """Compute equation 8."""
     values = [
         sparse(z, g, alpha) * w for g, label, w in zip(rows, labels, weights, strict=True) if label == y
     ]

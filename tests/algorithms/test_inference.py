@@ -24,7 +24,7 @@ def outputs(features: Tensor, decision: Tensor | None = None) -> Outputs:
 
 
 def drawn(seed: int) -> tuple[Tensor, Tensor, Targets]:
-    """Float32 features and decision features, and targets for some of the classes, one at least."""
+    """Draw float32 features and decision features, and targets for some of the classes, one at least."""
     rng = np.random.default_rng(seed)
     present = rng.random(CLASSES) < 0.6
     present[rng.integers(CLASSES)] = True

@@ -16,7 +16,7 @@ Counts = NDArray[np.int64]
 
 @st.composite
 def outcomes(draw: st.DrawFn) -> tuple[Counts, Counts, Counts]:
-    """Predictions, labels of a test set, and the site's training samples of each class, of which it has one."""
+    """Draw predictions, labels of a test set, and the site's training samples of each class, at least of one."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = draw(st.integers(1, 40))
     trained_on = rng.integers(0, 30, size=CLASSES) * (rng.random(CLASSES) < 0.6)

@@ -18,7 +18,7 @@ PHI = NormalDist().cdf
 
 
 def prv(history: Sequence[Event], delta: float, error: float) -> float:
-    """Opacus's bound of ε from above, within ``error``. A release is a step with every record in the batch."""
+    """Return Opacus's bound of ε from above, within ``error``. A release is a step with every record in the batch."""
     steps: Counter[tuple[float, float]] = Counter()
     for event in history:
         if isinstance(event, DpSgd):
@@ -33,7 +33,7 @@ def prv(history: Sequence[Event], delta: float, error: float) -> float:
 
 
 def one_step_delta(noise: float, rate: float, epsilon: float) -> float:
-    """δ of one step of DP-SGD, from the definition: both ways round of N(0, σ²) and (1 − q)·N(0, σ²) + q·N(1, σ²)."""
+    """Return δ of one DP-SGD step from the definition: N(0, σ²) and (1 − q)·N(0, σ²) + q·N(1, σ²), both ways round."""
     # Removing: the mixture over e^ε times N(0, σ²), which is where the loss log(1 − q + q·e^((2x − 1)/2σ²)) is over ε.
     threshold = noise**2 * math.log((math.exp(epsilon) - 1 + rate) / rate) + 0.5
     mixture = (1 - rate) * PHI(-threshold / noise) + rate * PHI((1 - threshold) / noise)
@@ -48,12 +48,12 @@ def one_step_delta(noise: float, rate: float, epsilon: float) -> float:
 
 
 def replace_one(history: Sequence[Event], delta: float) -> float:
-    """Takes neighbours to differ in one record's content: its sensitivity is twice as large."""
+    """Count neighbours that differ in one record's content, whose sensitivity is twice as large."""
     return epsilon([_with_noise(event, event.noise_multiplier / 2) for event in history], delta)
 
 
 def half_a_record(history: Sequence[Event], delta: float) -> float:
-    """Takes the sensitivity to be half of what it is."""
+    """Count half of the true sensitivity."""
     return epsilon([_with_noise(event, event.noise_multiplier * 2) for event in history], delta)
 
 
@@ -66,13 +66,13 @@ def without_training(history: Sequence[Event], delta: float) -> float:
 
 
 def apart(history: Sequence[Event], delta: float) -> float:
-    """Adds up releases and training, each at the whole δ: neither what it costs, nor a bound of it."""
+    """Add up releases and training, each at the whole δ, which is neither the cost nor a bound of it."""
     training = [event for event in history if isinstance(event, DpSgd)]
     return without_training(history, delta) + epsilon(training, delta)
 
 
 def all_in_the_batch(history: Sequence[Event], delta: float) -> float:
-    """Takes nothing for sampling."""
+    """Count no gain from sampling."""
     return epsilon(
         [DpSgd(e.noise_multiplier, 1.0, e.steps) if isinstance(e, DpSgd) else e for e in history], delta
     )

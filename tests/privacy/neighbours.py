@@ -32,7 +32,7 @@ class Records:
 
 
 def settings() -> st.SearchStrategy[PrototypeQuery]:
-    """Queries of clips, weights and noise multipliers from very small to very large."""
+    """Draw queries of clips, weights and noise multipliers from very small to very large."""
     clips = st.sampled_from([1.0, 3.0, 0.1, 1e-9, 1e12]) | st.floats(0.01, 100.0)
     return st.builds(
         lambda clip, ratio, noise: PrototypeQuery(clip, clip * ratio, noise, 1.0),
@@ -44,7 +44,7 @@ def settings() -> st.SearchStrategy[PrototypeQuery]:
 
 @st.composite
 def records(draw: st.DrawFn, clip: float) -> Records:
-    """Rows that are huge, tiny, zero, at the clip or beside it, and rows that stand there twice."""
+    """Draw rows that are huge, tiny, zero, at the clip or beside it, and rows that stand there twice."""
     dim = draw(st.integers(1, 5))
     at_clip = [
         clip,

@@ -36,7 +36,7 @@ class Owned:
 
 @st.composite
 def owned(draw: st.DrawFn, clip: float) -> Owned:
-    """Records of every size, some of them many times, of one to four subjects."""
+    """Draw records of every size, some of them many times, of one to four subjects."""
     drawn = draw(records(clip))
     times = draw(st.lists(st.sampled_from([1, 2, 7]), min_size=1, max_size=len(drawn.labels)))
     repeated = np.repeat(np.arange(len(times)), times)

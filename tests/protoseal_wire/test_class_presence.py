@@ -36,7 +36,7 @@ NOT_CANONICAL = (2**255 - 19 + 9).to_bytes(32, "little")
 
 
 def mask_keys() -> MaskKeys:
-    """Fresh ones."""
+    """Generate fresh mask keys."""
     return MaskKeys(ChannelKey.generate().public_bytes, ChannelKey.generate().public_bytes)
 
 
@@ -66,7 +66,7 @@ class Group:
         verify_presence(self.roster.members[site], statement, key, self.roster.hash)
 
     def active(self, keys: Mapping[str, MaskKeys | None]) -> ActiveList:
-        """Honest statements with these keys."""
+        """Return honest statements with these keys."""
         return ActiveList(tuple(self.state(site, keys=keys[site]) for site in keys))
 
 

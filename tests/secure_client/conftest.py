@@ -29,6 +29,6 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
 
 @pytest.fixture
 def open_sites(tmp_path: Path, cast: Cast) -> Iterator[OpenSites]:
-    """Sites of a new run under an agreement."""
+    """Open sites of a new run under an agreement."""
     with ExitStack() as stack:
         yield lambda agreement: stack.enter_context(MaskedPlay(tmp_path, agreement, cast))

@@ -105,7 +105,7 @@ def states(jobs: Sequence[Job]) -> list[dict[str, Tensor]]:
 
 
 def assert_alike(jobs: Sequence[Job], *, tolerance: float = 1e-9, at_once: int | None = None) -> None:
-    """Both ways of training change the models, and to the same."""
+    """Assert that both ways of training change the models, and to the same."""
     alone, begun = copies(jobs), states(jobs)
     expected = [run(job) for job in alone]
     assert_close(run_together(jobs, Batching.ALWAYS, at_once=at_once), expected, tolerance)

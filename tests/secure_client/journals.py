@@ -9,5 +9,5 @@ from secure_client.protocol.journal import Journal
 
 
 def journal_at(path: Path) -> Journal:
-    """Made, or opened again."""
+    """Make a journal, or open it again."""
     return Journal(path, run="run", agreement_hash=bytes(32), site="a", storage=StorageKey(bytes(32)))

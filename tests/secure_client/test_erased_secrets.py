@@ -48,7 +48,7 @@ class OneTask:
 
 @pytest.fixture
 def play(open_sites: OpenSites) -> MaskedPlay:
-    """Everyone has made shares, so that there is something to erase."""
+    """Play until everyone has made shares, so that there is something to erase."""
     opened = open_sites(grouped_agreement())
     opened.set_up(*EVERYONE)
     opened.attempt(*EVERYONE).share(*EVERYONE)

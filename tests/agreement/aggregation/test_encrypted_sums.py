@@ -26,7 +26,7 @@ HOLDS = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 0]], dtype=np.bool_)
 
 
 def weighed(**averaging: int) -> Agreement:
-    """FedAvg, whose models are weighed by samples."""
+    """Return the agreement of FedAvg, whose models are weighted by samples."""
     agreement = grouped_agreement(Protection.CKKS, method=Method.FEDAVG)
     changed = agreement.averaging.model_copy(update=averaging)
     return Agreement.model_validate({**dict(agreement), "averaging": changed})

@@ -41,7 +41,7 @@ def test_conforming_protections_pass(example: Path) -> None:
 
 
 def _no_last_pad(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken away, but never put on."""
+    """Take the last pad away without having added it."""
     original = module.add_streams
 
     def add_streams(words: Any, plus: Any, minus: Any) -> Any:

@@ -50,7 +50,7 @@ training lies between two means.
 
 
 def python(*words: str, cwd: Path, installed: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Python with these arguments, run to its end in ``cwd``, where what lies in ``installed`` is found."""
+    """Run Python with these arguments to its end in ``cwd``, with the modules in ``installed`` on its path."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=cwd,

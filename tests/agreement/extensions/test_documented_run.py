@@ -192,7 +192,7 @@ def test_processes_give_the_result_of_the_simulation(
 
 @pytest.fixture(scope="module")
 def nursery(example_folder: Path) -> Iterator[Nursery]:
-    """Off which processes are forked that find the document's distribution."""
+    """Start the process from which processes are forked that find the document's distribution."""
     made = Nursery(as_installed(example_folder))
     yield made
     made.close()

@@ -28,7 +28,7 @@ DEFAULT = Objective()
 
 
 def loop(loss: Objective, *, sparse_correction: bool = False) -> Reference:
-    """λ·(L_contra + L_corr) of one sample; the weakened form takes s_α in the correction too."""
+    """Return λ·(L_contra + L_corr) of one sample; the weakened form takes s_α in the correction too."""
 
     def value(z: Vector, y: int, rows: list[Vector], labels: list[int], weights: list[float]) -> float:
         contra = reference.contrast(z, y, rows, labels, [1.0] * len(weights), loss.alpha, loss.temperature)

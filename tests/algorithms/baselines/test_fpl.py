@@ -28,7 +28,7 @@ from tests.algorithms.cluster_cases import (
 
 
 def loop(temperature: float, *, contrast: float = 1.0) -> Reference:
-    """CPCL + UPCR of one sample."""
+    """Return CPCL + UPCR of one sample."""
 
     def value(z: Vector, y: int, rows: list[Vector], labels: list[int], weights: list[float]) -> float:
         cpcl = reference.contrast(z, y, rows, labels, [1.0] * len(weights), 1.0, temperature)

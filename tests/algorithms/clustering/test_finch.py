@@ -22,7 +22,7 @@ def gram_of(rows: Float) -> Float:
 
 
 def features(seed: int) -> Float:
-    """2 to 60 vectors without ties: like features after a ReLU, with signs, or around a few directions."""
+    """Draw 2 to 60 vectors without ties: like features after a ReLU, with signs, or around a few directions."""
     rng = np.random.default_rng(seed)
     n, dim = int(rng.integers(2, 61)), int(rng.integers(3, 25))
     rows = rng.normal(size=(n, dim))
@@ -148,7 +148,7 @@ def test_two_vectors_are_one_cluster_however_far_apart() -> None:
 
 
 def ring_and_poles() -> Float:
-    """Five directions around a circle, which form a cluster whose mean is 0, and two pairs at its opposite poles."""
+    """Return five directions around a circle, a cluster of mean 0, and two pairs at its opposite poles."""
     angles = np.radians(np.arange(5) * 72.0)
     ring = np.stack([np.cos(angles), np.sin(angles), np.zeros(5)], axis=1)
     return np.concatenate(

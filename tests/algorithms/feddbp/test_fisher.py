@@ -19,7 +19,7 @@ CLASSES, DIM = 3, 4
 
 
 def samples(seed: int, count: int = 12) -> tuple[Tensor, Tensor]:
-    """Float64 features and labels; the last class may have none."""
+    """Draw float64 features and labels; the last class may have none."""
     rng = np.random.default_rng(seed)
     return torch.tensor(rng.normal(size=(count, DIM))), torch.tensor(rng.integers(0, CLASSES, size=count))
 

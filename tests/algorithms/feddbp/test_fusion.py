@@ -48,7 +48,7 @@ class Site:
 
 @st.composite
 def sites(draw: st.DrawFn) -> Site:
-    """1 to 4 classes of 1 to 6 channels, whose scores are often equal."""
+    """Draw 1 to 4 classes of 1 to 6 channels, whose scores are often equal."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = draw(st.integers(1, 4)), draw(st.integers(1, 6))
     has_own, has = (rng.random(shape[0]) < 0.7 for _ in range(2))
@@ -65,7 +65,7 @@ def test_targets_are_those_of_equations_9_and_10(site: Site) -> None:
 
 
 def some_site() -> Site:
-    """Three classes that all have and two more: one that the site lacks, one that is withheld."""
+    """Return three classes that all have and two more: one that the site lacks, one that is withheld."""
     rng = np.random.default_rng(3)
     own, scores, mean = rng.normal(size=(5, 6)), rng.random((5, 6)), rng.normal(size=(5, 6))
     has_own, has = np.array([1, 1, 1, 0, 1], dtype=np.bool_), np.array([1, 1, 1, 1, 0], dtype=np.bool_)

@@ -30,7 +30,7 @@ Case = tuple[Tensor, Tensor, Tensor, Targets]
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Both branches' float64 features of 1 to 8 samples, and targets for some classes; others' rows are not numbers."""
+    """Draw both branches' float64 features of 1 to 8 samples, and targets; rows without a target are not numbers."""
     shared, labels, targets = draw(target_cases.cases())
     rng = np.random.default_rng(
         [draw(st.integers(0, 2**32 - 1)), 1]
@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def some_case(seed: int = 0, present: tuple[bool, ...] = (True, True, False, True)) -> Case:
-    """Seven samples over all classes; by default one class without a target."""
+    """Return seven samples over all classes; by default one class without a target."""
     rng = np.random.default_rng(seed)
     known = np.array(present)
     rows = np.where(known[:, None], rng.normal(size=(CLASSES, DIM)), np.nan)
@@ -52,7 +52,7 @@ def outputs(shared: Tensor, decision: Tensor) -> Outputs:
 
 
 def by_loops(objective: Objective, case: Case) -> tuple[float, float]:
-    """Classification and alignment of equation 7, with their weights."""
+    """Return classification and alignment of equation 7, with their weights."""
     shared, decision, labels, targets = case
     known = labels.tolist()
     rows, present = targets.rows.tolist(), targets.present.tolist()

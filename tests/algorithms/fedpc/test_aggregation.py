@@ -43,7 +43,7 @@ class Sites:
 
 @st.composite
 def federations(draw: st.DrawFn) -> Sites:
-    """1 to 4 groups of min_holders sites or more; classes absent, withheld, and sometimes wholly zero vectors."""
+    """Draw 1 to 4 groups of at least min_holders sites; classes absent, withheld, and sometimes zero vectors."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     min_holders = draw(st.integers(1, 3))
     sizes = draw(st.lists(st.integers(min_holders, 5), min_size=1, max_size=4))
@@ -91,7 +91,7 @@ def test_mixtures_are_those_of_equations_5_to_8(literal: bool, sites: Sites) -> 
 
 
 def some_sites() -> Sites:
-    """Nine sites in three groups; group 0 holds classes 0 and 1, group 1 all three, group 2 the last two."""
+    """Return nine sites in three groups; group 0 holds classes 0 and 1, group 1 all three, group 2 the last two."""
     rng = np.random.default_rng(4)
     labels = np.repeat(np.arange(3), 3)
     holds = np.array([[True, True, False], [True, True, True], [False, True, True]])[labels]

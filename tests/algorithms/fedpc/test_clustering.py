@@ -33,7 +33,7 @@ def gram_of(vectors: Float) -> Float:
 
 
 def federation(seed: int) -> tuple[Float, int]:
-    """Vectors [K·d] of 8 to 40 sites around 2 to 5 centres, classes absent here and there, and how many centres.
+    """Return vectors [K·d] of 8 to 40 sites around 2 to 5 centres, some classes absent, and the number of centres.
 
     Like prototypes: not negative, and far from the origin compared with their spread.
     """
@@ -267,7 +267,7 @@ def test_no_more_groups_are_tried_than_could_be_large_enough() -> None:
 
 
 def merging_points() -> tuple[Float, NDArray[np.int64]]:
-    """Groups of 3, 1, 2 and 4 on a line, at 0, 1.9, 4 and 9."""
+    """Return groups of 3, 1, 2 and 4 on a line, at 0, 1.9, 4 and 9."""
     points = np.array([[0.0], [1.9], [4.0], [0.1], [9.0], [9.1], [-0.1], [4.1], [8.9], [9.0]])
     return points, np.array([0, 1, 2, 0, 3, 3, 0, 2, 3, 3])
 

@@ -87,7 +87,7 @@ def test_no_weight_is_cross_entropy_alone() -> None:
 
 
 def loops_in_torch(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-    """Equation 3 for autograd: one class, one norm at a time."""
+    """Compute equation 3 for autograd: one class, one norm at a time."""
     total = features.new_zeros(())
     for k in sorted(set(labels.tolist())):
         if targets.present[k]:
@@ -142,7 +142,7 @@ def test_class_means_get_the_gradient() -> None:
 
 
 def at_the_target(align: Align, dtype: torch.dtype) -> Tensor:
-    """Gradient where class 0 is exactly at its target and class 1 is not."""
+    """Return the gradient where class 0 is exactly at its target and class 1 is not."""
     rows = np.array([[1.0, 2.0, 3.0]] * CLASSES)
     targets = Targets.of(rows, np.ones(CLASSES, dtype=np.bool_))
     features = torch.tensor(np.array([rows[0], rows[0], rows[0] + 1.0]), dtype=dtype)

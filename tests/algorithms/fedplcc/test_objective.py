@@ -42,7 +42,7 @@ VARIANTS = [
 
 
 def loop(loss: Objective) -> Reference:
-    """λ1·L_contra + λ2·L_corr of one sample."""
+    """Return λ1·L_contra + λ2·L_corr of one sample."""
 
     def value(z: Vector, y: int, rows: list[Vector], labels: list[int], weights: list[float]) -> float:
         if loss.weights_one:

@@ -15,7 +15,7 @@ ALL = list(Weighting)
 
 
 def reference_row(rows: Float, holders: list[int], i: int, weighting: Weighting, tau: float) -> Float:
-    """Row i of one class, one formula at a time, from the prototypes (n, d) themselves."""
+    """Return row i of one class, one formula at a time, from the prototypes (n, d) themselves."""
     row = np.zeros(len(rows))
     peers = [m for m in holders if m != i]
     d = {m: float(np.linalg.norm(rows[i] - rows[m]) ** 2) for m in peers}
@@ -51,7 +51,7 @@ def reference(stack: Float, holds: Bool, weighting: Weighting, tau: float) -> Fl
 
 @st.composite
 def federations(draw: st.DrawFn) -> tuple[Float, Bool]:
-    """Prototypes of 1 to 6 sites in 1 to 4 classes, some absent, some equal to a peer's."""
+    """Draw prototypes of 1 to 6 sites in 1 to 4 classes, some absent, some equal to a peer's."""
     n, classes, dim = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     stack = rng.normal(size=(n, classes, dim)) / 4
@@ -158,7 +158,7 @@ def test_inverse_is_finite_at_distance_zero() -> None:
 
 
 def share_of_own_domain(weighting: Weighting) -> tuple[float, float]:
-    """Mean weight that sites give to peers of their own domain, and what ``uniform`` gives, on real scans.
+    """Return the mean weight of peers of a site's own domain, and that under ``uniform``, on real scans.
 
     Five sites hold all digits: three see them as scanned, two inverted; prototypes are mean images.
     """

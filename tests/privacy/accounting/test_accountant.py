@@ -39,7 +39,7 @@ GRID: dict[str, Sequence[Event]] = {
 
 
 def agrees(accountant: Accountant, history: Sequence[Event], delta: float = DELTA) -> None:
-    """Within 0.1 % of the other accountant, less what it is asked to add as its own error, and not above its bound."""
+    """Check for 0.1 % of the other accountant, less the error that it is asked to add, and not above its bound."""
     rough = prv(history, delta, error=0.05)
     error = 0.002 * rough
     bound, found = prv(history, delta, error), accountant(history, delta)

@@ -99,7 +99,7 @@ def test_tampering_with_lines_is_refused_by_name(path: Path, name: str) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of files, of which none need outlast a power cut."""
+    """Skip syncs, since the test writes hundreds of files that need not outlast a power cut."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 

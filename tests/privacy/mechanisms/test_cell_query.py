@@ -27,7 +27,7 @@ CENTRES = Cells.around(RNG.normal(size=(7, 4)), np.array([0, 0, 0, 1, 2, 2, 2], 
 
 @st.composite
 def cells(draw: st.DrawFn, dim: int) -> Cells:
-    """Up to five centres a class, some alike, some zero or huge, and classes without."""
+    """Draw up to five centres a class, some alike, some zero or huge, and classes without."""
     values = st.sampled_from([0.0, 1.0, -1.0, 1e300, 1e-300]) | st.floats(-10.0, 10.0)
     rows = draw(st.lists(st.lists(values, min_size=dim, max_size=dim), max_size=8))
     labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=len(rows), max_size=len(rows)))
@@ -134,7 +134,7 @@ def _by_finch(cells: Cells, features: Float, labels: Ints) -> Ints:
 
 
 def _by_moving_centres(cells: Cells, features: Float, labels: Ints) -> Ints:
-    """Nearest to what is left when the records' mean is taken away."""
+    """Assign each record to the centre nearest to the record less the mean of all records."""
     return cells.of(features - features.mean(axis=0), labels)
 
 

@@ -24,7 +24,7 @@ QUERY = PrototypeQuery(1.0, 1.0, 1.0, 1.0)
 
 
 def ordinary() -> Owned:
-    """Three subjects: of one class with nine records, of three classes with unequal many, and of one record."""
+    """Return three subjects: nine records of one class, unequal numbers of three classes, and one record."""
     features = np.random.default_rng(3).normal(scale=2.0, size=(25, 4))
     features[:9] = features[0]  # one direction, at the clip: as much as a subject can be
     labels = np.array([0] * 9 + [0] * 11 + [1] * 3 + [2] + [1], dtype=np.int64)

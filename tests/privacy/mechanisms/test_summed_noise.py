@@ -113,7 +113,7 @@ def test_one_sum_is_as_private_as_one_release_of_the_agreed_noise(
 
 
 def exact_delta(chances: Density, shift: int, epsilon: float) -> float:
-    """Σ max(0, P(x) − e^ε·P(x − shift))."""
+    """Return Σ max(0, P(x) − e^ε·P(x − shift))."""
     with mpmath.workdps(DIGITS):
         factor, none = mpmath.exp(epsilon), mpmath.mpf(0)
         return float(

@@ -66,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Certificates and configuration files; nothing runs."""
+    """Write certificates and configuration files; nothing runs."""
     root = tmp_path_factory.mktemp("federation")
     with Federation(root / "net", demo_agreement(seed=0, rounds=1), demo_sites(0), gated=False) as federation:
         yield federation

@@ -19,7 +19,7 @@ from tests.support.processes import Federation
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Certificates and configuration files; nothing runs."""
+    """Write certificates and configuration files; nothing runs."""
     agreement, sites = demo_agreement(seed=0, rounds=1), demo_sites(0)
     with Federation(
         tmp_path_factory.mktemp("federation") / "net", agreement, sites, gated=False

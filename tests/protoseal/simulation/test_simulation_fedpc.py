@@ -53,7 +53,7 @@ FedpcRun = tuple[Path, RunResult, Rounds]
 
 @pytest.fixture(scope="module")
 def fedpc(tmp_path_factory: pytest.TempPathFactory) -> FedpcRun:
-    """FedPC in plain beside its control and those that train alone."""
+    """Simulate FedPC in plain beside its control and sites that train alone."""
     out = tmp_path_factory.mktemp("fedpc") / "out"
     rounds = Rounds()
     return out, simulate(config_for(out, compare=("local", "self", "average")), rounds), rounds
@@ -131,7 +131,7 @@ def test_every_full_method_leaves_its_sites_and_tells_of_its_rounds(fedpc: Fedpc
 def counted(
     folder: Path, inputs: torch.Tensor, labels: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Right and all, by class, of a site's saved model: a loop over samples."""
+    """Count right predictions and all, by class, of a site's saved model, in a loop over samples."""
     model = load_trained(folder).model
     right, total = np.zeros(10), np.zeros(10)
     with torch.no_grad():

@@ -172,7 +172,7 @@ STOPPING: dict[str, Any] = {"split": "iid:per=40,val=0.3", "rounds": 30, "early_
 
 
 def best_of(values: list[float]) -> tuple[int, int]:
-    """(best round, last round) by the rule, worked out one by one."""
+    """Return (best round, last round) by the rule, worked out one by one."""
     best = 0
     for number in range(len(values)):
         if values[number] > values[best]:

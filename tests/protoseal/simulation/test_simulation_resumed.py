@@ -46,7 +46,7 @@ def config_for(out: Path, text: str = FILE, **flags: Any) -> SimulationConfig:
 
 
 def left_by(out: Path) -> dict[str, str]:
-    """Digests of all files of models and prototypes; of the files themselves a failure would take hours to show."""
+    """Return digests of all files of models and prototypes; pytest would take hours to show how files differ."""
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(out.rglob("*.safetensors"))
@@ -61,7 +61,7 @@ def rounds_of(out: Path) -> dict[str, list[int]]:
 
 
 def check_same(out: Path, reference: Path) -> None:
-    """Results but for times and for bytes, which vary by a few with the length of signatures; all models."""
+    """Compare results, but for times and for bytes, which vary with the length of signatures, and all models."""
     got, expected = read_result(out), read_result(reference)
     times = {"rounds": {"__all__": {"seconds"}}, "sites": {"__all__": {"bytes_up", "bytes_down"}}}
     assert got.model_dump(exclude=times) == expected.model_dump(exclude=times)
@@ -168,11 +168,11 @@ class Runs(Watcher):
         self.reports: list[tuple[str, int, int]] = []
 
     def on_completed(self, completed: Completed) -> None:
-        """Noted."""
+        """Record the completed round."""
         self.reports.append((completed.method.value, completed.round, len(completed.reports)))
 
     def on_run(self, ended: Ended) -> None:
-        """Noted."""
+        """Record the run."""
         self.seen.append((ended.seed, ended.method.value, ended.anew))
 
 

@@ -152,7 +152,7 @@ def test_shots_gives_n_classes_and_exactly_k_samples_of_each() -> None:
 
 
 def skew(beta: float) -> float:
-    """Mean over sites of the share of a site's commonest class, from 0.25 (even) to 1."""
+    """Return the mean over sites of the share of a site's commonest class, from 0.25 (even) to 1."""
     divided = dirichlet(data(200), sites=8, beta=beta, seed=3)
     shares = [per_class(site.train, 4).max() / len(site.train) for site in divided]
     return float(np.mean(shares))

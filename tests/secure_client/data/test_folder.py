@@ -99,7 +99,7 @@ def test_eight_and_sixteen_bit_together_become_floats(tmp_path: Path) -> None:
 
 
 def make_office(root: Path) -> None:
-    """Office-Caltech's layout: DOMAIN/CLASS/*.jpg, here with one domain that lacks a class."""
+    """Write Office-Caltech's layout: DOMAIN/CLASS/*.jpg, here with one domain that lacks a class."""
     for number, place in enumerate(
         ("amazon/mug", "amazon/back_pack", "dslr/mug", "webcam/mug", "webcam/mug")
     ):

@@ -25,7 +25,7 @@ def lazy(data_root): return TensorDataset(torch.zeros(3, CHANNELS, 8, 8), torch.
 
 
 def spec_of(form: str, channels: int, folder: Path) -> str:
-    """Three images, one of each class, in the named form."""
+    """Write three images, one of each class, in the named form."""
     match form:
         case "npz":
             images = np.zeros((3, 8, 8, channels), np.uint8)

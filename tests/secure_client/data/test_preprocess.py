@@ -32,7 +32,7 @@ def test_normalises_and_moves_the_channels_first() -> None:
 
 
 def bilinear(image: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Enlarged (H, W) with pixel centres at halves and edges repeated: written out as loops."""
+    """Enlarge (H, W) with pixel centres at halves and edges repeated, by loops."""
     height, width = image.shape
     out = np.empty((size, size))
     for row, column in np.ndindex(size, size):

@@ -160,7 +160,7 @@ FLOWERS_AGREED = PreprocessingSection(image_size=8, channels=3, mean=(0.5,) * 3,
 
 
 def make_flowers(root: Path) -> dict[str, tuple[str, str]]:
-    """Six pictures of unequal sizes: the published layout, MATLAB lists from 1, with the checksums of these files."""
+    """Write six pictures of unequal sizes: the published layout, MATLAB lists from 1, these files' checksums."""
     folder = root / "flowers-102"
     (folder / "jpg").mkdir(parents=True)
     for number in range(1, 7):

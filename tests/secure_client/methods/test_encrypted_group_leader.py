@@ -52,7 +52,7 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 @pytest.fixture
 def pairs(open_sites: OpenSites) -> MaskedPlay:
-    """Two groups of two."""
+    """Set up two groups of two."""
     opened = open_sites(grouped_agreement(Protection.CKKS, **_FEW))
     opened.set_up(*EVERYONE)
     return opened

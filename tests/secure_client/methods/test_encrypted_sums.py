@@ -129,7 +129,7 @@ def values_of(change: Change) -> Callable[[EncryptedAttempt, Payload], Payload]:
 
 
 def counts(**changes: float) -> Callable[[EncryptedAttempt, Payload], Payload]:
-    """Other counts: of ``sites``, of ``samples``, of holders of class ``k0``, ``k1`` or ``k2``."""
+    """Return a step that changes counts of ``sites``, ``samples`` or holders of class ``k0``, ``k1`` or ``k2``."""
 
     def changed(values: Vector, agreement: Agreement) -> Vector:
         found, length = values.copy(), agreement.layout.length

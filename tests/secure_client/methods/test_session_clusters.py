@@ -32,7 +32,7 @@ Open = Callable[[Agreement], ClusterPlay]
 
 @pytest.fixture
 def opened(tmp_path: Path, cast: Cast) -> Iterator[Open]:
-    """Sites of a new run of FedPLCC, set up."""
+    """Set up sites of a new run of FedPLCC."""
     with ExitStack() as stack:
 
         def made(agreement: Agreement) -> ClusterPlay:

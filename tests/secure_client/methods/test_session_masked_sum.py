@@ -30,7 +30,7 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 
 def secrets_kept(play: MaskedPlay, name: str) -> set[str]:
-    """Names of the attempts' secrets in a site's journal."""
+    """Return the names of the attempts' secrets in a site's journal."""
     rows = play.site(name).journal._db.execute("SELECT name FROM secrets").fetchall()
     return {row[0] for row in rows if " round " in row[0]}
 
@@ -131,7 +131,7 @@ def test_a_share_that_does_not_open_is_logged_and_the_sum_opens_without_it(
 
 
 def _spoilt(begun: Attempt, share: SealedShare) -> SealedShare:
-    """Garbage where the pair was sealed, under its sender's good signature."""
+    """Put garbage in the place of the sealed pair, under its sender's good signature."""
     body = bytes(len(share.sealed))
     fields = (*begun.binding.fields(), share.sender.encode(), share.recipient.encode(), body)
     signature = begun.play.parties[share.sender].credentials.sign("mask-share", *fields)

@@ -255,7 +255,7 @@ def _noise_kept(play: MaskedPlay, name: str) -> bool:
 
 
 def _copy_of_state(play: MaskedPlay, name: str, kept: Path) -> Path:
-    """Journal and ledger of a site, as they lie on the disk now."""
+    """Copy journal and ledger of a site, as they lie on the disk now."""
     play.restart(name)
     shutil.copytree(play.state(name), kept / "state")
     shutil.copytree(play.budget(name).ledger.parent, kept / "ledger")

@@ -23,7 +23,7 @@ WITHOUT_D = (A, B, C)
 
 
 def sparse() -> Agreement:
-    """Four sites of whom each has two that hold its shares; none may drop out before all have made them."""
+    """Set up four sites, each with two holders of its shares; none may drop out before all have made them."""
     masking = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.0}
     return grouped_agreement(masking=masking)
 

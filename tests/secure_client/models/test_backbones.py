@@ -46,7 +46,7 @@ def images(count: int, channels: int = 1, side: int = 16) -> Tensor:
 
 
 def theirs(name: str) -> nn.Module:
-    """torchvision's own network, with other initial weights, giving what comes before its last layer."""
+    """Return torchvision's own network, with other initial weights and without its last layer."""
     settings = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     network: nn.Module = getattr(torchvision.models, name.replace("-", "_"))(**settings)
     setattr(network, "classifier" if name == "mobilenet-v2" else "fc", nn.Identity())
@@ -205,7 +205,7 @@ def test_group_normalisation_sees_one_sample_at_a_time(name: str) -> None:
 
 @contextmanager
 def watched(network: nn.Module) -> Iterator[None]:
-    """Hooks on every layer's gradient, as per-sample gradients need them."""
+    """Put hooks on every layer's gradient, as per-sample gradients need them."""
     handles = [
         each.register_full_backward_hook(lambda *_: None)
         for each in network.modules()

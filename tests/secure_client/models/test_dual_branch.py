@@ -163,7 +163,7 @@ def test_a_model_without_branches_is_refused() -> None:
 
 
 def digits(start: int, stop: int) -> TensorDataset:
-    """Scikit-learn's real scans, N×1×8×8 in [0, 1]."""
+    """Return scikit-learn's real scans, N×1×8×8 in [0, 1]."""
     scans = load_digits()
     images = torch.tensor(scans.images[start:stop] / 16, dtype=torch.float32)
     return TensorDataset(images.unsqueeze(1), torch.tensor(scans.target[start:stop]))
@@ -173,7 +173,7 @@ TRAIN, TEST = digits(0, 90), digits(90, 150)
 
 
 def learner(objective: Objective, *, epochs: int = 6, scores: bool = True, **branches: bool) -> Learner:
-    """SGD without momentum, as the paper has it."""
+    """Return a learner by SGD without momentum, as in the paper."""
     return Learner(
         add_branches(linear(), DIM, seed=4, **branches),
         SiteData(TRAIN, TEST),

@@ -258,7 +258,7 @@ class Trap:
 
 
 def contents(tmp_path: Path) -> dict[str, object]:
-    """Tables that ``torch.save`` writes and that are no plain weights."""
+    """Return tables that ``torch.save`` writes and that are no plain weights."""
     return {
         "code": {"backbone.0.weight": Trap(tmp_path / "sprung")},
         "module": build(),

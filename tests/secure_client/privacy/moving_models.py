@@ -9,7 +9,7 @@ PIXELS = 64
 
 
 def of_instances(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """Statistics of what it has seen, and no batch normalisation by name."""
+    """Return a model that keeps statistics of its inputs, and has no batch normalisation by name."""
     backbone = nn.Sequential(
         nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(PIXELS, dim)
     )

@@ -149,7 +149,7 @@ def run_of(agreement: Agreement, has: Has) -> Run:
 
 
 def answered_alike(method: Method, extractor: Extractor, has: Has) -> Run:
-    """Frozen features: classifiers train on the records as they do. Else the seed moves models, as if DP-SGD had."""
+    """Replay releases; models move by the seed, as if by DP-SGD, except classifiers over frozen features."""
     moved = nullcontext() if extractor is Extractor.FROZEN else moved_by_the_seed()
     with replayed_answers(records=6), moved:
         return run_of(agreement_of(method, extractor), has)

@@ -45,7 +45,7 @@ def opened(agreed: Agreement, own: BudgetSection) -> Releases:
 
 
 def batches(agreed: Agreement) -> list[Batch]:
-    """Two of 300 records each, near one of the axes for each class."""
+    """Return two batches of 300 records each, near one of the axes for each class."""
     rng, classes = np.random.default_rng(0), len(agreed.classes)
     labels = np.arange(600, dtype=np.int64) % classes
     features = np.eye(classes, agreed.dim)[labels] + 0.01 * rng.normal(size=(600, agreed.dim))

@@ -40,7 +40,7 @@ def digits(start: int, stop: int) -> TensorDataset:
 
 
 def make_learner(*, relu: bool = True) -> Learner:
-    """Batch normalisation, so that there are buffers, and Adam, whose state must not outlive a round."""
+    """Make a learner with batch normalisation, for its buffers, and Adam, whose state must not outlive a round."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         last = nn.ReLU() if relu else nn.Identity()
@@ -90,7 +90,7 @@ def size() -> int:
 
 
 def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float]:
-    """Rows, which of them there are, and an averaged part near the initial one."""
+    """Return rows, their presence, and an averaged part near the initial one."""
     rng = np.random.default_rng(seed)
     initial = make_learner().averaged()
     return (
@@ -165,7 +165,7 @@ def test_a_result_changes_neither_the_model_nor_what_was_trained(site: Site) -> 
 
 
 def course(site: Site, restart_at: frozenset[int]) -> list[list[Float]]:
-    """Two rounds with a result after each and a third; restarted after the steps that are named."""
+    """Play two rounds with a result after each and a third, restarted after the named steps."""
     steps: list[Callable[[], list[Float] | None]] = [
         lambda: contribution(site.trainee, 0),
         lambda: contribution(site.trainee, 1),

@@ -49,7 +49,7 @@ def with_norm(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 
 
 def without_layers(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """Nothing before the classifier."""
+    """Return a model with nothing before the classifier."""
     return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(dim)), nn.Linear(dim, num_classes)
 
 

@@ -185,7 +185,7 @@ def test_ditto_predicts_with_its_second_model_whatever_was_averaged(site: Site) 
 
 
 def course(site: Site, restart_at: frozenset[int]) -> list[NDArray[np.float64]]:
-    """Three rounds with results between them, restarted after the steps that are named: all that it came to."""
+    """Play three rounds with results between them, restarted after the named steps, and return the outcome."""
     seen: list[NDArray[np.float64]] = []
     for step in range(5):
         number = step // 2 + 1

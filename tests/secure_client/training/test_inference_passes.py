@@ -53,12 +53,12 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def within(site: Site, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows as the site holds them to the agreed bounds."""
+    """Return rows as the site holds them to the agreed bounds."""
     return prototype_bounds(site.agreement).bounded(rows).rows
 
 
 def course(site: Site) -> None:
-    """Two rounds of training, with a result between them."""
+    """Play two rounds of training, with a result between them."""
     site.trainee.trained(1)
     site.take(1, FIRST)
     site.trainee.trained(2)

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def digits(start: int, stop: int) -> TensorDataset:
-    """Scikit-learn's real scans, N×1×8×8 in [0, 1]."""
+    """Return scikit-learn's real scans, N×1×8×8 in [0, 1]."""
     scans = load_digits()
     images = torch.tensor(scans.images[start:stop] / 16, dtype=torch.float32)
     return TensorDataset(images.unsqueeze(1), torch.tensor(scans.target[start:stop]))

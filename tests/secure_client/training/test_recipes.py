@@ -75,7 +75,7 @@ def by_hand(
     anchor: Mapping[str, Tensor] = {},
     trains: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """Cross-entropy and ``pull``/2 times the squared distance to ``anchor``, differentiated as one loss."""
+    """Differentiate cross-entropy and ``pull``/2 times the squared distance to ``anchor`` as one loss."""
     own = {name: each for name, each in model.named_parameters() if trains(name)}
     settings: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
     if optimiser is Optimiser.SGD:
@@ -218,7 +218,7 @@ LAMBDA = 1.5
 
 
 def ditto_by_hand(averages: Sequence[int], optimiser: Optimiser) -> tuple[Weights, Weights]:
-    """(averaged, personal) after as many rounds as there are seeds of models that were averaged before each."""
+    """Return (averaged, personal) after as many rounds as there are seeds of models averaged before each."""
     personal = whole()
     for number, seed in enumerate(averages, start=1):
         shared = whole(seed)

@@ -93,7 +93,7 @@ def _bound_to(base: bytes, number: int, told: Mapping[int, bytes] | None) -> byt
 
 
 def check_hidden(sums: list[Sum]) -> None:
-    """:class:`OpenedError` for an upload, or what follows from several, that is not random to the coordinator.
+    """Raise :class:`OpenedError` for an upload, or a combination of several, that is not random to the coordinator.
 
     Uploads by themselves; the difference of any two, in one sum or in two; sums over some of a group; all of them
     again less the self-masks that sites released. That leaves the sum over the whole group, which is to be seen.

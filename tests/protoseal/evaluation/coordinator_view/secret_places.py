@@ -87,7 +87,7 @@ class Provoking:
 
 
 def said_by(roots: Iterable[object]) -> set[str]:
-    """``repr`` and ``str`` of every object of a project's class that can be reached through attributes."""
+    """Return ``repr`` and ``str`` of every object of a project's class that can be reached through attributes."""
     seen: dict[int, object] = {}
     waiting = list(roots)
     texts: set[str] = set()

@@ -34,7 +34,7 @@ class Needles:
             self.named[str(int.from_bytes(secret, "little")).encode()] = f"{name}, a number"
 
     def add_values(self, name: str, rows: NDArray[np.float64], bound: float) -> None:
-        """Rows (K, d) as float64 and float32, as they are and divided by ``bound``; each number as text as well."""
+        """Add rows (K, d) as float64 and float32, as they are and divided by ``bound``; each number as text as well."""
         for scaled in (rows, rows / bound):
             for kind in (np.float64, np.float32):
                 for row in scaled.astype(kind):
@@ -60,7 +60,7 @@ class Needles:
 
 
 def _hits(content: bytes, heads: NDArray[np.uint64], by_head: Mapping[int, list[bytes]]) -> Iterator[bytes]:
-    """Eight bytes at a time, from each of eight beginnings: a needle's first eight, and then the rest."""
+    """Search eight bytes at a time, from each of eight beginnings: a needle's first eight, and then the rest."""
     likely = np.zeros(int(_TABLE), dtype=np.bool_)
     likely[heads % _TABLE] = True  # nearly all places are passed over by this alone
     for shift in range(_HEAD):
@@ -72,7 +72,7 @@ def _hits(content: bytes, heads: NDArray[np.uint64], by_head: Mapping[int, list[
 
 
 def forms(secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names of forms, and the secret in each of them."""
+    """Return names of forms, and the secret in each of them."""
     yield "raw", secret
     yield "hex", secret.hex().encode()
     yield "HEX", secret.hex().upper().encode()

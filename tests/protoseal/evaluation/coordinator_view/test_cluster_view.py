@@ -34,7 +34,7 @@ ROUNDS, SITES, DIM = 2, 5, 64
 
 
 def recorded(protection: Protection, folder: Path) -> ClusterTranscript:
-    """Five sites, all with the same three classes."""
+    """Record five sites, all with the same three classes."""
     agreement = grouped_agreement(
         protection, method=Method.FEDPLCC, classes=3, dim=DIM, rounds=ROUNDS, norm_bound=20.0
     )
@@ -101,7 +101,7 @@ def test_a_direction_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def sent_directions(transcript: ClusterTranscript) -> Iterator[tuple[str, Vectors, Vectors]]:
-    """(site, rows, classes) of every DIRECTIONS."""
+    """Return (site, rows, classes) of every DIRECTIONS."""
     limits, form = limits_of(transcript.agreement), directions_form(transcript.agreement)
     for each in transcript.received:
         if each.key is not None and each.key.phase is Phase.DIRECTIONS:
@@ -110,7 +110,7 @@ def sent_directions(transcript: ClusterTranscript) -> Iterator[tuple[str, Vector
 
 
 def check_no_norms(transcript: ClusterTranscript) -> None:
-    """``AssertionError`` unless all directions have length 1: their classes are all else that is in the message."""
+    """Raise ``AssertionError`` unless all directions have length 1; their message has only their classes besides."""
     for _, rows, classes in sent_directions(transcript):
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=0.0, atol=1e-14)
         assert set(classes) == {0.0, 1.0, 2.0}

@@ -40,7 +40,7 @@ each_method = pytest.mark.parametrize("method", METHODS)
 
 @pytest.fixture(scope="module")
 def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
-    """Three sites in one group, with the same three classes."""
+    """Record three sites in one group, with the same three classes."""
 
     @cache
     def transcript(method: Method, protection: Protection) -> Transcript:
@@ -124,7 +124,7 @@ def test_under_plain_the_same_search_finds_sites(transcripts: Transcripts, metho
 
 
 def exact(transcript: Transcript, *, weighted: bool) -> dict[str, list[bytes]]:
-    """Numbers as float64, as messages carry them: rows and models of sites, sums of both, numbers of samples."""
+    """Return float64 bytes as in messages: sites' rows and models, sums of both, numbers of samples."""
     found: dict[str, list[bytes]] = {"rows": [], "models": [], "samples": [], "sums": []}
     for put in puts(transcript):
         times = put.samples if weighted else 1
@@ -218,7 +218,7 @@ def directions_of(transcript: Transcript) -> Iterator[tuple[tuple[int, int, str]
 
 
 def check_turned(transcript: ClusterTranscript) -> None:
-    """``AssertionError`` unless directions have length 1, true cosines in a class, and others than the true numbers."""
+    """Raise ``AssertionError`` unless directions have length 1, true cosines in a class, and not the true numbers."""
     for at, rows, classes in directions_of(transcript):
         own = transcript.local[at].rows / np.linalg.norm(transcript.local[at].rows, axis=1, keepdims=True)
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=0.0, atol=1e-14)

@@ -23,14 +23,14 @@ DIM = 64
 
 
 def prototypes(seed: int = 0, rows: int = 6) -> Vectors:
-    """Like class means of ReLU features: a third of the features dead, and much in common."""
+    """Draw rows like class means of ReLU features: a third of the features dead, and much in common."""
     rng = np.random.default_rng(seed)
     common = rng.normal(0.3, 1.0, DIM)
     return np.asarray(np.maximum(common + 0.5 * rng.normal(size=(rows, DIM)), 0.0))
 
 
 def filler(size: int, seed: int = 0) -> bytes:
-    """Bytes without meaning, as ciphertexts have."""
+    """Return bytes without meaning, as in ciphertexts."""
     return np.random.default_rng(seed + 1000).bytes(size)
 
 

@@ -77,7 +77,7 @@ def off(one: Block, other: Block) -> float:
 
 
 def rotated_run(folder: Path) -> list[Block]:
-    """PFPL, four sites, three classes, two rounds, of which the first takes two attempts."""
+    """Record PFPL with four sites, three classes and two rounds, the first of which takes two attempts."""
     agreement = agreement_for(Protection.MASKED, Weighting.COMPLEMENT, classes=3, dim=32)
     data = data_for(agreement, np.ones((4, 3), dtype=np.bool_))
     record: Record = {}
@@ -166,7 +166,7 @@ def test_rotations_that_are_used_again_are_noticed(
 
 
 def masked_run(folder: Path) -> Transcript:
-    """FedPC with two groups of four sites, two rounds."""
+    """Record FedPC with two groups of four sites, two rounds."""
     agreement = grouped_agreement(Protection.MASKED, classes=3, dim=32, rounds=2)
     return run_grouped(agreement, data_for(agreement, two_kinds()[:8, 1:4]), folder)
 
@@ -263,7 +263,7 @@ def without_self_mask(
     public: Mapping[str, MaskKeys],
     graph: Graph | None,
 ) -> Words:
-    """Pairwise masks alone: the sum opens before enough sites said who is in it."""
+    """Use pairwise masks alone: the sum opens before enough sites said who is in it."""
     honest = masks.mask(words, secrets, binding, site, sharers, public, graph)
     return add_streams(honest, [], [masks.self_key(secrets.seed, binding, site)])
 

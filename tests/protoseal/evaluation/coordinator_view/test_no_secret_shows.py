@@ -146,7 +146,7 @@ def collect(needles: Needles, patch: pytest.MonkeyPatch) -> None:
 
 
 def add_attempt(needles: Needles, name: str, secret: bytes) -> None:
-    """Mask key, share key and seed, the last of which the coordinator puts together again."""
+    """Add mask key, share key and seed; the coordinator reconstructs the seed."""
     mask, share, seed = (secret[at : at + KEY_BYTES] for at in range(0, len(secret), KEY_BYTES))
     needles.add_secret(f"mask key of {name}", mask)
     needles.add_secret(f"share key of {name}", share)

@@ -137,7 +137,7 @@ each_part = pytest.mark.parametrize("part", PARTS)
 
 @pytest.fixture(scope="module")
 def transcripts(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Transcript]:
-    """FedPC with two groups of four sites, under `masked` and under `plain`."""
+    """Record FedPC with two groups of four sites, under `masked` and under `plain`."""
     found = {}
     for protection in (Protection.MASKED, Protection.PLAIN):
         agreement = grouped_agreement(protection, classes=3, dim=64, rounds=ROUNDS)
@@ -228,7 +228,7 @@ def scores_of(put: Put) -> NDArray[np.float64]:
 
 @pytest.fixture(scope="module")
 def branched(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Transcript]:
-    """FedDBP with six sites, all one group, under `masked` and under `plain`."""
+    """Record FedDBP with six sites, all one group, under `masked` and under `plain`."""
     found = {}
     for protection in (Protection.MASKED, Protection.PLAIN):
         agreement = grouped_agreement(

@@ -157,7 +157,7 @@ def agreed(folder: Path, **privacy: Any) -> Path:
 
 
 def with_dp_sgd(folder: Path, **privacy: Any) -> Path:
-    """Three rounds of two epochs at 0.6: four steps each."""
+    """Write an agreement of three rounds of two epochs at 0.6: four steps each."""
     file = agreed(folder, extractor="private", **privacy)
     dp_sgd = "\n[privacy.dp_sgd]\nnoise_multiplier = 3.5\nclip = 0.5\nsampling_rate = 0.6\n"
     file.write_text(file.read_text("utf-8") + dp_sgd, "utf-8")

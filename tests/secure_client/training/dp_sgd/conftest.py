@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training without noise."""
+    """Train without noise."""
     import_module("tests.secure_client.training.dp_sgd.private_training").silence(monkeypatch)
 
 

@@ -55,7 +55,7 @@ def model_of(name: str, backbone: str = "small-cnn", *, seed: int = 0) -> Protot
 
 
 def guide_of(name: str, *, dtype: torch.dtype = torch.float32) -> Guide:
-    """Prototypes of two of the three classes; FedPLCC's have two clusters of one and one of the other."""
+    """Return prototypes of two of the three classes; FedPLCC's have two clusters of one and one of the other."""
     rows = torch.rand(CLASSES, DIM, generator=torch.Generator().manual_seed(7)).to(dtype)
     if name == "fedplcc":
         return Clusters(rows, torch.tensor([0, 0, 1]), torch.tensor([3.0, 1.0, 2.0], dtype=dtype))
@@ -63,7 +63,7 @@ def guide_of(name: str, *, dtype: torch.dtype = torch.float32) -> Guide:
 
 
 def images(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images (N, 1, 16, 16) and labels (N,)."""
+    """Return images (N, 1, 16, 16) and labels (N,)."""
     drawn = torch.Generator().manual_seed(seed)
     return (
         torch.randn(count, 1, SIDE, SIDE, generator=drawn),
@@ -95,7 +95,7 @@ def flat(model: torch.nn.Module) -> Tensor:
 
 
 def silence(patch: pytest.MonkeyPatch, drawn: list[int] | None = None) -> None:
-    """Training without noise; how many numbers each step would have drawn is kept in ``drawn``."""
+    """Remove the noise of training; ``drawn`` keeps how many numbers each step would have drawn."""
 
     def draw(count: int) -> NDArray[np.float64]:
         if drawn is not None:
@@ -113,7 +113,7 @@ def moved(job: Job) -> Tensor:
 
 
 def tiny() -> SplitModel:
-    """Two thousand parameters."""
+    """Return a model of two thousand parameters."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return SplitModel(

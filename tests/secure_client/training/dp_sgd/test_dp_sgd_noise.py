@@ -49,7 +49,7 @@ def noise_in_parameters(settings: DpSgdSection, batch_size: int) -> NDArray[np.f
 
 
 def _no_loss(outputs: Any, labels: Tensor, guide: object) -> Any:
-    """Gradients of zero."""
+    """Return a loss with gradients of zero."""
     return OBJECTIVES["pfpl"](outputs, labels, None)._replace(total=0.0 * outputs.logits.sum())
 
 

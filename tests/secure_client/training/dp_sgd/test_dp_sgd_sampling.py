@@ -79,7 +79,7 @@ def sampled(
 
 
 def shuffled(records: int, rate: float) -> list[int]:
-    """Batches of one size."""
+    """Return shuffled batches of one size."""
     chosen: list[int] = np.random.default_rng().permutation(records)[: int(records * rate)].tolist()
     return chosen
 
