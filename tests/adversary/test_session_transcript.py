@@ -165,7 +165,7 @@ def _refusing(patch: pytest.MonkeyPatch) -> None:
         except CryptoError as error:
             raise Violation("refused") from error
 
-    for module in ("encrypted_sums", "encrypted_clusters", "pfpl"):
+    for module in ("encrypted_sums", "encrypted_clusters", "peer_combinations"):
         patch.setattr(f"secure_client.methods.{module}.opening", opening)
 
 
