@@ -26,17 +26,31 @@ def mean_square(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
 def distance_of_means(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
     """Return Σ_k ‖P_i^k − P^k‖₂ over the batch's classes that have a target; 0 if none has.
 
-    This is FedPC's L_p (equation 3), and PFPL's ℓ_R as printed (equations 6 and 7). Features are (B, d), labels (B,).
-    P_i^k is the mean of the batch's features of class k, and gets the gradient; P^k is the target. At distance 0 the
-    gradient is 0. Sums run in the features' own dtype. The limit: a class's mean over a batch's few samples is not the
-    class's prototype.
+    This is FedPC's L_p (equation 3) and PFPL's ℓ_R (equations 6 and 7), both as printed. Features are (B, d), labels
+    (B,). P_i^k is the mean of the batch's features of class k, and gets the gradient; P^k is the target. At distance 0
+    the gradient is 0. Sums run in the features' own dtype. The limit: a class's mean over a batch's few samples is not
+    the class's prototype.
     """
+    differences, _ = _differences_of_means(features, labels, targets)
+    return norms(differences).sum()
+
+
+def mean_square_of_means(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+    """Return 1/(|K′|·d) Σ_{k∈K′} ‖P_i^k − P^k‖², K′ the batch's classes that have a target; 0 if K′ is empty.
+
+    P_i^k is as in :func:`distance_of_means`. Features are (B, d), labels (B,).
+    """
+    differences, used = _differences_of_means(features, labels, targets)
+    return differences.square().sum() / (used.sum() * features.shape[1]).clamp(min=1)
+
+
+def _differences_of_means(features: Tensor, labels: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Return P_i^k − P^k, (K, d), zero for a class without a sample or target, and the other classes, bool (K,)."""
     members = functional.one_hot(labels, len(targets.present))
     counts = members.sum(dim=0)
     means = members.to(features.dtype).T @ features / counts.clamp(min=1).unsqueeze(1)
     used = (counts > 0) & targets.present
-    differences = torch.where(used.unsqueeze(1), means - targets.rows, 0.0)
-    return norms(differences).sum()
+    return torch.where(used.unsqueeze(1), means - targets.rows, 0.0), used
 
 
 def norms(rows: Tensor) -> Tensor:

@@ -63,7 +63,9 @@ def _pfpl(settings: PfplSection) -> BatchLoss:
 
 
 def _fedpc(settings: FedpcSection) -> BatchLoss:
-    return fedpc.Objective(settings.alignment)
+    return fedpc.Objective(
+        settings.alignment, literal=settings.literal_regulariser, batch_means=settings.batch_means
+    )
 
 
 def _feddbp(settings: FeddbpSection) -> BatchLoss:

@@ -58,8 +58,12 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
     )
     if agreement.distributed_noise:
         means = _with_noise(agreement, sums, means)
-    tau, literal = agreement.agreement_threshold, agreement.fedpc.literal_absent
-    groups = mix_groups(means, literal_absent=literal, tau=tau)
+    groups = mix_groups(
+        means,
+        literal_absent=agreement.fedpc.literal_absent,
+        one_extractor=agreement.fedpc.one_extractor,
+        tau=agreement.agreement_threshold,
+    )
     return [_payload_of(groups, index, scheme) for index in range(len(sums))]
 
 

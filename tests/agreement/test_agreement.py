@@ -17,7 +17,7 @@ from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agreement, problem, write
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "9edffc1ca446283b3ff5c93371071f8e5fc7a29f06d7598d2bbb3cbd930fb8f1"
+KNOWN_HASH = "6183ca82f81036c782102563dab18df1e72c15eba2448e52ceec03f96efcdb3c"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
@@ -94,6 +94,10 @@ def test_an_agreement_survives_a_json_round_trip(tmp_path: Path, training: dict[
         ({"averaging": {}}, "`protoseal client check` prints the right number"),
         ({"averaging": {"buffers": 3}}, "buffers is set, but parameters is not"),
         ({"fedpc": {"alignment": 1.0}}, "fedpc.alignment"),
+        (
+            {"protection": "ckks", "fedpc": {"one_extractor": True}},
+            "one_extractor needs a mean over all groups",
+        ),
         ({"fedpc": {"group": 2}}, "did you mean 'groups'"),
         ({"masking": {"ring_bits": 48}}, "masking.ring_bits"),
         (

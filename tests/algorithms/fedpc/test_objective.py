@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,30 +33,47 @@ def test_alignment_is_equation_3(case: Case) -> None:
     assert distance_of_means(*case).item() == pytest.approx(aligned_by_loops(*case), rel=1e-12)
 
 
+READINGS = {
+    "mean square": (Objective(), reference.mean_square_loss, 29 / 6),
+    "of batch means": (Objective(batch_means=True), reference.mean_square_of_means, 2.5),
+    "printed": (Objective(literal=True), reference.prototype_loss, 4.0),
+}
+"""Each reading of equation 3: the loss, its reference, and its value in :func:`test_known_answers`."""
+each_reading = pytest.mark.parametrize("reading", READINGS)
+
+
+@each_reading
 @given(cases(), st.floats(0, 0.99))
-def test_the_loss_is_equation_4(case: Case, weight: float) -> None:
+def test_the_loss_is_equation_4(reading: str, case: Case, weight: float) -> None:
+    objective, by_loops, _ = READINGS[reading]
     features, labels, targets = case
-    terms = Objective(weight)(Outputs(features, features @ MIX), labels, targets)
+    terms = replace(objective, alignment=weight)(Outputs(features, features @ MIX), labels, targets)
     entropy = reference.cross_entropy((features @ MIX).tolist(), labels.tolist())
-    aligned = aligned_by_loops(*case)
+    aligned = by_loops(features.tolist(), labels.tolist(), targets.rows.tolist(), targets.present.tolist())
     share = weight if targets.present.any() else 0.0
     assert terms.classification.item() == pytest.approx(entropy, rel=1e-12)
     assert terms.alignment.item() == pytest.approx(aligned, rel=1e-12)
     assert terms.total.item() == pytest.approx((1 - share) * entropy + share * aligned, rel=1e-12)
 
 
-def test_known_answers() -> None:
-    """Class 0 at (3, 4) and (1, 0), mean (2, 2), target (2, −1): 3. Class 2 at (1, 1), target (0, 1): 1."""
+@each_reading
+def test_known_answers(reading: str) -> None:
+    """Compute L_p by hand.
+
+    Class 0 has (3, 4) and (1, 0), mean (2, 2), and the target (2, −1): distance 3, squares 26 and 2. Class 2 has
+    (1, 1) and the target (0, 1): distance 1. Class 1 has no target.
+    """
     features = torch.tensor([[3.0, 4.0], [1.0, 0.0], [7.0, 7.0], [1.0, 1.0]])
     labels = torch.tensor([0, 0, 1, 2])
     targets = Targets.of(np.array([[2.0, -1.0], [0.0, 0.0], [0.0, 1.0]]), np.array([True, False, True]))
-    terms = Objective()(Outputs(features, torch.zeros(4, 3)), labels, targets)
-    assert terms.alignment.item() == pytest.approx(4.0)
-    assert terms.total.item() == pytest.approx(0.5 * np.log(3) + 0.5 * 4.0)
+    objective, _, aligned = READINGS[reading]
+    terms = objective(Outputs(features, torch.zeros(4, 3)), labels, targets)
+    assert terms.alignment.item() == pytest.approx(aligned)
+    assert terms.total.item() == pytest.approx(0.5 * np.log(3) + 0.5 * aligned)
 
 
 def test_both_terms_weigh_the_same_as_printed() -> None:
-    assert Objective() == Objective(alignment=0.5)
+    assert Objective() == Objective(alignment=0.5, literal=False, batch_means=False)
 
 
 def test_without_targets_there_is_cross_entropy_alone() -> None:
@@ -106,16 +124,18 @@ def test_gradients_are_autograds_on_the_loops(case: Case) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@given(cases())
-def test_gradients_of_the_whole_loss_are_finite_differences(case: Case) -> None:
+@each_reading
+@given(case=cases())
+def test_gradients_of_the_whole_loss_are_finite_differences(reading: str, case: Case) -> None:
     features, labels, targets = case
-    found = gradient(lambda z: Objective(0.4)(Outputs(z, z @ MIX), labels, targets).total, features)
+    objective = replace(READINGS[reading][0], alignment=0.4)
+    found = gradient(lambda z: objective(Outputs(z, z @ MIX), labels, targets).total, features)
     step = 1e-6
     for b, j in np.ndindex(*features.shape):
         move = torch.zeros_like(features)
         move[b, j] = step
         above, below = (
-            Objective(0.4)(Outputs(z, z @ MIX), labels, targets).total.item()
+            objective(Outputs(z, z @ MIX), labels, targets).total.item()
             for z in (features + move, features - move)
         )
         assert found[b, j].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-6)
@@ -157,13 +177,16 @@ def test_the_gradient_at_the_target_is_zero_and_not_nan(dtype: torch.dtype) -> N
     assert at_the_target(plain_root, dtype).isnan().any()
 
 
+@each_reading
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(
     scale=st.floats(1e-60, 1e15),
     offset=st.sampled_from([0.0, 1.0]),
     labels=st.lists(st.integers(0, 3), min_size=1),
 )
-def test_no_gradient_is_ever_nan(dtype: torch.dtype, scale: float, offset: float, labels: list[int]) -> None:
+def test_no_gradient_is_ever_nan(
+    dtype: torch.dtype, reading: str, scale: float, offset: float, labels: list[int]
+) -> None:
     """Distances range from ones whose squares underflow up to large ones, and absent rows are not numbers."""
     rows = np.array([[offset] * DIM, [np.nan] * DIM, [scale] * DIM, [0.0] * DIM])
     targets = Targets.of(rows, np.isfinite(rows).all(axis=1))
@@ -171,7 +194,7 @@ def test_no_gradient_is_ever_nan(dtype: torch.dtype, scale: float, offset: float
     features += scale * torch.arange(len(labels)).to(dtype).unsqueeze(1)
     mix = MIX.to(dtype)
     leaf = features.requires_grad_()
-    terms = Objective()(Outputs(leaf, leaf @ mix), torch.tensor(labels), targets)
+    terms = READINGS[reading][0](Outputs(leaf, leaf @ mix), torch.tensor(labels), targets)
     torch.autograd.backward(terms.total)
     assert leaf.grad is not None
     assert leaf.grad.isfinite().all()

@@ -55,6 +55,9 @@ def without_layers(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 
 def test_the_objective_is_the_methods() -> None:
     assert build_recipe(agreement()).objective == FedpcObjective(0.25)
+    printed, means = agreement(fedpc={"literal_regulariser": True}), agreement(fedpc={"batch_means": True})
+    assert build_recipe(printed).objective == FedpcObjective(literal=True)
+    assert build_recipe(means).objective == FedpcObjective(batch_means=True)
     assert build_recipe(small_agreement()).objective == PfplObjective(1.0)
 
 
