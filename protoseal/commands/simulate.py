@@ -65,9 +65,9 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option(
     "--split",
     help="How the data are divided: iid, domains, mixed:n=6.5,max=25, shots:n=3,k=100 or dirichlet:0.3. Options"
-    " follow with commas: test=0.25 (share of its samples that a site tests on), per=200 (samples of a site),"
-    " pool=1 (divide the data's own test part too), val=0.1 (share for early stopping), subject=8 (samples of"
-    " a made-up subject).  [default: mixed:n=6.5,max=25]",
+    " follow with commas: domains=2 (domains of a site, for shots), test=0.25 (share of its samples that a site"
+    " tests on), per=200 (samples of a site), pool=1 (divide the data's own test part too), val=0.1 (share for"
+    " early stopping), subject=8 (samples of a made-up subject).  [default: mixed:n=6.5,max=25]",
 )
 @click.option("--sites", type=int, help="Number of sites.  [default: 5]")
 @click.option("--rounds", type=int, help="Number of rounds.  [default: 5]")

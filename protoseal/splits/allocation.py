@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +15,9 @@ from secure_client.errors import DataError
 
 Shares = NDArray[np.float64]
 """Shares (sites, domains, classes) by which the samples of a domain and class are distributed to sites."""
+
+Caps = NDArray[np.int64]
+"""Most training samples of a class at each site, (sites,), or of a domain and class at each site, (sites, domains)."""
 
 TRAIN_PART = 0.75
 """Training share of each class at a site, where the data set has no test part of its own."""
@@ -36,7 +38,7 @@ def divide(
     data: TrainTest,
     shares: Shares,
     *,
-    caps: Sequence[int] | None = None,
+    caps: Caps | None = None,
     own_test: float | None = None,
     rng: np.random.Generator,
 ) -> tuple[SiteArrays, ...]:
@@ -53,21 +55,24 @@ def keep_own_test(data: TrainTest, own_test: float | None) -> tuple[TrainTest, f
 
 
 def deal(
-    data: TrainTest, shares: Shares, caps: Sequence[int] | None, train_part: float, rng: np.random.Generator
+    data: TrainTest, shares: Shares, caps: Caps | None, train_part: float, rng: np.random.Generator
 ) -> Dealt:
-    """Return indices of each site's samples. ``caps`` bounds each site's training samples of a class.
+    """Return indices of each site's samples.
 
     If the data have a test part, all distributed samples are for training, up to the cap; otherwise the site tests on
-    the rest of each class: the share 1 − ``train_part`` and the samples above the cap.
+    the rest of each class, or of each domain and class where caps are by domain: the share 1 − ``train_part`` and the
+    samples above the cap.
     """
     trains: list[list[Indices]] = [[] for _ in shares]
     tests: list[list[Indices]] = [[] for _ in shares]
+    whole = data.test is not None
     for label in range(len(data.classes)):
-        for site, members in enumerate(_deal_class(data.train, label, shares[:, :, label], rng)):
-            wanted = len(members) if data.test is not None else math.floor(train_part * len(members) + 0.5)
-            kept = wanted if caps is None else min(caps[site], wanted)
-            trains[site].append(members[:kept])
-            tests[site].append(members[kept:])
+        for part, most in _parts(shares, caps):
+            for site, members in enumerate(_deal_class(data.train, label, part[:, :, label], rng)):
+                wanted = len(members) if whole else math.floor(train_part * len(members) + 0.5)
+                kept = wanted if most is None else min(int(most[site]), wanted)
+                trains[site].append(members[:kept])
+                tests[site].append(members[kept:])
     return Dealt([_in_order(parts) for parts in trains], [_in_order(parts) for parts in tests])
 
 
@@ -112,6 +117,14 @@ def thinned(samples: Samples, wanted: int, rng: np.random.Generator) -> Samples:
             "per="
         )
     return samples.take(np.sort(rng.choice(len(samples), wanted, replace=False)))
+
+
+def _parts(shares: Shares, caps: Caps | None) -> list[tuple[Shares, Caps | None]]:
+    """Return what is dealt out together, with its caps (sites,): each domain by itself where caps are by domain."""
+    if caps is None or caps.ndim == 1:
+        return [(shares, caps)]
+    only = np.eye(shares.shape[1])
+    return [(shares * only[domain][:, np.newaxis], caps[:, domain]) for domain in range(shares.shape[1])]
 
 
 def _deal_class(samples: Samples, label: int, shares: Shares, rng: np.random.Generator) -> list[Indices]:

@@ -79,7 +79,7 @@ def mixed(
         choice = np.flatnonzero(present[domain])
         _check_enough_classes(len(choice), counts[site], data.domains[domain])
         shares[site, domain, rng.choice(choice, counts[site], replace=False)] = 1.0
-    caps = None if max_per_class is None else [max_per_class] * sites
+    caps = None if max_per_class is None else np.full(sites, max_per_class)
     return divide(data, shares, caps=caps, own_test=own_test, rng=rng)
 
 
@@ -91,6 +91,7 @@ def shots(
     k: int,
     n_spread: int = 0,
     k_spread: int = 0,
+    domains: int | None = None,
     own_test: float | None = None,
     seed: int,
 ) -> tuple[SiteArrays, ...]:
@@ -100,19 +101,33 @@ def shots(
     and ``k_spread`` of k, but at least 1 and, for n, at most the number of classes (FedProto, whose code also draws its
     "standard deviations" uniformly).
 
-    Raises :class:`DataError` when a class has too few samples for the sites that drew it.
+    With ``domains`` each site has that many domains, among which the k samples of each class are divided evenly: site
+    i has domain i modulo their number, and its other domains are drawn uniformly. Its classes are drawn from those
+    that all of its domains have. This is mixed heterogeneity, as :func:`mixed`, at sites of several domains.
+
+    Raises :class:`DataError` when a class has too few samples for the sites that drew it, when the data have fewer
+    domains than ``domains`` or a site's domains too few classes, and when k is below ``domains``.
     """
     rng = np.random.default_rng(seed)
     classes = len(data.classes)
     _check_enough_classes(classes, n, "the data set")
     ways = np.minimum(_within(n, n_spread, sites, rng), classes)
-    caps = _within(k, k_spread, sites, rng).tolist()
-    shares = np.zeros((sites, len(data.domains), classes))
-    for row in range(sites):
-        shares[row, :, rng.choice(classes, ways[row], replace=False)] = 1.0
-    divided = divide(data, shares, caps=caps, own_test=own_test, rng=rng)
-    for site, cap in zip(divided, caps, strict=True):
-        _check_shots(site, data.classes, cap)
+    caps = _within(k, k_spread, sites, rng)
+    everywhere = np.arange(len(data.domains))
+    if domains is None:
+        homes, present, most = np.tile(everywhere, (sites, 1)), np.ones_like(_present(data)), caps
+    else:
+        _check_domains(len(everywhere), domains, int(caps.min()))
+        homes, present = _domains_of_each(data, sites, domains, rng), _present(data)
+        most = _divided(caps, homes, len(everywhere))
+    shares = np.zeros((sites, *present.shape))
+    for row, here in enumerate(homes):
+        choice = np.flatnonzero(present[here].all(axis=0))
+        _check_enough_classes(len(choice), ways[row], " with ".join(data.domains[d] for d in here))
+        shares[row][np.ix_(here, rng.choice(choice, ways[row], replace=False))] = 1.0
+    divided = divide(data, shares, caps=most, own_test=own_test, rng=rng)
+    for site, cap, share in zip(divided, caps, shares, strict=True):
+        _check_shots(site, data.classes, int(cap), np.flatnonzero(share.any(axis=0)))
     return divided
 
 
@@ -163,6 +178,25 @@ def _domain_of_each(data: TrainTest, sites: int) -> NDArray[np.int64]:
     return np.arange(sites, dtype=np.int64) % len(data.domains)
 
 
+def _domains_of_each(
+    data: TrainTest, sites: int, domains: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return the domains of each site, (sites, domains): the first by turns, the rest drawn."""
+    rows = []
+    for first in _domain_of_each(data, sites):
+        others = np.delete(np.arange(len(data.domains)), first)
+        rows.append([first, *rng.choice(others, domains - 1, replace=False)])
+    return np.array(rows, dtype=np.int64)
+
+
+def _divided(counts: NDArray[np.int64], homes: NDArray[np.int64], domains: int) -> NDArray[np.int64]:
+    """Divide each site's count evenly among its homes, (sites, domains); the first homes get the remainder."""
+    each, left = np.divmod(counts[:, np.newaxis], homes.shape[1])
+    divided = np.zeros((len(counts), domains), dtype=np.int64)
+    np.put_along_axis(divided, homes, each + (np.arange(homes.shape[1]) < left), axis=1)
+    return divided
+
+
 def _present(data: TrainTest) -> NDArray[np.bool_]:
     """Return the classes of each domain, (domains, classes)."""
     present = np.zeros((len(data.domains), len(data.classes)), dtype=np.bool_)
@@ -197,11 +231,21 @@ def _check_enough_classes(available: int, wanted: int, where: str) -> None:
         raise DataError(f"the split needs {wanted} classes of {where}, which has {available}; make n smaller")
 
 
-def _check_shots(site: SiteArrays, classes: tuple[str, ...], k: int) -> None:
-    labels, counts = np.unique(site.train.labels, return_counts=True)
-    for label, count in zip(labels, counts, strict=True):
-        if count < k:
+def _check_domains(available: int, wanted: int, k: int) -> None:
+    if wanted > available:
+        raise DataError(
+            f"the split needs {wanted} domains a site of the data set, which has {available}; make domains"
+            " smaller"
+        )
+    if k < wanted:
+        raise DataError(f"k = {k} samples of a class cannot be from {wanted} domains; make k larger")
+
+
+def _check_shots(site: SiteArrays, classes: tuple[str, ...], k: int, drawn: NDArray[np.int64]) -> None:
+    counts = np.bincount(site.train.labels, minlength=len(classes))
+    for label in drawn:
+        if counts[label] < k:
             raise DataError(
-                f"class {classes[label]!r} gives {site.name} {count} training samples, not k = {k}; make k"
-                " or n smaller, use fewer sites or another seed"
+                f"class {classes[label]!r} gives {site.name} {counts[label]} training samples, not k = {k}; make"
+                " k or n smaller, use fewer sites or another seed"
             )

@@ -52,11 +52,12 @@ class Split:
 def parse_split(spec: str) -> Split:
     """Return the split that ``spec`` names.
 
-    ``iid[:per=300]``, ``domains[:per=300]``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100[,nstd=1][,kstd=10]`` or
-    ``dirichlet:0.3[,min=10][,per=300]``; each also with ``test=0.25``, the part of its own samples that a site tests
-    on, ``pool=1``, by which the data set's own test part is dealt out with the rest, and ``val=0.1``, the part of its
-    training samples that a site keeps aside for early stopping, and ``subject=8``, by which the rest is dealt to
-    made-up subjects of so many samples each. Raises :class:`DataError` naming the nearest known name or option.
+    ``iid[:per=300]``, ``domains[:per=300]``, ``mixed:n=6.5[,max=25]``,
+    ``shots:n=3,k=100[,nstd=1][,kstd=10][,domains=2]`` or ``dirichlet:0.3[,min=10][,per=300]``; each also with
+    ``test=0.25``, the part of its own samples that a site tests on, ``pool=1``, by which the data set's own test part
+    is dealt out with the rest, and ``val=0.1``, the part of its training samples that a site keeps aside for early
+    stopping, and ``subject=8``, by which the rest is dealt to made-up subjects of so many samples each. Raises
+    :class:`DataError` naming the nearest known name or option.
     """
     kind, _, text = spec.partition(":")
     if kind not in SPLITS:
@@ -122,7 +123,11 @@ SPLITS = {
         shots,
         "shots:n=3,k=100",
         {"n": _Option("n", int), "k": _Option("k", int)},
-        {"nstd": _Option("n_spread", int, above=-1), "kstd": _Option("k_spread", int, above=-1)},
+        {
+            "nstd": _Option("n_spread", int, above=-1),
+            "kstd": _Option("k_spread", int, above=-1),
+            "domains": _Option("domains", int),
+        },
     ),
     "dirichlet": _Form(
         dirichlet,

@@ -151,6 +151,63 @@ def test_shots_gives_n_classes_and_exactly_k_samples_of_each() -> None:
         shots(data(20), sites=1, n=5, k=1, seed=0)
 
 
+@given(
+    sites=st.integers(1, 6),
+    n=st.integers(1, 3),
+    k=st.integers(3, 9),
+    domains=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+    official=st.booleans(),
+)
+def test_shots_of_several_domains_has_the_stated_domains_classes_and_samples(
+    sites: int, n: int, k: int, domains: int, seed: int, official: bool
+) -> None:
+    whole = data(100, domains=3, test=4 if official else 0)
+    divided = shots(whole, sites=sites, n=n, k=k, domains=domains, seed=seed)
+    given_out = all_ids(divided, with_test=not official)
+    assert len(given_out) == len(set(given_out))
+    for number, site in enumerate(divided):
+        assert len(site.domains) == domains
+        assert f"domain {number % 3}" in site.domains
+        counts = np.zeros((domains, 4), dtype=int)
+        np.add.at(counts, (site.train.domains, site.train.labels), 1)
+        held = counts.sum(axis=0) > 0
+        assert counts.sum(axis=0)[held].tolist() == [k] * n
+        assert set(counts[:, held].ravel()) <= {k // domains, -(-k // domains)}
+        assert set(site.test.labels) == set(np.flatnonzero(held))
+        assert set(site.test.domains) == set(range(domains))
+
+
+def test_shots_of_several_domains_draws_classes_that_all_of_them_have() -> None:
+    whole = data(60)
+    few = whole.train.take(np.flatnonzero((whole.train.domains == 0) | (whole.train.labels < 2)))
+    lacking = TrainTest(few, None, whole.classes, whole.domains)
+    for site in shots(lacking, sites=4, n=2, k=4, domains=2, seed=0):
+        assert set(site.train.labels) == {0, 1}
+    with pytest.raises(DataError, match="3 classes of domain 0 with domain 1, which has 2; make n"):
+        shots(lacking, sites=1, n=3, k=4, domains=2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"domains": 3}, "3 domains a site of the data set, which has 2; make domains smaller"),
+        ({"domains": 2, "k": 1}, "k = 1 samples of a class cannot be from 2 domains"),
+        ({"domains": 2, "k": 5, "k_spread": 4, "sites": 20}, "samples of a class cannot be from 2 domains"),
+        ({"domains": 2, "k": 40, "sites": 1}, "gives site-1 30 training samples, not k = 40"),
+    ],
+)
+def test_shots_that_cannot_be_had_are_refused(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        shots(data(20), **{"sites": 2, "n": 2, "k": 4, "seed": 0} | wrong)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_shots_refuses_a_site_without_a_sample_of_a_class_that_it_drew(seed: int) -> None:
+    with pytest.raises(DataError):
+        shots(data(1, domains=1, classes=2, test=1), sites=2, n=2, k=1, seed=seed)
+
+
 def skew(beta: float) -> float:
     """Return the mean over sites of the share of a site's commonest class, from 0.25 (even) to 1."""
     divided = dirichlet(data(200), sites=8, beta=beta, seed=3)
@@ -227,6 +284,7 @@ def test_a_site_becomes_data_sets_under_the_agreed_preprocessing() -> None:
             "shots:n=2,k=4,nstd=1,kstd=2",
             lambda d: shots(d, sites=2, n=2, k=4, n_spread=1, k_spread=2, seed=1),
         ),
+        ("shots:n=2,k=4,domains=2", lambda d: shots(d, sites=2, n=2, k=4, domains=2, seed=1)),
         ("iid:per=20,test=0.5", lambda d: iid(d, sites=2, per_site=20, own_test=0.5, seed=1)),
         ("domains:per=20,test=0.5", lambda d: by_domain(d, sites=2, per_site=20, own_test=0.5, seed=1)),
         ("mixed:n=2,test=0.5", lambda d: mixed(d, sites=2, n=2, own_test=0.5, seed=1)),
@@ -264,6 +322,7 @@ def test_a_split_by_name(spec: str, same: Callable[[TrainTest], tuple[SiteArrays
         ("iid:pool=2", "2 is not above 0 and below 2; write iid"),
         ("iid:pool", "'pool' is not one of its options; write iid"),
         ("shots:n=3,k=4,nstd=-1", "-1 is not 0 or more; write shots:n=3,k=100"),
+        ("shots:n=3,k=4,domains=0", "0 is not above 0; write shots:n=3,k=100"),
         ("mixed:n=3,per=4", "'per=4' is not one of its options; write mixed:n=6.5,max=25"),
         ("dirichlet:0.3,per=2.5", "'2.5' is not a number as in dirichlet:0.3,min=10"),
     ],

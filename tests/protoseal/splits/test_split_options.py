@@ -187,6 +187,7 @@ FROZEN: dict[str, str] = {
     "mixed:n=2.5,max=9": "d3beb9d8fb9dd1f4",
     "shots:n=2,k=5": "c5db14f510c0be31",
     "shots:n=2,k=5,nstd=1,kstd=2": "8acf945e1bd142d6",
+    "shots:n=2,k=5,domains=2": "5cca78c99dbf4f15",
     "dirichlet:0.5,min=4": "55f6dfef09cc15f0",
     "dirichlet:0.5,min=4,test=0.25,per=60,val=0.2": "9ac180244d1db7d6",
     "dirichlet:0.5,min=4,pool=1": "7d859adfff795cb3",
