@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +17,14 @@ Epochs = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class PfplSection(Section):
-    """PFPL's settings: equations 4 and 5 of the paper (docs/explanation/notation.md)."""
+    """PFPL's settings: equations 4 and 5 of the paper (docs/explanation/notation.md).
+
+    ``lambda`` weighs a mean square over samples and channels, which has one scale for every feature dimension, batch
+    and number of classes. ``literal_regulariser`` takes ℓ_R as printed, Σ_k ‖C̄^k − mean z^k‖₂ over the batch's classes.
+    Its pull is the same at every distance and grows with the classes of a batch, so ``lambda`` has another default
+    then, and features can collapse from 0.3 on. Under DP-SGD a record's ℓ_R is that of a batch of this record alone,
+    ‖C̄ − z‖₂ as printed; both forms have the same guarantee.
+    """
 
     weighting: Weighting = Weighting.COMPLEMENT
     """Weights of peers by distance; `inverse` is not served under `ckks`."""
@@ -24,10 +32,17 @@ class PfplSection(Section):
     """Squared distances; `false` is a form of weighting `distance` alone."""
     alpha: Fraction = 0.3
     """α: share of a site's own prototype in its target."""
-    alignment: NotNegative = Field(default=1.0, alias="lambda")
-    """λ: weight of the alignment loss."""
+    alignment: NotNegative = Field(default=3.0, alias="lambda")
+    """λ: weight of the alignment loss; with `literal_regulariser`, 0.1 unless given."""
     literal_regulariser: bool = False
     """Take the alignment loss as printed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _printed_form_has_its_own_lambda(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("literal_regulariser") is True:
+            return {"lambda": 0.1, **given}
+        return given
 
     @model_validator(mode="after")
     def _unsquared_is_distance(self) -> Self:

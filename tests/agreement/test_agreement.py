@@ -17,7 +17,7 @@ from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agreement, problem, write
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "6183ca82f81036c782102563dab18df1e72c15eba2448e52ceec03f96efcdb3c"
+KNOWN_HASH = "b320cdf58cd794184cf9633d7a9c85dc30b1c936e36ae72e0cfd2f3fb563fc6e"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
@@ -214,6 +214,7 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"pfpl": {"lambda": 2.0}},
         {"pfpl": {"weighting": "uniform"}},
         {"pfpl": {"literal_regulariser": True}},
+        {"pfpl": {"literal_regulariser": True, "lambda": 3.0}},
         {"training": {"init_seed": 1}},
         {"training": {"batch_size": 33}},
         {"training": {"optimiser": "adam"}},

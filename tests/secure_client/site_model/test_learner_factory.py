@@ -58,7 +58,21 @@ def test_the_objective_is_the_methods() -> None:
     printed, means = agreement(fedpc={"literal_regulariser": True}), agreement(fedpc={"batch_means": True})
     assert build_recipe(printed).objective == FedpcObjective(literal=True)
     assert build_recipe(means).objective == FedpcObjective(batch_means=True)
-    assert build_recipe(small_agreement()).objective == PfplObjective(1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "objective"),
+    [
+        ({}, PfplObjective(3.0)),
+        ({"lambda": 2.0}, PfplObjective(2.0)),
+        ({"literal_regulariser": True}, PfplObjective(0.1, literal=True)),
+        ({"literal_regulariser": True, "lambda": 1.0}, PfplObjective(1.0, literal=True)),
+    ],
+)
+def test_each_form_of_pfpls_regulariser_has_its_own_default_weight(
+    settings: dict[str, Any], objective: PfplObjective
+) -> None:
+    assert build_recipe(agreement(method="pfpl", pfpl=settings)).objective == objective
 
 
 def test_the_optimiser_is_the_agreements() -> None:
