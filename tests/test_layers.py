@@ -171,6 +171,27 @@ def test_the_coordinator_needs_nothing_of_the_site_extra(module: str) -> None:
     assert done.stdout.split() == []
 
 
+def test_a_site_that_trains_loads_nothing_that_takes_a_second_and_may_not_be_needed() -> None:
+    late = {
+        *("torch._dynamo", "torchvision", "dp_accounting", "opacus", "sklearn", "scipy", "sympy", "pandas"),
+        "matplotlib",
+    }
+    code = f"""
+import sys, secure_client.app, torch
+from agreement import Optimiser
+from secure_client.training.job import Schedule
+weights = torch.nn.Parameter(torch.zeros(2))
+for each in Optimiser:
+    optimiser = Schedule(0.1, 0.9, 0.0, 8, 1, each).optimise([weights])
+    weights.grad = torch.ones(2)
+    optimiser.step()
+    optimiser.zero_grad()
+print(*sorted({late!r} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize("name", sorted(PACKAGES.keys() - NOT_INSTALLED))
 def test_this_distribution_alone_owns_its_top_level_names(name: str) -> None:
     assert set(packages_distributions()[name]) == {"protoseal"}

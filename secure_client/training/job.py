@@ -18,6 +18,7 @@ from algorithms.prototypes import Guide
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.training.batches import Source
+from secure_client.training.optimisers import Adam, Sgd
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Schedule:
     def optimise(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Return a fresh optimiser of these parameters."""
         if self.optimiser is Optimiser.ADAM:
-            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return Sgd(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from agreement import Optimiser
 from secure_client.training.job import Schedule
+from secure_client.training.optimisers import Sgd
 
 Leaves = Mapping[str, Tensor]
 """Parameters of some of the sites by name, (S′, *shape), with their gradients."""
@@ -41,7 +42,7 @@ class _Sgd:
 
     def step(self, leaves: Leaves, first: int, last: int) -> None:
         schedule = self._schedule
-        optimiser = torch.optim.SGD(
+        optimiser = Sgd(
             leaves.values(),
             lr=schedule.lr,
             momentum=schedule.momentum,
