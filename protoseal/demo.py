@@ -7,48 +7,47 @@ recording.
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from agreement import (
     CONTROLS,
     Agreement,
+    AveragingSection,
     Method,
-    PfplSection,
+    Optimiser,
     PreprocessingSection,
     Protection,
     TrainingSection,
 )
 from agreement.errors import UserError
 from agreement.storage.atomic_files import FileError
-from algorithms.pfpl import Weighting
-from crypto.pki import Identity, Stretching, approve, create_authority, create_request
-from protoseal.evaluation.coordinator_view.recording import describe
+from protoseal.demo_folders import FEDERATION, SITES, clear, prepare, site_folder, write_site_file
+from protoseal.demo_sentences import closing_sentences
+from protoseal.evaluation.coordinator_view.recording import describe, uploads_of
 from protoseal.reports.result_files import RunResult, write_result
 from protoseal.reports.run_results import run_result
 from protoseal.simulation.local_controls import run_control
-from protoseal.splits import SiteArrays, mixed
-from secure_client.data import SiteData
+from protoseal.splits import SiteArrays, shots
 from secure_client.data.arrays import TrainTest
 from secure_client.data.digits import CLASSES, digits_in_five_appearances
 from secure_client.data.npz import write_npz
 from secure_client.output.site_files import read_prototypes
-from secure_client.output.site_log import SiteLog, read_site_log
+from secure_client.output.site_log import SiteLog, SiteRound, read_site_log
 from secure_server.app import ADDRESS, ROUNDS_LOG, read_rounds
 from secure_server.config import load_coordinator
 from secure_server.storage.store import Store
 
-FEDERATION, DATASET = "demo", "digits in five appearances"
-_MARK = ".protoseal-demo"
+DATASET = "digits in five appearances"
+ROUNDS = 8
 _START_SECONDS, _RUN_SECONDS = 120.0, 900.0
 
 
@@ -60,148 +59,119 @@ class Progress:
     sites: Mapping[str, SiteLog]
 
 
-def demo_agreement(*, seed: int, rounds: int, protection: Protection = Protection.CKKS) -> Agreement:
-    """Return an agreement on PFPL with `complement`, α 0.3, λ 10 and two epochs; settings chosen on seeds 100-109."""
+def demo_agreement(*, seed: int, rounds: int = ROUNDS, protection: Protection = Protection.CKKS) -> Agreement:
+    """Return the agreement of ``experiments/digits.toml``: FedPC by its defaults, the rest chosen on seeds 100-109."""
     return Agreement(
         federation=FEDERATION,
         run="demo",
-        method=Method.PFPL,
+        method=Method.FEDPC,
         protection=protection,
         rounds=rounds,
         classes=CLASSES,
         dim=64,
+        norm_bound=100.0,
         min_holders=3,
         min_sites=3,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
-        pfpl=PfplSection.model_validate({"weighting": Weighting.COMPLEMENT, "alpha": 0.3, "lambda": 10.0}),
-        training=TrainingSection(model="small-cnn", init_seed=seed, lr=0.01, batch_size=8, local_epochs=2),
+        averaging=AveragingSection(parameters=35_264),
+        training=TrainingSection(
+            model="small-cnn",
+            init_seed=seed,
+            optimiser=Optimiser.ADAM,
+            lr=0.004,
+            batch_size=8,
+            local_epochs=5,
+        ),
     )
 
 
 def demo_sites(seed: int) -> tuple[SiteArrays, ...]:
-    """Return five sites with six or seven classes each and at most 25 training samples a class."""
-    return mixed(digits_in_five_appearances(seed), sites=5, n=6.5, max_per_class=25, seed=seed)
+    """Return five sites with seven classes each and eight training samples of each class, in all appearances."""
+    return shots(digits_in_five_appearances(seed), sites=len(SITES), n=7, k=8, seed=seed)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Result of a demo, and three sentences on it: who gained, what left each site, what the coordinator saw."""
+
+    result: RunResult
+    sentences: tuple[str, ...]
 
 
 def run_demo(
     out: Path,
     *,
     seed: int = 0,
-    rounds: int = 5,
+    rounds: int = ROUNDS,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-) -> RunResult:
+) -> Demo:
     """Run the demo, writing ``result.json`` and each party's folder to ``out``; raise ``UserError``."""
-    _clear(out)
-    agreement, sites = demo_agreement(seed=seed, rounds=rounds), demo_sites(seed)
-    on_progress(Progress("making certificates and writing configurations", {}))
-    _prepare(out, agreement, sites)
-    _run_processes(out, [site.name for site in sites], on_progress)
-    on_progress(
-        Progress("training the controls: local and self", _logs_of(out, [site.name for site in sites]))
-    )
-    result = _collect(out, agreement, sites, seed)
-    write_result(out, result)
-    return result
-
-
-# Set-up of the federation
-
-
-def _clear(out: Path) -> None:
-    if out.exists() and any(out.iterdir()):
-        if not (out / _MARK).exists():
-            raise UserError(f"{out} is not empty and was not written by a demo; give --out another folder")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / _MARK).touch()
-
-
-def _prepare(out: Path, agreement: Agreement, sites: Sequence[SiteArrays]) -> None:
-    (out / "agreement.toml").write_text(_agreement_toml(agreement), encoding="utf-8")
-    ca = out / "ca"
-    ca_passphrase = secrets.token_hex(16).encode()
-    create_authority(ca, FEDERATION, ca_passphrase, stretching=Stretching.NONE_FOR_RANDOM_SECRET)
-    coordinator = out / "coordinator"
-    _enrol(ca, ca_passphrase, coordinator, Identity.coordinator(FEDERATION), ["127.0.0.1", "localhost"])
-    _write_toml(
-        coordinator / "coordinator.toml",
-        agreement="../agreement.toml",
-        **_identity_files(),
-        state_dir="state",
-        listen="127.0.0.1:0",
-        sites=[site.name for site in sites],
-        record_view=True,
-    )
-    for site in sites:
-        folder = out / "sites" / site.name
-        _enrol(ca, ca_passphrase, folder, Identity.site(FEDERATION, site.name), [])
-        write_npz(folder / "data.npz", TrainTest(site.train, site.test, CLASSES, site.domains))
-
-
-def _enrol(ca: Path, ca_passphrase: bytes, folder: Path, identity: Identity, hosts: Sequence[str]) -> None:
-    """Create a certificate, as `pki request` at the party and `pki approve` at the CA do."""
-    folder.mkdir(parents=True)
-    passphrase = secrets.token_hex(16).encode()
-    create_request(folder, identity, passphrase, hosts, stretching=Stretching.NONE_FOR_RANDOM_SECRET)
-    (folder / "certificate.pem").write_bytes(
-        approve(ca, ca_passphrase, (folder / "request.pem").read_bytes())
-    )
-    shutil.copy(ca / "ca.pem", folder / "ca.pem")
-    with os.fdopen(os.open(folder / "passphrase", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(passphrase)
-
-
-def _identity_files() -> dict[str, str]:
-    return {
-        "ca": "ca.pem",
-        "certificate": "certificate.pem",
-        "key": "key.pem",
-        "passphrase_file": "passphrase",
-    }
-
-
-def _write_site_file(out: Path, site: str, address: str) -> None:
-    _write_toml(
-        out / "sites" / site / "site.toml",
-        agreement="../../agreement.toml",
-        **_identity_files(),
-        state_dir="state",
-        name=site,
-        coordinator=address,
-        data="npz:data.npz",
-        out=".",
-        retry_seconds=60.0,
-    )
-
-
-def _write_toml(path: Path, **values: object) -> None:
-    # JSON's strings, numbers, booleans and arrays are valid TOML.
-    path.write_text(
-        "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()), encoding="utf-8"
-    )
-
-
-def _agreement_toml(agreement: Agreement) -> str:
-    content = agreement.model_dump(mode="json", by_alias=True, exclude_none=True)  # TOML has no null
-    lines = [f"{key} = {json.dumps(value)}" for key, value in content.items() if not isinstance(value, dict)]
-    for key, table in content.items():
-        if isinstance(table, dict) and table:
-            lines += [f"\n[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
-    return "\n".join(lines) + "\n"
+    clear(out)
+    agreement = demo_agreement(seed=seed, rounds=rounds)
+    on_progress(Progress("making certificates, data and configurations", {}))
+    prepare(out, agreement)
+    with ExitStack() as stack:
+        parties = _Parties(out, stack, on_progress)
+        parties.start_coordinator()
+        sites = demo_sites(seed)
+        for site in sites:
+            write_npz(
+                site_folder(out, site.name) / "data.npz",
+                TrainTest(site.train, site.test, CLASSES, site.domains),
+            )
+        parties.start_sites()
+        controls = _run_controls(agreement, sites, parties)
+        parties.wait()
+    on_progress(Progress("searching the coordinator's recording", _logs_of(out)))
+    demo = _collect(out, agreement, controls, seed)
+    write_result(out, demo.result)
+    return demo
 
 
 # Processes of the run
 
 
-def _run_processes(out: Path, sites: Sequence[str], on_progress: Callable[[Progress], None]) -> None:
-    with ExitStack() as stack:
-        coordinator = _start(stack, out / "coordinator", "server", "coordinator.toml")
-        address = _wait_for_address(out / "coordinator" / "state" / ADDRESS, coordinator)
-        processes = {"coordinator": coordinator}
-        for site in sites:
-            _write_site_file(out, site, address)
-            processes[site] = _start(stack, out / "sites" / site, "client", "site.toml")
-        _watch(out, processes, sites, on_progress)
+class _Parties:
+    """The coordinator's and the sites' processes, which end with ``stack``."""
+
+    def __init__(self, out: Path, stack: ExitStack, on_progress: Callable[[Progress], None]) -> None:
+        self._out, self._stack, self._on_progress = out, stack, on_progress
+        self._processes: dict[str, _Process] = {}
+        self._deadline = time.monotonic() + _RUN_SECONDS
+
+    def start_coordinator(self) -> None:
+        folder = self._out / "coordinator"
+        self._processes["coordinator"] = _start(self._stack, folder, "server", "coordinator.toml")
+
+    def start_sites(self) -> None:
+        """Start the sites once the coordinator serves; raise ``UserError`` if it does not."""
+        address = _wait_for_address(
+            self._out / "coordinator" / "state" / ADDRESS, self._processes["coordinator"]
+        )
+        for site in SITES:
+            write_site_file(self._out, site, address)
+            self._processes[site] = _start(self._stack, site_folder(self._out, site), "client", "site.toml")
+
+    def wait(self) -> None:
+        """Wait until all have ended well; raise as :meth:`look`."""
+        while not all(code == 0 for code in self._exit_codes().values()):
+            self.look()
+            time.sleep(0.2)
+        self.look()  # the last round's progress
+
+    def look(self) -> None:
+        """Show progress; raise ``UserError`` if a party failed, or after the deadline."""
+        failed = [name for name, code in self._exit_codes().items() if code not in (None, 0)]
+        if failed:
+            raise UserError(f"{failed[0]} failed: {self._processes[failed[0]].failure()}")
+        self._on_progress(Progress("training, encrypting, combining", _logs_of(self._out)))
+        if time.monotonic() > self._deadline:
+            raise UserError(
+                f"the run did not end within {_RUN_SECONDS:.0f} seconds; see the log.txt of each party in {self._out}"
+            )
+
+    def _exit_codes(self) -> dict[str, int | None]:
+        return {name: process.running.poll() for name, process in self._processes.items()}
 
 
 @dataclass(frozen=True)
@@ -251,57 +221,60 @@ def _wait_for_address(path: Path, coordinator: _Process) -> str:
     raise UserError(f"the coordinator did not start: {coordinator.failure()}")
 
 
-def _watch(
-    out: Path,
-    processes: Mapping[str, _Process],
-    sites: Sequence[str],
-    on_progress: Callable[[Progress], None],
-) -> None:
-    deadline = time.monotonic() + _RUN_SECONDS
-    while time.monotonic() < deadline:
-        states = {name: process.running.poll() for name, process in processes.items()}
-        failed = [name for name, code in states.items() if code not in (None, 0)]
-        if failed:
-            raise UserError(f"{failed[0]} failed: {processes[failed[0]].failure()}")
-        on_progress(Progress("training, encrypting, combining", _logs_of(out, sites)))
-        if all(code == 0 for code in states.values()):
-            return
-        time.sleep(0.3)
-    raise UserError(
-        f"the run did not end within {_RUN_SECONDS:.0f} seconds; see the log.txt of each party in {out}"
-    )
+def _run_controls(
+    agreement: Agreement, sites: Sequence[SiteArrays], parties: _Parties
+) -> dict[str, Mapping[str, Sequence[SiteRound]]]:
+    """Train the controls on one thread while the parties run, and look at the parties after each round."""
+    data = {site.name: site.to_data(agreement.preprocessing) for site in sites}
+    with _one_thread():
+        return {
+            each.value: run_control(
+                agreement, each, data, on_completed=lambda run, number: parties.look()
+            ).site_rounds
+            for each in sorted(CONTROLS, key=str)
+        }
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread inside, since the parties' processes need the cores too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # Results of the run
 
 
-def _logs_of(out: Path, sites: Sequence[str]) -> dict[str, SiteLog]:
+def _logs_of(out: Path) -> dict[str, SiteLog]:
     logs = {}
-    for site in sites:
+    for site in SITES:
         try:
-            logs[site] = read_site_log(out / "sites" / site)
+            logs[site] = read_site_log(site_folder(out, site))
         except FileError:  # not written yet
             continue
     return logs
 
 
-def _collect(out: Path, agreement: Agreement, sites: Sequence[SiteArrays], seed: int) -> RunResult:
-    data: dict[str, SiteData] = {site.name: site.to_data(agreement.preprocessing) for site in sites}
-    controls = {
-        each.value: run_control(agreement, each, data).site_rounds for each in sorted(CONTROLS, key=str)
-    }
+def _collect(
+    out: Path, agreement: Agreement, controls: Mapping[str, Mapping[str, Sequence[SiteRound]]], seed: int
+) -> Demo:
     config = load_coordinator(out / "coordinator" / "coordinator.toml")
     with Store.open(
         config.state_dir / "coordinator.sqlite", agreement.run, agreement.hash(), record=True
     ) as store:
         received = list(store.received())
-    prototypes = {name: read_prototypes(out / "sites" / name) for name in data}
-    return run_result(
+    prototypes = {name: read_prototypes(site_folder(out, name)) for name in SITES}
+    result = run_result(
         agreement,
-        _logs_of(out, list(data)),
+        _logs_of(out),
         read_rounds(config.state_dir / ROUNDS_LOG),
         controls,
         dataset=DATASET,
         seed=seed,
         view=describe(received, agreement, prototypes),
     )
+    return Demo(result, closing_sentences(result, uploads_of(received, agreement)))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    default=5,
+    default=8,
     show_default=True,
     help="Number of rounds of training.",
 )
@@ -53,13 +53,15 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
     from protoseal.reports.tables import result_tables
 
     with _display(Console(stderr=True)) as show:
-        result = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
+        ended = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
     report = write_report(out)
     if as_json:
-        click.echo(result.model_dump_json(by_alias=True, indent=2))
+        click.echo(ended.result.model_dump_json(by_alias=True, indent=2))
         return
-    for table in result_tables(result):
+    for table in result_tables(ended.result):
         Console().print(table)
+    for sentence in ended.sentences:
+        Console().print(sentence, highlight=False, soft_wrap=False)
     click.echo("One run is one draw of data and initial weights; docs/results/accuracy.md compares ten.")
     click.echo(f"Everything is in {out}; open {report}")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +13,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from protoseal.cli import main
+from protoseal.demo import Progress, demo_agreement, demo_sites, run_demo
 from protoseal.reports.result_files import RunResult, read_result
+from protoseal.simulation.config import load_simulation
+from protoseal.splits import parse_split
+from secure_client.data.digits import digits_in_five_appearances
 from secure_client.output.site_log import read_site_log
+from secure_client.site_model.learner_factory import build_agreed_model
+from secure_client.training.averaged_parameters import Averaged
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.support.nursery import Child
 from tests.support.processes import environment, own_nursery
 
 SITES = tuple(f"site-{number}" for number in range(1, 6))
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "digits.toml"
+OF_A_DEPLOYMENT = {"federation", "run", "protection", "max_sites"}
+"""Fields of the demo's agreement that a simulation of it has otherwise."""
 Started = list[Child]
 
 
@@ -62,7 +74,7 @@ def check_left(out: Path) -> RunResult:
         assert "The run is complete" in (out / "sites" / site / "log.txt").read_text(encoding="utf-8")
     assert "site-5" in (out / "report.html").read_text(encoding="utf-8")
     result = read_result(out)
-    assert (result.method, result.protection, len(result.rounds)) == ("pfpl", "ckks", 1)
+    assert (result.method, result.protection, len(result.rounds)) == ("fedpc", "ckks", 1)
     assert [site.name for site in result.sites] == list(SITES)
     assert set(result.compared) == {"local", "self"}
     return result
@@ -84,6 +96,47 @@ def test_demo_prints_a_row_for_each_site_and_keeps_every_partys_folder(
         assert any(row.startswith(f"{site.name} {shares} ") for row in rows), shown.stdout
         assert f"{site.name}: round 1" in shown.stderr
     assert str(tmp_path / "out" / "report.html") in shown.stdout.replace("\n", "")
+    assert "norm_bound" not in shown.output
+    assert "sites do better than under both controls" in shown.stdout
+    assert "no prototype or model did in clear" in shown.stdout
+    assert "found no prototype of a site" in shown.stdout
+
+
+def test_the_demo_has_the_setting_of_its_experiment() -> None:
+    config = load_simulation(EXPERIMENT, {})
+    agreed = demo_agreement(seed=3)
+    simulated = config.agreement(
+        method=config.method,
+        seed=3,
+        classes=agreed.classes,
+        preprocessing=agreed.preprocessing,
+        averaged=(agreed.averaging.parameters, 0),
+    )
+    ours, theirs = (each.model_dump(exclude=OF_A_DEPLOYMENT) for each in (agreed, simulated))
+    assert ours == theirs
+    model = build_agreed_model(agreed, agreed.training.model)
+    assert Averaged(model, agreed.method.traits.averaged).sizes == (agreed.averaging.parameters, 0)
+    split = parse_split(config.split)(digits_in_five_appearances(3), sites=config.sites, seed=3)
+    for mine, other in zip(demo_sites(3), split, strict=True):
+        assert mine.name == other.name
+        np.testing.assert_array_equal(mine.train.labels, other.train.labels)
+        np.testing.assert_array_equal(mine.test.inputs, other.test.inputs)
+
+
+def test_an_interrupted_demo_leaves_no_process_and_can_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = start_parties(monkeypatch, lambda _: None)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.sites:
+            raise KeyboardInterrupt
+
+    for start in (1, 2):  # into one folder
+        with pytest.raises(KeyboardInterrupt):
+            run_demo(tmp_path / "out", rounds=50, on_progress=interrupt)
+        assert len(children) == start * (1 + len(SITES))
+        assert all(child.poll() is not None for child in children)
 
 
 def test_a_failing_party_ends_the_demo_in_one_line_and_stops_the_others(
@@ -108,6 +161,50 @@ def test_demo_overwrites_only_an_earlier_demo(tmp_path: Path) -> None:
     assert shown.exit_code == 1
     assert "not empty and was not written by a demo" in shown.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the processes that a process started, and theirs."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return {int(each) for each in found}.union(*(descendants(int(each)) for each in found))
+
+
+def is_running(pid: int) -> bool:
+    """Return True unless the process has ended; one that waits for its parent has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "demo alone"])
+def test_an_interrupt_of_the_command_ends_every_process(tmp_path: Path, whole_group: bool) -> None:
+    """Ctrl-C in a terminal interrupts the whole group; `kill -INT` the demo alone."""
+    command = [sys.executable, "-m", "protoseal", "demo", "--out", "out", "--rounds", "100"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stderr is not None
+        assert any("round 1" in line for line in running.stderr), "the demo ended before a round"
+        parties = descendants(running.pid)
+        assert len(parties) >= 1 + len(SITES)
+        if whole_group:
+            os.killpg(running.pid, signal.SIGINT)
+        else:
+            running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+    assert running.returncode == 1
+    assert "Traceback" not in said
+    assert not [each for each in parties if is_running(each)]
+    assert demo(tmp_path / "out").exit_code == 0
 
 
 @pytest.mark.full

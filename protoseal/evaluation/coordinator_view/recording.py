@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,25 @@ from secure_server.storage.store import Received
 Rounds = Sequence[tuple[int, Payload]]
 """Uploads of values, each with the number of its round."""
 
+SEARCHED = "prototypes anywhere in the bytes of its uploads"
+"""Name of the line that tells whether a search of the bytes found a prototype."""
 _SENT = ("values", "directions")
 _ROUNDS = 2  # number of rounds searched: the last two, with their mean and difference
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """Contents of the recorded uploads: how many numbers in clear, rotated and masked, and how many ciphertexts."""
+
+    plain: int
+    rotated: int
+    masked: int
+    ciphertexts: int
+
+
+def uploads_of(received: Sequence[Received], agreement: Agreement) -> Uploads:
+    """Return the contents of all uploads of values."""
+    return _contents(_values(received, agreement))
 
 
 def describe(
@@ -34,7 +52,7 @@ def describe(
 ) -> tuple[ViewLine, ...]:
     """Return the content of the recording, checked against the sites' own prototypes of the last round."""
     values = [each for each in received if _kind(each) in _SENT]
-    payloads = [(each.key.round, _payload(each, agreement)) for each in values if each.key is not None]
+    payloads = _values(received, agreement)
     return (
         _messages(received),
         _presence(received, agreement),
@@ -108,17 +126,29 @@ def _presence(received: Sequence[Received], agreement: Agreement) -> ViewLine:
     return ViewLine(what="which site has which class", seen=telling > 0, evidence=evidence)
 
 
+def _values(received: Sequence[Received], agreement: Agreement) -> list[tuple[int, Payload]]:
+    values = [each for each in received if _kind(each) in _SENT]
+    return [(each.key.round, _payload(each, agreement)) for each in values if each.key is not None]
+
+
+def _contents(payloads: Rounds) -> Uploads:
+    return Uploads(
+        plain=_size(_arrays(payloads, PLAIN)),
+        rotated=_size(_arrays(payloads, ROTATION)),
+        masked=_size(each for _, payload in payloads for each in payload.words),
+        ciphertexts=sum(len(payload.blobs) for _, payload in payloads),
+    )
+
+
 def _numbers(payloads: Rounds) -> ViewLine:
-    plain, rotated = (_size(_arrays(payloads, scheme)) for scheme in (PLAIN, ROTATION))
-    words = _size(each for _, payload in payloads for each in payload.words)
-    blobs = sum(len(payload.blobs) for _, payload in payloads)
+    found = _contents(payloads)
     schemes = ", ".join(sorted({payload.scheme for _, payload in payloads}))
     return ViewLine(
         what="prototypes as plain numbers",
-        seen=plain > 0,
+        seen=found.plain > 0,
         evidence=(
-            f"{plain:,} plain numbers, {rotated:,} rotated ones, {words:,} masked words and {blobs} ciphertexts "
-            f"in {len(payloads)} uploads of scheme {schemes}"
+            f"{found.plain:,} plain numbers, {found.rotated:,} rotated ones, {found.masked:,} masked words and "
+            f"{found.ciphertexts} ciphertexts in {len(payloads)} uploads of scheme {schemes}"
         ),
     )
 
@@ -177,7 +207,7 @@ def _prototypes(
 ) -> ViewLine:
     found = compare(values, agreement, held_prototypes(prototypes.values()))
     return ViewLine(
-        what="prototypes anywhere in the bytes of its uploads",
+        what=SEARCHED,
         seen=found.leaks,
         evidence=(
             f"closest match with a prototype: cosine {found.prototypes:.3f}; chance alone reaches {found.twins:.3f}, "

@@ -1,0 +1,73 @@
+"""The demo's closing sentences: true of a run that gained, of one that did not, and of one whose prototypes show."""
+
+from __future__ import annotations
+
+from agreement import Agreement
+from protoseal.demo import demo_agreement
+from protoseal.demo_sentences import closing_sentences
+from protoseal.evaluation.coordinator_view.recording import SEARCHED, Uploads
+from protoseal.reports.result_files import RunResult, SiteFigures, ViewLine
+
+AGREEMENT: Agreement = demo_agreement(seed=0, rounds=1)
+ENCRYPTED = Uploads(plain=0, rotated=640, masked=0, ciphertexts=40)
+
+
+def result(*accuracies: tuple[float, float, float], found: bool = False) -> RunResult:
+    """Return the result of sites with these accuracies by method, local and self."""
+    sites = tuple(
+        SiteFigures(
+            name=f"site-{number}",
+            train_samples=8,
+            bytes_up=number * 1_000_000,
+            bytes_down=0,
+            accuracy=own,
+            compared={"local": local, "self": own_prototypes},
+        )
+        for number, (own, local, own_prototypes) in enumerate(accuracies, start=1)
+    )
+    means = [sum(each) / len(accuracies) for each in zip(*accuracies, strict=True)]
+    return RunResult(
+        method="fedpc",
+        protection="ckks",
+        dataset="digits",
+        seed=0,
+        sites=sites,
+        rounds=(),
+        mean_accuracy=means[0],
+        config=AGREEMENT.model_dump(mode="json", by_alias=True),
+        compared={"local": means[1], "self": means[2]},
+        coordinator_view=(ViewLine(what=SEARCHED, seen=found, evidence="searched"),),
+    )
+
+
+def test_sites_that_do_better_than_under_both_controls_are_counted() -> None:
+    gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.8, 0.6, 0.9)), ENCRYPTED)
+    assert "did not gain" in gain  # 85 % as under self
+    gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.9, 0.6, 0.7)), ENCRYPTED)
+    assert "did not gain" not in gain
+    assert "2 of 2 sites" in gain
+    assert [share in gain for share in ("90.0 %", "65.0 %", "75.0 %")] == [True] * 3
+
+
+def test_a_site_behind_one_control_does_not_count() -> None:
+    gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.8, 0.6, 0.81)), ENCRYPTED)
+    assert "1 of 2 sites" in gain
+
+
+def test_uploads_are_described_as_they_were() -> None:
+    run = result((0.9, 0.7, 0.8), (0.9, 0.7, 0.8))
+    _, sent, seen = closing_sentences(run, ENCRYPTED)
+    assert "1.0 to 2.0 MB" in sent
+    assert "(40 from" in sent
+    assert "no prototype or model did in clear" in sent
+    assert "untrained" in sent
+    assert "untrained" in seen
+    _, sent, seen = closing_sentences(run, Uploads(plain=1280, rotated=0, masked=0, ciphertexts=0))
+    assert "1,280 numbers of prototypes and models did in clear" in sent
+    assert "untrained" not in sent + seen
+
+
+def test_prototypes_in_the_recording_are_told() -> None:
+    run = (0.9, 0.7, 0.8)
+    assert "found no prototype" in closing_sentences(result(run), ENCRYPTED)[2]
+    assert "found no prototype" not in closing_sentences(result(run, found=True), ENCRYPTED)[2]
