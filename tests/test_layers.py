@@ -192,6 +192,19 @@ print(*sorted({late!r} & set(sys.modules)))
     assert done.stdout.split() == []
 
 
+def test_help_of_commands_loads_no_numpy() -> None:
+    code = """
+import sys
+from click.testing import CliRunner
+from protoseal.cli import main
+for command in ("demo", "predict", "report", "bench"):
+    assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0
+print(*sorted({"numpy", "grpc", "pydantic"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 @pytest.mark.parametrize("name", sorted(PACKAGES.keys() - NOT_INSTALLED))
 def test_this_distribution_alone_owns_its_top_level_names(name: str) -> None:
     assert set(packages_distributions()[name]) == {"protoseal"}

@@ -9,12 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from agreement.errors import UserError
-from crypto.errors import CryptoError
-from privacy.errors import PrivacyError
 from protoseal.commands.terminal_escaping import printable, printable_lines
-from secure_client.errors import SiteError
-from secure_server.errors import CoordinatorError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,24 +30,37 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except UserError as error:  # on this side's own files; may have several lines
-            raise click.ClickException(printable_lines(str(error))) from error
-        except (CryptoError, PrivacyError, SiteError, CoordinatorError) as error:
-            raise click.ClickException(printable(str(error))) from error
-        except sqlite3.Error as error:
-            raise click.ClickException(
-                f"the state cannot be stored ({error}): free disk space or correct the folder's permissions"
-            ) from error
-        except OSError as error:
-            raise click.ClickException(_system_error_text(error)) from error
-        except ModuleNotFoundError as error:
-            if error.name and error.name.partition(".")[0] in SITE_EXTRA:
-                raise click.ClickException(
-                    f"this command needs the package {error.name}: run pip install 'protoseal[site]'"
-                ) from error
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except Exception as error:
+            text = _remedy(error)
+            if text is None:
+                raise
+            raise click.ClickException(text) from error
 
     return wrapped
+
+
+def _remedy(error: Exception) -> str | None:
+    """Return the text of an expected failure; None for any other."""
+    # Imported once a command has failed: they load NumPy and gRPC, for which `--help` need not wait.
+    from agreement.errors import UserError
+    from crypto.errors import CryptoError
+    from privacy.errors import PrivacyError
+    from secure_client.errors import SiteError
+    from secure_server.errors import CoordinatorError
+
+    if isinstance(error, UserError):  # on this side's own files; may have several lines
+        return printable_lines(str(error))
+    if isinstance(error, (CryptoError, PrivacyError, SiteError, CoordinatorError)):
+        return printable(str(error))
+    if isinstance(error, sqlite3.Error):
+        return f"the state cannot be stored ({error}): free disk space or correct the folder's permissions"
+    if isinstance(error, OSError):
+        return _system_error_text(error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in SITE_EXTRA:
+        return f"this command needs the package {error.name}: run pip install 'protoseal[site]'"
+    return None
 
 
 def _system_error_text(error: OSError) -> str:
