@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +50,11 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
 
     The folder of --out then has a folder with the log of each party, result.json and report.html.
     """
+    if "numpy" not in sys.modules:  # NumPy reads the number of threads when it is loaded
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", "1"
+        )  # threads that wait for a core cost more than they bring
+
     from protoseal.demo import run_demo
     from protoseal.reports.report import write_report
     from protoseal.reports.tables import result_tables
