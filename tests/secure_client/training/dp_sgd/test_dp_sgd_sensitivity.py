@@ -59,24 +59,24 @@ def test_one_record_changes_the_sum_by_the_clip_at_most(sums: list[Tensor], name
 def test_the_loss_of_a_batch_would_be_too_sensitive(
     sums: list[Tensor], monkeypatch: pytest.MonkeyPatch, batchwise: bool
 ) -> None:
-    """FedPC's distance of class means, near 0: one record more or less turns the gradients of all the others."""
+    """A distance of class means, near 0: one record more or less turns the gradients of all the others."""
 
     def of_batch(objective: Any, outputs: Any, labels: Tensor, guide: Any) -> Any:
         terms = objective(outputs, labels, guide)
         return type(terms)(*(each.expand(len(labels)) for each in terms))
 
     with torch.no_grad():
-        centre = model_of("fedpc").features(images(5)[0]).mean(dim=0)
+        centre = model_of("pfpl-literal").features(images(5)[0]).mean(dim=0)
     guide = Targets(centre.expand(3, -1), torch.tensor([True, True, True]))
     if batchwise:
         monkeypatch.setattr(steps, "sample_terms", of_batch)
     settings = ALL.model_copy(update={"clip": 0.001})
     changes = neighbours(
         sums,
-        "fedpc",
+        "pfpl-literal",
         settings,
         guide=guide,
-        objective=lambda outputs, _, given: OBJECTIVES["fedpc"](
+        objective=lambda outputs, _, given: OBJECTIVES["pfpl-literal"](
             outputs, torch.zeros(len(outputs.features), dtype=torch.int64), given
         ),
     )

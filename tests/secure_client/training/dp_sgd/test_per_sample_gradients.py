@@ -144,11 +144,11 @@ def test_terms_written_out() -> None:
     assert outputs.decision is not None
     has = guide.present[LABELS]
     gaps = (outputs.features - guide.rows[LABELS]).square().sum(dim=1) * has
-    for name, known in (("pfpl", gaps / DIM), ("fedpc", gaps.sqrt())):
+    for name, known in (("pfpl", gaps / DIM), ("pfpl-literal", gaps.sqrt()), ("fedpc", gaps / DIM)):
         found = sample_terms(OBJECTIVES[name], outputs, LABELS, guide)
         torch.testing.assert_close(found.alignment, known)
         cross = functional.cross_entropy(outputs.logits, LABELS, reduction="none")
-        weights = {"pfpl": (1.0, 10.0), "fedpc": (0.5, 0.5)}[name]
+        weights = {"pfpl": (1.0, 10.0), "pfpl-literal": (1.0, 1.0), "fedpc": (0.5, 0.5)}[name]
         torch.testing.assert_close(found.total, weights[0] * cross + weights[1] * known)
     for number, label in enumerate(LABELS.tolist()):
         if not has[number]:
