@@ -95,8 +95,7 @@ class FeddbpSection(Section):
 
     ``decision_weight``, ``shared_alignment`` and ``decision_alignment`` are λ1, λ2 and λ3; ``temperature`` is τ.
     ``own`` is η: the share of a site's own prototype in the ``top_channels`` K channels that matter most to it.
-    ``share``, ``decision``, ``hard`` and ``personal`` switch parts of the method off for ablations; ``literal`` takes
-    the losses as printed.
+    ``share``, ``decision``, ``hard`` and ``personal`` switch parts of the method off for ablations.
     """
 
     decision_weight: NotNegative = 1.0
@@ -119,8 +118,12 @@ class FeddbpSection(Section):
     """Add the margin for hard negatives (ablation)."""
     personal: bool = True
     """Fuse own and mean prototypes; `false` takes the mean (ablation)."""
-    literal: bool = False
-    """Take the losses as printed."""
+    literal_alignment: bool = False
+    """Sum the shared branch's alignment over channels, as printed."""
+    literal_quotient: bool = False
+    """Take the separation without its logarithm, as printed."""
+    literal_boundary: bool = False
+    """Take the margin for hard negatives as printed."""
 
     @model_validator(mode="after")
     def _a_branch_is_left(self) -> Self:

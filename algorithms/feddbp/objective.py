@@ -19,9 +19,10 @@ class Objective:
 
     ``decision_weight`` is λ1, ``alignment_weight`` λ2, ``contrast_weight`` λ3, all at least 0; ``temperature`` is
     τ > 0. L_s is :func:`algorithms.alignment_loss.mean_square` on the shared branch, L_d :func:`contrast` on the
-    decision branch; ``literal`` takes both as printed: L_s without its 1/d, L_d without its logarithm and with the
-    boundary term of the other sign. Ablations: ``share=False`` leaves out CE_s and L_s, ``decision=False`` CE_d and L_d
-    (for a model without a decision branch), ``hard=False`` the boundary term M of L_d.
+    decision branch. Each departure from print has a switch back: ``literal_alignment`` takes L_s without its 1/d,
+    ``literal_quotient`` L_d without its logarithm, ``literal_boundary`` the printed boundary term M of L_d.
+    Ablations: ``share=False`` leaves out CE_s and L_s, ``decision=False`` CE_d and L_d (for a model without a decision
+    branch), ``hard=False`` the boundary term M.
 
     Raises ``ValueError`` for weights out of range, or with both branches left out.
     """
@@ -30,7 +31,9 @@ class Objective:
     alignment_weight: float = 10.0
     contrast_weight: float = 1.0
     temperature: float = 0.07
-    literal: bool = False
+    literal_alignment: bool = False
+    literal_quotient: bool = False
+    literal_boundary: bool = False
     share: bool = True
     decision: bool = True
     hard: bool = True
@@ -68,13 +71,19 @@ class Objective:
 
     def _shared(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
         """Return L_s (equation 3)."""
-        channels = features.shape[1] if self.literal else 1
+        channels = features.shape[1] if self.literal_alignment else 1
         return channels * mean_square(features, labels, targets)
 
     def _contrast(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
         """Return L_d (equations 4 to 6)."""
         return contrast(
-            features, labels, targets, temperature=self.temperature, hard=self.hard, literal=self.literal
+            features,
+            labels,
+            targets,
+            temperature=self.temperature,
+            hard=self.hard,
+            literal_quotient=self.literal_quotient,
+            literal_boundary=self.literal_boundary,
         )
 
 
@@ -85,18 +94,20 @@ def contrast(
     *,
     temperature: float,
     hard: bool = True,
-    literal: bool = False,
+    literal_quotient: bool = False,
+    literal_boundary: bool = False,
 ) -> Tensor:
     """Return L_d: z^d's distance from its class's prototype against those from the others (equations 4 to 6), a scalar.
 
     Features are (B, d), labels (B,); the result is 0 if no sample has a target. d_{i,c} is the distance of z_i^d from
     class c's prototype, both scaled to norm 1. Over the batch's samples and the classes c with a target:
 
-        −mean_i log[ e^{−d_{i,y}/τ} / (Σ_c e^{−d_{i,c}/τ} + M_i) ]      M_i = Σ_{c≠y} e^{max(0, m − d_{i,c})/τ}
+        −mean_i log[ e^{−d_{i,y}/τ} / (Σ_c e^{−d_{i,c}/τ} + M_i) ]      M_i = Σ_{c≠y, d_{i,c}<m} e^{(m − d_{i,c})/τ}
 
-    m is halfway between the batch's mean d_{i,y} and its mean d_{i,c≠y}, and gets no gradient. M grows when another
-    class's prototype comes nearer than m, so that the gradient drives the two apart. ``literal``, as printed, has no
-    logarithm, and e^{−max(0, …)/τ}, which grows with the distance. Without ``hard``, M = 0.
+    m is halfway between the batch's mean d_{i,y} and its mean d_{i,c≠y}, and gets no gradient. Hard negatives are other
+    classes' prototypes nearer than m. M grows as they come nearer, so that the gradient drives the two apart. As
+    printed, ``literal_quotient`` has no logarithm, and ``literal_boundary`` has M_i = Σ_{c≠y} e^{−max(0, m−d_{i,c})/τ}:
+    a term that falls as a hard negative comes nearer, and is 1 for an easy one. Without ``hard``, M = 0.
     """
     classes = torch.arange(len(targets.present), device=labels.device)
     rows = torch.where(targets.present.unsqueeze(1), targets.rows, 0.0).to(features.dtype)
@@ -107,10 +118,11 @@ def contrast(
     scores = torch.where(others | own, -distances / temperature, -torch.inf)
     if hard:
         beyond = (_boundary(distances.detach(), own, others, chosen) - distances).clamp(min=0.0)
-        penalties = (-beyond if literal else beyond) / temperature
-        scores = torch.cat([scores, torch.where(others, penalties, -torch.inf)], dim=1)
+        counted = others if literal_boundary else others & (beyond > 0.0)
+        penalties = (-beyond if literal_boundary else beyond) / temperature
+        scores = torch.cat([scores, torch.where(counted, penalties, -torch.inf)], dim=1)
     log_shares = -_own_distances(distances, own) / temperature - scores.logsumexp(dim=1)
-    losses = -log_shares.exp() if literal else -log_shares
+    losses = -log_shares.exp() if literal_quotient else -log_shares
     return _mean(losses, chosen)
 
 

@@ -77,7 +77,9 @@ def _feddbp(settings: FeddbpSection) -> BatchLoss:
         share=settings.share,
         decision=settings.decision,
         hard=settings.hard,
-        literal=settings.literal,
+        literal_alignment=settings.literal_alignment,
+        literal_quotient=settings.literal_quotient,
+        literal_boundary=settings.literal_boundary,
     )
 
 

@@ -17,7 +17,7 @@ from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agreement, problem, write
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "b320cdf58cd794184cf9633d7a9c85dc30b1c936e36ae72e0cfd2f3fb563fc6e"
+KNOWN_HASH = "145a961c48af644d9625fd53cf350d043096a4f1214c0412b2f91baa26d505aa"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:

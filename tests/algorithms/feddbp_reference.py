@@ -32,15 +32,15 @@ def log_probability(logits: Vector, y: int) -> float:
 
 
 def shared_loss(
-    features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool], *, literal: bool
+    features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool], *, literal_alignment: bool
 ) -> float:
-    """Compute equation 3 over the samples with a target. Printed (``literal``): a sum over channels, not their mean."""
+    """Compute equation 3 over the samples with a target: the mean over channels, or as printed their sum."""
     total, samples = 0.0, 0
     for z, y in zip(features, labels, strict=True):
         if present[y]:
             samples += 1
             squares = distance(z, rows[y]) ** 2
-            total += squares if literal else squares / len(z)
+            total += squares if literal_alignment else squares / len(z)
     return total / samples if samples else 0.0
 
 
@@ -66,12 +66,14 @@ def decision_loss(
     *,
     tau: float,
     hard: bool,
-    literal: bool,
+    literal_quotient: bool,
+    literal_boundary: bool,
     m: float,
 ) -> float:
     """Compute equations 4 (without ``hard``) and 5 with 6, over the samples and classes that have a target.
 
-    Printed (``literal``): no logarithm, and a minus before the maximum in M.
+    Print has no logarithm (``literal_quotient``). Equation 6 (``literal_boundary``) has a minus before the maximum, and
+    so counts every negative; not in print is the sum over the hard negatives alone, those nearer than m, without it.
     """
     total, samples = 0.0, 0
     for z, y in zip(features, labels, strict=True):
@@ -81,10 +83,12 @@ def decision_loss(
         d = {c: distance(normalised(z), normalised(rows[c])) for c in range(len(rows)) if present[c]}
         below = sum(math.exp(-each / tau) for each in d.values())
         for c, each in d.items():
-            if hard and c != y:
-                below += math.exp((-1.0 if literal else 1.0) * max(0.0, m - each) / tau)
+            if hard and c != y and literal_boundary:
+                below += math.exp(-max(0.0, m - each) / tau)
+            elif hard and c != y and each < m:
+                below += math.exp((m - each) / tau)
         ratio = math.exp(-d[y] / tau) / below
-        total -= ratio if literal else math.log(ratio)
+        total -= ratio if literal_quotient else math.log(ratio)
     return total / samples if samples else 0.0
 
 

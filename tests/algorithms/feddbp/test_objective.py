@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,16 @@ from tests.algorithms.plain_lists import distance
 from tests.algorithms.target_cases import CLASSES, DIM, MIX, gradient
 
 TAU = 0.3
-FORMS = [{}, {"literal": True}, {"hard": False}, {"literal": True, "hard": False}]
+LITERAL = ("literal_alignment", "literal_quotient", "literal_boundary")
+PRINTED = dict.fromkeys(LITERAL, True)
+SWITCHES = [*({name: True} for name in LITERAL), {"hard": False}]
+CONTRASTS = [
+    {"literal_quotient": quotient, "literal_boundary": boundary, "hard": hard}
+    for quotient, boundary, hard in product((False, True), repeat=3)
+    if hard or not boundary
+]
+"""Every form of L_d: without ``hard`` there is no boundary term to print."""
+FORMS = [{"literal_alignment": alignment, **form} for alignment in (False, True) for form in CONTRASTS]
 ABLATIONS = [{"share": False}, {"decision": False}]
 
 Case = tuple[Tensor, Tensor, Tensor, Targets]
@@ -59,7 +69,9 @@ def by_loops(objective: Objective, case: Case) -> tuple[float, float]:
     classification = alignment = 0.0
     if objective.share:
         classification += reference.cross_entropy((shared @ MIX).tolist(), known)
-        l_s = reference.shared_loss(shared.tolist(), known, rows, present, literal=objective.literal)
+        l_s = reference.shared_loss(
+            shared.tolist(), known, rows, present, literal_alignment=objective.literal_alignment
+        )
         alignment += objective.alignment_weight * l_s
     if objective.decision:
         entropy = reference.cross_entropy((decision @ MIX).tolist(), known)
@@ -70,7 +82,8 @@ def by_loops(objective: Objective, case: Case) -> tuple[float, float]:
             targets,
             temperature=objective.temperature,
             hard=objective.hard,
-            literal=objective.literal,
+            literal_quotient=objective.literal_quotient,
+            literal_boundary=objective.literal_boundary,
         )
         alignment += objective.contrast_weight * l_d
     return classification, alignment
@@ -83,12 +96,20 @@ def contrast_by_loops(
     *,
     temperature: float = TAU,
     hard: bool = True,
-    literal: bool = False,
+    literal_quotient: bool = False,
+    literal_boundary: bool = False,
     m: float | None = None,
 ) -> float:
     batch = features.tolist(), labels.tolist(), targets.rows.tolist(), targets.present.tolist()
     middle = reference.boundary(*batch) if m is None else m
-    return reference.decision_loss(*batch, tau=temperature, hard=hard, literal=literal, m=middle)
+    return reference.decision_loss(
+        *batch,
+        tau=temperature,
+        hard=hard,
+        literal_quotient=literal_quotient,
+        literal_boundary=literal_boundary,
+        m=middle,
+    )
 
 
 def agrees(terms: Terms, expected: tuple[float, float]) -> bool:
@@ -96,7 +117,7 @@ def agrees(terms: Terms, expected: tuple[float, float]) -> bool:
     return bool(np.allclose(found, (*expected, sum(expected)), rtol=1e-9, atol=1e-12))
 
 
-@pytest.mark.parametrize("switches", [*FORMS, *ABLATIONS, {"share": False, "literal": True}])
+@pytest.mark.parametrize("switches", [*FORMS, *ABLATIONS, {"share": False, **PRINTED}])
 @given(case=cases(), weights=st.tuples(st.floats(0, 20), st.floats(0, 20), st.floats(0, 20)))
 def test_the_loss_is_equation_7(
     switches: dict[str, Any], case: Case, weights: tuple[float, float, float]
@@ -106,7 +127,7 @@ def test_the_loss_is_equation_7(
     assert agrees(objective(outputs(shared, decision), labels, targets), by_loops(objective, case))
 
 
-@pytest.mark.parametrize("other", [*FORMS[1:], *ABLATIONS])
+@pytest.mark.parametrize("other", [*SWITCHES, *ABLATIONS])
 def test_the_comparison_sees_each_switch(other: dict[str, Any]) -> None:
     shared, decision, labels, targets = case = some_case()
     objective = Objective(temperature=TAU)
@@ -117,13 +138,15 @@ def test_the_comparison_sees_each_switch(other: dict[str, Any]) -> None:
 
 
 def test_the_defaults_are_the_papers_settings() -> None:
-    assert Objective() == Objective(1.0, 10.0, 1.0, 0.07, literal=False, share=True, decision=True, hard=True)
+    assert Objective() == Objective(
+        1.0, 10.0, 1.0, 0.07, **dict.fromkeys(PRINTED, False), share=True, decision=True, hard=True
+    )
 
 
 def test_known_answers() -> None:
     """z^s = (3, 4), target (3, 0): 16, half of it per channel. z^d at 60° of its own prototype and of the other's.
 
-    Both distances are 1, so m = 1 and M = 1: L_d = −log[e^{−1/τ}/(2e^{−1/τ} + 1)] = log(2 + e^{1/τ}).
+    Both distances are 1, so m = 1 and no negative is hard: L_d = −log[e^{−1/τ}/(2e^{−1/τ})] = log 2. Printed, M = 1.
     """
     rows = np.array([[3.0, 0.0], [-0.5, 3**0.5 / 2]])
     targets = Targets.of(rows, np.ones(2, dtype=np.bool_))
@@ -131,16 +154,16 @@ def test_known_answers() -> None:
     given = Outputs(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), half, torch.zeros(1, 2))
     terms = Objective(2.0, 10.0, 5.0, temperature=0.5)(given, labels, targets)
     assert terms.classification.item() == pytest.approx(3 * np.log(2))
-    assert terms.alignment.item() == pytest.approx(10 * 8 + 5 * np.log(2 + np.exp(2)))
-    printed = Objective(2.0, 10.0, 5.0, temperature=0.5, literal=True)(given, labels, targets)
+    assert terms.alignment.item() == pytest.approx(10 * 8 + 5 * np.log(2))
+    printed = Objective(2.0, 10.0, 5.0, temperature=0.5, **PRINTED)(given, labels, targets)
     assert printed.alignment.item() == pytest.approx(10 * 16 - 5 / (2 + np.exp(2)))
 
 
-@pytest.mark.parametrize("literal", [False, True])
-def test_without_targets_there_is_cross_entropy_on_both_branches(literal: bool) -> None:
+@pytest.mark.parametrize("switches", [{}, PRINTED])
+def test_without_targets_there_is_cross_entropy_on_both_branches(switches: dict[str, Any]) -> None:
     shared, decision, labels, _ = some_case()
     nobody = Targets.of(np.full((CLASSES, DIM), np.nan), np.zeros(CLASSES, dtype=np.bool_))
-    objective = Objective(0.7, literal=literal)
+    objective = Objective(0.7, **switches)
     both = torch.nn.functional.cross_entropy
     for targets in (None, nobody):
         terms = objective(outputs(shared, decision), labels, targets)
@@ -155,7 +178,8 @@ def test_without_targets_there_is_cross_entropy_on_both_branches(literal: bool) 
 def test_a_single_target_has_nothing_to_contrast_with() -> None:
     _, decision, labels, targets = some_case(present=(False, True, False, False))
     assert contrast(decision, labels, targets, temperature=TAU).item() == pytest.approx(0.0, abs=1e-12)
-    assert contrast(decision, labels, targets, temperature=TAU, literal=True).item() == pytest.approx(-1.0)
+    quotient = contrast(decision, labels, targets, temperature=TAU, literal_quotient=True)
+    assert quotient.item() == pytest.approx(-1.0)
 
 
 def test_samples_and_classes_without_a_target_count_nowhere() -> None:
@@ -172,7 +196,7 @@ def test_samples_and_classes_without_a_target_count_nowhere() -> None:
     assert torch.equal(objective(outputs(shared, decision), labels, filled).alignment, before)
 
 
-@pytest.mark.parametrize("switches", FORMS)
+@pytest.mark.parametrize("switches", CONTRASTS)
 @given(case=cases())
 def test_gradients_are_finite_differences_with_the_boundary_held(
     switches: dict[str, Any], case: Case
@@ -231,14 +255,27 @@ def test_a_hard_negative_repels() -> None:
     assert moved_from_the_hard_negative() > 1.0
 
 
-def test_the_printed_loss_attracts_a_hard_negative() -> None:
-    """Why it is not the default: its boundary term grows as the hard negative gets farther."""
-    assert moved_from_the_hard_negative(literal=True) < 0.0
-    assert moved_from_the_hard_negative(literal=True, hard=False) > 0.0
+@pytest.mark.parametrize("quotient", [False, True])
+def test_the_printed_boundary_attracts_a_hard_negative(quotient: bool) -> None:
+    """Why it is not the default: the term grows as the hard negative gets farther, with and without a logarithm."""
+    assert moved_from_the_hard_negative(literal_quotient=quotient, literal_boundary=True) < 0.0
+    assert moved_from_the_hard_negative(literal_quotient=quotient) > 0.0
+    assert moved_from_the_hard_negative(literal_quotient=quotient, hard=False) > 0.0
 
 
 def test_mining_makes_a_hard_negative_repel_more() -> None:
     assert moved_from_the_hard_negative() > 10 * moved_from_the_hard_negative(hard=False)
+
+
+def test_easy_negatives_count_in_the_printed_boundary_term_alone() -> None:
+    """No negative is nearer than m = 0.975; e^0 for each of the two is as much as the sample's own prototype has."""
+    features, labels, targets = hard_negative(1.9)
+    found, without, printed = (
+        contrast(features, labels, targets, temperature=0.07, **switches).item()
+        for switches in ({}, {"hard": False}, {"literal_boundary": True})
+    )
+    assert found == without == pytest.approx(0.0, abs=1e-9)
+    assert printed == pytest.approx(np.log(3))
 
 
 def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
@@ -256,14 +293,14 @@ def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
 
 def test_a_hard_negative_is_repelled_seen_from_the_prototype() -> None:
     assert slope_as_the_hard_negative_backs_away() < -1.0
-    assert slope_as_the_hard_negative_backs_away(literal=True) > 0.0
+    assert slope_as_the_hard_negative_backs_away(literal_boundary=True) > 0.0
 
 
-@pytest.mark.parametrize("literal", [False, True])
-def test_batches_can_be_stacked(literal: bool) -> None:
+@pytest.mark.parametrize("switches", [{}, PRINTED])
+def test_batches_can_be_stacked(switches: dict[str, Any]) -> None:
     """Three sites' batches, with other labels and targets each, in one program: losses and gradients are the loop's."""
     sites = [some_case(0), some_case(1, (True,) * 4), some_case(2, (False,) * 4)]
-    objective = Objective(temperature=TAU, literal=literal)
+    objective = Objective(temperature=TAU, **switches)
 
     def total(z: tuple[Tensor, Tensor], labels: Tensor, rows: Tensor, present: Tensor) -> Tensor:
         return objective(outputs(*z), labels, Targets(rows, present)).total
@@ -294,18 +331,20 @@ def test_a_small_temperature_overflows_nothing() -> None:
         contrast_by_loops(features, labels, targets, temperature=1e-3)
 
 
-@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("switches", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(
     scale=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e15]),
     labels=st.lists(st.integers(0, 3), min_size=1, max_size=4),
 )
-def test_no_gradient_is_ever_nan(literal: bool, dtype: torch.dtype, scale: float, labels: list[int]) -> None:
+def test_no_gradient_is_ever_nan(
+    switches: dict[str, Any], dtype: torch.dtype, scale: float, labels: list[int]
+) -> None:
     """Features of zeros and at their target, prototypes of zeros, and absent rows that are not numbers."""
     rows = np.array([[scale] * DIM, [np.nan] * DIM, [1.0, 0.0, 0.0], [0.0] * DIM])
     targets = Targets.of(rows, np.isfinite(rows).all(axis=1))
     leaf = torch.full((len(labels), DIM), scale, dtype=dtype, requires_grad=True)
-    objective = Objective(literal=literal)
+    objective = Objective(**switches)
     terms = objective(Outputs(leaf, leaf, leaf, leaf), torch.tensor(labels).clamp(max=DIM - 1), targets)
     torch.autograd.backward(terms.alignment)
     assert leaf.grad is not None

@@ -163,7 +163,8 @@ def test_terms_written_out() -> None:
         ]
         own, other = apart[label], apart[1 - label]
         margin = (own + other) / 2
-        terms = torch.tensor([-own, -other, max(0.0, margin - other)], dtype=torch.float64) / 0.07
+        hard = [margin - other] if other < margin else []
+        terms = torch.tensor([-own, -other, *hard], dtype=torch.float64) / 0.07
         contrast = own / 0.07 + float(terms.logsumexp(0))
         found = sample_terms(OBJECTIVES["feddbp"], outputs, LABELS, guide)
         expected = 10.0 * float(gaps[number]) / DIM + contrast
