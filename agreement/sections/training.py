@@ -72,6 +72,9 @@ class Norm(StrEnum):
 class TrainingSection(Section):
     """Local training, the same at every site. ``init_seed`` makes the common initial model.
 
+    The defaults are FedPC's schedule (table 3). Adam is the default because its steps do not depend on a loss's scale:
+    with SGD a λ of 100, as FedPLVM's, makes training diverge.
+
     ``momentum`` is SGD's. With Adam it is refused, and is no part of the agreement's text and hash.
     With ``pretrained_sha256`` every site that uses the agreed ``model`` begins with the extractor in a file of that
     SHA-256 (hex), whose place its own file tells.
@@ -85,17 +88,17 @@ class TrainingSection(Section):
     """SHA-256 of pretrained weights, which each site's `pretrained` locates."""
     init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the common initial model; change it when a run is repeated."""
-    optimiser: Optimiser = Optimiser.SGD
+    optimiser: Optimiser = Optimiser.ADAM
     """Optimiser of local training; its state ends with the round."""
-    lr: Positive = 0.01
-    """Learning rate."""
+    lr: Positive = 0.001
+    """Learning rate; SGD needs a higher one, such as 0.01."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD; refused with Adam."""
     weight_decay: NotNegative = 1e-5
     """Weight decay."""
-    batch_size: Count = 32
+    batch_size: Count = 10
     """Records in a batch; under DP-SGD the expected number."""
-    local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 5
     """Epochs of local training in a round."""
 
     @model_validator(mode="after")

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from agreement import Method, TrainingSection
+from agreement import Method
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase
 from tests.adversary.attack import BINDING_FIELDS, GROUPS_UNCHANGED
 from tests.adversary.masked_attacks import MaskedAttack, assert_is
 from tests.adversary.masked_play import Attempt, MaskedPlay, base_of
 from tests.support.grouped import EVERYONE, PARAMETERS
-from tests.support.small import DIM
+from tests.support.small import DIM, short_training
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
@@ -113,7 +113,7 @@ _START, _MEMBERS = (
 )
 _ENOUGH = "secure_client.protocol.masked_sum.MaskedSum._check_enough"
 _STILL = {
-    "training": TrainingSection(model="tests.support.grouped:build", batch_size=4, lr=1e-9),
+    "training": short_training("tests.support.grouped:build", lr=1e-9),
 }
 
 START_ATTACKS: dict[str, MaskedAttack] = {

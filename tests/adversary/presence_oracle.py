@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 from torch import nn
 
-from agreement import Agreement, AveragingSection, Method, Protection, TrainingSection
+from agreement import Agreement, AveragingSection, Method, Protection
 from crypto.ckks.parameters import context
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
@@ -26,6 +26,7 @@ from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import data_for
+from tests.support.small import short_training
 
 DIM, CLASSES, PIXELS = 12, 3, 16
 UNIT = 3
@@ -51,7 +52,7 @@ def agreed() -> Agreement:
     ).model_copy(
         update={
             "averaging": AveragingSection(parameters=parameters, buffers=buffers),
-            "training": TrainingSection(model="tests.adversary.presence_oracle:build", batch_size=6, lr=0.05),
+            "training": short_training("tests.adversary.presence_oracle:build", batch_size=6, lr=0.05),
         }
     )
 

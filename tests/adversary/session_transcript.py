@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 from torch.utils.data import TensorDataset
 
-from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection, TrainingSection
+from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection
 from agreement.payload_forms import limits_of
 from crypto.ckks.parameters import context, level_id
 from crypto.ckks.serialization import dump, read_payload
@@ -35,7 +35,7 @@ from secure_client.training.averaged_parameters import Averaged
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.base import Outcome
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
-from tests.support.small import small_agreement, small_data
+from tests.support.small import short_training, small_agreement, small_data
 
 VICTIM = "clinic-a"
 ROUNDS = 3
@@ -63,7 +63,7 @@ def leaving_agreement(
         "method": method,
         "protection": protection,
         "masking": MaskingSection(ring_bits=64),
-        "training": TrainingSection(model=f"tests.adversary.failing_models:{model}", batch_size=4, lr=0.1),
+        "training": short_training(f"tests.adversary.failing_models:{model}", lr=0.1),
         "fedplcc": {"most_prototypes": 1, "most_clusters": 1},
         "fedpc": {"groups": 1},
         "averaging": AveragingSection(parameters=1),

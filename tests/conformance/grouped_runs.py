@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from agreement import Agreement, AveragingSection, FedpcSection, Method, Protection, TrainingSection
+from agreement import Agreement, AveragingSection, FedpcSection, Method, Protection
 from agreement.payload_forms import limits_of, result_form
 from crypto.pairwise.wire_values import MaskKeys
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
@@ -30,7 +30,7 @@ from tests.conformance.decrypted_results import means_in
 from tests.conformance.plain_answers import check_predictions
 from tests.conformance.runs import Bool, Record, taken_from
 from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
-from tests.support.small import small_agreement
+from tests.support.small import short_training, small_agreement
 
 Float = NDArray[np.float64]
 _PIXELS = 16
@@ -64,7 +64,7 @@ def grouped_agreement(
         "norm_bound": dim**0.5,
         "fedpc": FedpcSection(**fedpc),
         "averaging": AveragingSection(**sizes, **averaging),
-        "training": TrainingSection(model="tests.conformance.grouped_runs:build", batch_size=6, lr=0.05),
+        "training": short_training("tests.conformance.grouped_runs:build", batch_size=6, lr=0.05),
         **settings,
     }
     return Agreement.model_validate({**dict(small_agreement(rounds=rounds)), **changed})

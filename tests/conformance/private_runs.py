@@ -13,11 +13,11 @@ from agreement import (
     Method,
     PrivacySection,
     Protection,
-    TrainingSection,
 )
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.grouped_runs import grouped_agreement
+from tests.support.small import short_training
 
 _PIXELS = 16
 PRIVACY = PrivacySection(
@@ -43,7 +43,7 @@ def private_agreement(
     **settings: Any,
 ) -> Agreement:
     """Return the agreement of :func:`grouped_agreement`, with noise."""
-    training = TrainingSection(model="tests.conformance.private_runs:build", batch_size=6, lr=0.05)
+    training = short_training("tests.conformance.private_runs:build", batch_size=6, lr=0.05)
     base = grouped_agreement(
         protection, method=method, classes=classes, dim=dim, rounds=rounds, training=training, **settings
     )

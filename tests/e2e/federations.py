@@ -18,7 +18,6 @@ from agreement import (
     PfplSection,
     PreprocessingSection,
     Protection,
-    TrainingSection,
 )
 from protoseal.reports.result_files import site_folder
 from protoseal.splits import SiteArrays, mixed
@@ -30,6 +29,7 @@ from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.training.averaged_parameters import Averaged
 from tests.support.processes import Federation
 from tests.support.simulations import run_federation
+from tests.support.small import short_training
 
 _SCANS = 5
 """Training samples of a class at a site of :func:`two_kinds_of_sites`; there is one more to test on."""
@@ -54,7 +54,7 @@ def small_agreement(
         min_sites=min_sites,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
         pfpl=PfplSection.model_validate({"alpha": 0.3, "lambda": 10.0}),
-        training=TrainingSection(init_seed=5, batch_size=16, local_epochs=2),
+        training=short_training("small-cnn", init_seed=5, batch_size=16, local_epochs=2),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection, TrainingSection
-from tests.support.small import DIM, HOLDINGS, small_agreement
+from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection
+from tests.support.small import DIM, HOLDINGS, short_training, small_agreement
 
 EVERYONE = tuple(HOLDINGS)
 TEN = tuple(f"clinic-{letter}" for letter in "abcdefghij")
@@ -22,7 +22,7 @@ def grouped_agreement(protection: Protection = Protection.MASKED, **changes: obj
         "protection": protection,
         "averaging": AveragingSection(parameters=PARAMETERS),
         "masking": MaskingSection(ring_bits=64),
-        "training": TrainingSection(model="tests.support.grouped:build", batch_size=4),
+        "training": short_training("tests.support.grouped:build"),
     }
     return Agreement.model_validate({**fields, **changes})
 

@@ -25,8 +25,10 @@ device = "cpu"
 batched = "never"
 [training]
 model = "small-cnn"
+optimiser = "sgd"
 lr = 0.02
 batch_size = 8
+local_epochs = 1
 """
 """The end of a file, whose beginning says which methods and how many rounds."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -11,6 +12,7 @@ from torch import nn
 from agreement import (
     Agreement,
     Method,
+    Optimiser,
     PfplSection,
     PreprocessingSection,
     Protection,
@@ -48,8 +50,14 @@ def small_agreement(
         norm_bound=2.0,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
         pfpl=PfplSection(weighting=weighting),
-        training=TrainingSection(model="tests.support.small:build", batch_size=4),
+        training=short_training("tests.support.small:build"),
     )
+
+
+def short_training(model: str, **changes: Any) -> TrainingSection:
+    """Return one epoch of SGD in batches of four, a fraction of the default's work."""
+    settings: dict[str, Any] = {"optimiser": Optimiser.SGD, "lr": 0.01, "batch_size": 4, "local_epochs": 1}
+    return TrainingSection(**({"model": model} | settings | changes))
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from agreement import METHODS, Agreement, AveragingSection, Method, ModelPart, Protection, TrainingSection
+from agreement import METHODS, Agreement, AveragingSection, Method, ModelPart, Protection
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import Averaged
-from tests.support.small import CLASSES, DIM, small_agreement
+from tests.support.small import CLASSES, DIM, short_training, small_agreement
 
 PARTS = {method: method.traits.averaged for method in METHODS.values()}
 
@@ -33,6 +33,6 @@ def method_agreement(method: Method, protection: Protection = Protection.PLAIN, 
         "method": method,
         "protection": protection,
         "averaging": AveragingSection(parameters=parameters, buffers=buffers),
-        "training": TrainingSection(model="tests.support.summed:build", batch_size=4),
+        "training": short_training("tests.support.summed:build"),
     }
     return Agreement.model_validate({**fields, **changes})

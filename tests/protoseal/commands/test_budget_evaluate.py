@@ -38,7 +38,9 @@ compare = ["local"]
 [training]
 model = "small-cnn"
 norm = "group"
+optimiser = "sgd"
 lr = 0.02
+local_epochs = 1
 [privacy]
 clip = 2.0
 min_count = 1.0

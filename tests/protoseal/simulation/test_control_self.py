@@ -32,8 +32,10 @@ per_class = true
 early_stopping = 5
 [training]
 model = "small-cnn"
+optimiser = "sgd"
 lr = 0.02
 batch_size = 8
+local_epochs = 1
 """
 BY_PROTOTYPE = {"feddbp": True, "fedproto": True, "pfpl": False}
 

@@ -21,7 +21,7 @@ TINY = {
     "sites": 3,
     "rounds": 2,
     "dim": 32,
-    "training": {"model": "small-cnn", "lr": 0.02, "batch_size": 4, "local_epochs": 3},
+    "training": {"model": "small-cnn", "optimiser": "sgd", "lr": 0.02, "batch_size": 4, "local_epochs": 3},
     "workers": 1,
     "device": "cpu",
 }

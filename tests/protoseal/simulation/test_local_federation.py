@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch.utils.data import TensorDataset
 
-from agreement import Method, TrainingSection
+from agreement import Method
 from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError
 from protoseal.reports.result_files import site_folder
@@ -31,7 +31,7 @@ from secure_client.site_model.learner_factory import build_agreed_model
 from secure_server.aggregator import Aggregator
 from tests.support.grouped import grouped_agreement
 from tests.support.simulations import run_federation
-from tests.support.small import HOLDINGS, small_agreement, small_data
+from tests.support.small import HOLDINGS, short_training, small_agreement, small_data
 
 
 def figures(rounds: tuple[SiteRound, ...] | list[SiteRound]) -> list[dict[str, object]]:
@@ -129,7 +129,7 @@ def test_self_targets_obey_the_bounds_of_the_agreements_method(
         take(self, number, rows, present)
 
     monkeypatch.setattr(Trainee, "take_targets", noted)
-    training = TrainingSection(model="tests.support.small:build", batch_size=4)
+    training = short_training("tests.support.small:build")
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
     run_control(agreement, Method.SELF, small_data(agreement))
     assert all(present == held for present, held in classes), (

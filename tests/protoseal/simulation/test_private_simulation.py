@@ -24,6 +24,9 @@ rounds = 3
 dim = 8
 [training]
 norm = "group"
+optimiser = "sgd"
+lr = 0.01
+local_epochs = 1
 [privacy]
 clip = 1.0
 noise_multiplier = 5.0

@@ -19,7 +19,7 @@ from secure_client.errors import ModelError
 from secure_client.models.prototype_model import build_model
 from secure_client.site_model.learner_factory import build_agreed_model, build_initial_model, build_learner
 from tests.support.simulations import run_federation
-from tests.support.small import DIM, small_agreement, small_data
+from tests.support.small import DIM, short_training, small_agreement, small_data
 
 SMALL = "small-cnn"
 
@@ -34,8 +34,7 @@ def weights(tmp_path: Path) -> Path:
 
 def agreement(weights: Path | None, **changes: Any) -> Agreement:
     sha256 = None if weights is None else hashlib.sha256(weights.read_bytes()).hexdigest()
-    settings: dict[str, Any] = {"model": SMALL, "batch_size": 4, "pretrained_sha256": sha256}
-    training = TrainingSection(**(settings | changes.pop("training", {})))
+    training = short_training(SMALL, pretrained_sha256=sha256, **changes.pop("training", {}))
     return Agreement(**(dict(small_agreement()) | {"training": training} | changes))
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agreement import Agreement, AveragingSection, Method, TrainingSection
+from agreement import Agreement, AveragingSection, Method
 from protoseal.simulation.site_pool import SiteTraining
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.secure_client.journals import journal_at
-from tests.support.small import small_data
+from tests.support.small import short_training, small_data
 from tests.support.summed import method_agreement
 
 PLAIN, WITH_NORM = "tests.support.small:build", "tests.support.summed:build"
@@ -42,7 +42,7 @@ def test_fedbn_without_norms_is_said_to_be_fedavg_once(
     buffers = 16 if parameters == 563 else 0
     agreement = method_agreement(
         method,
-        training=TrainingSection(model=model, batch_size=4),
+        training=short_training(model),
         averaging=AveragingSection(parameters=parameters, buffers=buffers),
     )
     with caplog.at_level(logging.WARNING):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agreement import Agreement, FedpcSection, Method, ModelPart, Predicts, TrainingSection
+from agreement import Agreement, FedpcSection, Method, ModelPart, Predicts
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, read_prototypes
@@ -23,6 +23,7 @@ from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.evaluation import Evaluation
 from tests.conformance.runs import data_for
 from tests.secure_client.journals import journal_at
+from tests.support.small import short_training
 from tests.support.summed import PARTS, method_agreement
 
 CLASSES, DIM = 3, 8
@@ -36,7 +37,7 @@ class Site:
     """A trainee of a method, restarted as a new process would be: all that it has is in its journal."""
 
     def __init__(self, folder: Path, method: Method, **changes: Any) -> None:
-        training = TrainingSection(model="tests.support.summed:build", batch_size=4, lr=0.05, local_epochs=4)
+        training = short_training("tests.support.summed:build", lr=0.05, local_epochs=4)
         self.agreement: Agreement = method_agreement(method, rounds=3, training=training, **changes)
         holds = np.ones((1, CLASSES), dtype=np.bool_)
         self.data: SiteData = data_for(self.agreement, holds)["site-1"]
