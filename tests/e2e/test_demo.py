@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -191,6 +192,8 @@ def test_an_interrupt_of_the_command_ends_every_process(tmp_path: Path, whole_gr
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A background job of a shell ignores SIGINT, and its children would too.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as running:
         assert running.stderr is not None
         assert any("round 1" in line for line in running.stderr), "the demo ended before a round"
