@@ -72,8 +72,8 @@ class Norm(StrEnum):
 class TrainingSection(Section):
     """Local training, the same at every site. ``init_seed`` makes the common initial model.
 
-    The defaults are FedPC's schedule (table 3). Adam is the default because its steps do not depend on a loss's scale:
-    with SGD a λ of 100, as FedPLVM's, makes training diverge.
+    The defaults are FedPC's schedule (table 3 of its paper). Adam's steps do not depend on the loss's scale, which
+    differs between methods.
 
     ``momentum`` is SGD's. With Adam it is refused, and is no part of the agreement's text and hash.
     With ``pretrained_sha256`` every site that uses the agreed ``model`` begins with the extractor in a file of that
