@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pytest
 from torch.utils.data import TensorDataset
 
-from agreement import AveragingSection
+from agreement import AveragingSection, FedpcSection
 from crypto.errors import MalformedError
 from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.pairwise.wire_values import ShareKind
@@ -76,12 +77,20 @@ def test_a_mask_key_that_is_used_again_opens_a_site(
     assert (np.abs(found - secret) <= play.rounding()).all()
 
 
+PRINTED: dict[str, Any] = {"fedpc": FedpcSection(literal_regulariser=True)}
+WITHOUT_DECAY: dict[str, Any] = {"training": short_training("tests.support.grouped:build", weight_decay=0.0)}
+
+
+@pytest.mark.parametrize("settings", [PRINTED, WITHOUT_DECAY], ids=["printed norm", "without decay"])
 def test_the_stated_limit_from_a_model_that_one_record_trains_its_site_is_read_in_the_sum(
-    open_masked: OpenMasked,
+    open_masked: OpenMasked, settings: dict[str, Any]
 ) -> None:
-    """One unit is above zero, for that record alone: the other sites, which have no weight decay, stand still."""
-    still = short_training("tests.support.grouped:build", weight_decay=0.0)
-    play = open_masked(grouped_agreement(training=still), {})
+    """One unit is above zero, for that record alone: the other sites stand still, but for their weights' decay.
+
+    The printed norm moves the victim far more than the decay moves the others; the mean square does not, so its case
+    has no decay.
+    """
+    play = open_masked(grouped_agreement(**settings), {})
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     honest = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
