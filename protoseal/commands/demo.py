@@ -50,10 +50,9 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
 
     The folder of --out then has a folder with the log of each party, result.json and report.html.
     """
-    if "numpy" not in sys.modules:  # NumPy reads the number of threads when it is loaded
-        os.environ.setdefault(
-            "OMP_NUM_THREADS", "1"
-        )  # threads that wait for a core cost more than they bring
+    if "numpy" not in sys.modules:
+        # NumPy reads this when it is loaded. The parties' processes need the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from protoseal.demo import run_demo
     from protoseal.reports.report import write_report

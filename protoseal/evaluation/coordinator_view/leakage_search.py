@@ -36,9 +36,8 @@ _TWINS = 2
 _LARGEST = 1e150  # the largest value whose window sums fit float64
 _SMALLEST = 1e-6  # of 1 − c²: below it float32 sees no difference
 _CHUNK = 1 << 11  # windows at a time, whose products fit a processor's cache
-_NOTHING = (
-    1e-12  # of a unit vector, below float32's rounding; products of denormal numbers take many times as long
-)
+_NOTHING = 1e-12
+"""Component of a unit vector that counts as 0: below float32's rounding, and denormal products are slow."""
 
 
 @dataclass(frozen=True)

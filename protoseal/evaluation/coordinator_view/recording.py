@@ -44,15 +44,15 @@ class Uploads:
 
 def uploads_of(received: Sequence[Received], agreement: Agreement) -> Uploads:
     """Return the contents of all uploads of values."""
-    return _contents(_values(received, agreement))
+    return _contents(_payloads(_values(received), agreement))
 
 
 def describe(
     received: Sequence[Received], agreement: Agreement, prototypes: Mapping[str, SitePrototypes]
 ) -> tuple[ViewLine, ...]:
     """Return the content of the recording, checked against the sites' own prototypes of the last round."""
-    values = [each for each in received if _kind(each) in _SENT]
-    payloads = _values(received, agreement)
+    values = _values(received)
+    payloads = _payloads(values, agreement)
     return (
         _messages(received),
         _presence(received, agreement),
@@ -126,8 +126,11 @@ def _presence(received: Sequence[Received], agreement: Agreement) -> ViewLine:
     return ViewLine(what="which site has which class", seen=telling > 0, evidence=evidence)
 
 
-def _values(received: Sequence[Received], agreement: Agreement) -> list[tuple[int, Payload]]:
-    values = [each for each in received if _kind(each) in _SENT]
+def _values(received: Sequence[Received]) -> list[Received]:
+    return [each for each in received if _kind(each) in _SENT]
+
+
+def _payloads(values: Sequence[Received], agreement: Agreement) -> list[tuple[int, Payload]]:
     return [(each.key.round, _payload(each, agreement)) for each in values if each.key is not None]
 
 
