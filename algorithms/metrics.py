@@ -1,6 +1,6 @@
-"""Accuracies PM(V) and PM(L) of a personalised model, from its correct predictions in each class (numpy).
+"""Accuracies PM(V) and PM(L) of a personalised model, and the entropy of labels (numpy).
 
-Both are Σ_c w_c·correct_c / Σ_c w_c·count_c over a test set's classes, as FedNH's authors compute them, with
+Both accuracies are Σ_c w_c·correct_c / Σ_c w_c·count_c over a test set's classes, as FedNH's authors compute them, with
 different weights w_c.
 """
 
@@ -62,3 +62,13 @@ def weighted_accuracy(correct: Counts, counts: Counts, weights: Float | NDArray[
         raise ValueError("a class's weight must be finite and not negative")
     total = float(weights @ counts)
     return float(weights @ correct) / total if total > 0.0 else None
+
+
+def entropy(counts: Counts) -> float:
+    """Return −Σ_c p_c·ln p_c of the classes' shares p, in nats; 0 without samples.
+
+    This is the least cross entropy of a model that gives every sample the same probabilities. ``counts`` are int64
+    (K,).
+    """
+    shares = counts[counts > 0] / max(int(counts.sum()), 1)
+    return max(0.0, float(-(shares * np.log(shares)).sum()))

@@ -27,6 +27,7 @@ from agreement import (
     PreprocessingSection,
     Protection,
     TrainingSection,
+    method_named,
 )
 from agreement.errors import UserError
 from agreement.storage.atomic_files import FileError
@@ -40,6 +41,7 @@ from protoseal.splits import SiteArrays, shots
 from secure_client.data.arrays import TrainTest
 from secure_client.data.digits import CLASSES, digits_in_five_appearances
 from secure_client.data.npz import write_npz
+from secure_client.output.diagnoses import diagnose
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import SiteLog, SiteRound, read_site_log
 from secure_server.app import ADDRESS, ROUNDS_LOG, read_rounds
@@ -268,13 +270,20 @@ def _collect(
     ) as store:
         received = list(store.received())
     prototypes = {name: read_prototypes(site_folder(out, name)) for name in SITES}
+    logs = _logs_of(out)
+    runs = {agreement.method.value: {name: log.rounds for name, log in logs.items()}, **controls}
     result = run_result(
         agreement,
-        _logs_of(out),
+        logs,
         read_rounds(config.state_dir / ROUNDS_LOG),
         controls,
         dataset=DATASET,
         seed=seed,
         view=describe(received, agreement, prototypes),
+        diagnoses=tuple(
+            each
+            for name, of_run in runs.items()
+            for each in diagnose(agreement, method_named(name), of_run.values())
+        ),
     )
     return Demo(result, closing_sentences(result, uploads_of(received, agreement)))

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from agreement import Agreement
 from agreement.storage.ledger_anchors import AnchorRecord
 from agreement.storage.run_identity import describe_owner, holds, keep_agreement
 from agreement.storage.sqlite import closed_on_error
@@ -21,6 +22,7 @@ from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
 from secure_client.error_containment import contained
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
+from secure_client.output.diagnoses import diagnose
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
 from secure_client.privacy.budget_section import BudgetSection
@@ -178,7 +180,14 @@ def _run(
     log = book.write()
     check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
     journal.put(_SAVED, agreement.rounds, b"")
+    contained(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")
     return log
+
+
+def _warn_of_settings(agreement: Agreement, log: SiteLog) -> None:
+    """Log signs of wrong settings that this site's own figures show; the log stays at the site."""
+    for each in diagnose(agreement, agreement.method, [log.rounds]):
+        _log.warning("%s: %s", log.name, each.text)
 
 
 def _outcome(

@@ -38,7 +38,7 @@ from secure_client.errors import Violation
 from secure_client.methods.base import ResultSummary, SiteExchange
 from secure_client.methods.exchange_factory import build_exchange
 from secure_client.output.site_log import SiteRound
-from secure_client.output.site_rounds import site_round
+from secure_client.output.site_rounds import loss_figures, site_round
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors
@@ -201,8 +201,19 @@ class Session:
         withheld = self._trainee.held_classes() & ~self._given.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         accuracy = self._trainee.evaluate() if self._tests_in(key.round) else None
-        figures = site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds)
-        figures = figures.model_copy(update={"trained": self._trainee.losses is not None})
+        trainee = self._trainee
+        figures = site_round(
+            key.round,
+            key.attempt,
+            self._given.sites,
+            names,
+            accuracy,
+            self._seconds,
+            shortened=trainee.shortened,
+        )
+        figures = figures.model_copy(update={"trained": trainee.losses is not None})
+        if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
+            figures = figures.model_copy(update=loss_figures(trainee.losses, trainee.label_entropy))
         spent = self._trainee.spent if self._exact is None else self._exact.spent
         if spent is not None:
             of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.error_output import one_line_errors, print_warnings
 from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
         Console().print(table)
     for sentence in ended.sentences:
         Console().print(sentence, highlight=False, soft_wrap=False)
+    print_warnings(ended.result.diagnoses)
     click.echo("One run is one draw of data and initial weights; docs/results/accuracy.md compares ten.")
     click.echo(f"Everything is in {out}; open {report}")
 

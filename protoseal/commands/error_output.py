@@ -1,15 +1,18 @@
-"""Output of errors that a user can act on: one line and an exit code."""
+"""Output of errors and warnings that a user can act on: one line each, and an error's exit code."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
 from protoseal.commands.terminal_escaping import printable, printable_lines
+
+if TYPE_CHECKING:
+    from secure_client.output.diagnoses import Diagnosis
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +64,12 @@ def _remedy(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in SITE_EXTRA:
         return f"this command needs the package {error.name}: run pip install 'protoseal[site]'"
     return None
+
+
+def print_warnings(diagnoses: Iterable[Diagnosis]) -> None:
+    """Print a line on standard error for each sign of wrong settings in a result."""
+    for each in diagnoses:
+        click.echo(printable(f"Warning: {each.text}"), err=True)
 
 
 def _system_error_text(error: OSError) -> str:

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from agreement import PROTECTIONS
-from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.error_output import one_line_errors, print_warnings
 from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
@@ -149,8 +149,9 @@ def simulate(
     write_report(loaded.out)
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
-        return
-    _print(result, loaded)
+    else:
+        _print(result, loaded)
+    print_warnings(result.diagnoses)
 
 
 def _print(result: RunResult, config: SimulationConfig) -> None:

@@ -12,12 +12,13 @@ from rich.progress import Progress as Bar
 
 from agreement import Method
 from protoseal.reports.report import write_report
-from protoseal.reports.run_results import mean, own_accuracy
+from protoseal.reports.run_results import mean
 from protoseal.reports.tables import percent
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Completed, Ended, Watcher, Written
 from protoseal.simulation.tensorboard import Scalars
 from secure_client.output.site_log import SiteRound
+from secure_client.output.site_rounds import own_accuracy
 
 LINE_SECONDS = 5.0
 """Least seconds between two progress lines without a terminal; the end of a method is always printed."""

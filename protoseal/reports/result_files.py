@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from secure_client.output.diagnoses import Diagnosis
 from secure_client.output.json_records import Bytes, Duration, Record, Samples, Share, read_json, write_json
 from secure_client.output.site_log import Personalised, SiteLog
 
@@ -149,6 +150,8 @@ class RunResult(Record):
     data_sha256: str | None = None
     """Hash of all sites' samples, in simulations only: equal for runs on the same data and split."""
     coordinator_view: tuple[ViewLine, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
+    """Signs of wrong settings, with their remedies, for the method and each compared method."""
 
 
 class RunRecord(Record):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Protocol
 
-from agreement import Agreement, Inference, Method, method_named
+from agreement import Agreement, Method
 from protoseal.reports.result_files import Accuracies, RoundFigures, RunResult, Seconds, SiteFigures, ViewLine
+from secure_client.output.diagnoses import Diagnosis
 from secure_client.output.site_log import SiteLog, SiteRound
+from secure_client.output.site_rounds import own_accuracy
 from secure_server.round_log import CoordinatorRound
 
 Compared = Mapping[str, Mapping[str, Sequence[SiteRound]]]
@@ -30,6 +31,7 @@ def run_result(
     best: Mapping[str, int] | None = None,
     complete: bool = True,
     data_sha256: str | None = None,
+    diagnoses: tuple[Diagnosis, ...] = (),
 ) -> RunResult:
     """Return the result of one federated run, with the compared methods and controls.
 
@@ -67,6 +69,7 @@ def run_result(
         coordinator_view=view,
         complete=complete,
         data_sha256=data_sha256,
+        diagnoses=diagnoses,
     )
 
 
@@ -74,33 +77,6 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None
-
-
-class TwoWays(Protocol):
-    """Interface of a test's two accuracies."""
-
-    @property
-    def accuracy_classifier(self) -> float | None:
-        """Accuracy by the classifier."""
-        ...
-
-    @property
-    def accuracy_prototype(self) -> float | None:
-        """Accuracy by the nearest prototype."""
-        ...
-
-
-def own_accuracy(method: Method | str, figures: TwoWays) -> float | None:
-    """Return the accuracy by the method's own inference, and by the classifier while there is no prototype.
-
-    The run's own figure takes precedence: only the run knows which method's inference the control ``self`` uses.
-    """
-    if isinstance(figures, SiteRound) and figures.accuracy is not None:
-        return figures.accuracy
-    by_prototype = method_named(str(method)).traits.inference is Inference.PROTOTYPE
-    if by_prototype and figures.accuracy_prototype is not None:
-        return figures.accuracy_prototype
-    return figures.accuracy_classifier
 
 
 def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:

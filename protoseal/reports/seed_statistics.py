@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 from agreement.storage.atomic_files import FileError
 from protoseal.reports.result_files import Accuracies, Paired, RunResult, SeedFigures, Spread
+from secure_client.output.diagnoses import Diagnosis, Symptom
 
 METRICS = tuple(Accuracies.model_fields)
 """Names of the figures that are compared over seeds."""
@@ -32,6 +33,7 @@ def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
                 if name != first.method
             },
             "complete": all(result.complete for result in results.values()),
+            "diagnoses": _diagnoses(results) if len(results) > 1 else first.diagnoses,
         }
     )
 
@@ -96,6 +98,16 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired |
         return None
     error = stdev(gains.values()) / len(gains) ** 0.5 if len(gains) > 1 else None
     return Paired(by_seed=gains, mean=fmean(gains.values()), standard_error=error)
+
+
+def _diagnoses(results: Mapping[int, RunResult]) -> tuple[Diagnosis, ...]:
+    """Return each method's symptoms once, with the seeds that have them."""
+    found: dict[tuple[str, Symptom], Diagnosis] = {}
+    for seed, result in results.items():
+        for each in result.diagnoses:
+            earlier = found.setdefault((each.method, each.symptom), each)
+            found[each.method, each.symptom] = earlier.model_copy(update={"seeds": (*earlier.seeds, seed)})
+    return tuple(found.values())
 
 
 def _figures(seed: int, result: RunResult) -> SeedFigures:

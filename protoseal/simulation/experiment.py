@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from agreement import CONTROLS, Agreement, ConfigError, Method
 from crypto.work_pool import Pool
 from protoseal.reports.result_files import RunResult, write_record, write_result
-from protoseal.reports.run_results import Compared, run_result
+from protoseal.reports.run_results import run_result
 from protoseal.reports.seed_statistics import over_seeds
 from protoseal.reports.split_report import write_split
 from protoseal.simulation.batched.training import Batching
@@ -284,28 +284,27 @@ class OneSeed:
         """Write the results so far; the method's own result comes first and therefore always exists."""
         for method, run in self._runs.items():
             if method is not self._config.method and method not in CONTROLS:
-                write_result(self._folder_of(method), self._result(run, {}, complete=True))
+                write_result(self._folder_of(method), self._result(run, [], complete=True))
         own = self._runs[self._config.method]
-        beside = {
-            method.value: run.outcome.site_rounds for method, run in self._runs.items() if run is not own
-        }
-        result = self._result(own, beside, complete=complete)
+        others = [run for run in self._runs.values() if run is not own]
+        result = self._result(own, others, complete=complete)
         _publish(self._seen, self._out, result)
         return result
 
-    def _result(self, run: SavedRun, beside: Compared, *, complete: bool) -> RunResult:
+    def _result(self, run: SavedRun, others: Sequence[SavedRun], *, complete: bool) -> RunResult:
         best = {method.value: each.outcome.best_round for method, each in self._runs.items()}
         return run_result(
             run.agreement,
             run.outcome.sites,
             run.outcome.rounds,
-            beside,
+            {each.method.value: each.outcome.site_rounds for each in others},
             dataset=self._config.dataset,
             seed=self._seed,
             method=run.method,
             best={name: number for name, number in best.items() if number is not None},
             complete=complete,
             data_sha256=run.data_sha256,
+            diagnoses=tuple(diagnosis for each in (run, *others) for diagnosis in each.diagnoses),
         )
 
 

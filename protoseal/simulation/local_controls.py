@@ -107,7 +107,8 @@ class LocalControl:
         if self._control is Method.SELF:
             trainee.take_targets(number, *trainee.latest())
         tested = trainee.evaluate() if self._trainees.tests_in(number) else None
-        self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds))
+        shortened = trainee.shortened if self._control is Method.SELF else None
+        self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds, shortened=shortened))
 
     def _log_completed_rounds(self) -> None:
         """Log completed rounds: a process may have been killed between a round's last site and the round itself."""

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from agreement import Agreement, Method, method_named
 from protoseal.reports.result_files import RunRecord, read_record
 from protoseal.simulation.local_federation import Outcome
+from secure_client.output.diagnoses import Diagnosis, diagnose
 from secure_server.round_log import CoordinatorRound
 
 
@@ -22,6 +23,13 @@ class SavedRun:
     agreement: Agreement
     outcome: Outcome
     data_sha256: str
+
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """Signs of wrong settings in the reported rounds."""
+        best, logs = self.outcome.best_round, self.outcome.site_rounds.values()
+        reported = [[each for each in log if best is None or each.round <= best] for log in logs]
+        return diagnose(self.agreement, self.method, reported)
 
     def record(self) -> RunRecord:
         """Return the record of the finished run, which :meth:`of` reads."""

@@ -12,14 +12,14 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from agreement import Agreement, Inference, Method
-from protoseal.reports.run_results import mean, own_accuracy
+from protoseal.reports.run_results import mean
 from protoseal.simulation.batched.training import Batching, run_together
 from protoseal.simulation.run_log import RunLog
 from secure_client.data import SiteData
 from secure_client.error_containment import contained
 from secure_client.errors import DataError
 from secure_client.output.site_log import SiteLog, SiteRound
-from secure_client.output.site_rounds import site_round
+from secure_client.output.site_rounds import loss_figures, own_accuracy, site_round
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.site_model.learner_factory import build_learner, warn_of_fedavg
 from secure_client.training.evaluation import Evaluation
@@ -155,8 +155,7 @@ class Trainees:
         # Each site's time is an equal share of the common training's time.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
         update: dict[str, Any] = {"seconds": seconds, "accuracy": own_accuracy(self._method, figures)}
-        if trainee.losses is not None:
-            update["loss"] = trainee.losses.total
+        update |= loss_figures(trainee.losses, trainee.label_entropy)
         validation = self._data[name].validation
         if self._testing.patience is not None and validation is not None:
             update["accuracy_validation"] = own_accuracy(self._method, trainee.evaluate_on(validation))

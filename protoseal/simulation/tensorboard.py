@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 from agreement import Method
 from agreement.errors import UserError
-from protoseal.reports.run_results import mean, own_accuracy
+from protoseal.reports.run_results import mean
 from protoseal.simulation.experiment import Completed, Ended, Watcher
+from secure_client.output.site_rounds import own_accuracy
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -45,8 +45,17 @@ class SiteRound(Personalised):
     """Accuracy of the model as the site trained it last, where the method predicts with an aggregated one."""
     accuracy_validation: Share | None = None
     """Accuracy on the samples kept aside for early stopping, by the method's own inference."""
+    accuracy_constant: Share | None = None
+    """Share of the most frequent class in the site's test set: the accuracy of a model that always answers it."""
+    test_samples: Samples | None = None
     loss: float | None = None
-    """Training loss, a mean over the batches of the last local epoch; in simulations only."""
+    """Training loss, a mean over the batches of the last local epoch; a deployment with ``[privacy]`` records none."""
+    loss_classification: float | None = None
+    """Cross entropy in ``loss``, before the objective's weight; recorded where ``loss`` is."""
+    loss_constant: float | None = None
+    """Entropy of the site's labels, in nats: the cross entropy of a model that knows only how frequent classes are."""
+    shortened: Share | None = None
+    """Share of the prototypes sent that were shortened to ``norm_bound``; None without prototypes, and with noise."""
     per_class: dict[str, Share] | None = None
     seconds: dict[str, Duration]
     epsilon: float | None = None

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from agreement import AveragingSection, Predicts
 from agreement.storage.atomic_files import write_bytes
+from algorithms import metrics
 from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
@@ -76,6 +77,7 @@ class Trainee:
         taken at these prototypes: the records affect the site's stored values, messages and targets in no other way.
         """
         self._learner, self._averaging, self._noisy = learner, averaging, noisy
+        self._bounds = bounds
         self._checkpoints = Checkpoints(journal)
         self._exchanged = ExchangedValues(learner, bounds, noisy, keeps_zeros=keeps_zeros)
         self.releases = None if noisy is None else noisy.releases
@@ -167,6 +169,22 @@ class Trainee:
     def losses(self) -> Losses | None:
         """Losses of the last training; None before any training, and if it failed."""
         return None if self._trained is None else self._trained.losses
+
+    @property
+    def label_entropy(self) -> float:
+        """Entropy of the site's labels, in nats; exact, and a secret of this site."""
+        return metrics.entropy(self._learner.counts)
+
+    @property
+    def shortened(self) -> float | None:
+        """Share of the last training's prototypes that were shortened to the norm bound.
+
+        None for a method without prototypes, and with noise, which lengthens prototypes by itself.
+        """
+        if self._trained is None or self._noisy is not None or not self._learner.exchanges_prototypes:
+            return None
+        local, held = self._trained.local, self.held_classes()
+        return self._bounds.share_at_norm(self._require_rows()[held] if local is None else local.rows)
 
     @property
     def spent(self) -> Spent | None:

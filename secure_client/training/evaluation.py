@@ -16,7 +16,8 @@ class Evaluation:
     :mod:`algorithms.metrics`); None if the test set has no sample of these classes. Where a method predicts with an
     aggregated model, ``accuracy_trained``, PM(V) and PM(L) are of the classifier as the site trained it last.
     ``by_classifier`` and ``by_prototype`` are shares of each class, None for a class without test samples;
-    ``by_prototype`` is empty without prototypes.
+    ``by_prototype`` is empty without prototypes. ``samples`` is the size of the test set, and ``constant`` the share of
+    its most frequent class: the accuracy of a model that always answers this class.
     """
 
     accuracy_classifier: float
@@ -26,6 +27,8 @@ class Evaluation:
     accuracy_trained: float | None = None
     by_classifier: tuple[float | None, ...] = ()
     by_prototype: tuple[float | None, ...] = ()
+    samples: int | None = None
+    constant: float | None = None
 
 
 def shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:

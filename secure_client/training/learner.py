@@ -346,6 +346,8 @@ class Learner:
             by_prototype=() if near is None else shares(near_right, counts),
             pm_v=metrics.pm_v(correct, counts, self._train_counts),
             pm_l=metrics.pm_l(correct, counts, self._train_counts),
+            samples=total,
+            constant=int(counts.max()) / total,
         )
 
     def _models(self) -> nn.Module:

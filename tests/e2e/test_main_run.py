@@ -43,6 +43,7 @@ class MainRun:
     refused: dict[str, grpc.Call]
     logged: dict[str, str]
     orphans: list[Path]
+    site_logs: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainRun]:
         coordinator = federation.start_coordinator()
         federation.release("site-1")
         codes = [each.exit_code() for each in (*sites.values(), coordinator)]
-        yield MainRun(federation, codes, refused, logged, workers)
+        site_logs = {name: each.log() for name, each in sites.items()}
+        yield MainRun(federation, codes, refused, logged, workers, site_logs)
 
 
 def _log_since(running: Running, start: int, awaited: str) -> str:
@@ -79,6 +81,14 @@ def test_all_parties_end_well(run: MainRun) -> None:
         log = read_site_log(run.federation.folder(site.name))
         assert [(each.round, each.attempt, each.sites) for each in log.rounds] == [(1, 1, 4), (2, 1, 4)]
         assert log.bytes_up > 100_000  # ciphertexts
+
+
+def test_a_site_warns_of_a_norm_bound_that_shortens_its_prototypes(run: MainRun) -> None:
+    for name, text in run.site_logs.items():
+        rounds = read_site_log(run.federation.folder(name)).rounds
+        assert all(each.shortened and each.shortened > 0.5 for each in rounds)
+        assert all(None not in (each.loss, each.loss_classification, each.loss_constant) for each in rounds)
+        assert "raise norm_bound (now 1) for all sites" in text
 
 
 @pytest.mark.parametrize("intruder", INTRUDERS)

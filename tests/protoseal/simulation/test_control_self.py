@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 
 from agreement import Method
 from protoseal.reports.result_files import Accuracies
-from protoseal.reports.run_results import own_accuracy
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import Completed, Watcher, simulate
 from secure_client.output.site_log import SiteRound
+from secure_client.output.site_rounds import own_accuracy
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.evaluation import Evaluation
 

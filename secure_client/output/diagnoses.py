@@ -1,0 +1,296 @@
+"""Diagnoses of a run whose settings are clearly wrong: the symptom, its figures and a remedy.
+
+A diagnosis follows from the figures that sites record of each round. Thresholds are for clear cases: a run without a
+diagnosis may still have poor settings. The run's figures do not tell a setting that is wrong from data that cannot be
+learned, so a remedy is the first thing to try.
+
+Under ``[privacy]`` no diagnosis uses losses, which are exact, and lengths of prototypes, which noise changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from statistics import fmean
+from typing import NamedTuple
+
+from agreement import Agreement, Method, Optimiser
+from secure_client.output.json_records import Record
+from secure_client.output.site_log import SiteRound
+from secure_client.output.site_rounds import own_accuracy
+
+DROWNING = 2.0
+"""Least loss of a drowned run in one of its rounds, in multiples of that round's cross entropy."""
+FALL_A_ROUND, FALL = 0.05, 0.2
+"""Least fall of the cross entropy, as a share of round 1's, that excludes drowning: per later round, and at most."""
+FLAT = 0.95
+"""Least cross entropy in the last round, as a share of round 1's, of a loss that does not fall."""
+FLAT_ROUNDS = 3
+"""Least rounds after which a loss should have fallen."""
+HIGH = 0.5
+"""Least cross entropy that counts as high, as a share of that of a constant answer."""
+DIVERGED = 1.1
+"""Least cross entropy of diverged training, in multiples of that of equal probabilities for all classes."""
+CHANCE_ROUNDS = 2
+"""Least rounds after which an accuracy should be above chance: with sound settings one round may be too few."""
+STANDARD_ERRORS = 2.0
+"""Margin of an accuracy above the constant answer's, in the standard errors of the latter."""
+SHORTENED = 0.1
+"""Least share of shortened prototypes that counts."""
+
+
+class Symptom(StrEnum):
+    """Symptoms of wrong settings."""
+
+    DROWNED = "alignment-drowns-classification"
+    NOT_FALLING = "loss-does-not-fall"
+    CHANCE = "accuracy-at-chance"
+    NORM_BOUND = "norm-bound-hit"
+
+
+class Diagnosis(Record):
+    """One symptom of one method's run, with the figures that show it and the remedy."""
+
+    method: str
+    symptom: Symptom
+    figures: str
+    remedy: str
+    seeds: tuple[int, ...] = ()
+    """Seeds that have the symptom, where there were several; ``figures`` are of the first."""
+
+    @property
+    def text(self) -> str:
+        """The diagnosis in words, with the remedy at the end."""
+        seeds = f" (seed {', '.join(map(str, self.seeds))})" if self.seeds else ""
+        return f"{self.method}: {_NAMES[self.symptom]}{seeds}: {self.figures}. Remedy: {self.remedy}."
+
+
+_NAMES = {
+    Symptom.DROWNED: "alignment drowns classification",
+    Symptom.NOT_FALLING: "the loss does not fall",
+    Symptom.CHANCE: "accuracy is at chance",
+    Symptom.NORM_BOUND: "prototypes hit the norm bound",
+}
+_WEIGHTS = {
+    Method.PFPL: ("pfpl", ("lambda",)),
+    Method.FEDPC: ("fedpc", ("alignment",)),
+    Method.FEDDBP: ("feddbp", ("shared_alignment", "decision_alignment")),
+    Method.FEDPLCC: ("fedplcc", ("contrast", "correlation")),
+    Method.FEDPROTO: ("baselines", ("fedproto",)),
+    Method.FEDPROTO_AVERAGED: ("baselines", ("fedproto",)),
+    Method.FEDPLVM: ("baselines", ("fedplvm",)),
+}
+"""Section and keys of the alignment's weights."""
+_UNALIGNED = (Method.LOCAL, Method.AVERAGE)
+
+
+class _Losses(NamedTuple):
+    """Cross entropies of the first and the last round, of a constant answer, and of the round of the largest excess.
+
+    The excess is the loss less ``DROWNING`` cross entropies.
+    """
+
+    first: float
+    last: float
+    constant: float
+    rounds: int
+    peak_round: int
+    peak_loss: float
+    peak_classification: float
+
+    @property
+    def drowned(self) -> bool:
+        """True if alignment once outweighed classification, which has learned little since round 1."""
+        fall = min(FALL, FALL_A_ROUND * (self.rounds - 1))
+        outweighed = self.peak_loss >= DROWNING * self.peak_classification
+        return self.rounds > 1 and outweighed and self._is_high and self.last >= (1.0 - fall) * self.first
+
+    @property
+    def flat(self) -> bool:
+        """True if the loss did not fall, although there is much to learn."""
+        return self.rounds >= FLAT_ROUNDS and self._is_high and self.last >= FLAT * self.first
+
+    @property
+    def _is_high(self) -> bool:
+        return self.last >= HIGH * self.constant
+
+    def __str__(self) -> str:
+        return (
+            f"cross entropy {self.first:.2f} in round 1 and {self.last:.2f} in round {self.rounds} (class frequencies "
+            f"alone: {self.constant:.2f})"
+        )
+
+
+class _Tested(NamedTuple):
+    """Accuracies over all test samples: the model's, and that of answering each site's most frequent class."""
+
+    accuracy: float
+    constant: float
+    samples: int
+    error: float
+    """Standard error of ``constant``, from a binomial at each site."""
+
+    @property
+    def at_chance(self) -> bool:
+        """True if the model is not significantly better than the constant answer."""
+        return self.accuracy <= self.constant + STANDARD_ERRORS * self.error
+
+    def __str__(self) -> str:
+        return (
+            f"accuracy {100 * self.accuracy:.1f} % of {self.samples} test samples (always the most frequent class: "
+            f"{100 * self.constant:.1f} %)"
+        )
+
+
+def diagnose(
+    agreement: Agreement, method: Method, sites: Iterable[Sequence[SiteRound]]
+) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses of a finished run from the rounds of its sites, oldest first; empty for a sound run.
+
+    ``method`` is the agreement's, or a control that trains under this agreement. A loss is judged by its cross entropy,
+    since the loss as a whole rises when alignment begins. An accuracy is at chance if it is within two standard errors
+    of the accuracy of answering each site's most frequent class, over all sites' test samples.
+    """
+    logs = [log for log in sites if log]
+    found = (_of_training(agreement, method, logs), _of_norms(agreement, method, logs))
+    return tuple(each for each in found if each is not None)
+
+
+def _of_training(
+    agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]
+) -> Diagnosis | None:
+    """Return the most specific diagnosis of training, since each of the three explains the next."""
+    losses = None if agreement.privacy is not None else _losses(logs, _cross_entropies(agreement))
+    tested = _tested(method, logs)
+    figures = "; ".join(str(each) for each in (losses, tested) if each is not None)
+    if losses is not None and losses.drowned:
+        peak = f"loss {losses.peak_loss:.2f} with cross entropy {losses.peak_classification:.2f} in round"
+        lower = _less_alignment(agreement, method) or "lower the weight of the alignment"
+        return _diagnosis(method, Symptom.DROWNED, f"{figures}; {peak} {losses.peak_round}", lower)
+    if losses is not None and losses.flat:
+        return _diagnosis(method, Symptom.NOT_FALLING, figures, _other_rate(agreement, method, losses))
+    begun = max((each[-1].round for each in logs), default=0) >= CHANCE_ROUNDS
+    if tested is not None and tested.at_chance and begun:
+        return _diagnosis(method, Symptom.CHANCE, figures, _other_training(agreement, method, losses))
+    return None
+
+
+def _of_norms(agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]) -> Diagnosis | None:
+    shares = [log[-1].shortened for log in logs]
+    known = [each for each in shares if each is not None]
+    if method in _UNALIGNED or not known or fmean(known) < SHORTENED:
+        return None
+    bound = agreement.norm_bound
+    figures = f"{100 * fmean(known):.0f} % of the last round's prototypes were shortened to norm_bound"
+    return _diagnosis(method, Symptom.NORM_BOUND, figures, f"raise norm_bound (now {bound:g}) for all sites")
+
+
+def _diagnosis(method: Method, symptom: Symptom, figures: str, remedy: str) -> Diagnosis:
+    return Diagnosis(method=method.value, symptom=symptom, figures=figures, remedy=remedy)
+
+
+# Figures over the sites
+
+
+def _cross_entropies(agreement: Agreement) -> float:
+    """Return the sum of the weights of a loss's cross entropies: FedDBP has one for each branch."""
+    if agreement.method is not Method.FEDDBP:
+        return 1.0
+    settings = agreement.feddbp
+    return settings.share + settings.decision_weight * settings.decision
+
+
+def _losses(logs: Sequence[Sequence[SiteRound]], terms: float) -> _Losses | None:
+    """Return means over the sites; None unless round 1 and the last round have losses.
+
+    ``terms`` is the number of cross entropies in a loss.
+    """
+    rounds = [each for log in logs for each in log]
+    numbers = sorted({each.round for each in rounds})
+    means = {number: _mean_losses(each for each in rounds if each.round == number) for number in numbers}
+    known = {number: each for number, each in means.items() if each is not None}
+    if not numbers or not {1, numbers[-1]} <= known.keys():
+        return None
+    first, last = known[1], known[numbers[-1]]
+    peak, highest = max(known.items(), key=lambda item: item[1].total - DROWNING * item[1].classification)
+    return _Losses(
+        *(first.classification, last.classification, terms * last.constant, numbers[-1]),
+        *(peak, highest.total, highest.classification),
+    )
+
+
+class _MeanLosses(NamedTuple):
+    """Means over the sites in one round."""
+
+    total: float
+    classification: float
+    constant: float
+
+
+def _mean_losses(rounds: Iterable[SiteRound]) -> _MeanLosses | None:
+    """Return the means over the sites that trained in a round; None without any."""
+    found = [
+        (each.loss, each.loss_classification, each.loss_constant)
+        for each in rounds
+        if each.loss is not None and each.loss_classification is not None and each.loss_constant is not None
+    ]
+    return _MeanLosses(*map(fmean, zip(*found, strict=True))) if found else None
+
+
+def _tested(method: Method, logs: Sequence[Sequence[SiteRound]]) -> _Tested | None:
+    """Return the last tested round's accuracies, weighted by test samples; None without any."""
+    right = constant = variance = 0.0
+    samples = 0
+    for log in logs:
+        for each in reversed(log):
+            accuracy, share, number = own_accuracy(method, each), each.accuracy_constant, each.test_samples
+            if accuracy is not None and share is not None and number is not None:
+                right, constant, samples = (
+                    right + number * accuracy,
+                    constant + number * share,
+                    samples + number,
+                )
+                variance += number * share * (1.0 - share)
+                break
+    if not samples:
+        return None
+    return _Tested(right / samples, constant / samples, samples, math.sqrt(variance) / samples)
+
+
+# Remedies
+
+
+def _less_alignment(agreement: Agreement, method: Method) -> str | None:
+    """Return how to weaken the alignment of ``method``; None if it has none, or none that is known here."""
+    aligned = agreement.method
+    if method in _UNALIGNED or aligned not in _WEIGHTS:
+        return None
+    section, keys = _WEIGHTS[aligned]
+    settings = agreement.settings_of(aligned).model_dump(by_alias=True)
+    lower = " and ".join(f"{key} (now {settings[key]:g})" for key in keys)
+    literal = ", or remove literal_regulariser" if settings.get("literal_regulariser") else ""
+    return f"lower {lower} in [{section}]{literal}"
+
+
+def _other_rate(agreement: Agreement, method: Method, losses: _Losses) -> str:
+    return f"{_rate(agreement, losses)}{_or_weaken(agreement, method)}"
+
+
+def _other_training(agreement: Agreement, method: Method, losses: _Losses | None) -> str:
+    longer = f"rounds, now {agreement.rounds}, or local_epochs in [training], now {agreement.training.local_epochs}"
+    noise = "; with [privacy] noise may be the cause: try a larger epsilon" if agreement.privacy else ""
+    return f"train longer ({longer}), or {_rate(agreement, losses)}{_or_weaken(agreement, method)}{noise}"
+
+
+def _rate(agreement: Agreement, losses: _Losses | None) -> str:
+    """Return how to change the learning rate: training has diverged if it ends worse than equal probabilities."""
+    training, equal = agreement.training, _cross_entropies(agreement) * math.log(len(agreement.classes))
+    diverged = losses is not None and (losses.last > losses.first or losses.last > DIVERGED * equal)
+    adam = "" if training.optimiser is Optimiser.ADAM else ', or set optimiser = "adam" with lr = 0.001'
+    return f"{'lower' if diverged else 'raise'} lr in [training] (now {training.lr:g}){adam}"
+
+
+def _or_weaken(agreement: Agreement, method: Method) -> str:
+    lower = _less_alignment(agreement, method)
+    return "" if lower is None else f"; if the control local learns with these settings, {lower}"

@@ -1,0 +1,94 @@
+"""Runs with wrong settings say so in their results, with the remedy; runs with sound settings say nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+
+from protoseal.reports.report import write_report
+from protoseal.reports.result_files import RunResult, read_result
+from protoseal.simulation.experiment import simulate
+from secure_client.output.diagnoses import Symptom
+from tests.support.simulations import config_in
+
+DATA = """
+dataset = "digits"
+workers = 1
+device = "cpu"
+batched = "never"
+"""
+PFPL = f"""
+method = "pfpl"
+rounds = 4
+sites = 3
+split = "mixed:n=10,max=10"
+dim = 32
+{DATA}"""
+FEDPC = f"""
+method = "fedpc"
+rounds = 4
+sites = 5
+split = "dirichlet:0.3"
+dim = 64
+norm_bound = 100.0
+{DATA}"""
+FEW_STEPS = FEDPC.replace("fedpc", "pfpl").replace("rounds = 4", "rounds = 2")
+SMALL_STEPS = '[training]\nmodel = "small-cnn"\noptimiser = "sgd"\nbatch_size = 4\nlocal_epochs = 2\n'
+ONE_EPOCH = (
+    '[training]\nmodel = "small-cnn"\noptimiser = "sgd"\nlr = 0.01\nbatch_size = 32\nlocal_epochs = 1\n'
+)
+ADAM = '[training]\nmodel = "small-cnn"\noptimiser = "adam"\nlr = 0.001\nbatch_size = 10\nlocal_epochs = 2\n'
+MISSET = {
+    "alignment of pfpl": (
+        f"{PFPL}[pfpl]\nlambda = 1000.0\n{SMALL_STEPS}lr = 0.02\n",
+        Symptom.DROWNED,
+        "lower lambda (now 1000) in [pfpl]",
+    ),
+    "alignment of fedpc": (
+        f"{FEDPC}[fedpc]\nalignment = 0.5\nliteral_regulariser = true\n{ADAM}",
+        Symptom.DROWNED,
+        "lower alignment (now 0.5) in [fedpc], or remove literal_regulariser",
+    ),
+    "low learning rate": (
+        f"{PFPL}{SMALL_STEPS}lr = 0.0001\n",
+        Symptom.NOT_FALLING,
+        "raise lr in [training] (now 0.0001)",
+    ),
+    "few steps": (
+        f"{FEW_STEPS}{ONE_EPOCH}",
+        Symptom.CHANCE,
+        "train longer (rounds, now 2",
+    ),
+    "low norm bound": (
+        f"norm_bound = 0.5\n{PFPL}{SMALL_STEPS}lr = 0.02\n",
+        Symptom.NORM_BOUND,
+        "raise norm_bound (now 0.5)",
+    ),
+}
+SOUND = {
+    "pfpl": f"compare = ['local']\n{PFPL}[pfpl]\nlambda = 10.0\n{SMALL_STEPS}lr = 0.02\n",
+    "fedpc": f"{FEDPC}{ADAM}",
+    "one round": f"{PFPL}{SMALL_STEPS}lr = 0.02\n".replace("rounds = 4", "rounds = 1"),
+}
+
+
+def run(text: str, out: Path) -> RunResult:
+    return simulate(config_in(text, out))
+
+
+@pytest.mark.parametrize("name", MISSET)
+def test_a_misset_run_says_so_with_the_remedy(tmp_path: Path, name: str) -> None:
+    text, symptom, remedy = MISSET[name]
+    result = run(text, tmp_path / "out")
+    assert [(each.method, each.symptom) for each in result.diagnoses] == [(result.method, symptom)]
+    (found,) = result.diagnoses
+    assert remedy in found.remedy
+    assert read_result(tmp_path / "out").diagnoses == (found,)
+    assert escape(found.text) in write_report(tmp_path / "out").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_run_says_nothing(tmp_path: Path, name: str) -> None:
+    assert run(SOUND[name], tmp_path / "out").diagnoses == ()

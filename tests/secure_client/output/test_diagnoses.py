@@ -1,0 +1,201 @@
+"""Diagnoses at their thresholds: figures just beyond each threshold have the symptom, figures just short of it not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agreement import CONTROLS, METHODS, Agreement, FedpcSection, Method, PrivacySection
+from secure_client.output.diagnoses import Symptom, diagnose
+from secure_client.output.site_log import SiteRound
+from tests.support.small import small_agreement
+
+CHANCE = {"accuracy_classifier": 0.5, "accuracy_constant": 0.5, "test_samples": 100}
+GOOD = CHANCE | {"accuracy_classifier": 0.9}
+
+
+def training(number: int, cross_entropy: float, *, loss: float | None = None, **figures: Any) -> SiteRound:
+    """Return a round with these losses, at a site whose labels have an entropy of 2."""
+    return SiteRound(
+        round=number,
+        attempt=1,
+        sites=4,
+        withheld=(),
+        seconds={},
+        loss=cross_entropy if loss is None else loss,
+        loss_classification=cross_entropy,
+        loss_constant=2.0,
+        **{"accuracy_classifier": None, "accuracy_prototype": None} | figures,
+    )
+
+
+def course(*cross_entropies: float, loss: float | None = None, **figures: Any) -> list[SiteRound]:
+    """Return a site's rounds, those after the first with this ``loss`` as a whole."""
+    return [
+        training(at + 1, each, loss=loss if at else None, **figures)
+        for at, each in enumerate(cross_entropies)
+    ]
+
+
+def agreement_on(method: Method, **fields: Any) -> Agreement:
+    """Return an agreement on the method, of which only settings matter here."""
+    return small_agreement().model_copy(update={"method": method, **fields})
+
+
+def symptoms(*sites: list[SiteRound], method: Method = Method.FEDPC) -> list[Symptom]:
+    found = diagnose(agreement_on(Method.FEDPC), method, sites)
+    assert all(each.method == method.value and each.remedy for each in found)
+    return [each.symptom for each in found]
+
+
+def test_a_loss_that_falls_has_no_symptom() -> None:
+    assert symptoms(course(1.8, 1.2, 0.4, **GOOD)) == []
+    assert symptoms(course(1.8, 1.2, 0.4, loss=30.0, **GOOD)) == []  # alignment, however large
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "rounds", "expected"),
+    [
+        (1.61, 4.0, 5, [Symptom.DROWNED]),
+        (1.59, 4.0, 5, []),  # 20 % less than in round 1
+        (1.61, 3.0, 5, []),  # the loss is less than twice the cross entropy
+        (1.91, 4.0, 2, [Symptom.DROWNED]),
+        (1.89, 4.0, 2, []),  # 5 % less in one round, which may be a good start
+        (0.99, 4.0, 5, []),  # low, beside labels with an entropy of 2
+    ],
+)
+def test_alignment_drowns_a_loss_that_outweighs_a_cross_entropy_that_stays(
+    last: float, loss: float, rounds: int, expected: list[Symptom]
+) -> None:
+    first = 2.0 if last > 1.0 else 1.0
+    assert symptoms(course(first, *[last] * (rounds - 1), loss=loss, **GOOD)) == expected
+
+
+def test_alignment_that_outweighed_once_has_drowned_classification() -> None:
+    """The features then collapse onto their targets, and the loss is small again."""
+    rounds = course(2.0, 2.0, 1.9, 1.9, 1.9)
+    assert symptoms(rounds) == [Symptom.NOT_FALLING]
+    rounds[1] = training(2, 2.0, loss=5.0)
+    assert symptoms(rounds) == [Symptom.DROWNED]
+
+
+@pytest.mark.parametrize(
+    ("cross_entropies", "expected"),
+    [
+        ((2.0, 2.0, 1.91), [Symptom.NOT_FALLING]),
+        ((2.0, 1.5, 2.4), [Symptom.NOT_FALLING]),
+        ((2.0, 2.0, 1.89), []),
+        ((2.0, 2.0), []),  # too early
+        ((0.9, 0.9, 0.9), []),  # low from the start
+    ],
+)
+def test_a_loss_does_not_fall_after_three_rounds(
+    cross_entropies: tuple[float, ...], expected: list[Symptom]
+) -> None:
+    assert symptoms(course(*cross_entropies, **GOOD)) == expected
+    assert symptoms(course(*cross_entropies)) == expected  # without test samples
+
+
+def test_losses_are_means_over_the_sites() -> None:
+    assert symptoms(course(2.0, 2.0, 2.0), course(2.0, 1.0, 0.2)) == []
+    assert symptoms(course(2.0, 2.0, 2.0), course(2.0, 1.9, 1.9)) == [Symptom.NOT_FALLING]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "samples", "expected"),
+    [
+        (0.599, 100, [Symptom.CHANCE]),  # two standard errors are 2·√(0.5·0.5/100) = 0.1
+        (0.601, 100, []),
+        (0.511, 10_000, []),
+        (0.509, 10_000, [Symptom.CHANCE]),
+        (0.3, 100, [Symptom.CHANCE]),
+    ],
+)
+def test_an_accuracy_is_at_chance_within_two_standard_errors(
+    accuracy: float, samples: int, expected: list[Symptom]
+) -> None:
+    figures = {"accuracy_constant": 0.5, "test_samples": samples, "accuracy_classifier": accuracy}
+    assert symptoms(course(1.0, 0.9, **figures)) == expected
+    assert symptoms(course(1.0, **figures)) == []  # too early
+
+
+def test_an_accuracy_is_over_all_test_samples() -> None:
+    large, small = CHANCE | {"test_samples": 900}, GOOD | {"accuracy_classifier": 1.0}
+    assert (
+        symptoms(course(1.0, 0.9, **small), course(1.0, 0.9, **large)) == []
+    )  # 55 %, with a margin of 3.2 points
+    larger = course(1.0, 0.9, **large | {"test_samples": 3000})  # 51.6 %, with a margin of 1.8 points
+    assert symptoms(course(1.0, 0.9, **small), larger) == [Symptom.CHANCE]
+
+
+def test_the_last_tested_round_counts() -> None:
+    rounds = [training(1, 1.9, **CHANCE), training(2, 1.5, **GOOD), training(3, 1.0)]
+    assert symptoms(rounds) == []
+    assert symptoms([rounds[0], rounds[2]]) == [Symptom.CHANCE]
+
+
+def test_a_method_is_judged_by_its_own_inference() -> None:
+    figures = CHANCE | {"accuracy_prototype": 0.9}
+    assert symptoms(course(1.0, 0.9, **figures)) == [Symptom.CHANCE]
+    assert symptoms(course(1.0, 0.9, **figures | {"accuracy": 0.9})) == []
+
+
+@pytest.mark.parametrize(("shares", "expected"), [((0.0, 0.21), [Symptom.NORM_BOUND]), ((0.0, 0.19), [])])
+def test_norm_bounds_are_hit_by_a_tenth_of_the_prototypes(
+    shares: tuple[float, ...], expected: list[Symptom]
+) -> None:
+    assert symptoms(*(course(1.0, shortened=each) for each in shares)) == expected
+
+
+def test_prototypes_of_methods_without_alignment_do_not_count() -> None:
+    assert symptoms(course(1.0, shortened=1.0), method=Method.AVERAGE) == []
+
+
+def test_losses_do_not_count_with_noise() -> None:
+    """Exact losses could be published with a result."""
+    private = agreement_on(Method.FEDPC, privacy=PrivacySection(clip=1.0, noise_multiplier=5.0))
+    rounds = course(2.0, 2.0, 2.0, loss=9.0, **CHANCE)
+    (found,) = diagnose(private, Method.FEDPC, [rounds])
+    assert found.symptom is Symptom.CHANCE
+    assert "cross entropy" not in found.text
+
+
+def test_older_logs_have_no_symptom() -> None:
+    bare = training(1, 1.0).model_dump(exclude={"loss", "loss_classification", "loss_constant"})
+    assert symptoms([SiteRound(**bare | {"accuracy_classifier": 0.1})]) == []
+    assert symptoms([]) == symptoms() == []
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS.values()) - CONTROLS, key=str), ids=str)
+def test_every_method_has_a_remedy_for_each_symptom(method: Method) -> None:
+    for rounds in (course(2.0, 2.0, 2.0, loss=9.0), course(2.0, 2.0, 2.0), course(1.0, 0.9, **CHANCE)):
+        (found,) = diagnose(agreement_on(method), method, [rounds])
+        assert found.remedy
+
+
+def test_a_remedy_names_the_setting_and_its_value() -> None:
+    agreement = agreement_on(Method.FEDPC, fedpc=FedpcSection(alignment=0.4, literal_regulariser=True))
+    (found,) = diagnose(agreement, Method.FEDPC, [course(2.0, 2.0, 2.0, loss=9.0)])
+    assert "alignment (now 0.4) in [fedpc]" in found.remedy
+    assert "literal_regulariser" in found.remedy
+    assert found.remedy in found.text
+
+
+@pytest.mark.parametrize(
+    ("cross_entropies", "change"),
+    [((2.0, 2.0, 1.99), "raise"), ((2.0, 2.0, 2.1), "lower"), ((9.0, 6.0, 5.0), "lower")],
+)
+def test_the_learning_rate_is_lowered_if_training_has_diverged(
+    cross_entropies: tuple[float, ...], change: str
+) -> None:
+    """Equal probabilities of ten classes have a cross entropy of ln 10 = 2.3."""
+    agreement = agreement_on(Method.PFPL, classes=tuple(map(str, range(10))))
+    (found,) = diagnose(agreement, Method.PFPL, [course(*cross_entropies, **CHANCE)])
+    assert f"{change} lr" in found.remedy
+
+
+def test_both_branches_of_feddbp_have_a_cross_entropy() -> None:
+    rounds = course(1.5, 1.5, 1.5)
+    assert symptoms(rounds) == [Symptom.NOT_FALLING]
+    assert diagnose(agreement_on(Method.FEDDBP), Method.FEDDBP, [rounds]) == ()  # low: 0.75 for each branch
