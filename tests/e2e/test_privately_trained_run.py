@@ -105,6 +105,10 @@ def test_the_epsilon_that_was_planned_is_spent_and_told(tmp_path: Path) -> None:
             assert told[0].epsilon == pytest.approx(epsilon([steps, release], DELTA), rel=1e-9)
             assert told[-1].epsilon == pytest.approx(planned, rel=1e-9)
             assert all(each.guaranteed for each in told)
+            exact = [
+                (each.loss, each.loss_classification, each.loss_constant, each.shortened) for each in told
+            ]
+            assert exact == [(None,) * 4] * ROUNDS
             assert np.isfinite(read_prototypes(folder).local).all()
         logs = {name: read_site_log(federation.folder(name)) for name in federation.names}
         rounds = read_rounds(tmp_path / "run" / "coordinator" / "state" / "rounds.jsonl")

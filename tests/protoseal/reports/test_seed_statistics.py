@@ -9,6 +9,7 @@ import pytest
 from protoseal.reports.result_files import Accuracies, RunResult
 from protoseal.reports.seed_statistics import over_seeds, paired
 from protoseal.reports.tables import differences_table, result_tables, sites_table, summary_table
+from secure_client.output.diagnoses import Diagnosis, Symptom
 from tests.protoseal.reports.test_run_results import RESULT
 
 ACCURACY = {0: 0.50, 1: 0.60, 5: 0.75}
@@ -73,6 +74,19 @@ def test_one_seed_has_no_spread() -> None:
         {},
         None,
     )
+
+
+def test_a_symptom_is_listed_once_with_the_seeds_that_have_it() -> None:
+    chance = Diagnosis(method="pfpl", symptom=Symptom.CHANCE, figures="figures", remedy="a remedy")
+    bound = chance.model_copy(update={"symptom": Symptom.NORM_BOUND})
+    found = {0: (chance,), 1: (), 5: (bound, chance.model_copy(update={"figures": "others"}))}
+    results = {
+        seed: result(seed).model_copy(update={"diagnoses": diagnoses}) for seed, diagnoses in found.items()
+    }
+    first, second = over_seeds(results).diagnoses
+    assert first == chance.model_copy(update={"seeds": (0, 5)})
+    assert second == bound.model_copy(update={"seeds": (5,)})
+    assert over_seeds({0: results[0]}).diagnoses == (chance,)
 
 
 def test_tables_say_of_which_seed_they_are() -> None:
