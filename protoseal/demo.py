@@ -71,7 +71,6 @@ def demo_agreement(*, seed: int, rounds: int = ROUNDS, protection: Protection = 
         rounds=rounds,
         classes=CLASSES,
         dim=64,
-        norm_bound=100.0,
         min_holders=3,
         min_sites=3,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),

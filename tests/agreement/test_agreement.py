@@ -17,7 +17,7 @@ from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agreement, problem, write
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "8e0207b98c268dfe0fbf6f6797d6fb020b208c91565ad7858343f568c8687a5d"
+KNOWN_HASH = "9822473b04657555777536ee73c4487bba4283566a18ec42358a29e31d2467b8"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_words_are_as_narrow_as_bounds_and_sites_allow(
     tmp_path: Path, changes: dict[str, Any], ring: int
 ) -> None:
     """2^14 over the sites that a run may have is where 32 bits end; one part of a sum that is beyond it decides."""
-    agreed = agreement(tmp_path, **FEDPC | changes)
+    agreed = agreement(tmp_path, **FEDPC | {"norm_bound": 10.0} | changes)
     assert (agreed.ring_bits, agreed.fixed_point().ring_bits) == (ring, ring)
     assert values_form(agreed, 1).words == ((ring, agreed.layout.length),)
     again = Agreement.from_json(agreed.to_json(), source="written")
@@ -141,7 +141,8 @@ def test_words_are_as_narrow_as_bounds_and_sites_allow(
 
 def test_small_bounds_fit_a_ring_of_32_bits(tmp_path: Path) -> None:
     small = {"parameters": 1000, "parameter_bound": 16.0}
-    agreed = agreement(tmp_path, **FEDPC | {"averaging": small, "masking": {"ring_bits": 32}})
+    narrow = {"averaging": small, "masking": {"ring_bits": 32}, "norm_bound": 10.0}
+    agreed = agreement(tmp_path, **FEDPC | narrow)
     assert min(agreed.fixed_point().fraction_bits) >= 16
 
 
@@ -206,7 +207,7 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"min_holders": 4, "min_sites": 4},
         {"min_sites": 4},
         {"max_sites": 300},
-        {"norm_bound": 11.0},
+        {"norm_bound": 110.0},
         {"agreement_threshold": 2e-4},
         {"allow_fewer_holders_reveals_peers": True},
         {"preprocessing": AGREEMENT["preprocessing"] | {"mean": [0.4]}},
@@ -234,7 +235,7 @@ def test_every_setting_changes_the_hash(tmp_path: Path, changes: dict[str, Any])
 
 
 def test_writing_out_a_default_does_not_change_the_hash(tmp_path: Path) -> None:
-    assert agreement(tmp_path, norm_bound=10.0).hash() == agreement(tmp_path).hash()
+    assert agreement(tmp_path, norm_bound=100.0).hash() == agreement(tmp_path).hash()
     again = Agreement.from_json(agreement(tmp_path).to_json(), source="test")
     assert again.hash() == agreement(tmp_path).hash()
 
