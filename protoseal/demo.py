@@ -8,8 +8,10 @@ recording.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,6 +73,7 @@ def demo_agreement(*, seed: int, rounds: int = ROUNDS, protection: Protection = 
         rounds=rounds,
         classes=CLASSES,
         dim=64,
+        norm_bound=100.0,
         min_holders=3,
         min_sites=3,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
@@ -111,7 +114,7 @@ def run_demo(
     agreement = demo_agreement(seed=seed, rounds=rounds)
     on_progress(Progress("making certificates, data and configurations", {}))
     prepare(out, agreement)
-    with ExitStack() as stack:
+    with ExitStack() as stack, _interrupted_by_sigterm():
         parties = _Parties(out, stack, on_progress)
         parties.start_coordinator()
         sites = demo_sites(seed)
@@ -130,6 +133,19 @@ def run_demo(
 
 
 # Processes of the run
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM interrupt the demo as Ctrl-C does, so that it ends its parties; only the main thread has signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Parties:

@@ -61,6 +61,7 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
     with _display(Console(stderr=True)) as show:
         ended = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
     report = write_report(out)
+    print_warnings(ended.result.diagnoses)
     if as_json:
         click.echo(ended.result.model_dump_json(by_alias=True, indent=2))
         return
@@ -68,7 +69,6 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
         Console().print(table)
     for sentence in ended.sentences:
         Console().print(sentence, highlight=False, soft_wrap=False)
-    print_warnings(ended.result.diagnoses)
     click.echo("One run is one draw of data and initial weights; docs/results/accuracy.md compares ten.")
     click.echo(f"Everything is in {out}; open {report}")
 

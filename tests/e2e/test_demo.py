@@ -180,9 +180,15 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "demo alone"])
-def test_an_interrupt_of_the_command_ends_every_process(tmp_path: Path, whole_group: bool) -> None:
-    """Ctrl-C in a terminal interrupts the whole group; `kill -INT` the demo alone."""
+@pytest.mark.parametrize(
+    ("whole_group", "number"),
+    [(True, signal.SIGINT), (False, signal.SIGINT), (False, signal.SIGTERM)],
+    ids=["terminal", "demo alone", "SIGTERM"],
+)
+def test_an_interrupt_of_the_command_ends_every_process(
+    tmp_path: Path, whole_group: bool, number: signal.Signals
+) -> None:
+    """Ctrl-C in a terminal interrupts the whole group; `kill` the demo alone."""
     command = [sys.executable, "-m", "protoseal", "demo", "--out", "out", "--rounds", "100"]
     with subprocess.Popen(
         command,
@@ -200,9 +206,9 @@ def test_an_interrupt_of_the_command_ends_every_process(tmp_path: Path, whole_gr
         parties = descendants(running.pid)
         assert len(parties) >= 1 + len(SITES)
         if whole_group:
-            os.killpg(running.pid, signal.SIGINT)
+            os.killpg(running.pid, number)
         else:
-            running.send_signal(signal.SIGINT)
+            running.send_signal(number)
         said = running.stderr.read()
     assert running.returncode == 1
     assert "Traceback" not in said
