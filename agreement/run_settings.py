@@ -47,7 +47,7 @@ class RunSettings(Section):
     """Fewest sites that must have a class before anything about it is released."""
     allow_fewer_holders_reveals_peers: bool = False
     """Allow fewer than three holders, whose answers reveal a peer's prototype."""
-    norm_bound: Positive = 100.0
+    norm_bound: Positive = 50.0
     """Largest Euclidean norm of a prototype; longer ones are shortened."""
     agreement_threshold: Positive = 1e-4
     """Sum of squared distances, in units of `norm_bound` squared, up to which peers count as equal."""

@@ -21,6 +21,7 @@ TINY = {
     "sites": 3,
     "rounds": 2,
     "dim": 32,
+    "norm_bound": 10.0,  # near the prototypes' lengths, since errors under ckks are in units of it
     "training": {"model": "small-cnn", "optimiser": "sgd", "lr": 0.02, "batch_size": 4, "local_epochs": 3},
     "workers": 1,
     "device": "cpu",
