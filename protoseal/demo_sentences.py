@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agreement import Method
-from protoseal.evaluation.coordinator_view.recording import SEARCHED, Uploads
+from protoseal.evaluation.coordinator_view.recording import PRESENCE, SEARCHED, Uploads
 from protoseal.reports.result_files import RunResult, SiteFigures
 from protoseal.reports.tables import percent
 
@@ -25,9 +25,10 @@ def closing_sentences(result: RunResult, uploads: Uploads) -> tuple[str, str, st
 
 
 def _gain(result: RunResult) -> str:
-    accuracy, controls = result.mean_accuracy or 0.0, {name: result.compared[name] for name in _CONTROLS}
+    if result.mean_accuracy is None:
+        raise ValueError("the run has no accuracy: it was not tested")
+    accuracy, controls = result.mean_accuracy, {name: result.compared[name] for name in _CONTROLS}
     ahead = sum(_is_ahead(site) for site in result.sites)
-    beside = f"{ahead} of {len(result.sites)} sites do better than under both controls"
     found = (
         "The sites gained on average"
         if accuracy > max(controls.values())
@@ -35,8 +36,8 @@ def _gain(result: RunResult) -> str:
     )
     means = ", and ".join(f"{percent(mean)} % {_CONTROLS[name]}" for name, mean in controls.items())
     return (
-        f"{found}, and {beside}: with the federation they classify {percent(accuracy)} % of their test images "
-        f"correctly, against {means}."
+        f"{found}, and {ahead} of {len(result.sites)} did better than under both controls: in the federation a site "
+        f"classifies {percent(accuracy)} % of its test images correctly on average, against {means}."
     )
 
 
@@ -46,21 +47,40 @@ def _is_ahead(site: SiteFigures) -> bool:
 
 def _sent(sites: Sequence[SiteFigures], uploads: Uploads) -> str:
     sizes = sorted(site.bytes_up / 1e6 for site in sites)
-    rotated = ", rotated prototypes of the untrained model" if uploads.rotated else ""
-    in_clear = (
-        f"{uploads.plain:,} numbers of prototypes and models" if uploads.plain else "no prototype or model"
-    )
+    of_models = "of prototypes and of models' feature extractors"
+    sent = [
+        *([f"{uploads.ciphertexts:,} ciphertexts {of_models}"] if uploads.ciphertexts else []),
+        *([f"{uploads.masked:,} masked numbers {of_models}"] if uploads.masked else []),
+        *(["rotated prototypes of the untrained model"] if uploads.rotated else []),
+        f"{uploads.plain:,} numbers {of_models} in clear"
+        if uploads.plain
+        else "no prototype or model in clear",
+    ]
     return (
-        f"Each site sent {sizes[0]:.1f} to {sizes[-1]:.1f} MB: its prototypes and its model's feature extractor as "
-        f"ciphertexts ({uploads.ciphertexts} from all sites in all rounds){rotated}, public keys, signatures, and the "
-        f"list of its classes; no image left a site, and {in_clear} did in clear."
+        f"Each site sent {sizes[0]:.1f} to {sizes[-1]:.1f} MB, and all sites in all rounds sent {_listed(sent)}; no "
+        "message of the protocol has room for an image."
     )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _seen(result: RunResult, uploads: Uploads) -> str:
-    also = ", and how alike the sites' prototypes of the untrained model are" if uploads.rotated else ""
-    found = any(line.seen for line in result.coordinator_view if line.what == SEARCHED)
+    saw = [
+        "who took part and when",
+        *(["which classes each site has"] if _has_seen(result, PRESENCE) else []),
+        *(["how alike the sites' prototypes of the untrained model are"] if uploads.rotated else []),
+    ]
+    found = "FOUND prototypes" if _has_seen(result, SEARCHED) else "found no prototype"
     return (
-        f"The coordinator saw who took part and when, which classes each site has{also}; a search of the last rounds' "
-        f"uploads, as it recorded them, {'FOUND prototypes' if found else 'found no prototype'} of a site."
+        f"The coordinator saw {_listed(saw)}; a search of the last rounds' uploads, as it recorded them, {found} of a "
+        "site."
     )
+
+
+def _has_seen(result: RunResult, what: str) -> bool:
+    """Return the verdict of the recording's line; raise ``ValueError`` without such a line."""
+    (line,) = (each for each in result.coordinator_view if each.what == what)
+    return line.seen

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from agreement import Agreement
 from protoseal.demo import demo_agreement
 from protoseal.demo_sentences import closing_sentences
-from protoseal.evaluation.coordinator_view.recording import SEARCHED, Uploads
+from protoseal.evaluation.coordinator_view.recording import PRESENCE, SEARCHED, Uploads
 from protoseal.reports.result_files import RunResult, SiteFigures, ViewLine
 
 AGREEMENT: Agreement = demo_agreement(seed=0, rounds=1)
@@ -36,7 +40,10 @@ def result(*accuracies: tuple[float, float, float], found: bool = False) -> RunR
         mean_accuracy=means[0],
         config=AGREEMENT.model_dump(mode="json", by_alias=True),
         compared={"local": means[1], "self": means[2]},
-        coordinator_view=(ViewLine(what=SEARCHED, seen=found, evidence="searched"),),
+        coordinator_view=(
+            ViewLine(what=SEARCHED, seen=found, evidence="searched"),
+            ViewLine(what=PRESENCE, seen=not found, evidence="statements"),
+        ),
     )
 
 
@@ -45,29 +52,40 @@ def test_sites_that_do_better_than_under_both_controls_are_counted() -> None:
     assert "did not gain" in gain  # 85 % as under self
     gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.9, 0.6, 0.7)), ENCRYPTED)
     assert "did not gain" not in gain
-    assert "2 of 2 sites" in gain
+    assert "2 of 2 did better" in gain
     assert [share in gain for share in ("90.0 %", "65.0 %", "75.0 %")] == [True] * 3
 
 
 def test_a_site_behind_one_control_does_not_count() -> None:
     gain, _, _ = closing_sentences(result((0.9, 0.7, 0.8), (0.8, 0.6, 0.81)), ENCRYPTED)
-    assert "1 of 2 sites" in gain
+    assert "1 of 2 did better" in gain
 
 
 def test_uploads_are_described_as_they_were() -> None:
     run = result((0.9, 0.7, 0.8), (0.9, 0.7, 0.8))
     _, sent, seen = closing_sentences(run, ENCRYPTED)
     assert "1.0 to 2.0 MB" in sent
-    assert "(40 from" in sent
-    assert "no prototype or model did in clear" in sent
+    assert "40 ciphertexts" in sent
+    assert "no prototype or model in clear" in sent
     assert "untrained" in sent
     assert "untrained" in seen
     _, sent, seen = closing_sentences(run, Uploads(plain=1280, rotated=0, masked=0, ciphertexts=0))
-    assert "1,280 numbers of prototypes and models did in clear" in sent
-    assert "untrained" not in sent + seen
+    assert "1,280 numbers" in sent
+    assert [word in sent + seen for word in ("untrained", "ciphertext", "masked")] == [False] * 3
+    _, sent, _ = closing_sentences(run, Uploads(plain=0, rotated=0, masked=1280, ciphertexts=0))
+    assert "1,280 masked numbers" in sent
+    assert "no prototype or model in clear" in sent
 
 
-def test_prototypes_in_the_recording_are_told() -> None:
+def test_the_coordinator_saw_what_its_recording_shows() -> None:
     run = (0.9, 0.7, 0.8)
-    assert "found no prototype" in closing_sentences(result(run), ENCRYPTED)[2]
-    assert "found no prototype" not in closing_sentences(result(run, found=True), ENCRYPTED)[2]
+    seen = closing_sentences(result(run), ENCRYPTED)[2]
+    assert ("found no prototype" in seen, "which classes" in seen) == (True, True)
+    seen = closing_sentences(result(run, found=True), ENCRYPTED)[2]
+    assert ("found no prototype" in seen, "which classes" in seen) == (False, False)
+
+
+@pytest.mark.parametrize("missing", [{"coordinator_view": ()}, {"mean_accuracy": None}])
+def test_nothing_is_said_of_a_run_without_a_search_or_a_test(missing: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"accuracy|unpack"):
+        closing_sentences(result((0.9, 0.7, 0.8)).model_copy(update=missing), ENCRYPTED)

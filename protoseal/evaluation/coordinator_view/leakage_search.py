@@ -19,8 +19,11 @@ other smooth curve.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -68,9 +71,10 @@ def likeness(
     candidates = np.concatenate([vectors, *(generator.permuted(vectors, axis=1) for _ in range(_TWINS))])
     units = candidates / np.linalg.norm(candidates, axis=1, keepdims=True)
     spread = float(_spread(np.abs(vectors).sum(axis=1), np.abs(vectors).max(axis=1)).min())
-    best = np.zeros(len(units))
-    for values in _readings(messages, series):
-        best = np.maximum(best, best_cosines(values, units, spread / 2))
+    # NumPy releases the interpreter's lock in the arithmetic, so threads use all cores.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(partial(_best_of, units=units, least_spread=spread / 2), _sources(messages, series))
+        best = np.maximum.reduce([np.zeros(len(units)), *found])
     twins = float(best[len(vectors) :].max())
     return Likeness(float(best[: len(vectors)].max()), twins, leak_threshold(twins, vectors.shape[1]))
 
@@ -134,14 +138,24 @@ def _sliding(combine: np.ufunc, values: Vectors, dim: int) -> Vectors:
     return np.asarray(values if result is None else result)
 
 
-def _readings(messages: Iterable[bytes], series: Iterable[Sequence[bytes]]) -> Iterator[Vectors]:
-    """Yield all ways to read the bytes as numbers."""
-    for message in messages:
-        yield from _read(message)
-    for parts in series:
-        length = min(map(len, parts), default=0)  # compressed parts differ a little in length
-        for same in zip(*(_read(part[:length]) for part in parts), strict=True):
-            yield from _combinations(same)
+def _best_of(readings: Iterable[Vectors], units: Vectors, least_spread: float) -> Vectors:
+    """Return the best cosines, (V,), over all readings of one source."""
+    best = np.zeros(len(units))
+    for values in readings:
+        best = np.maximum(best, best_cosines(values, units, least_spread))
+    return best
+
+
+def _sources(messages: Iterable[bytes], series: Iterable[Sequence[bytes]]) -> Iterator[Iterator[Vectors]]:
+    """Yield the readings of each message and each series; a reading is made when it is compared."""
+    yield from map(_read, messages)
+    yield from map(_read_combined, series)
+
+
+def _read_combined(parts: Sequence[bytes]) -> Iterator[Vectors]:
+    length = min(map(len, parts), default=0)  # compressed parts differ a little in length
+    for same in zip(*(_read(part[:length]) for part in parts), strict=True):
+        yield from _combinations(same)
 
 
 def _combinations(rounds: Sequence[Vectors]) -> Iterator[Vectors]:

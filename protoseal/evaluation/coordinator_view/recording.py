@@ -26,6 +26,8 @@ from secure_server.storage.store import Received
 Rounds = Sequence[tuple[int, Payload]]
 """Uploads of values, each with the number of its round."""
 
+PRESENCE = "which site has which class"
+"""Name of the line that tells whether statements name a site's classes."""
 SEARCHED = "prototypes anywhere in the bytes of its uploads"
 """Name of the line that tells whether a search of the bytes found a prototype."""
 _SENT = ("values", "directions")
@@ -123,7 +125,7 @@ def _presence(received: Sequence[Received], agreement: Agreement) -> ViewLine:
     contents = [each.content for each in received if _kind(each) == "presence"]
     telling = sum(bool(codec.decode_presence(content, limits).holds.any()) for content in contents)
     evidence = f"{len(contents)} signed presence statements, {telling} of which name classes"
-    return ViewLine(what="which site has which class", seen=telling > 0, evidence=evidence)
+    return ViewLine(what=PRESENCE, seen=telling > 0, evidence=evidence)
 
 
 def _values(received: Sequence[Received]) -> list[Received]:
