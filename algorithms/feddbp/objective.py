@@ -105,9 +105,10 @@ def contrast(
         −mean_i log[ e^{−d_{i,y}/τ} / (Σ_c e^{−d_{i,c}/τ} + M_i) ]      M_i = Σ_{c≠y, d_{i,c}<m} e^{(m − d_{i,c})/τ}
 
     m is halfway between the batch's mean d_{i,y} and its mean d_{i,c≠y}, and gets no gradient. Hard negatives are other
-    classes' prototypes nearer than m. M grows as they come nearer, so that the gradient drives the two apart. As
-    printed, ``literal_quotient`` has no logarithm, and ``literal_boundary`` has M_i = Σ_{c≠y} e^{−max(0, m−d_{i,c})/τ}:
-    a term that falls as a hard negative comes nearer, and is 1 for an easy one. Without ``hard``, M = 0.
+    classes' prototypes nearer than m. M grows as they come nearer, so that the gradient drives the two apart, and jumps
+    by 1 where d_{i,c} crosses m. ``literal_quotient`` has no logarithm, as printed, and ``literal_boundary`` the printed
+    M_i = Σ_{c≠y} e^{−max(0, m−d_{i,c})/τ}: a term that falls as a hard negative comes nearer, and is 1 for an easy one.
+    Without ``hard``, M = 0.
     """
     classes = torch.arange(len(targets.present), device=labels.device)
     rows = torch.where(targets.present.unsqueeze(1), targets.rows, 0.0).to(features.dtype)

@@ -97,11 +97,11 @@ def shots(
 ) -> tuple[SiteArrays, ...]:
     """Give each site n classes, uniformly chosen, and exactly k training samples of each, over all domains.
 
-    With spreads each site has an n and a k of its own, drawn uniformly from the whole numbers within ``n_spread`` of n
+    Spreads give each site an n and a k of its own, drawn uniformly from the whole numbers within ``n_spread`` of n
     and ``k_spread`` of k, but at least 1 and, for n, at most the number of classes (FedProto, whose code also draws its
     "standard deviations" uniformly).
 
-    With ``domains`` each site has that many domains, among which the k samples of each class are divided evenly: site
+    Each site has ``domains`` domains, if given, among which the k samples of each class are divided evenly: site
     i has domain i modulo their number, and its other domains are drawn uniformly. Its classes are drawn from those
     that all of its domains have. This is mixed heterogeneity, as :func:`mixed`, at sites of several domains.
 

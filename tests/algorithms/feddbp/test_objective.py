@@ -278,6 +278,15 @@ def test_easy_negatives_count_in_the_printed_boundary_term_alone() -> None:
     assert printed == pytest.approx(np.log(3))
 
 
+def test_a_negative_adds_one_when_it_crosses_the_boundary() -> None:
+    """The boundary is m = (distance + 2)/4, which is the distance at 2/3."""
+    within, beyond = (
+        contrast(*hard_negative(2 / 3 + step), temperature=0.07).item() for step in (-1e-9, 1e-9)
+    )
+    assert within == pytest.approx(np.log(2), abs=1e-3)
+    assert beyond == pytest.approx(0.0, abs=1e-3)
+
+
 def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
     """Return the slope of L_d as the hard negative, and nothing else, turns away from the sample."""
     features, labels, targets = hard_negative()
