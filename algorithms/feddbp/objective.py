@@ -106,7 +106,7 @@ def contrast(
 
     m is halfway between the batch's mean d_{i,y} and its mean d_{i,c≠y}, and gets no gradient. Hard negatives are other
     classes' prototypes nearer than m. M grows as they come nearer, so that the gradient drives the two apart, and jumps
-    by 1 where d_{i,c} crosses m. ``literal_quotient`` has no logarithm, as printed, and ``literal_boundary`` the printed
+    by 1 where d_{i,c} crosses m. ``literal_quotient`` drops the logarithm, and ``literal_boundary`` takes the printed
     M_i = Σ_{c≠y} e^{−max(0, m−d_{i,c})/τ}: a term that falls as a hard negative comes nearer, and is 1 for an easy one.
     Without ``hard``, M = 0.
     """
