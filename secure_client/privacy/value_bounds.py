@@ -20,8 +20,6 @@ from algorithms.prototypes import project_to_norm
 from crypto.errors import BoundError
 
 _log = logging.getLogger("protoseal.site")
-_ROUNDING = 1e-12
-"""Relative rounding of a norm after its row was shortened."""
 _LARGEST = 1e150
 """Largest magnitude that counts: larger magnitudes are set to it, since their squares would overflow in a norm."""
 
@@ -56,11 +54,6 @@ class PrototypeBounds:
         clipped = np.maximum(rows, 0.0) if self.clip_at_zero else rows
         within, shortened = project_to_norm(clipped, self.norm_bound)
         return Bounded(within, negative, shortened)
-
-    def share_at_norm(self, within: Float) -> float:
-        """Return the share of bounded prototypes (n, d) that have the largest norm; 0 without prototypes."""
-        at_norm = np.linalg.norm(within, axis=1) >= self.norm_bound * (1.0 - _ROUNDING)
-        return float(at_norm.mean()) if len(within) else 0.0
 
     def few(self, local: LocalClusters) -> LocalClusters:
         """Return local prototypes, with the mean in place of a class that has more than ``most_of_class``."""

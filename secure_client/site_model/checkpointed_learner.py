@@ -77,7 +77,6 @@ class Trainee:
         taken at these prototypes: the records affect the site's stored values, messages and targets in no other way.
         """
         self._learner, self._averaging, self._noisy = learner, averaging, noisy
-        self._bounds = bounds
         self._checkpoints = Checkpoints(journal)
         self._exchanged = ExchangedValues(learner, bounds, noisy, keeps_zeros=keeps_zeros)
         self.releases = None if noisy is None else noisy.releases
@@ -181,10 +180,7 @@ class Trainee:
 
         None for a method without prototypes, and with noise, which lengthens prototypes by itself.
         """
-        if self._trained is None or self._noisy is not None or not self._learner.exchanges_prototypes:
-            return None
-        local, held = self._trained.local, self.held_classes()
-        return self._bounds.share_at_norm(self._require_rows()[held] if local is None else local.rows)
+        return None if self._trained is None else self._trained.shortened_share
 
     @property
     def spent(self) -> Spent | None:

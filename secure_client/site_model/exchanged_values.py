@@ -13,7 +13,7 @@ from algorithms.gram_matrix import Float
 from algorithms.prototypes import Guide
 from secure_client.error_containment import contained
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
-from secure_client.privacy.value_bounds import PrototypeBounds
+from secure_client.privacy.value_bounds import Bounded, PrototypeBounds
 from secure_client.site_model.training_outcome import Trained
 from secure_client.training.learner import Learner
 
@@ -45,7 +45,7 @@ class ExchangedValues:
         """Return exact prototypes of the present model, of round ``number``, for a method that exchanges none."""
         if self._noisy is not None:
             raise RuntimeError("prototypes were requested before a release")
-        return self._bounded(self._learner.prototypes()[0], number)
+        return self._bounded(self._learner.prototypes()[0], number).rows
 
     def _exact(self, bare: Trained) -> Trained:
         embedded = self._learner.embedded()
@@ -53,24 +53,27 @@ class ExchangedValues:
         scores = self._scored(lambda: self._learner.scores(embedded), rows)
         local = contained(
             lambda: self._learner.local_clusters(embedded),
-            lambda: _class_means(self._bounds.bounded(rows).rows, counts),
+            lambda: _class_means(np.nan_to_num(rows), counts),
             f"{self._learner.site}: clustering",
         )
         if local is None:
-            return replace(bare, rows=self._bounded(rows, bare.round), scores=scores)
+            bounded = self._bounded(rows, bare.round)
+            return replace(bare, rows=bounded.rows, scores=scores, shortened=bounded.shortened)
         # Only these are sent, so only their changes are logged; class means stay at the site.
         few = self._bounds.few(local)
-        within = replace(few, rows=self._bounded(few.rows, bare.round))
+        bounded = self._bounded(few.rows, bare.round)
+        within = replace(few, rows=bounded.rows)
         sent = within if self._keeps_zeros else within.without_zeros()
-        return replace(bare, rows=self._bounds.bounded(rows).rows, scores=scores, local=sent)
+        means = self._bounds.bounded(rows).rows
+        return replace(bare, rows=means, scores=scores, local=sent, shortened=bounded.shortened)
 
     def _scored(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
         return contained(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
 
-    def _bounded(self, rows: NDArray[np.float64], number: int) -> NDArray[np.float64]:
+    def _bounded(self, rows: NDArray[np.float64], number: int) -> Bounded:
         bounded = self._bounds.bounded(rows)
         self._bounds.warn_of(bounded, f"{self._learner.site}, round {number}")
-        return bounded.rows
+        return bounded
 
 
 def _class_means(rows: Float, counts: NDArray[np.int64]) -> LocalClusters:

@@ -18,6 +18,7 @@ from secure_client.training.job import Losses
 
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
 _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
+_SHORTENED = "protoseal.shortened"
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,7 +27,8 @@ class Trained:
 
     ``counts`` int64 (K,) are samples of each class; ``rows`` float64 (K, d) the prototypes, or None; ``scores`` float64
     (K, d) Fisher scores; ``base`` the hash of what the training started from. ``losses`` are None where training
-    failed, and in round 0.
+    failed, and in round 0. ``shortened`` is the number of sent prototypes that were shortened to the norm bound, None
+    where no exact prototypes are sent.
     """
 
     round: int
@@ -36,6 +38,7 @@ class Trained:
     scores: Float | None = None
     local: LocalClusters | None = None
     losses: Losses | None = None
+    shortened: int | None = None
 
     def __repr__(self) -> str:
         return f"Trained(round={self.round}, …)"
@@ -45,6 +48,14 @@ class Trained:
         if self.local is None:
             return self.counts > 0
         return np.isin(np.arange(len(self.counts)), self.local.labels)
+
+    @property
+    def shortened_share(self) -> float | None:
+        """Share of the sent prototypes that were shortened; None where ``shortened`` is."""
+        if self.shortened is None:
+            return None
+        sent = int(self.held().sum()) if self.local is None else len(self.local.rows)
+        return self.shortened / sent if sent else 0.0
 
     def to_bytes(self, model: Mapping[str, Tensor]) -> bytes:
         """Return this outcome and the ``model``'s state as one safetensors file."""
@@ -58,6 +69,8 @@ class Trained:
             state |= {_LOCAL + name: torch.from_numpy(each) for name, each in vars(self.local).items()}
         if self.losses is not None:
             state[_LOSSES] = torch.tensor(astuple(self.losses), dtype=torch.float64)
+        if self.shortened is not None:
+            state[_SHORTENED] = torch.tensor(self.shortened)
         return safetensors.torch.save(state)
 
     @classmethod
@@ -75,5 +88,6 @@ class Trained:
             if local
             else None,
             losses=Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None,
+            shortened=int(state.pop(_SHORTENED)) if _SHORTENED in state else None,
         )
         return found, state

@@ -224,6 +224,7 @@ def test_prototypes_beyond_the_norm_bound_are_shortened_with_a_word(
     rows = play.local(A).rows
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 0.05, rtol=1e-9)
     assert f"{len(rows)} prototypes were longer than norm_bound = 0.05" in caplog.text
+    assert play.site(A).trainee.shortened == 1.0
 
 
 def test_a_site_with_too_many_prototypes_of_a_class_has_their_mean(opened: Open) -> None:

@@ -283,6 +283,22 @@ def test_prototypes_are_clipped_at_zero_where_the_method_asks(
     site.journal.close()
 
 
+def test_the_share_of_shortened_prototypes_counts_those_beyond_the_bound_alone(tmp_path: Path) -> None:
+    own, _ = make_learner().prototypes()
+    norms = np.linalg.norm(own, axis=1)
+    longest = float(norms.max())
+    assert (norms < longest).sum() == CLASSES - 1
+    for at, (bound, share) in enumerate([(longest, 0.0), (0.999 * longest, 1 / CLASSES), (0.1, 1.0)]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        site = Site(folder, bound=bound)
+        site.trainee.trained(0)
+        assert site.trainee.shortened == share
+        site.restart()
+        assert site.trainee.shortened == share
+        site.journal.close()
+
+
 def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
