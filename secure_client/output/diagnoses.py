@@ -15,7 +15,8 @@ from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
-from agreement import Agreement, Method, Optimiser
+from agreement import Agreement, Method
+from secure_client.output import remedies
 from secure_client.output.json_records import Record
 from secure_client.output.site_log import SiteRound
 from secure_client.output.site_rounds import own_accuracy
@@ -33,7 +34,7 @@ HIGH = 0.5
 DIVERGED = 1.1
 """Least cross entropy of diverged training, in multiples of that of equal probabilities for all classes."""
 CHANCE_ROUNDS = 2
-"""Least rounds after which an accuracy should be above chance: with sound settings one round may be too few."""
+"""Least rounds after which a model should beat a constant answer: with sound settings one round may be too few."""
 STANDARD_ERRORS = 2.0
 """Margin of an accuracy above the constant answer's, in the standard errors of the latter."""
 SHORTENED = 0.1
@@ -69,31 +70,23 @@ class Diagnosis(Record):
 _NAMES = {
     Symptom.DROWNED: "alignment drowns classification",
     Symptom.NOT_FALLING: "the loss does not fall",
-    Symptom.CHANCE: "accuracy is at chance",
+    Symptom.CHANCE: "accuracy is no better than always answering each site's most frequent class",
     Symptom.NORM_BOUND: "prototypes hit the norm bound",
 }
-_WEIGHTS = {
-    Method.PFPL: ("pfpl", ("lambda",)),
-    Method.FEDPC: ("fedpc", ("alignment",)),
-    Method.FEDDBP: ("feddbp", ("shared_alignment", "decision_alignment")),
-    Method.FEDPLCC: ("fedplcc", ("contrast", "correlation")),
-    Method.FEDPROTO: ("baselines", ("fedproto",)),
-    Method.FEDPROTO_AVERAGED: ("baselines", ("fedproto",)),
-    Method.FEDPLVM: ("baselines", ("fedplvm",)),
-}
-"""Section and keys of the alignment's weights."""
 _UNALIGNED = (Method.LOCAL, Method.AVERAGE)
 
 
 class _Losses(NamedTuple):
-    """Cross entropies of the first and the last round, of a constant answer, and of the round of the largest excess.
+    """Cross entropies of the first and the last round, and the losses in the round of the largest excess.
 
-    The excess is the loss less ``DROWNING`` cross entropies.
+    ``constant`` is the cross entropy of a constant answer, ``equal`` that of equal probabilities for all classes. The
+    excess is the loss less ``DROWNING`` cross entropies.
     """
 
     first: float
     last: float
     constant: float
+    equal: float
     rounds: int
     peak_round: int
     peak_loss: float
@@ -104,15 +97,21 @@ class _Losses(NamedTuple):
         """True if alignment once outweighed classification, which has learned little since round 1."""
         fall = min(FALL, FALL_A_ROUND * (self.rounds - 1))
         outweighed = self.peak_loss >= DROWNING * self.peak_classification
-        return self.rounds > 1 and outweighed and self._is_high and self.last >= (1.0 - fall) * self.first
+        return self.rounds > 1 and outweighed and self.is_high and self.last >= (1.0 - fall) * self.first
 
     @property
     def flat(self) -> bool:
         """True if the loss did not fall, although there is much to learn."""
-        return self.rounds >= FLAT_ROUNDS and self._is_high and self.last >= FLAT * self.first
+        return self.rounds >= FLAT_ROUNDS and self.is_high and self.last >= FLAT * self.first
 
     @property
-    def _is_high(self) -> bool:
+    def diverged(self) -> bool:
+        """True if training made the cross entropy worse, or ended worse than equal probabilities."""
+        return self.last > self.first or self.last > DIVERGED * self.equal
+
+    @property
+    def is_high(self) -> bool:
+        """True if there is much left to learn."""
         return self.last >= HIGH * self.constant
 
     def __str__(self) -> str:
@@ -133,12 +132,13 @@ class _Tested(NamedTuple):
 
     @property
     def at_chance(self) -> bool:
-        """True if the model is not significantly better than the constant answer."""
-        return self.accuracy <= self.constant + STANDARD_ERRORS * self.error
+        """True if the model is not significantly better than the constant answer, although a model could be."""
+        threshold = self.constant + STANDARD_ERRORS * self.error
+        return self.accuracy <= threshold < 1.0
 
     def __str__(self) -> str:
         return (
-            f"accuracy {100 * self.accuracy:.1f} % of {self.samples} test samples (always the most frequent class: "
+            f"accuracy {100 * self.accuracy:.1f} % of {self.samples} test samples (each site's most frequent class: "
             f"{100 * self.constant:.1f} %)"
         )
 
@@ -149,8 +149,8 @@ def diagnose(
     """Return the diagnoses of a finished run from the rounds of its sites, oldest first; empty for a sound run.
 
     ``method`` is the agreement's, or a control that trains under this agreement. A loss is judged by its cross entropy,
-    since the loss as a whole rises when alignment begins. An accuracy is at chance if it is within two standard errors
-    of the accuracy of answering each site's most frequent class, over all sites' test samples.
+    since the loss as a whole rises when alignment begins. An accuracy must exceed that of always answering each site's
+    most frequent class by two standard errors, over all sites' test samples, where any accuracy could.
     """
     logs = [log for log in sites if log]
     found = (_of_training(agreement, method, logs), _of_norms(agreement, method, logs))
@@ -161,19 +161,30 @@ def _of_training(
     agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]
 ) -> Diagnosis | None:
     """Return the most specific diagnosis of training, since each of the three explains the next."""
-    losses = None if agreement.privacy is not None else _losses(logs, _cross_entropies(agreement))
+    aligned = agreement.method if method is Method.SELF else method
+    losses = None if agreement.privacy is not None else _losses(logs, agreement, aligned)
     tested = _tested(method, logs)
     figures = "; ".join(str(each) for each in (losses, tested) if each is not None)
     if losses is not None and losses.drowned:
         peak = f"loss {losses.peak_loss:.2f} with cross entropy {losses.peak_classification:.2f} in round"
-        lower = _less_alignment(agreement, method) or "lower the weight of the alignment"
-        return _diagnosis(method, Symptom.DROWNED, f"{figures}; {peak} {losses.peak_round}", lower)
+        weaker = remedies.weaker_alignment(agreement, aligned)
+        return _diagnosis(method, Symptom.DROWNED, f"{figures}; {peak} {losses.peak_round}", weaker)
     if losses is not None and losses.flat:
-        return _diagnosis(method, Symptom.NOT_FALLING, figures, _other_rate(agreement, method, losses))
+        rate = remedies.other_rate(agreement, aligned, diverged=losses.diverged)
+        return _diagnosis(method, Symptom.NOT_FALLING, figures, rate)
     begun = max((each[-1].round for each in logs), default=0) >= CHANCE_ROUNDS
     if tested is not None and tested.at_chance and begun:
-        return _diagnosis(method, Symptom.CHANCE, figures, _other_training(agreement, method, losses))
+        return _diagnosis(method, Symptom.CHANCE, figures, _better_accuracy(agreement, aligned, losses))
     return None
+
+
+def _better_accuracy(agreement: Agreement, aligned: Method, losses: _Losses | None) -> str:
+    """Return the remedy for an accuracy that is no better than the constant answer's."""
+    if agreement.privacy is not None:
+        return remedies.less_noise(agreement.privacy)
+    if losses is not None and not losses.is_high:
+        return remedies.comparison(aligned)
+    return remedies.more_training(agreement, aligned, diverged=losses is not None and losses.diverged)
 
 
 def _of_norms(agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]) -> Diagnosis | None:
@@ -181,9 +192,8 @@ def _of_norms(agreement: Agreement, method: Method, logs: Sequence[Sequence[Site
     known = [each for each in shares if each is not None]
     if method in _UNALIGNED or not known or fmean(known) < SHORTENED:
         return None
-    bound = agreement.norm_bound
     figures = f"{100 * fmean(known):.0f} % of the last round's prototypes were shortened to norm_bound"
-    return _diagnosis(method, Symptom.NORM_BOUND, figures, f"raise norm_bound (now {bound:g}) for all sites")
+    return _diagnosis(method, Symptom.NORM_BOUND, figures, remedies.larger_bound(agreement))
 
 
 def _diagnosis(method: Method, symptom: Symptom, figures: str, remedy: str) -> Diagnosis:
@@ -193,19 +203,16 @@ def _diagnosis(method: Method, symptom: Symptom, figures: str, remedy: str) -> D
 # Figures over the sites
 
 
-def _cross_entropies(agreement: Agreement) -> float:
+def _cross_entropies(agreement: Agreement, aligned: Method) -> float:
     """Return the sum of the weights of a loss's cross entropies: FedDBP has one for each branch."""
-    if agreement.method is not Method.FEDDBP:
+    if aligned is not Method.FEDDBP:
         return 1.0
     settings = agreement.feddbp
     return settings.share + settings.decision_weight * settings.decision
 
 
-def _losses(logs: Sequence[Sequence[SiteRound]], terms: float) -> _Losses | None:
-    """Return means over the sites; None unless round 1 and the last round have losses.
-
-    ``terms`` is the number of cross entropies in a loss.
-    """
+def _losses(logs: Sequence[Sequence[SiteRound]], agreement: Agreement, aligned: Method) -> _Losses | None:
+    """Return means over the sites; None unless round 1 and the last round have losses."""
     rounds = [each for log in logs for each in log]
     numbers = sorted({each.round for each in rounds})
     means = {number: _mean_losses(each for each in rounds if each.round == number) for number in numbers}
@@ -214,9 +221,16 @@ def _losses(logs: Sequence[Sequence[SiteRound]], terms: float) -> _Losses | None
         return None
     first, last = known[1], known[numbers[-1]]
     peak, highest = max(known.items(), key=lambda item: item[1].total - DROWNING * item[1].classification)
+    terms = _cross_entropies(agreement, aligned)
     return _Losses(
-        *(first.classification, last.classification, terms * last.constant, numbers[-1]),
-        *(peak, highest.total, highest.classification),
+        first=first.classification,
+        last=last.classification,
+        constant=terms * last.constant,
+        equal=terms * math.log(len(agreement.classes)),
+        rounds=numbers[-1],
+        peak_round=peak,
+        peak_loss=highest.total,
+        peak_classification=highest.classification,
     )
 
 
@@ -256,41 +270,3 @@ def _tested(method: Method, logs: Sequence[Sequence[SiteRound]]) -> _Tested | No
     if not samples:
         return None
     return _Tested(right / samples, constant / samples, samples, math.sqrt(variance) / samples)
-
-
-# Remedies
-
-
-def _less_alignment(agreement: Agreement, method: Method) -> str | None:
-    """Return how to weaken the alignment of ``method``; None if it has none, or none that is known here."""
-    aligned = agreement.method
-    if method in _UNALIGNED or aligned not in _WEIGHTS:
-        return None
-    section, keys = _WEIGHTS[aligned]
-    settings = agreement.settings_of(aligned).model_dump(by_alias=True)
-    lower = " and ".join(f"{key} (now {settings[key]:g})" for key in keys)
-    literal = ", or remove literal_regulariser" if settings.get("literal_regulariser") else ""
-    return f"lower {lower} in [{section}]{literal}"
-
-
-def _other_rate(agreement: Agreement, method: Method, losses: _Losses) -> str:
-    return f"{_rate(agreement, losses)}{_or_weaken(agreement, method)}"
-
-
-def _other_training(agreement: Agreement, method: Method, losses: _Losses | None) -> str:
-    longer = f"rounds, now {agreement.rounds}, or local_epochs in [training], now {agreement.training.local_epochs}"
-    noise = "; with [privacy] noise may be the cause: try a larger epsilon" if agreement.privacy else ""
-    return f"train longer ({longer}), or {_rate(agreement, losses)}{_or_weaken(agreement, method)}{noise}"
-
-
-def _rate(agreement: Agreement, losses: _Losses | None) -> str:
-    """Return how to change the learning rate: training has diverged if it ends worse than equal probabilities."""
-    training, equal = agreement.training, _cross_entropies(agreement) * math.log(len(agreement.classes))
-    diverged = losses is not None and (losses.last > losses.first or losses.last > DIVERGED * equal)
-    adam = "" if training.optimiser is Optimiser.ADAM else ', or set optimiser = "adam" with lr = 0.001'
-    return f"{'lower' if diverged else 'raise'} lr in [training] (now {training.lr:g}){adam}"
-
-
-def _or_weaken(agreement: Agreement, method: Method) -> str:
-    lower = _less_alignment(agreement, method)
-    return "" if lower is None else f"; if the control local learns with these settings, {lower}"

@@ -54,12 +54,12 @@ MISSET = {
     "low learning rate": (
         f"{PFPL}{SMALL_STEPS}lr = 0.0001\n",
         Symptom.NOT_FALLING,
-        "raise lr in [training] (now 0.0001)",
+        "raise lr (now 0.0001) in [training]",
     ),
     "few steps": (
         f"{FEW_STEPS}{ONE_EPOCH}",
         Symptom.CHANCE,
-        "train longer (rounds, now 2",
+        "raise rounds (now 2)",
     ),
     "low norm bound": (
         f"norm_bound = 0.5\n{PFPL}{SMALL_STEPS}lr = 0.02\n",

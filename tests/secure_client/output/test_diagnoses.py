@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from agreement import CONTROLS, METHODS, Agreement, FedpcSection, Method, PrivacySection
+from agreement import (
+    CONTROLS,
+    METHODS,
+    Agreement,
+    DpSgdSection,
+    Extractor,
+    Family,
+    FedpcSection,
+    Method,
+    PrivacySection,
+)
 from secure_client.output.diagnoses import Symptom, diagnose
 from secure_client.output.site_log import SiteRound
 from tests.support.small import small_agreement
@@ -41,6 +53,27 @@ def course(*cross_entropies: float, loss: float | None = None, **figures: Any) -
 def agreement_on(method: Method, **fields: Any) -> Agreement:
     """Return an agreement on the method, of which only settings matter here."""
     return small_agreement().model_copy(update={"method": method, **fields})
+
+
+def remedy(agreement: Agreement, method: Method, rounds: list[SiteRound]) -> str:
+    """Return the remedy of a run with one diagnosis."""
+    (found,) = diagnose(agreement, method, [rounds])
+    return found.remedy
+
+
+def unknown_settings(agreement: Agreement, texts: Iterable[str]) -> set[str]:
+    """Return the names in remedies that are settings of none of the tables that the remedy names."""
+    root, unknown = agreement.model_dump(by_alias=True), set()
+    for text in texts:
+        keys = set(root)
+        for path in re.findall(r"\[([\w.]+)\]", text):
+            table = root
+            for part in path.split("."):
+                table = table[part]
+            keys |= set(table)
+        named = re.findall(r"(\w+) \(now ", text) + re.findall(r"[a-z]+(?:_[a-z]+)+", text)
+        unknown |= set(named) - keys
+    return unknown
 
 
 def symptoms(*sites: list[SiteRound], method: Method = Method.FEDPC) -> list[Symptom]:
@@ -112,12 +145,24 @@ def test_losses_are_means_over_the_sites() -> None:
         (0.3, 100, [Symptom.CHANCE]),
     ],
 )
-def test_an_accuracy_is_at_chance_within_two_standard_errors(
+def test_an_accuracy_is_no_better_than_a_constant_answer_within_two_standard_errors(
     accuracy: float, samples: int, expected: list[Symptom]
 ) -> None:
     figures = {"accuracy_constant": 0.5, "test_samples": samples, "accuracy_classifier": accuracy}
     assert symptoms(course(1.0, 0.9, **figures)) == expected
     assert symptoms(course(1.0, **figures)) == []  # too early
+
+
+@pytest.mark.parametrize(("constant", "samples"), [(1.0, 50), (0.97, 100), (0.9, 30)])
+@pytest.mark.parametrize("accuracy", [1.0, 0.1])
+def test_no_accuracy_counts_where_none_could_exceed_the_threshold(
+    constant: float, samples: int, accuracy: float
+) -> None:
+    figures = {"accuracy_constant": constant, "test_samples": samples, "accuracy_classifier": accuracy}
+    assert symptoms(course(1.0, 0.9, **figures)) == []
+    assert symptoms(course(1.0, 0.9, **figures | {"accuracy_constant": 0.8})) == (
+        [] if accuracy == 1.0 else [Symptom.CHANCE]
+    )
 
 
 def test_an_accuracy_is_over_all_test_samples() -> None:
@@ -145,7 +190,13 @@ def test_a_method_is_judged_by_its_own_inference() -> None:
 def test_norm_bounds_are_hit_by_a_tenth_of_the_prototypes(
     shares: tuple[float, ...], expected: list[Symptom]
 ) -> None:
-    assert symptoms(*(course(1.0, shortened=each) for each in shares)) == expected
+    sites = [course(1.0, shortened=each) for each in shares]
+    assert symptoms(*sites) == expected
+    agreement = agreement_on(Method.FEDPC)
+    assert (
+        unknown_settings(agreement, [each.remedy for each in diagnose(agreement, Method.FEDPC, sites)])
+        == set()
+    )
 
 
 def test_prototypes_of_methods_without_alignment_do_not_count() -> None:
@@ -161,17 +212,56 @@ def test_losses_do_not_count_with_noise() -> None:
     assert "cross entropy" not in found.text
 
 
+def test_the_remedy_with_noise_is_less_noise() -> None:
+    """Longer training costs budget, and without losses nobody knows in which direction to change the rate."""
+    frozen = PrivacySection(clip=1.0, noise_multiplier=5.0)
+    private = PrivacySection(
+        clip=1.0,
+        noise_multiplier=5.0,
+        extractor=Extractor.PRIVATE,
+        dp_sgd=DpSgdSection(noise_multiplier=0.5, clip=1.0, sampling_rate=0.1),
+    )
+    for privacy, settings in ((frozen, ["5"]), (private, ["5", "0.5"])):
+        agreement = agreement_on(Method.FEDPC, privacy=privacy)
+        found = remedy(agreement, Method.FEDPC, course(2.0, 2.0, **CHANCE))
+        assert re.findall(r"noise_multiplier \(now ([\d.]+)\)", found) == settings
+        assert unknown_settings(agreement, [found]) == set()
+        assert not re.search(r"epsilon|raise|train longer", found)
+
+
 def test_older_logs_have_no_symptom() -> None:
     bare = training(1, 1.0).model_dump(exclude={"loss", "loss_classification", "loss_constant"})
     assert symptoms([SiteRound(**bare | {"accuracy_classifier": 0.1})]) == []
     assert symptoms([]) == symptoms() == []
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS.values()) - CONTROLS, key=str), ids=str)
-def test_every_method_has_a_remedy_for_each_symptom(method: Method) -> None:
-    for rounds in (course(2.0, 2.0, 2.0, loss=9.0), course(2.0, 2.0, 2.0), course(1.0, 0.9, **CHANCE)):
-        (found,) = diagnose(agreement_on(method), method, [rounds])
-        assert found.remedy
+@pytest.mark.parametrize("method", sorted(METHODS.values(), key=str), ids=str)
+def test_every_remedy_names_settings_of_the_agreement(method: Method) -> None:
+    agreement = agreement_on(Method.PFPL if method in CONTROLS else method)
+    courses = (
+        course(2.0, 2.0, 2.0, loss=9.0),
+        course(2.0, 2.0, 2.0),
+        course(3.0, 2.4, **CHANCE),
+        course(1.0, 0.1, **CHANCE),
+    )
+    found = [remedy(agreement, method, rounds) for rounds in courses]
+    assert unknown_settings(agreement, found) == set()
+    drowned, flat, untrained, tested = found
+    aligned = method.traits.prototypes or method.traits.family is Family.CLUSTERS or method is Method.SELF
+    assert ("(now " in drowned) is (aligned and method is not Method.AVERAGE)
+    assert "(now " in drowned or "the control local" in drowned
+    assert "lr (now " in flat
+    assert "rounds (now " in untrained
+    assert "(now " not in tested
+
+
+def test_training_that_fits_is_not_prolonged() -> None:
+    agreement = agreement_on(Method.FEDPC)
+    low, high = (remedy(agreement, Method.FEDPC, course(2.0, last, **CHANCE)) for last in (0.99, 1.01))
+    assert "training fits" in low
+    assert "the control local" in low
+    assert "raise rounds" in high
+    assert "the control local" not in remedy(agreement, Method.LOCAL, course(2.0, 0.5, **CHANCE))
 
 
 def test_a_remedy_names_the_setting_and_its_value() -> None:
@@ -179,6 +269,7 @@ def test_a_remedy_names_the_setting_and_its_value() -> None:
     (found,) = diagnose(agreement, Method.FEDPC, [course(2.0, 2.0, 2.0, loss=9.0)])
     assert "alignment (now 0.4) in [fedpc]" in found.remedy
     assert "literal_regulariser" in found.remedy
+    assert unknown_settings(agreement, [found.remedy]) == set()
     assert found.remedy in found.text
 
 
@@ -196,6 +287,9 @@ def test_the_learning_rate_is_lowered_if_training_has_diverged(
 
 
 def test_both_branches_of_feddbp_have_a_cross_entropy() -> None:
-    rounds = course(1.5, 1.5, 1.5)
+    rounds, agreement = course(1.5, 1.5, 1.5), agreement_on(Method.FEDDBP)
     assert symptoms(rounds) == [Symptom.NOT_FALLING]
-    assert diagnose(agreement_on(Method.FEDDBP), Method.FEDDBP, [rounds]) == ()  # low: 0.75 for each branch
+    for method in (Method.FEDDBP, Method.SELF):
+        assert diagnose(agreement, method, [rounds]) == ()  # low: 0.75 for each branch
+    (found,) = diagnose(agreement, Method.LOCAL, [rounds])  # the control has one branch
+    assert found.symptom is Symptom.NOT_FALLING

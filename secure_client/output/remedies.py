@@ -1,0 +1,85 @@
+"""Remedies for wrong settings of a run: the settings to change, with their present values, or runs to compare with.
+
+``aligned`` is the method whose loss the run trains with: the control ``self`` has that of the agreement's method.
+"""
+
+from __future__ import annotations
+
+from agreement import Agreement, Method, Optimiser, PrivacySection
+
+_ALIGNMENT = {
+    Method.PFPL: ("lower", "pfpl", ("lambda",)),
+    Method.FEDPC: ("lower", "fedpc", ("alignment",)),
+    Method.FEDDBP: ("lower", "feddbp", ("shared_alignment", "decision_alignment")),
+    Method.FEDPLCC: ("lower", "fedplcc", ("contrast", "correlation")),
+    Method.FEDPROTO: ("lower", "baselines", ("fedproto",)),
+    Method.FEDPROTO_AVERAGED: ("lower", "baselines", ("fedproto",)),
+    Method.FPL: ("raise", "baselines", ("fpl_temperature",)),
+    Method.FEDPLVM: ("lower", "baselines", ("fedplvm",)),
+}
+"""Direction in which the alignment gets weaker, section, and keys; FPL's terms have no weights."""
+
+
+def weaker_alignment(agreement: Agreement, aligned: Method) -> str:
+    """Return how to weaken the alignment, or the control to compare with where no setting is known."""
+    weaken = _weaken(agreement, aligned)
+    return weaken or "compare with the control local, which trains without alignment"
+
+
+def other_rate(agreement: Agreement, aligned: Method, *, diverged: bool) -> str:
+    """Return how to change the learning rate, or else the alignment."""
+    weaken = _weaken(agreement, aligned)
+    otherwise = weaken and f"; if the control local learns with these settings, {weaken}"
+    return f"{_rate(agreement, diverged=diverged)}{otherwise}"
+
+
+def more_training(agreement: Agreement, aligned: Method, *, diverged: bool) -> str:
+    """Return how to train for longer, or else :func:`other_rate`."""
+    longer = f"raise rounds (now {agreement.rounds}) or local_epochs (now {agreement.training.local_epochs})"
+    return f"{longer} in [training], or {other_rate(agreement, aligned, diverged=diverged)}"
+
+
+def comparison(aligned: Method) -> str:
+    """Return the figures to compare where training fits and tests do not."""
+    control = "" if aligned is Method.LOCAL else "with the control local, and "
+    return (
+        "training fits, so the test data, the inference or the averaged model differs from what was trained: compare "
+        f"{control}the classifier's accuracy with the prototypes'"
+    )
+
+
+def less_noise(privacy: PrivacySection) -> str:
+    """Return how to lessen the effect of noise, and how to tune the rest without spending budget."""
+    noise = f"noise_multiplier (now {privacy.noise_multiplier:g}) in [privacy]"
+    if privacy.dp_sgd is not None:
+        noise += f" or noise_multiplier (now {privacy.dp_sgd.noise_multiplier:g}) in [privacy.dp_sgd]"
+    return (
+        f"noise may be the cause: lower {noise}, or use more records per class (`protoseal budget plan` shows the "
+        "effect of either); try another lr on public data or with the control local, since rounds, and epochs of "
+        "DP-SGD, cost budget"
+    )
+
+
+def larger_bound(agreement: Agreement) -> str:
+    """Return how far to raise the norm bound."""
+    return (
+        f"raise norm_bound (now {agreement.norm_bound:g}) for all sites, to little more than the longest prototype, "
+        "since agreement_threshold and errors under ckks are in units of it"
+    )
+
+
+def _weaken(agreement: Agreement, aligned: Method) -> str:
+    """Return how to weaken the alignment; empty without a known setting."""
+    if aligned not in _ALIGNMENT:
+        return ""
+    change, section, keys = _ALIGNMENT[aligned]
+    settings = agreement.settings_of(aligned).model_dump(by_alias=True)
+    named = " and ".join(f"{key} (now {settings[key]:g})" for key in keys)
+    literal = ", or remove literal_regulariser" if settings.get("literal_regulariser") else ""
+    return f"{change} {named} in [{section}]{literal}"
+
+
+def _rate(agreement: Agreement, *, diverged: bool) -> str:
+    training = agreement.training
+    adam = "" if training.optimiser is Optimiser.ADAM else ', or set optimiser = "adam" with lr = 0.001'
+    return f"{'lower' if diverged else 'raise'} lr (now {training.lr:g}) in [training]{adam}"
