@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from agreement.storage.atomic_files import FileError
 from protoseal.reports.result_files import Accuracies, Paired, RunResult, SeedFigures, Spread
-from secure_client.output.diagnoses import Diagnosis, Symptom
+from secure_client.output.diagnoses import Diagnosis
 
 METRICS = tuple(Accuracies.model_fields)
 """Names of the figures that are compared over seeds."""
@@ -101,12 +101,13 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired |
 
 
 def _diagnoses(results: Mapping[int, RunResult]) -> tuple[Diagnosis, ...]:
-    """Return each method's symptoms once, with the seeds that have them."""
-    found: dict[tuple[str, Symptom], Diagnosis] = {}
+    """Return each method's symptoms once for each remedy, with the seeds that have them."""
+    found: dict[tuple[str, ...], Diagnosis] = {}
     for seed, result in results.items():
         for each in result.diagnoses:
-            earlier = found.setdefault((each.method, each.symptom), each)
-            found[each.method, each.symptom] = earlier.model_copy(update={"seeds": (*earlier.seeds, seed)})
+            key = (each.method, each.symptom, each.remedy)
+            earlier = found.get(key, each)
+            found[key] = earlier.model_copy(update={"seeds": (*earlier.seeds, seed)})
     return tuple(found.values())
 
 

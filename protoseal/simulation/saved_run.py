@@ -26,10 +26,8 @@ class SavedRun:
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
-        """Signs of wrong settings in the reported rounds."""
-        best, logs = self.outcome.best_round, self.outcome.site_rounds.values()
-        reported = [[each for each in log if best is None or each.round <= best] for log in logs]
-        return diagnose(self.agreement, self.method, reported)
+        """Signs of wrong settings in all rounds, those after the best round included."""
+        return diagnose(self.agreement, self.method, self.outcome.site_rounds.values())
 
     def record(self) -> RunRecord:
         """Return the record of the finished run, which :meth:`of` reads."""

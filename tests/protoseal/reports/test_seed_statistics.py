@@ -89,6 +89,17 @@ def test_a_symptom_is_listed_once_with_the_seeds_that_have_it() -> None:
     assert over_seeds({0: results[0]}).diagnoses == (chance,)
 
 
+def test_seeds_with_different_remedies_are_not_joined() -> None:
+    low = Diagnosis(method="pfpl", symptom=Symptom.NOT_FALLING, figures="figures", remedy="raise lr")
+    high = low.model_copy(update={"remedy": "lower lr"})
+    found = {0: low, 1: high, 5: low}
+    results = {seed: result(seed).model_copy(update={"diagnoses": (each,)}) for seed, each in found.items()}
+    assert over_seeds(results).diagnoses == (
+        low.model_copy(update={"seeds": (0, 5)}),
+        high.model_copy(update={"seeds": (1,)}),
+    )
+
+
 def test_tables_say_of_which_seed_they_are() -> None:
     over = over_seeds({seed: result(seed) for seed in ACCURACY})
     titles = [str(table.title) for table in result_tables(over)]

@@ -7,18 +7,26 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
+from agreement import Method
 from protoseal.reports.report import write_report
 from protoseal.reports.result_files import RunResult, read_result
 from protoseal.simulation.experiment import simulate
+from protoseal.simulation.local_federation import Outcome
+from protoseal.simulation.saved_run import SavedRun
 from secure_client.output.diagnoses import Symptom
+from secure_client.output.site_log import SiteLog, SiteRound
 from tests.support.simulations import config_in
+from tests.support.small import small_agreement
 
-DATA = """
-dataset = "digits"
+DEMO = Path(__file__).parents[3] / "experiments" / "digits.toml"
+ON_CPU = """
 workers = 1
 device = "cpu"
 batched = "never"
 """
+DATA = f"""
+dataset = "digits"
+{ON_CPU}"""
 PFPL = f"""
 method = "pfpl"
 rounds = 4
@@ -71,6 +79,7 @@ SOUND = {
     "pfpl": f"compare = ['local']\n{PFPL}[pfpl]\nlambda = 10.0\n{SMALL_STEPS}lr = 0.02\n",
     "fedpc": f"{FEDPC}{ADAM}",
     "one round": f"{PFPL}{SMALL_STEPS}lr = 0.02\n".replace("rounds = 4", "rounds = 1"),
+    "demo": ON_CPU + DEMO.read_text(encoding="utf-8"),
 }
 
 
@@ -92,3 +101,25 @@ def test_a_misset_run_says_so_with_the_remedy(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_run_says_nothing(tmp_path: Path, name: str) -> None:
     assert run(SOUND[name], tmp_path / "out").diagnoses == ()
+
+
+def test_rounds_after_the_best_one_are_diagnosed_too() -> None:
+    """A run whose best round is the first has nothing else to show a loss that does not fall."""
+    rounds = tuple(
+        SiteRound(
+            round=number,
+            attempt=1,
+            sites=4,
+            withheld=(),
+            seconds={},
+            accuracy_classifier=0.9,
+            accuracy_prototype=None,
+            loss=2.0,
+            loss_classification=2.0,
+            loss_constant=2.0,
+        )
+        for number in (1, 2, 3)
+    )
+    log = SiteLog(name="a", model="small-cnn", train_samples=1, bytes_up=0, bytes_down=0, rounds=rounds)
+    run = SavedRun(Method.PFPL, small_agreement(), Outcome({"a": log}, [], [], best_round=1), "")
+    assert [each.symptom for each in run.diagnoses] == [Symptom.NOT_FALLING]
