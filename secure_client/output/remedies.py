@@ -35,8 +35,9 @@ def other_rate(agreement: Agreement, aligned: Method, *, diverged: bool) -> str:
 
 def more_training(agreement: Agreement, aligned: Method, *, diverged: bool) -> str:
     """Return how to train for longer, or else :func:`other_rate`."""
-    longer = f"raise rounds (now {agreement.rounds}) or local_epochs (now {agreement.training.local_epochs})"
-    return f"{longer} in [training], or {other_rate(agreement, aligned, diverged=diverged)}"
+    epochs = agreement.training.local_epochs
+    longer = f"raise rounds (now {agreement.rounds}), or local_epochs (now {epochs}) in [training]"
+    return f"{longer}, or {other_rate(agreement, aligned, diverged=diverged)}"
 
 
 def comparison(aligned: Method) -> str:
