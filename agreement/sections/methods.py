@@ -171,7 +171,7 @@ class BaselinesSection(Section):
     """Settings of the methods to compare with, each named after its method.
 
     ``fedproto-averaged`` reads ``fedproto`` too. ``fedprox`` is μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature``
-    τ; of FedPLVM λ (of both its terms), τ and α, as in its authors' code. ``fedrep_head_epochs`` come before the
+    τ; of FedPLVM λ (of both its terms), τ and α. ``fedrep_head_epochs`` come before the
     extractor's: 1 as in PFLlib (``plocal_epochs``), for a budget near the others'; FedRep's authors train the head
     for more, about 10.
     """
@@ -186,8 +186,8 @@ class BaselinesSection(Section):
     """Ditto: λ of the personal model's proximal term."""
     fpl_temperature: Positive = 0.02
     """FPL: τ."""
-    fedplvm: NotNegative = 100.0
-    """FedPLVM: λ of both terms."""
+    fedplvm: NotNegative = 1.0
+    """FedPLVM: λ of both terms; its authors' code has 100."""
     fedplvm_temperature: Positive = 0.07
     """FedPLVM: τ."""
     fedplvm_sparsity: Sparsity = 0.25

@@ -17,7 +17,7 @@ from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agreement, problem, write
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "e0c3092ab08e96befe0b46068e3cc16182c2ec7572325e9a97c4e8ecd486590d"
+KNOWN_HASH = "a45be6fff2bb99c0485058b7dfc22c6fc09e06d31dd582fe089d8c8ae336e64e"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
