@@ -65,8 +65,8 @@ class FedpcSection(Section):
     ``literal_regulariser`` takes L_p as printed, Σ_k ‖P_i^k − P_j^k‖₂ over batch means: at γ = 0.5 this outweighs the
     cross-entropy, and features collapse onto targets that hardly separate classes (docs: notation).
 
-    ``one_extractor`` gives all groups the mean of their mixtures, as algorithm 1 has one global extractor and one set
-    of global prototypes.
+    ``one_extractor`` gives all groups one mixture, by the mean of their weights ρ, as algorithm 1 has one global
+    extractor and one set of global prototypes.
 
     ``predicts`` selects the model as the site trained it last, or the last averaged extractor with the classifier as
     the site trained it, which has less of DP-SGD's noise. The paper leaves this open.
@@ -83,7 +83,7 @@ class FedpcSection(Section):
     batch_means: bool = False
     """Align the batch's class means instead of each sample."""
     one_extractor: bool = False
-    """Give all groups the mean of their mixtures; not under `ckks`."""
+    """Give all groups one mixture, by the mean of their weights; not under `ckks`."""
     literal_absent: bool = False
     """Let a group without a class count with zeros, as printed."""
     predicts: Predicts = Predicts.TRAINED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -91,7 +92,7 @@ class TrainingSection(Section):
     optimiser: Optimiser = Optimiser.ADAM
     """Optimiser of local training; its state ends with the round."""
     lr: Positive = 0.001
-    """Learning rate; SGD needs a higher one, such as 0.01."""
+    """Learning rate; with SGD 0.01 unless given."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD; refused with Adam."""
     weight_decay: NotNegative = 1e-5
@@ -100,6 +101,13 @@ class TrainingSection(Section):
     """Records in a batch; under DP-SGD the expected number."""
     local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 5
     """Epochs of local training in a round."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sgd_has_its_own_rate(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("optimiser") == Optimiser.SGD:
+            return {"lr": 0.01, **given}
+        return given
 
     @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Self:

@@ -79,6 +79,15 @@ def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
     assert agreed.layout.length == 0
 
 
+@pytest.mark.parametrize(
+    ("training", "rate"), [({}, 0.001), ({"optimiser": "sgd"}, 0.01), ({"optimiser": "sgd", "lr": 0.5}, 0.5)]
+)
+def test_each_optimiser_has_its_own_learning_rate(
+    tmp_path: Path, training: dict[str, Any], rate: float
+) -> None:
+    assert agreement(tmp_path, training=training).training.lr == rate
+
+
 @pytest.mark.parametrize("training", [{"optimiser": "adam"}, {"optimiser": "sgd", "momentum": 0.5}, {}])
 def test_an_agreement_survives_a_json_round_trip(tmp_path: Path, training: dict[str, Any]) -> None:
     agreed = agreement(tmp_path, training=training)
