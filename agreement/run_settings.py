@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from agreement.extensions.lookup import KnownMethod, KnownProtection
 from agreement.field_types import Count, Positive
@@ -32,6 +32,10 @@ FEWEST_SAFE_HOLDERS = 3
 """Fewest safe holders: with two, each one's answer is the other's prototype; one has no other to hide behind."""
 
 
+LAMBDA_UNDER_DP_SGD = 0.1
+"""Default of PFPL's λ under DP-SGD, whose clip limits a record's cross entropy and alignment together."""
+
+
 class RunSettings(Section):
     """Settings that a simulation passes on to its runs' agreements, except ``method`` and ``preprocessing``."""
 
@@ -53,7 +57,10 @@ class RunSettings(Section):
     """Sum of squared distances, in units of `norm_bound` squared, up to which peers count as equal."""
     preprocessing: PreprocessingSection | None = None
     """Preprocessing of images; without it records are features."""
-    pfpl: PfplSection = PfplSection()
+    privacy: PrivacySection | None = None
+    """Differentially private releases; without it results are exact."""
+    # Validated after privacy, on which a default depends.
+    pfpl: Annotated[PfplSection, Field(validate_default=True)] = PfplSection()
     """Settings of PFPL."""
     fedpc: FedpcSection = FedpcSection()
     """Settings of FedPC."""
@@ -69,8 +76,18 @@ class RunSettings(Section):
     """Settings of masked sums."""
     training: TrainingSection = TrainingSection()
     """Settings of local training."""
-    privacy: PrivacySection | None = None
-    """Differentially private releases; without it results are exact."""
+
+    @field_validator("pfpl", mode="before")
+    @classmethod
+    def _dp_sgd_has_its_own_lambda(cls, given: Any, info: ValidationInfo) -> Any:
+        privacy = info.data.get("privacy")
+        if privacy is None or privacy.dp_sgd is None:
+            return given
+        if isinstance(given, Mapping):
+            return {"lambda": LAMBDA_UNDER_DP_SGD, **given}
+        if isinstance(given, PfplSection) and "alignment" not in given.model_fields_set:
+            return given.model_copy(update={"alignment": LAMBDA_UNDER_DP_SGD})
+        return given
 
     def check_served(self, method: Method) -> None:
         """Raise ``ValueError`` unless the agreed protection, and ``[privacy]``, serve this method."""

@@ -22,8 +22,9 @@ class PfplSection(Section):
     ``lambda`` weighs a mean square over samples and channels, which has one scale for every feature dimension, batch
     and number of classes. ``literal_regulariser`` takes ℓ_R as printed, Σ_k ‖C̄^k − mean z^k‖₂ over the batch's classes.
     Its pull is the same at every distance and grows with the classes of a batch, so ``lambda`` has another default
-    then, and features can collapse from 0.3 on. Under DP-SGD a record's ℓ_R is that of a batch of this record alone,
-    ‖C̄ − z‖₂ as printed; both forms have the same guarantee.
+    then, and features can collapse from 0.3 on. ``lambda`` has another default under DP-SGD too, whose clip limits
+    cross entropy and alignment together. A record's ℓ_R is there that of a batch of this record alone, ‖C̄ − z‖₂ as
+    printed; both forms have the same guarantee.
     """
 
     weighting: Weighting = Weighting.COMPLEMENT
@@ -33,7 +34,7 @@ class PfplSection(Section):
     alpha: Fraction = 0.3
     """α: share of a site's own prototype in its target."""
     alignment: NotNegative = Field(default=3.0, alias="lambda")
-    """λ: weight of the alignment loss; with `literal_regulariser`, 0.1 unless given."""
+    """λ: weight of the alignment loss; with `literal_regulariser` or DP-SGD, 0.1 unless given."""
     literal_regulariser: bool = False
     """Take the alignment loss as printed."""
 

@@ -8,13 +8,26 @@ from typing import Any
 
 import pytest
 
-from agreement import CONTROLS, SIMULATED, Agreement, ConfigError, Method, Protection, load_agreement
+from agreement import (
+    CONTROLS,
+    SIMULATED,
+    Agreement,
+    ConfigError,
+    DpSgdSection,
+    Extractor,
+    Method,
+    PfplSection,
+    PrivacySection,
+    Protection,
+    load_agreement,
+)
 from agreement.payload_forms import values_form
 from crypto.protection import Offer
 from protoseal.simulation.config import load_simulation
 from secure_client.config import load_site
 from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agreement, problem, write
+from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
 KNOWN_HASH = "a45be6fff2bb99c0485058b7dfc22c6fc09e06d31dd582fe089d8c8ae336e64e"
@@ -77,6 +90,27 @@ def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
     agreed = agreement(tmp_path, protection="masked", pfpl={"weighting": weighting})
     assert agreed.needs_group_secret
     assert agreed.layout.length == 0
+
+
+@pytest.mark.parametrize(
+    ("pfpl", "weight"),
+    [
+        ({}, 0.1),
+        ({"alpha": 0.5}, 0.1),
+        ({"lambda": 3.0}, 3.0),
+        (PfplSection(), 0.1),
+        (PfplSection.model_validate({"lambda": 3.0}), 3.0),
+    ],
+)
+def test_dp_sgd_has_its_own_weight_of_pfpls_alignment(pfpl: Any, weight: float) -> None:
+    by_dp_sgd = DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=0.1)
+    private = PrivacySection(clip=1.0, noise_multiplier=1.0, extractor=Extractor.PRIVATE, dp_sgd=by_dp_sgd)
+    fields = dict(small_agreement()) | {"pfpl": pfpl, "privacy": private}
+    found = Agreement.model_validate(fields)
+    assert found.pfpl.alignment == weight
+    assert Agreement.from_json(found.to_json(), source="written").pfpl == found.pfpl
+    exact = Agreement.model_validate(fields | {"privacy": None})
+    assert exact.pfpl.alignment == 3.0
 
 
 @pytest.mark.parametrize(
