@@ -32,7 +32,7 @@ def test_every_key_of_every_file_has_a_type_and_a_meaning() -> None:
     assert keys <= {key for key, *_ in rows}
     assert len(rows) > 150
     assert [row for row in rows if not row[1] or len(row[3]) < 5] == []
-    assert ("lr", "number > 0", "`0.001`", "Learning rate; SGD needs a higher one, such as 0.01.") in rows
+    assert ("lr", "number > 0", "`0.001`", "Learning rate; with SGD 0.01 unless given.") in rows
     assert ("init_seed", "whole number ≥ 0, < 2^63") in {row[:2] for row in rows}
 
 
