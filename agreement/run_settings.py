@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -77,17 +77,16 @@ class RunSettings(Section):
     training: TrainingSection = TrainingSection()
     """Settings of local training."""
 
-    @field_validator("pfpl", mode="before")
+    @field_validator("pfpl", mode="after")
     @classmethod
-    def _dp_sgd_has_its_own_lambda(cls, given: Any, info: ValidationInfo) -> Any:
+    def _dp_sgd_has_its_own_lambda(cls, pfpl: PfplSection, info: ValidationInfo) -> PfplSection:
         privacy = info.data.get("privacy")
-        if privacy is None or privacy.dp_sgd is None:
-            return given
-        if isinstance(given, Mapping):
-            return {"lambda": LAMBDA_UNDER_DP_SGD, **given}
-        if isinstance(given, PfplSection) and "alignment" not in given.model_fields_set:
-            return given.model_copy(update={"alignment": LAMBDA_UNDER_DP_SGD})
-        return given
+        if privacy is None or privacy.dp_sgd is None or "alignment" in pfpl.model_fields_set:
+            return pfpl
+        private = pfpl.model_copy(update={"alignment": LAMBDA_UNDER_DP_SGD})
+        # It stays a default: the settings without [privacy] have that of exact training.
+        private.model_fields_set.discard("alignment")
+        return private
 
     def check_served(self, method: Method) -> None:
         """Raise ``ValueError`` unless the agreed protection, and ``[privacy]``, serve this method."""

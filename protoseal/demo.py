@@ -114,7 +114,7 @@ def run_demo(
     agreement = demo_agreement(seed=seed, rounds=rounds)
     on_progress(Progress("making certificates, data and configurations", {}))
     prepare(out, agreement)
-    with ExitStack() as stack, _interrupted_by_sigterm():
+    with _interrupted_by_sigterm(), ExitStack() as stack:
         parties = _Parties(out, stack, on_progress)
         parties.start_coordinator()
         sites = demo_sites(seed)
@@ -145,7 +145,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 class _Parties:

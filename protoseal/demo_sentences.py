@@ -57,8 +57,8 @@ def _sent(sites: Sequence[SiteFigures], uploads: Uploads) -> str:
         else "no prototype or model in clear",
     ]
     return (
-        f"Each site sent {sizes[0]:.1f} to {sizes[-1]:.1f} MB, and all sites in all rounds sent {_listed(sent)}; no "
-        "message of the protocol has room for an image."
+        f"Each site sent {sizes[0]:.1f} to {sizes[-1]:.1f} MB, and all sites in all rounds sent {_listed(sent)}; "
+        "images are part of no message."
     )
 
 

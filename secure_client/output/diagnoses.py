@@ -31,6 +31,10 @@ FLAT_ROUNDS = 3
 """Least rounds after which a loss should have fallen."""
 HIGH = 0.5
 """Least cross entropy that counts as high, as a share of that of a constant answer."""
+LOW = 0.1
+"""Cross entropy, in nats, that is never high, since single classes have constant answers without error."""
+WORSE = 1.05
+"""Least cross entropy of diverged training in the last round, in multiples of round 1's."""
 DIVERGED = 1.1
 """Least cross entropy of diverged training, in multiples of that of equal probabilities for all classes."""
 CHANCE_ROUNDS = 2
@@ -44,6 +48,7 @@ SHORTENED = 0.1
 class Symptom(StrEnum):
     """Symptoms of wrong settings."""
 
+    FAILED = "training-failed"
     DROWNED = "alignment-drowns-classification"
     NOT_FALLING = "loss-does-not-fall"
     CHANCE = "accuracy-at-chance"
@@ -63,11 +68,18 @@ class Diagnosis(Record):
     @property
     def text(self) -> str:
         """The diagnosis in words, with the remedy at the end."""
-        seeds = f" (seed {', '.join(map(str, self.seeds))})" if self.seeds else ""
-        return f"{self.method}: {_NAMES[self.symptom]}{seeds}: {self.figures}. Remedy: {self.remedy}."
+        return f"{self.method}: {_NAMES[self.symptom]}{self._seeds}: {self.figures}. Remedy: {self.remedy}."
+
+    @property
+    def _seeds(self) -> str:
+        named = ", ".join(map(str, self.seeds))
+        if len(self.seeds) > 1:
+            return f" (seeds {named}; figures of the first)"
+        return f" (seed {named})" if named else ""
 
 
 _NAMES = {
+    Symptom.FAILED: "training failed",
     Symptom.DROWNED: "alignment drowns classification",
     Symptom.NOT_FALLING: "the loss does not fall",
     Symptom.CHANCE: "accuracy is no better than always answering each site's most frequent class",
@@ -106,13 +118,13 @@ class _Losses(NamedTuple):
 
     @property
     def diverged(self) -> bool:
-        """True if training made the cross entropy worse, or ended worse than equal probabilities."""
-        return self.last > self.first or self.last > DIVERGED * self.equal
+        """True if training made the cross entropy clearly worse, or ended worse than equal probabilities."""
+        return self.last > WORSE * self.first or self.last > DIVERGED * self.equal
 
     @property
     def is_high(self) -> bool:
         """True if there is much left to learn."""
-        return self.last >= HIGH * self.constant
+        return self.last >= max(HIGH * self.constant, LOW)
 
     def __str__(self) -> str:
         return (
@@ -160,8 +172,12 @@ def diagnose(
 def _of_training(
     agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]
 ) -> Diagnosis | None:
-    """Return the most specific diagnosis of training, since each of the three explains the next."""
+    """Return the most specific diagnosis of training, since each explains the next."""
     aligned = agreement.method if method is Method.SELF else method
+    failed = sum(not log[-1].trained for log in logs)
+    if failed:
+        figures = f"in the last round at {failed} of {len(logs)} sites, whose models stayed unchanged"
+        return _diagnosis(method, Symptom.FAILED, figures, remedies.stable_training(agreement, aligned))
     losses = None if agreement.privacy is not None else _losses(logs, agreement, aligned)
     tested = _tested(method, logs)
     figures = "; ".join(str(each) for each in (losses, tested) if each is not None)
@@ -181,7 +197,7 @@ def _of_training(
 def _better_accuracy(agreement: Agreement, aligned: Method, losses: _Losses | None) -> str:
     """Return the remedy for an accuracy that is no better than the constant answer's."""
     if agreement.privacy is not None:
-        return remedies.less_noise(agreement.privacy)
+        return remedies.less_noise(agreement, agreement.privacy, aligned)
     if losses is not None and not losses.is_high:
         return remedies.comparison(aligned)
     return remedies.more_training(agreement, aligned, diverged=losses is not None and losses.diverged)

@@ -26,6 +26,11 @@ def weaker_alignment(agreement: Agreement, aligned: Method) -> str:
     return weaken or "compare with the control local, which trains without alignment"
 
 
+def stable_training(agreement: Agreement, aligned: Method) -> str:
+    """Return how to change the learning rate, or else the alignment, where training fails."""
+    return f"see the sites' logs, and {other_rate(agreement, aligned, diverged=True)}"
+
+
 def other_rate(agreement: Agreement, aligned: Method, *, diverged: bool) -> str:
     """Return how to change the learning rate, or else the alignment."""
     weaken = _weaken(agreement, aligned)
@@ -49,14 +54,16 @@ def comparison(aligned: Method) -> str:
     )
 
 
-def less_noise(privacy: PrivacySection) -> str:
+def less_noise(agreement: Agreement, privacy: PrivacySection, aligned: Method) -> str:
     """Return how to lessen the effect of noise, and how to tune the rest without spending budget."""
+    weaken = _weaken(agreement, aligned)
+    first = f"{weaken}, which costs no budget; then " if weaken and privacy.dp_sgd is not None else ""
     noise = f"noise_multiplier (now {privacy.noise_multiplier:g}) in [privacy]"
     if privacy.dp_sgd is not None:
         noise += f" or noise_multiplier (now {privacy.dp_sgd.noise_multiplier:g}) in [privacy.dp_sgd]"
     return (
-        f"noise may be the cause: lower {noise}, or use more records per class (`protoseal budget plan` shows the "
-        "effect of either); try another lr on public data or with the control local, since rounds, and epochs of "
+        f"{first}use more records per class, or lower {noise}, which raises ε (`protoseal budget plan` shows "
+        "the effect of either); try another lr on public data or with the control local, since rounds, and epochs of "
         "DP-SGD, cost budget"
     )
 
@@ -64,8 +71,8 @@ def less_noise(privacy: PrivacySection) -> str:
 def larger_bound(agreement: Agreement) -> str:
     """Return how far to raise the norm bound."""
     return (
-        f"raise norm_bound (now {agreement.norm_bound:g}) for all sites, to little more than the longest prototype, "
-        "since agreement_threshold and errors under ckks are in units of it"
+        f"raise norm_bound (now {agreement.norm_bound:g}) for all sites, to little more than the longest prototype (in "
+        "the sites' logs), since agreement_threshold and errors under ckks are in units of it"
     )
 
 
@@ -82,5 +89,7 @@ def _weaken(agreement: Agreement, aligned: Method) -> str:
 
 def _rate(agreement: Agreement, *, diverged: bool) -> str:
     training = agreement.training
-    adam = "" if training.optimiser is Optimiser.ADAM else ', or set optimiser = "adam" with lr = 0.001'
-    return f"{'lower' if diverged else 'raise'} lr (now {training.lr:g}) in [training]{adam}"
+    change = f"{'lower' if diverged else 'raise'} lr (now {training.lr:g}) in [training]"
+    if training.optimiser is Optimiser.ADAM:
+        return change
+    return f'{change}, or set optimiser = "adam" with lr = 0.001 and no momentum'

@@ -26,11 +26,15 @@ _LARGEST = 1e150
 
 @dataclass(frozen=True)
 class Bounded:
-    """Prototypes (K, d) within bounds, and the number of rows with a ``negative`` component or ``shortened``."""
+    """Prototypes (K, d) within bounds, and the number of rows with a ``negative`` component or ``shortened``.
+
+    ``longest`` is the largest norm before any was shortened.
+    """
 
     rows: NDArray[np.float64]
     negative: int
     shortened: int
+    longest: float
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class PrototypeBounds:
         negative = int((rows < 0).any(axis=1).sum()) if self.clip_at_zero else 0
         clipped = np.maximum(rows, 0.0) if self.clip_at_zero else rows
         within, shortened = project_to_norm(clipped, self.norm_bound)
-        return Bounded(within, negative, shortened)
+        longest = float(np.linalg.norm(clipped, axis=1).max(initial=0.0))
+        return Bounded(within, negative, shortened, longest)
 
     def few(self, local: LocalClusters) -> LocalClusters:
         """Return local prototypes, with the mean in place of a class that has more than ``most_of_class``."""
@@ -75,9 +80,9 @@ class PrototypeBounds:
             )
         if bounded.shortened:
             _log.warning(
-                "%s: %d prototypes were longer than norm_bound = %g and were shortened to it; agree on a "
-                "larger norm_bound",
-                *(where, bounded.shortened, self.norm_bound),
+                "%s: %d prototypes were longer than norm_bound = %g, the longest %.3g, and were shortened to it; "
+                "agree on a larger norm_bound",
+                *(where, bounded.shortened, self.norm_bound, bounded.longest),
             )
 
 

@@ -108,6 +108,9 @@ def test_dp_sgd_has_its_own_weight_of_pfpls_alignment(pfpl: Any, weight: float) 
     fields = dict(small_agreement()) | {"pfpl": pfpl, "privacy": private}
     found = Agreement.model_validate(fields)
     assert found.pfpl.alignment == weight
+    assert ("alignment" in found.pfpl.model_fields_set) is (
+        weight == 3.0
+    )  # else it is read anew without [privacy]
     assert Agreement.from_json(found.to_json(), source="written").pfpl == found.pfpl
     exact = Agreement.model_validate(fields | {"privacy": None})
     assert exact.pfpl.alignment == 3.0

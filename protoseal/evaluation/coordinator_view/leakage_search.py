@@ -36,6 +36,7 @@ FALSE_ALARM = 1e-6
 
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
 _TWINS = 2
+_THREADS = min(8, os.cpu_count() or 1)  # each holds a few copies of a message
 _LARGEST = 1e150  # the largest value whose window sums fit float64
 _SMALLEST = 1e-6  # of 1 − c²: below it float32 sees no difference
 _CHUNK = 1 << 11  # windows at a time, whose products fit a processor's cache
@@ -72,7 +73,7 @@ def likeness(
     units = candidates / np.linalg.norm(candidates, axis=1, keepdims=True)
     spread = float(_spread(np.abs(vectors).sum(axis=1), np.abs(vectors).max(axis=1)).min())
     # NumPy releases the interpreter's lock in the arithmetic, so threads use all cores.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         found = pool.map(partial(_best_of, units=units, least_spread=spread / 2), _sources(messages, series))
         best = np.maximum.reduce([np.zeros(len(units)), *found])
     twins = float(best[len(vectors) :].max())

@@ -123,13 +123,13 @@ class BudgetCurve:
 
     def _config_of(self, asked: Asked) -> SimulationConfig:
         noise = self._noise_of(asked)
-        config = self._exact if noise is None and self._exact is not None else self._config
-        table: dict[str, Any] = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        table.pop("privacy", None)
-        if noise is not None:
-            table["privacy"] = noise.privacy.model_dump(mode="json")
-        table |= {"seeds": [asked.seed], "out": str(self._out / asked.folder)}
-        return validate(SimulationConfig, table, source="evaluate", directory=Path())
+        changes: dict[str, Any] = {"seeds": [asked.seed], "out": str(self._out / asked.folder)}
+        if noise is None:
+            return self._without_privacy(changes)
+        return _changed(self._config, changes | {"privacy": noise.privacy.model_dump(mode="json")})
+
+    def _without_privacy(self, changes: dict[str, Any]) -> SimulationConfig:
+        return _changed(self._exact or self._config, {"privacy": None} | changes)
 
     def _as_run(self, asked: Asked, result: RunResult) -> RunAt:
         noise = self._noise_of(asked)
@@ -159,11 +159,22 @@ class BudgetCurve:
             delta=SIMULATED_DELTA,
             unit=self._agreed.unit.value,
             config=_settings_of(config),
-            config_at_inf=None if self._exact is None else _settings_of(self._exact),
+            config_at_inf=self._settings_at_inf(),
             runs=tuple(runs),
             levels=levels_of(config.method.value, runs),
             complete=complete,
         )
+
+    def _settings_at_inf(self) -> dict[str, Any] | None:
+        """Return the settings of runs at ∞; None if they differ by the lack of ``[privacy]`` alone."""
+        exact, config = (_settings_of(each) for each in (self._without_privacy({}), self._config))
+        return None if exact == config | {"privacy": None} else exact
+
+
+def _changed(config: SimulationConfig, changes: dict[str, Any]) -> SimulationConfig:
+    """Return the configuration with changes, and with defaults that follow from them."""
+    table = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return validate(SimulationConfig, table | changes, source="evaluate", directory=Path())
 
 
 def _check_comparable(config: SimulationConfig, exact: SimulationConfig) -> None:

@@ -130,6 +130,22 @@ def test_a_loss_does_not_fall_after_three_rounds(
     assert symptoms(course(*cross_entropies)) == expected  # without test samples
 
 
+def test_training_that_failed_in_the_last_round_comes_first() -> None:
+    rounds = course(2.0, 2.0, 2.0, **CHANCE)
+    failed = rounds[-1].model_copy(update={"trained": False})
+    (found,) = diagnose(agreement_on(Method.FEDPC), Method.FEDPC, [rounds, [*rounds[:-1], failed]])
+    assert found.symptom is Symptom.FAILED
+    assert "1 of 2 sites" in found.text
+    assert "lower lr" in found.remedy
+    assert symptoms([failed, *rounds]) == [Symptom.NOT_FALLING]  # it recovered
+
+
+def test_a_loss_near_zero_is_never_high() -> None:
+    """Sites of one class have a constant answer without error."""
+    rounds = [each.model_copy(update={"loss_constant": 0.0}) for each in course(0.05, 0.05, 0.05, loss=1.0)]
+    assert symptoms(rounds) == []
+
+
 def test_losses_are_means_over_the_sites() -> None:
     assert symptoms(course(2.0, 2.0, 2.0), course(2.0, 1.0, 0.2)) == []
     assert symptoms(course(2.0, 2.0, 2.0), course(2.0, 1.9, 1.9)) == [Symptom.NOT_FALLING]
@@ -226,7 +242,7 @@ def test_the_remedy_with_noise_is_less_noise() -> None:
         found = remedy(agreement, Method.FEDPC, course(2.0, 2.0, **CHANCE))
         assert re.findall(r"noise_multiplier \(now ([\d.]+)\)", found) == settings
         assert unknown_settings(agreement, [found]) == set()
-        assert not re.search(r"epsilon|raise|train longer", found)
+        assert not re.search(r"epsilon|raise lr|train longer", found)
 
 
 def test_older_logs_have_no_symptom() -> None:
@@ -275,7 +291,12 @@ def test_a_remedy_names_the_setting_and_its_value() -> None:
 
 @pytest.mark.parametrize(
     ("cross_entropies", "change"),
-    [((2.0, 2.0, 1.99), "raise"), ((2.0, 2.0, 2.1), "lower"), ((9.0, 6.0, 5.0), "lower")],
+    [
+        ((2.0, 2.0, 1.99), "raise"),
+        ((2.0, 2.0, 2.001), "raise"),
+        ((2.0, 2.0, 2.11), "lower"),
+        ((9.0, 6.0, 5.0), "lower"),
+    ],
 )
 def test_the_learning_rate_is_lowered_if_training_has_diverged(
     cross_entropies: tuple[float, ...], change: str
