@@ -84,6 +84,6 @@ def test_prototypes_that_are_sent_shorter_are_told_of_once_a_round(
     first, second = [record.getMessage() for record in caplog.records]
     sent = len(site.local().labels) if method is Method.FEDPLCC else 3
     assert second.startswith(
-        f"clinic-a, round 2: {sent} prototypes were longer than norm_bound = 0.01 and were"
+        f"clinic-a, round 2: {sent} prototypes were longer than norm_bound = 0.01, the longest "
     )
     assert first.startswith("clinic-a, round 1: ")
