@@ -172,9 +172,8 @@ class BaselinesSection(Section):
     """Settings of the methods to compare with, each named after its method.
 
     ``fedproto-averaged`` reads ``fedproto`` too. ``fedprox`` is μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature``
-    τ; of FedPLVM λ (of both its terms), τ and α. ``fedrep_head_epochs`` come before the
-    extractor's: 1 as in PFLlib (``plocal_epochs``), for a budget near the others'; FedRep's authors train the head
-    for more, about 10.
+    τ; of FedPLVM λ (of both its terms), τ and α. ``fedrep_head_epochs`` come before the extractor's: 1 as in PFLlib
+    (``plocal_epochs``), for a budget near the others'; FedRep's authors train the head for more, about 10.
     """
 
     fedprox: NotNegative = 0.01
