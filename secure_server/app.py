@@ -119,9 +119,9 @@ def run_coordinator(
         )
 
         def ready(port: int) -> None:
-            _log.info("run %s: serving on port %d", agreement.run, port)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
             durable_files.write(address_file, address.encode())
+            _log.info("run %s: serving on port %d", agreement.run, port)
             on_ready(port)
 
         address_file.unlink(missing_ok=True)  # a killed process leaves its address behind
