@@ -49,7 +49,7 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
-from secure_client.client_loop import step
+from secure_client.client_loop import Transport, step
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.output.site_files import write_agreement
@@ -139,8 +139,9 @@ class LocalSite:
     """One site of a federation in this process."""
 
     session: Session
-    transport: DirectTransport
+    transport: Transport
     trainee: Trainee
+    journal: Journal
 
     @property
     def name(self) -> str:
@@ -313,9 +314,8 @@ class LocalFederation:
         session = Session(
             self.agreement, party, trainee, journal, on_round=tell, tests_in=self.trainees.tests_in
         )
-        return LocalSite(
-            session, DirectTransport(self.coordinator, self.agreement.run, party.name, count), trainee
-        )
+        transport = DirectTransport(self.coordinator, self.agreement.run, party.name, count)
+        return LocalSite(session, transport, trainee, journal)
 
 
 def make_parties(

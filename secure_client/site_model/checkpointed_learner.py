@@ -23,6 +23,7 @@ from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.error_containment import contained
 from secure_client.errors import DataError
+from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, write_prototypes
 from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
@@ -201,6 +202,10 @@ class Trainee:
         """Hash of the base of training; empty before the group's first result."""
         return b"" if self._base is None else self._base.hash
 
+    def embedding_model(self) -> PrototypeModel:
+        """Return a copy of the model whose features the prototypes average; a secret of this site once trained."""
+        return self._learner.embedding_model()
+
     def latest(self) -> tuple[NDArray[np.float64], Bool]:
         """Return prototypes (K, d) of the last training, and the classes with a prototype."""
         return self._require_rows(), self.held_classes()
@@ -323,7 +328,7 @@ class Trainee:
 
     def save(self, out: Path) -> None:
         """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""
-        write_prototypes(out, self._prototypes())
+        write_prototypes(out, self.prototypes())
         with self._predicting():
             write_bytes(out / MODEL, safetensors.torch.save(self._learner.predictor_state()))
 
@@ -346,7 +351,7 @@ class Trainee:
         guide, aggregates = self._guide, self._predicts_with_base
         # A site's own prototypes belong to the model that it trained and do not fit another model's features.
         near = guide is not None and (not aggregates or isinstance(guide, Clusters))
-        decides = deciding_guide(self._prototypes()) if near else None
+        decides = deciding_guide(self.prototypes()) if near else None
         trained = test(decides)
         if trained is None or not aggregates:
             return trained
@@ -371,7 +376,8 @@ class Trainee:
     def _predicts_with_base(self) -> bool:
         return self._base is not None and self._learner.predicts is Predicts.AGGREGATED
 
-    def _prototypes(self) -> SitePrototypes:
+    def prototypes(self) -> SitePrototypes:
+        """Return this site's own prototypes of the last training, and those that it received; secrets of this site."""
         rows, counts = self._require_rows(), self._require_trained().counts
         found = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
         match self._guide:

@@ -150,7 +150,7 @@ class Learner:
         Read the result once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
         recipe: if the recipe needs several of them, the features are kept.
         """
-        model = self.predictor if self._initial is None else copy.deepcopy(self._initial)
+        model = self.predictor if self._initial is None else self.embedding_model()
         if self._initial is not None or self._recipe.dp_sgd is not None:
             model = Filled(model, EVALUATION_BATCH)
         order = (
@@ -163,6 +163,10 @@ class Learner:
         )
         batches = features.over(order)
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
+
+    def embedding_model(self) -> PrototypeModel:
+        """Return a copy of the model whose features the prototypes average."""
+        return copy.deepcopy(self.predictor if self._initial is None else self._initial)
 
     def prototypes(
         self, embedded: Iterable[Embedded] | None = None

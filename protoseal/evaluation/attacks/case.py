@@ -1,0 +1,76 @@
+"""Interface of an attack, and the data that an adversary has besides its view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRun
+from protoseal.evaluation.attacks.verdicts import Measured
+
+
+class Case(Protocol):
+    """One attack with its metric.
+
+    The attack succeeds at ``chance + margin`` of ``metric``. ``question`` is what the attack answers, in words that a
+    reader without cryptography understands; ``not_covered`` says what its failure does not show. A ``thinned`` case
+    runs on sites with few samples of each class, as :func:`.recorded_run.thinned` makes them.
+    """
+
+    attack: str
+    metric: str
+    chance: float
+    margin: float
+    question: str
+    not_covered: str
+    thinned: bool
+    adversaries: Sequence[Adversary]
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Run the attack; return one result for each of the adversary's readings, none if the attack has no input."""
+        ...
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """Samples besides the victim's training samples.
+
+    ``outsiders`` are of the victim's own distribution, in no prototype, and score an attack. ``public`` are the
+    adversary's own: of the same task, disjoint from the outsiders.
+    """
+
+    outsiders: LabelledImages
+    public: LabelledImages
+
+
+def auxiliary(run: RecordedRun, victim: str, seed: int = 0) -> Auxiliary:
+    """Divide the sites' test samples: half of the victim's as outsiders; all others that equal none of them as public.
+
+    Both halves have as equal numbers of each class as possible.
+    """
+    own, rng = run.sites[victim].test, np.random.default_rng(seed)
+    order = rng.permutation(len(own))
+    order = order[np.argsort(own.labels[order], kind="stable")]
+    outsiders = own.take(order[::2])
+    kept = {each.numpy().tobytes() for each in outsiders.inputs}
+    parts = [own.take(order[1::2]), *(site.test for name, site in run.sites.items() if name != victim)]
+    seen: set[bytes] = set()
+    public = []
+    for part in parts:
+        contents = [each.numpy().tobytes() for each in part.inputs]
+        fresh = [i for i, content in enumerate(contents) if content not in kept and content not in seen]
+        seen.update(contents)
+        public.append(part.take(np.array(fresh, dtype=np.int64)))
+    return Auxiliary(outsiders, joined(public))
+
+
+def joined(parts: Sequence[LabelledImages]) -> LabelledImages:
+    """Return the samples of all parts, one after the other."""
+    return LabelledImages(
+        torch.cat([each.inputs for each in parts]), np.concatenate([each.labels for each in parts])
+    )

@@ -1,0 +1,263 @@
+"""Recorded run: a simulated federation with everything that each party saw, and the truth that attacks are judged by.
+
+A record has the messages that the coordinator received, the results that each site downloaded, the secrets that the
+sites share, and, as the truth, each site's samples, its model and the prototypes that it protected in the last round.
+No attack reads the truth: an attack gets what :mod:`protoseal.evaluation.attacks.adversaries` derives from the
+messages, and the truth only scores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from agreement import Agreement
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import Scene, scene_of
+from protoseal.simulation.local_federation import LocalFederation, LocalSite
+from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Task, Work
+from secure_client.client_loop import Transport
+from secure_client.data.arrays import Samples
+from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.protocol.setup import Setup
+from secure_client.protocol.single_phase_exchange import rotation_context
+from secure_client.training.batches import in_order, open_source
+from secure_server.process_pool import Workers
+from secure_server.storage.store import Received
+
+Rows = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+_CPU = torch.device("cpu")
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Samples as the models see them: ``inputs`` float32 (N, …) and ``labels`` int64 (N,)."""
+
+    inputs: Tensor = field(repr=False)
+    labels: Labels = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, chosen: NDArray[Any]) -> LabelledImages:
+        """Return the samples at the indices, or where the mask is true."""
+        return LabelledImages(self.inputs[torch.from_numpy(np.asarray(chosen))], self.labels[chosen])
+
+    def of_class(self, number: int) -> LabelledImages:
+        """Return the samples of one class."""
+        return self.take(np.flatnonzero(self.labels == number))
+
+
+@dataclass(frozen=True)
+class SiteTruth:
+    """One site's secrets after the last round.
+
+    ``rows`` (M, d) with classes ``labels`` (M,) are the prototypes that the site protected, in feature units;
+    ``averaged`` (p + q,) is the part of its model that the method averages, empty if there is none. ``received`` has
+    the prototypes that the site decoded from its last result.
+    """
+
+    name: str
+    train: LabelledImages
+    test: LabelledImages
+    model: PrototypeModel = field(repr=False)
+    rows: Rows = field(repr=False)
+    labels: Labels = field(repr=False)
+    averaged: Rows = field(repr=False)
+    received: SitePrototypes = field(repr=False)
+
+    def features(self, inputs: Tensor) -> Rows:
+        """Return features (N, d) of inputs under this site's model."""
+        return features_of(self.model, inputs)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run of one configuration, ``config`` with one ``seed``.
+
+    ``epsilon`` is the ε that the sites spent, None without noise. ``downloads`` maps a site to the results that it
+    received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its secrets away.
+    """
+
+    config: SimulationConfig
+    seed: int
+    agreement: Agreement
+    epsilon: float | None
+    sites: Mapping[str, SiteTruth]
+    received: Sequence[Received] = field(repr=False)
+    downloads: Mapping[str, Sequence[tuple[PhaseKey, bytes]]] = field(repr=False)
+    setups: Mapping[str, GroupSecrets] = field(repr=False)
+
+    def upload(self, site: str, phase: Phase = Phase.VALUES) -> Received:
+        """Return the site's last upload of the phase."""
+        mine = [each for each in self.received if each.site == site and each.key and each.key.phase is phase]
+        return mine[-1]
+
+    def result(self, site: str) -> tuple[PhaseKey, bytes]:
+        """Return the last RESULT that the site received."""
+        return [each for each in self.downloads[site] if each[0].phase is Phase.RESULT][-1]
+
+
+@dataclass(frozen=True)
+class GroupSecrets:
+    """Secrets that every site holds: ``group`` bytes, and the context of each rotation by phase key."""
+
+    group: bytes = field(repr=False)
+    rotation_context: Callable[[PhaseKey, Phase], bytes] = field(repr=False)
+
+
+class _Tap:
+    """Transport that keeps a copy of what the site downloads."""
+
+    def __init__(self, inner: Transport, downloads: list[tuple[PhaseKey, bytes]]) -> None:
+        self._inner, self._downloads = inner, downloads
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """See :class:`secure_client.client_loop.Transport`, here and below."""
+        return self._inner.join(request)
+
+    def next_task(self) -> Task:
+        """Return the current task."""
+        return self._inner.next_task()
+
+    def download(self, work: Work) -> bytes:
+        """Return the request, and keep it."""
+        content = self._inner.download(work)
+        self._downloads.append((work.key, content))
+        return content
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        """Upload an answer."""
+        self._inner.upload(key, content)
+
+    def leave(self) -> None:
+        """Leave the run."""
+        self._inner.leave()
+
+
+def record_run(config: SimulationConfig, seed: int, *, samples: Sequence[int] = ()) -> RecordedRun:
+    """Simulate one run of ``config`` and record it.
+
+    With ``samples``, the sites keep that many training samples of a class, cyclically over sites and classes, so that
+    prototypes of one, two, … samples leave the sites. Raises the errors of
+    :func:`protoseal.simulation.experiment.simulate`.
+    """
+    scene = scene_of(config, seed)
+    if samples:
+        scene = thinned(scene, samples)
+    agreement = scene.agreement(config.method)
+    if not config.protection.ckks_key:
+        return _recorded(scene, agreement, None)
+    with Workers(config.workers or 1) as pool:
+        return _recorded(scene, agreement, pool)
+
+
+def _recorded(scene: Scene, agreement: Agreement, pool: Any) -> RecordedRun:
+    ends: list[RecordedRun] = []
+    downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
+
+    def keep(federation: LocalFederation, number: int) -> None:
+        if number == agreement.rounds:
+            ends.append(_end_of(federation, scene, downloads))
+
+    with LocalFederation(
+        agreement,
+        scene.data,
+        training=scene.training,
+        executor=pool,
+        record=True,
+        on_completed=keep,
+    ) as federation:
+        for site in federation.sites:
+            site.transport = _Tap(site.transport, downloads[site.name])
+        federation.run()
+    return ends[-1]
+
+
+def _end_of(
+    federation: LocalFederation, scene: Scene, downloads: Mapping[str, list[tuple[PhaseKey, bytes]]]
+) -> RecordedRun:
+    agreement = federation.agreement
+    spent = [site.trainee.spent for site in federation.sites]
+    return RecordedRun(
+        config=scene.config,
+        seed=scene.seed,
+        agreement=agreement,
+        epsilon=max((each.epsilon for each in spent if each is not None), default=None),
+        sites={site.name: _truth_of(site, scene, agreement) for site in federation.sites},
+        received=list(federation.store.received()),
+        downloads=downloads,
+        setups={site.name: _secrets_of(site, party, agreement) for site, party in zip(federation.sites, federation.parties, strict=True)},
+    )
+
+
+def _secrets_of(site: LocalSite, party: Any, agreement: Agreement) -> GroupSecrets:
+    setup = Setup(agreement, party, site.journal, lambda: datetime.now(UTC))
+    return GroupSecrets(
+        setup.group_secret(), lambda key, phase: rotation_context(agreement, setup, key, phase)
+    )
+
+
+def _truth_of(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
+    data, trainee = scene.data[site.name], site.trainee
+    if agreement.clusters:
+        local = trainee.local()
+        rows, labels = np.asarray(local.rows), np.asarray(local.labels)
+    else:
+        every, held = trainee.latest()
+        rows, labels = every[held], np.flatnonzero(held)
+    return SiteTruth(
+        name=site.name,
+        train=images_of(data.train),
+        test=images_of(data.test) if data.test is not None else images_of(data.train).take(np.arange(0)),
+        model=trainee.embedding_model().to(_CPU).eval(),
+        rows=np.array(rows, dtype=np.float64),
+        labels=labels.astype(np.int64),
+        averaged=trainee.averaged() if agreement.method.averages else np.empty(0),
+        received=trainee.prototypes(),
+    )
+
+
+def thinned(scene: Scene, samples: Sequence[int]) -> Scene:
+    """Return the scene with ``samples[(i + k) mod len(samples)]`` training samples of class k at site i, at most."""
+    sites = tuple(
+        replace(site, train=_thin(site.train, [samples[(i + k) % len(samples)] for k in range(len(scene.divided.classes))]))
+        for i, site in enumerate(scene.divided.sites)
+    )
+    divided = replace(scene.divided, sites=sites)
+    data = {site.name: site.to_data(divided.preprocessing) for site in sites}
+    return replace(scene, divided=divided, data=data)
+
+
+def _thin(train: Samples, most: Sequence[int]) -> Samples:
+    kept = [np.flatnonzero(train.labels == k)[:count] for k, count in enumerate(most)]
+    return train.take(np.sort(np.concatenate(kept)))
+
+
+def images_of(dataset: Dataset[Any]) -> LabelledImages:
+    """Return all samples of a data set, on the CPU."""
+    source = open_source(dataset, _CPU)
+    parts = list(source.batches(in_order(len(source), _BATCH)))
+    inputs = torch.cat([inputs for inputs, _ in parts])
+    labels = torch.cat([labels for _, labels in parts])
+    return LabelledImages(inputs, cast("Labels", labels.numpy().astype(np.int64)))
+
+
+def features_of(model: PrototypeModel, inputs: Tensor) -> Rows:
+    """Return features float64 (N, d) in ``eval()`` mode."""
+    model.eval()
+    with torch.no_grad():
+        parts = [outputs_of(model, part).features for part in inputs.split(_BATCH)]
+    return np.asarray(torch.cat(parts).double().numpy()) if parts else np.empty((0, 0))
