@@ -9,6 +9,7 @@ import click
 from protoseal.commands.examples import example
 
 COMMANDS = {
+    "attack": "Try attacks on a configuration, beside the same system undefended.",
     "bench": "Measure speed on this machine.",
     "budget": "Plan, evaluate, audit, show, verify or change a data set's privacy budget.",
     "client": "Take part in a run as a site, or check that the site could.",

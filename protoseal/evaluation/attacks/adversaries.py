@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
-from scipy.optimize import brentq
 
 from agreement import Agreement, Family
 from agreement.aggregation.encrypted_sums import EncryptedSum
 from agreement.payload_forms import directions_form, limits_of, result_form, values_form
 from agreement.round_plan import Form
+from algorithms.gram_matrix import Bool
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import upload_forms
@@ -36,6 +36,8 @@ from protoseal_wire import codec
 from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
+
+_HALVINGS = 60
 
 
 class Adversary(StrEnum):
@@ -62,7 +64,7 @@ class Learned:
 
     def of_class(self, number: int) -> Rows:
         """Return the rows of one class, (m, d)."""
-        return self.rows[self.labels == number]
+        return np.asarray(self.rows[self.labels == number])
 
 
 def readings(run: RecordedRun, adversary: Adversary, victim: str) -> list[Learned]:
@@ -121,7 +123,7 @@ def _unmasked(payload: Payload, agreement: Agreement) -> Rows:
     steps = agreement.fixed_point().resolution[0]
     count = len(agreement.classes) * agreement.dim
     numbers = np.resize(signed.astype(np.float64), count) * steps
-    return numbers.reshape(len(agreement.classes), agreement.dim)
+    return np.asarray(numbers.reshape(len(agreement.classes), agreement.dim))
 
 
 def _as_numbers(payload: Payload, agreement: Agreement) -> Rows:
@@ -130,7 +132,8 @@ def _as_numbers(payload: Payload, agreement: Agreement) -> Rows:
     count = len(agreement.classes) * agreement.dim
     words = np.frombuffer(blob[-8 * count :].ljust(8 * count, b"\0"), dtype="<i8").astype(np.float64)
     rows = words.reshape(len(agreement.classes), agreement.dim)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-9) * agreement.norm_bound
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-9)
+    return np.asarray(rows / lengths * agreement.norm_bound)
 
 
 # Readings of results
@@ -155,7 +158,9 @@ def _others_combination(run: RecordedRun, victim: str, sites: list[str]) -> Lear
     shared = np.intersect1d(np.flatnonzero(own.has_personal), run.sites[victim].labels)
     if len(sites) == 1:
         combined = np.array([_combined(run, sites[0], int(k)) for k in shared])
-        return Learned("the combination of its peers that it received", combined.reshape(-1, run.agreement.dim), shared)
+        return Learned(
+            "the combination of its peers that it received", combined.reshape(-1, run.agreement.dim), shared
+        )
     solved = np.array([_solved(run, sites, int(k)) for k in shared]).reshape(-1, run.agreement.dim)
     return Learned("the victim's prototypes, solved from the sites' results", solved, shared)
 
@@ -191,9 +196,20 @@ def _solved(run: RecordedRun, sites: list[str], number: int) -> Rows:
 
     grid = np.geomspace(1e-6, 1.0, 400) * (2.0 * run.agreement.norm_bound) ** 2
     values = np.array([off(t) for t in grid])
-    roots = [brentq(off, grid[i], grid[i + 1]) for i in np.flatnonzero(np.diff(np.sign(values)))]
-    found = [candidate(float(t)) for t in roots] or [candidate(float(grid[np.abs(values).argmin()]))]
-    return min(found, key=lambda row: sum(float(np.square(of(name, row) - combined[name]).sum()) for name in holders))
+    roots = [_root(off, float(grid[i]), float(grid[i + 1])) for i in np.flatnonzero(np.diff(np.sign(values)))]
+    found = [candidate(t) for t in roots] or [candidate(float(grid[np.abs(values).argmin()]))]
+    return min(
+        found, key=lambda row: sum(float(np.square(of(name, row) - combined[name]).sum()) for name in holders)
+    )
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return a root between two points where the function has different signs, by bisection."""
+    rises = function(low) < 0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (function(middle) < 0) == rises else (low, middle)
+    return (low + high) / 2
 
 
 def _weights_of(agreement: Agreement) -> Callable[[Rows], Rows]:
@@ -233,7 +249,7 @@ def _opened_mean(run: RecordedRun, victim: str, known: list[str]) -> Iterator[Le
     yield Learned(words, np.array(left).reshape(-1, agreement.dim), shared)
 
 
-def _mean_of(run: RecordedRun, site: str) -> tuple[Rows, Rows]:
+def _mean_of(run: RecordedRun, site: str) -> tuple[Rows, Bool]:
     """Return the mean prototypes (K, d) in the site's last result, and the classes (K,) that have one."""
     agreement = run.agreement
     _, content = run.result(site)
@@ -260,12 +276,18 @@ def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Le
     payload = payload_of(upload, agreement)
     match agreement.plan.values:
         case Form.ROWS if payload.scheme != PLAIN:
-            rows = _rotated_back(run, accomplice, upload, payload.arrays[0], np.arange(len(agreement.classes)))
-            yield Learned("its prototypes, rotated back by a site's seed", rows[held] * agreement.norm_bound, held)
+            rows = _rotated_back(
+                run, accomplice, upload, payload.arrays[0], np.arange(len(agreement.classes))
+            )
+            yield Learned(
+                "its prototypes, rotated back by a site's seed", rows[held] * agreement.norm_bound, held
+            )
         case Form.ROWS | Form.VECTOR | Form.LOCAL_CLUSTERS:
             yield _uploaded(run, victim)
         case Form.CIPHERTEXTS if not agreement.clusters:
-            yield Learned("its prototypes, decrypted by a site's key", _decrypted(run, accomplice, payload)[held], held)
+            yield Learned(
+                "its prototypes, decrypted by a site's key", _decrypted(run, accomplice, payload)[held], held
+            )
         case _ if agreement.clusters:
             yield _directions(run, victim, accomplice)
         case _:

@@ -199,7 +199,10 @@ def _end_of(
         sites={site.name: _truth_of(site, scene, agreement) for site in federation.sites},
         received=list(federation.store.received()),
         downloads=downloads,
-        setups={site.name: _secrets_of(site, party, agreement) for site, party in zip(federation.sites, federation.parties, strict=True)},
+        setups={
+            site.name: _secrets_of(site, party, agreement)
+            for site, party in zip(federation.sites, federation.parties, strict=True)
+        },
     )
 
 
@@ -233,7 +236,12 @@ def _truth_of(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
 def thinned(scene: Scene, samples: Sequence[int]) -> Scene:
     """Return the scene with ``samples[(i + k) mod len(samples)]`` training samples of class k at site i, at most."""
     sites = tuple(
-        replace(site, train=_thin(site.train, [samples[(i + k) % len(samples)] for k in range(len(scene.divided.classes))]))
+        replace(
+            site,
+            train=_thin(
+                site.train, [samples[(i + k) % len(samples)] for k in range(len(scene.divided.classes))]
+            ),
+        )
         for i, site in enumerate(scene.divided.sites)
     )
     divided = replace(scene.divided, sites=sites)
@@ -259,5 +267,5 @@ def features_of(model: PrototypeModel, inputs: Tensor) -> Rows:
     """Return features float64 (N, d) in ``eval()`` mode."""
     model.eval()
     with torch.no_grad():
-        parts = [outputs_of(model, part).features for part in inputs.split(_BATCH)]
+        parts = [outputs_of(model, part).features for part in torch.split(inputs, _BATCH)]
     return np.asarray(torch.cat(parts).double().numpy()) if parts else np.empty((0, 0))

@@ -34,4 +34,4 @@ def allowed_by(epsilon: float, delta: float, rates: Float) -> Float:
     """Return the largest true-positive rates that (ε, δ) allows at false-positive ``rates`` (Kairouz et al. 2015)."""
     above = np.exp(epsilon) * rates + delta
     other = 1.0 - np.exp(-epsilon) * (1.0 - delta - rates)
-    return np.clip(np.minimum(above, other), 0.0, 1.0)
+    return np.asarray(np.clip(np.minimum(above, other), 0.0, 1.0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,25 @@ class Verdict(StrEnum):
     """The attack is above chance beyond its interval, and succeeds by the margin."""
     TOO_WEAK = "attack too weak to tell"
     """The attack does not succeed undefended, or its interval includes both success and failure."""
+
+
+class Interval(Protocol):
+    """A value with its interval."""
+
+    @property
+    def value(self) -> float:
+        """Return the value."""
+        ...
+
+    @property
+    def low(self) -> float:
+        """Return the interval's lower end."""
+        ...
+
+    @property
+    def high(self) -> float:
+        """Return the interval's upper end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,7 @@ class Measured:
             raise ValueError(f"the interval [{self.low}, {self.high}] does not contain {self.value}")
 
 
-def verdict_of(measured: Measured, undefended: Measured, *, chance: float, margin: float) -> Verdict:
+def verdict_of(measured: Interval, undefended: Interval, *, chance: float, margin: float) -> Verdict:
     """Judge ``measured`` beside the same attack ``undefended``; an attack succeeds at ``chance + margin``."""
     success = chance + margin
     if undefended.low <= chance or undefended.value < success:

@@ -91,7 +91,7 @@ class BudgetCurve:
         ``watched`` makes the watcher of a missing run. Raises the errors of
         :func:`protoseal.simulation.experiment.simulate`; ``UserError`` before anything runs.
         """
-        configs = [self._config_of(each) for each in asked]  # all noise is found before any run
+        configs = [self.config_of(each) for each in asked]  # all noise is found before any run
         runs: list[RunAt] = []
         for each, config in zip(asked, configs, strict=True):
             runs.append(self._as_run(each, _simulated(config, watched)))
@@ -121,15 +121,16 @@ class BudgetCurve:
         table = self._agreed.model_dump(mode="json") | {"noise": kind}
         return validate(PrivacySection, table, source="evaluate: [privacy]", directory=Path())
 
-    def _config_of(self, asked: Asked) -> SimulationConfig:
+    def config_of(self, asked: Asked) -> SimulationConfig:
+        """Return the configuration of a requested run, with the noise that its ε needs; raise ``UserError``."""
         noise = self._noise_of(asked)
         changes: dict[str, Any] = {"seeds": [asked.seed], "out": str(self._out / asked.folder)}
         if noise is None:
             return self._without_privacy(changes)
-        return _changed(self._config, changes | {"privacy": noise.privacy.model_dump(mode="json")})
+        return changed(self._config, changes | {"privacy": noise.privacy.model_dump(mode="json")})
 
     def _without_privacy(self, changes: dict[str, Any]) -> SimulationConfig:
-        return _changed(self._exact or self._config, {"privacy": None} | changes)
+        return changed(self._exact or self._config, {"privacy": None} | changes)
 
     def _as_run(self, asked: Asked, result: RunResult) -> RunAt:
         noise = self._noise_of(asked)
@@ -171,7 +172,7 @@ class BudgetCurve:
         return None if exact == config | {"privacy": None} else exact
 
 
-def _changed(config: SimulationConfig, changes: dict[str, Any]) -> SimulationConfig:
+def changed(config: SimulationConfig, changes: dict[str, Any]) -> SimulationConfig:
     """Return the configuration with changes, and with defaults that follow from them."""
     table = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return validate(SimulationConfig, table | changes, source="evaluate", directory=Path())

@@ -1,0 +1,138 @@
+"""Command ``protoseal attack``: tries attacks on a configuration, and reports what each adversary gets."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
+from protoseal.commands.simulate import simulate
+
+if TYPE_CHECKING:
+    from protoseal.evaluation.attacks.grid import Part
+    from protoseal.evaluation.attacks.records import AttackReport
+
+SUITE_NAMES = ("quick", "all", "inversion", "membership")
+"""Suites of :mod:`protoseal.evaluation.attacks.suites`, which ``--help`` need not import."""
+_LONG = 120.0
+"""Seconds from which on a time is given in minutes."""
+_NOT_HERE = {"compare", "early_stopping", "tensorboard", "fresh", "as_json", "evaluate_every", "per_class"}
+"""Settings of ``simulate`` without meaning here."""
+
+
+def _epsilons(_: click.Context, __: click.Parameter, value: str | None) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in (value or "").split(",") if part.strip())
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,8,inf") from error
+    if not all(number > 0 for number in numbers):
+        raise click.BadParameter("each ε must be above 0; inf means no noise")
+    return numbers
+
+
+def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (value or "").split(",") if part.strip())
+
+
+@click.command(
+    epilog=example(
+        "protoseal attack quick --config federation.toml --protections masked,ckks --out runs/attack"
+    )
+)
+@click.argument("suite", type=click.Choice(SUITE_NAMES))
+@click.option(
+    "--protections",
+    callback=_names,
+    help="Protections to attack, with commas between.  [default: as the configuration has it]",
+)
+@click.option(
+    "--epsilons",
+    callback=_epsilons,
+    help="Values of ε to attack, with commas between; inf is without noise. Needs [privacy], whose noise is scaled."
+    "  [default: as the configuration has it]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print attacks.json instead of a table.")
+@one_line_errors
+def attack(
+    *,
+    suite: str,
+    config: Path | None,
+    out: Path | None,
+    settings: tuple[str, ...],
+    protections: tuple[str, ...],
+    epsilons: tuple[float, ...],
+    as_json: bool,
+    **flags: object,
+) -> None:
+    """Try attacks on a configuration of `protoseal simulate`, beside the same system undefended.
+
+    SUITE is quick (one short attack of each kind), inversion, membership, or all. Each configuration is simulated on
+    its own data and model, every message is recorded, and each adversary attacks with what it saw: the coordinator,
+    one other site, all other sites together, and the coordinator with one site. The undefended system (plain, no
+    noise) is attacked first: an attack that fails there proves nothing, and says so.
+
+    Nothing leaves this machine. Results are in --out: attacks.json and report.html. Finished runs are not repeated.
+    """
+    from protoseal.evaluation.attacks.grid import AttackGrid
+    from protoseal.evaluation.attacks.page import write_page
+    from protoseal.evaluation.attacks.suites import cases_of
+    from protoseal.simulation.config import load_simulation
+
+    loaded = load_simulation(config, {**flags, "out": out}, settings)
+    command = " ".join(["protoseal", *sys.argv[1:]])
+    grid = AttackGrid(
+        loaded, cases_of(suite), loaded.out, protections=protections, epsilons=epsilons, command=command
+    )
+    click.echo(f"{grid.runs} runs to attack, in about {_minutes(grid.estimated_seconds())}", err=True)
+    for report in grid.run(_Announcer(grid.runs)):
+        write_page(loaded.out, report)
+    if as_json:
+        click.echo(report.model_dump_json(by_alias=True, indent=2))
+        return
+    Console().print(_table(report))
+    click.echo(f"Everything is in {loaded.out}")
+
+
+class _Announcer:
+    """Printer of a line on standard error after each run, with the time that remains."""
+
+    def __init__(self, runs: int) -> None:
+        self._runs, self._done, self._begun = runs, 0, time.monotonic()
+
+    def __call__(self, part: Part) -> None:
+        self._done += 1
+        left = (time.monotonic() - self._begun) / self._done * (self._runs - self._done)
+        remaining = f"; about {_minutes(left)} remain" if left else ""
+        click.echo(f"run {self._done} of {self._runs} attacked: {part.words}{remaining}", err=True)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < _LONG else f"{seconds / 60:.0f} min"
+
+
+def _table(report: AttackReport) -> Table:
+    """Return a table of the verdicts: a row for each attack by each adversary, a column for each configuration."""
+    cells = {(case.attack, case.adversary, case.configuration): case for case in report.strongest}
+    configurations = list(dict.fromkeys(configuration for _, _, configuration in cells))
+    table = Table(
+        title=f"Attacks on {report.method}, {report.dataset}", title_justify="left", title_style="bold"
+    )
+    for name in ("attack", "adversary", *configurations):
+        table.add_column(name)
+    for attack_name, adversary in dict.fromkeys((name, who) for name, who, _ in cells):
+        found = [cells.get((attack_name, adversary, each)) for each in configurations]
+        shown = ["-" if each is None else f"{each.verdict.value}: {each.value:.2f}" for each in found]
+        table.add_row(attack_name, adversary, *shown)
+    chances = {case.attack: f"{case.attack} {case.chance:.2f}" for case in report.cases}
+    table.caption, table.caption_justify = f"Values by chance: {', '.join(chances.values())}", "left"
+    return table
+
+
+attack.params.extend(each for each in simulate.params if each.name not in _NOT_HERE)

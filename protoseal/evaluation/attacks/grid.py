@@ -1,0 +1,331 @@
+"""Attacks on a configuration under several protections and ε: undefended first, then each setting, then the verdicts.
+
+Each run of a setting and seed is recorded once and attacked by every case. Its measurements are stored, so that an
+interrupted grid resumes with the runs that are missing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from agreement.errors import UserError
+from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.case import Case
+from protoseal.evaluation.attacks.image_similarity import to_png
+from protoseal.evaluation.attacks.recorded_run import RecordedRun, record_run
+from protoseal.evaluation.attacks.records import (
+    AttackReport,
+    CaseRecord,
+    CurveLine,
+    PictureFile,
+    write_attacks,
+)
+from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
+from protoseal.evaluation.privacy_accuracy.records import EXACT
+from protoseal.evaluation.privacy_accuracy.runs import LOCAL, Asked, BudgetCurve, changed
+from protoseal.simulation.config import SimulationConfig
+from secure_client.output.json_records import Record, read_json, write_json
+from secure_client.privacy.run_cost import SIMULATED_DELTA
+
+ENOUGH = 20
+"""Training samples of the classes of a thinned run that no case asks for: enough to train on."""
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Protection and noise of a run.
+
+    ``epsilon`` is infinite without noise, and None for the noise that the configuration itself has.
+    """
+
+    protection: str
+    epsilon: float | None
+
+    @property
+    def folder(self) -> str:
+        """Name of the setting's folder."""
+        noise = "configured" if self.epsilon is None else f"{self.epsilon:g}"
+        return f"{self.protection}-epsilon-{noise}"
+
+
+UNDEFENDED = Setting("plain", math.inf)
+
+
+class Outcome(Record):
+    """Result of one case by one adversary with one reading, in one run."""
+
+    attack: str
+    adversary: str
+    value: float
+    low: float
+    high: float
+    trials: int
+    reading: str
+    details: dict[str, float]
+    curves: dict[str, CurveLine]
+    pictures: tuple[PictureFile, ...]
+
+
+class RunOutcomes(Record):
+    """Content of a run's file: all outcomes, and the configuration that they belong to."""
+
+    config: dict[str, Any]
+    epsilon: float | None
+    attacks: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    seconds: float = Field(ge=0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run to record and attack."""
+
+    setting: Setting
+    seed: int
+    thinned: bool
+
+    @property
+    def words(self) -> str:
+        """Name of the run for a progress line."""
+        noise = {None: "noise as configured", math.inf: "no noise"}.get(
+            self.setting.epsilon, f"ε = {self.setting.epsilon}"
+        )
+        few = ", few samples of a class" if self.thinned else ""
+        return f"{self.setting.protection}, {noise}, seed {self.seed}{few}"
+
+    @property
+    def file(self) -> str:
+        """Path of its outcomes under the grid's folder."""
+        few = "-few-samples" if self.thinned else ""
+        return f"{RUNS}/{self.setting.folder}/seed-{self.seed}{few}.json"
+
+
+class AttackGrid:
+    """Cases on one configuration under several settings; see the module."""
+
+    def __init__(
+        self,
+        config: SimulationConfig,
+        cases: Mapping[str, Sequence[Case]],
+        out: Path,
+        *,
+        protections: Sequence[str] = (),
+        epsilons: Sequence[float] = (),
+        command: str = "",
+    ) -> None:
+        """Take the ``cases`` by suite. By default the only setting besides undefended is the configuration's own.
+
+        Raises ``UserError`` for finite ``epsilons`` without ``[privacy]``, or an ε that no noise gives.
+        """
+        self._config, self._cases, self._out, self._command = config, cases, out, command
+        own = math.inf if config.privacy is None else None
+        asked = product(protections or (config.protection.value,), tuple(epsilons) or (own,))
+        self._settings = tuple(dict.fromkeys([UNDEFENDED, *(Setting(*each) for each in asked)]))
+        self._curve = None if config.privacy is None else BudgetCurve(config, out)
+        if self._curve is None and any(each.epsilon != math.inf for each in self._settings):
+            raise UserError("a finite ε needs noise to scale: add a [privacy] section to the configuration")
+        every = [case for each in cases.values() for case in each]
+        kinds = sorted({case.thinned for case in every}, reverse=True)
+        self._parts = tuple(
+            Part(setting, seed, thinned)
+            for setting in self._settings
+            for seed in config.seeds
+            for thinned in kinds
+        )
+        self._configs = {part: self._config_of(part) for part in self._parts}
+
+    @property
+    def runs(self) -> int:
+        """Number of runs to record and attack."""
+        return len(self._parts)
+
+    def estimated_seconds(self) -> float:
+        """Return about how long all runs take, from one timed round; attacks take about as long as the rounds."""
+        start = time.monotonic()
+        record_run(changed(self._configs[self._parts[0]], {"rounds": 1}), self._parts[0].seed)
+        of_round = time.monotonic() - start
+        return 2.0 * of_round * self._config.rounds * len(self._parts)
+
+    def run(self, on_part: Callable[[Part], None] = lambda part: None) -> Iterator[AttackReport]:
+        """Yield the report after each run, with which ``on_part`` is called; the last report is complete."""
+        begun, found = time.monotonic(), dict[Part, RunOutcomes]()
+        for part in self._parts:
+            found[part] = self._outcomes(part)
+            on_part(part)
+            complete = len(found) == len(self._parts)
+            report = self._report(found, time.monotonic() - begun, complete=complete)
+            write_attacks(self._out, report)
+            yield report
+
+    def _config_of(self, part: Part) -> SimulationConfig:
+        setting, base = part.setting, self._config
+        if setting.epsilon is not None and self._curve is not None:
+            kind = EXACT if math.isinf(setting.epsilon) else str(getattr(base.privacy, "noise", LOCAL))
+            base = self._curve.config_of(Asked(setting.epsilon, kind, part.seed))
+        changes = {"protection": setting.protection, "seeds": [part.seed], "out": str(self._out)}
+        return changed(base, changes)
+
+    def _outcomes(self, part: Part) -> RunOutcomes:
+        """Return the outcomes of a run, recorded and attacked now or read from an earlier start."""
+        path, config = self._out / part.file, self._configs[part]
+        settings = config.model_dump(mode="json", by_alias=True, exclude={"out"})
+        cases = [case for each in self._cases.values() for case in each if case.thinned == part.thinned]
+        names = tuple(case.attack for case in cases)
+        if path.exists():
+            stored = read_json(path, RunOutcomes, "choose another --out, or delete the folder")
+            if stored.config != settings:
+                raise UserError(
+                    f"{path} is of another configuration: choose another --out, or delete the folder"
+                )
+            if stored.attacks == names:
+                return stored
+        start = time.monotonic()
+        few = sorted({ENOUGH, *(getattr(case, "samples", ENOUGH) for case in cases)})
+        run = record_run(config, part.seed, samples=few if part.thinned else ())
+        outcomes = tuple(_outcome(case, adversary, each) for case, adversary, each in _attacked(run, cases))
+        seconds = time.monotonic() - start
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done = RunOutcomes(
+            config=settings, epsilon=run.epsilon, attacks=names, outcomes=outcomes, seconds=seconds
+        )
+        write_json(path, done)
+        return done
+
+    def _report(self, found: Mapping[Part, RunOutcomes], seconds: float, *, complete: bool) -> AttackReport:
+        config = self._config
+        return AttackReport(
+            method=config.method.value,
+            protection=config.protection.value,
+            dataset=config.dataset,
+            sites=config.sites,
+            seeds=config.seeds,
+            delta=SIMULATED_DELTA,
+            command=self._command,
+            config=config.model_dump(mode="json", by_alias=True, exclude={"out"}),
+            seconds=seconds,
+            cases=tuple(self._case_records(found)),
+            complete=complete,
+        )
+
+    def _case_records(self, found: Mapping[Part, RunOutcomes]) -> Iterator[CaseRecord]:
+        for suite, cases in self._cases.items():
+            for case in cases:
+                baseline = [
+                    each
+                    for each in self._of_case(found, case, UNDEFENDED)
+                    if each.adversary == Adversary.COORDINATOR
+                ]
+                if not baseline:
+                    continue
+                first = baseline[0].reading
+                undefended = _combined([each for each in baseline if each.reading == first])
+                for setting in self._settings:
+                    yield from self._in_setting(found, suite, case, setting, undefended)
+
+    def _of_case(self, found: Mapping[Part, RunOutcomes], case: Case, setting: Setting) -> list[Outcome]:
+        return [
+            outcome
+            for part, outcomes in found.items()
+            if part.setting == setting and part.thinned == case.thinned
+            for outcome in outcomes.outcomes
+            if outcome.attack == case.attack
+        ]
+
+    def _in_setting(
+        self, found: Mapping[Part, RunOutcomes], suite: str, case: Case, setting: Setting, undefended: Outcome
+    ) -> Iterator[CaseRecord]:
+        outcomes = self._of_case(found, case, setting)
+        spent = [
+            each.epsilon
+            for part, each in found.items()
+            if part.setting == setting and each.epsilon is not None
+        ]
+        epsilon = max(spent, default=None) if setting.epsilon is None else _finite(setting.epsilon)
+        for adversary, reading in dict.fromkeys((each.adversary, each.reading) for each in outcomes):
+            same = [each for each in outcomes if (each.adversary, each.reading) == (adversary, reading)]
+            yield _record(suite, case, setting, epsilon, _combined(same), undefended)
+
+
+def _attacked(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case, Adversary, Measured]]:
+    for case in cases:
+        for adversary in case.adversaries:
+            for measured in case.measure(run, adversary):
+                yield case, adversary, measured
+
+
+def _finite(epsilon: float) -> float | None:
+    return None if math.isinf(epsilon) else epsilon
+
+
+def _outcome(case: Case, adversary: Adversary, measured: Measured) -> Outcome:
+    return Outcome(
+        attack=case.attack,
+        adversary=adversary.value,
+        value=measured.value,
+        low=measured.low,
+        high=measured.high,
+        trials=measured.trials,
+        reading=measured.basis,
+        details=dict(measured.details),
+        curves={name: CurveLine(x=x, y=y) for name, (x, y) in measured.curves.items()},
+        pictures=tuple(
+            PictureFile(title=each.title, images={name: to_png(image) for name, image in each.images.items()})
+            for each in measured.pictures
+        ),
+    )
+
+
+def _combined(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the mean over seeds, weighted by trials; half widths of the intervals add up as independent errors."""
+    weights = np.array([float(max(each.trials, 1)) for each in outcomes])
+    weights /= weights.sum()
+    values, lows, highs = (
+        np.array([getattr(each, name) for each in outcomes]) for name in ("value", "low", "high")
+    )
+    value = float(weights @ values)
+    below, above = (float(np.linalg.norm(weights * width)) for width in (values - lows, highs - values))
+    details = {
+        name: float(np.mean([each.details[name] for each in outcomes if name in each.details]))
+        for name in outcomes[0].details
+    }
+    update = {
+        "value": value,
+        "low": value - below,
+        "high": value + above,
+        "trials": sum(each.trials for each in outcomes),
+        "details": details,
+    }
+    return outcomes[0].model_copy(update=update)
+
+
+def _record(
+    suite: str, case: Case, setting: Setting, epsilon: float | None, outcome: Outcome, undefended: Outcome
+) -> CaseRecord:
+    verdict = verdict_of(outcome, undefended, chance=case.chance, margin=case.margin)
+    return CaseRecord(
+        **dict(outcome),
+        suite=suite,
+        question=case.question,
+        protection=setting.protection,
+        epsilon=epsilon,
+        samples_behind=getattr(case, "samples", None),
+        metric=case.metric,
+        undefended=undefended.value,
+        undefended_low=undefended.low,
+        undefended_high=undefended.high,
+        chance=case.chance,
+        margin=case.margin,
+        defended=None if verdict is Verdict.TOO_WEAK else verdict is Verdict.DEFENDED,
+        verdict=verdict,
+        not_covered=case.not_covered,
+    )

@@ -1,0 +1,140 @@
+"""Membership inference on prototypes, which tells whether a record is among those that a prototype averages.
+
+A member pulls its prototype towards itself by 1/n. With features of a class about N(μ, Σ), the log likelihood ratio of
+"the candidate is one of n" against "it is not" is, up to a constant,
+
+    (f − μ)ᵀ Σ⁻¹ (C − μ) − (f − μ)ᵀ Σ⁻¹ (f − μ) / 2n,
+
+whose first term is the tracing score of Dwork et al. (2015, *Robust traceability from trace amounts*). μ and Σ come
+from the adversary's public samples. Scores are standardised by the scores of public samples, never by those of the
+outsiders that they are compared with: that would show a violation of ε that is none.
+
+Limit: the adversary has the victim's own feature extractor and the number of samples. Both help it; a run of PFPL
+sends neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.covariance import ledoit_wolf
+
+from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
+from protoseal.evaluation.attacks.case import Auxiliary, auxiliary
+from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows
+from protoseal.evaluation.attacks.statistics import allowed_by, auc, roc, true_positive_rate
+from protoseal.evaluation.attacks.verdicts import Measured, clustered_interval
+from secure_client.privacy.run_cost import SIMULATED_DELTA
+
+FEWEST = 8
+"""Fewest public samples of a class whose mean and scores count."""
+RATES = np.geomspace(1e-3, 1.0, 40)
+"""False-positive rates of the curve."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one release, for the members (m,) and the outsiders (n,) of its class."""
+
+    members: Rows
+    outsiders: Rows
+
+
+class PrototypeMembership:
+    """Case of membership inference from prototypes, by standardised log likelihood ratios."""
+
+    attack = "membership inference on prototypes"
+    metric = "area under the ROC curve"
+    chance, margin = 0.5, 0.05
+    question = "Can the adversary tell whether a given record was used?"
+    not_covered = (
+        "Records that the adversary chose or planted, and what the feature extractor itself remembers of its training"
+        " records."
+    )
+    thinned = False
+    adversaries: Sequence[Adversary] = tuple(Adversary)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Score every site's training samples and outsiders, for each reading of the adversary's view."""
+        by_reading: dict[str, list[Scores]] = {}
+        for victim in run.sites:
+            known = auxiliary(run, victim)
+            for learned in readings(run, adversary, victim):
+                by_reading.setdefault(learned.reading, []).extend(_scores(run, victim, learned, known))
+        return [_measured(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores]
+
+
+def _scores(run: RecordedRun, victim: str, learned: Learned, known: Auxiliary) -> Iterator[Scores]:
+    """Yield the scores of each class of which the reading has a row."""
+    site = run.sites[victim]
+    features = {
+        name: site.features(part.inputs)
+        for name, part in (("in", site.train), ("out", known.outsiders), ("public", known.public))
+    }
+    precision = _precision(features["public"], known.public.labels)
+    for k in np.unique(learned.labels):
+        of_class = {
+            "in": features["in"][site.train.labels == k],
+            "out": features["out"][known.outsiders.labels == k],
+            "public": features["public"][known.public.labels == k],
+        }
+        if min(len(of_class["in"]), len(of_class["out"])) and len(of_class["public"]) >= FEWEST:
+            yield _of_release(
+                learned.of_class(int(k)), of_class["in"], of_class["out"], of_class["public"], precision
+            )
+
+
+def _precision(features: Rows, labels: Labels) -> Rows:
+    """Return the inverse of the classes' common covariance (d, d), shrunk as Ledoit and Wolf (2004) do."""
+    centred = features - np.array([features[labels == k].mean(axis=0) for k in labels])
+    return np.asarray(np.linalg.pinv(ledoit_wolf(centred, assume_centered=True)[0]))
+
+
+def _of_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, precision: Rows) -> Scores:
+    """Score members and outsiders (·, d) against a class's rows (m, d), each by the row that fits it best."""
+    mean, count = public.mean(axis=0), len(members)
+
+    def ratio(features: Rows) -> Rows:
+        centred = features - mean
+        own = np.einsum("ij,jk,ik->i", centred, precision, centred)
+        return np.asarray(centred @ precision @ (rows - mean).T - own[:, None] * len(rows) / (2 * count))
+
+    base = ratio(public)
+    centre, spread = base.mean(axis=0), base.std(axis=0).clip(1e-12)
+    standard = [((ratio(each) - centre) / spread).max(axis=1) for each in (members, outsiders)]
+    return Scores(*standard)
+
+
+def _measured(reading: str, scores: Sequence[Scores], epsilon: float | None) -> Measured:
+    members = [each.members for each in scores]
+    outsiders = [each.outsiders for each in scores]
+
+    def area(chosen: NDArray[Any]) -> float:
+        return auc(
+            np.concatenate([members[i] for i in chosen]), np.concatenate([outsiders[i] for i in chosen])
+        )
+
+    every = np.arange(len(scores))
+    low, high = clustered_interval(area, len(scores))
+    value, inside, outside = area(every), np.concatenate(members), np.concatenate(outsiders)
+    curves = {"ROC": (tuple(RATES), tuple(roc(inside, outside, RATES)))}
+    if epsilon is not None:
+        curves["allowed by ε"] = (tuple(RATES), tuple(allowed_by(epsilon, SIMULATED_DELTA, RATES)))
+    return Measured(
+        value=value,
+        low=min(low, value),
+        high=max(high, value),
+        trials=len(scores),
+        basis=reading,
+        details={
+            "TPR at 0.1 % FPR": true_positive_rate(inside, outside, 0.001),
+            "TPR at 1 % FPR": true_positive_rate(inside, outside, 0.01),
+            "members": float(len(inside)),
+            "outsiders": float(len(outside)),
+        },
+        curves=curves,
+    )

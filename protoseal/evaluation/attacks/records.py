@@ -1,0 +1,104 @@
+"""Records in ``attacks.json``: each attack by each adversary on each configuration, with its verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agreement.storage.atomic_files import write_text
+from protoseal.evaluation.attacks.verdicts import Verdict
+from secure_client.output.json_records import Record
+
+ATTACKS = "attacks.json"
+
+
+class CurveLine(Record):
+    """One line of a figure."""
+
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+class PictureFile(Record):
+    """Images of one reconstruction: a caption for each PNG, base64 without a prefix."""
+
+    title: str
+    images: dict[str, str]
+
+
+class CaseRecord(Record):
+    """One attack by one adversary, with one reading of its view, on one configuration.
+
+    ``epsilon`` is None without noise. ``value`` has a 95 % interval from ``low`` to ``high`` over ``trials``
+    independent releases or runs; the attack succeeds at ``chance`` + ``margin``; ``undefended`` is its value under
+    ``plain`` without noise. ``defended`` is None if the attack is too weak to tell.
+    """
+
+    attack: str
+    suite: str
+    question: str
+    adversary: str
+    reading: str
+    protection: str
+    epsilon: float | None
+    samples_behind: int | None = None
+    metric: str
+    value: float
+    low: float
+    high: float
+    trials: int
+    undefended: float
+    undefended_low: float
+    undefended_high: float
+    chance: float
+    margin: float
+    defended: bool | None
+    verdict: Verdict
+    not_covered: str
+    details: dict[str, float] = Field(default_factory=dict)
+    curves: dict[str, CurveLine] = Field(default_factory=dict)
+    pictures: tuple[PictureFile, ...] = ()
+
+    @property
+    def configuration(self) -> str:
+        """Return protection and noise in words."""
+        return f"{self.protection}, " + ("no noise" if self.epsilon is None else f"ε = {self.epsilon:.3g}")
+
+
+class AttackReport(Record):
+    """Content of ``attacks.json``; ``complete`` is true once every requested case has run."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    method: str
+    protection: str
+    dataset: str
+    sites: int
+    seeds: tuple[int, ...]
+    delta: float
+    command: str
+    config: dict[str, Any]
+    seconds: float
+    cases: tuple[CaseRecord, ...]
+    complete: bool
+
+    @property
+    def strongest(self) -> list[CaseRecord]:
+        """Return the case with the worst verdict, and then the highest value, of each cell of the matrix."""
+        cells: dict[tuple[str, str, str], CaseRecord] = {}
+        for case in self.cases:
+            cell = (case.attack, case.adversary, case.configuration)
+            if cell not in cells or _severity(case) > _severity(cells[cell]):
+                cells[cell] = case
+        return list(cells.values())
+
+
+def _severity(case: CaseRecord) -> tuple[int, float]:
+    order = (Verdict.DEFENDED, Verdict.TOO_WEAK, Verdict.NOT_DEFENDED)
+    return order.index(case.verdict), case.value
+
+
+def write_attacks(folder: Path, report: AttackReport) -> Path:
+    """Write ``attacks.json`` and return its path."""
+    return write_text(folder / ATTACKS, report.model_dump_json(by_alias=True, indent=2) + "\n")

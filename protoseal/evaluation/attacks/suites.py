@@ -1,0 +1,47 @@
+"""Suites of attacks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from protoseal.evaluation.attacks.case import Case
+from protoseal.evaluation.attacks.membership import PrototypeMembership
+from protoseal.evaluation.attacks.prototype_inversion import PrototypeInversion
+
+SAMPLES_BEHIND = (1, 2, 5, 20, 100)
+"""Training samples behind a prototype that is inverted."""
+
+
+def _prototypes() -> list[Case]:
+    return [
+        PrototypeInversion(samples, decoder=decoder)
+        for decoder in (False, True)
+        for samples in SAMPLES_BEHIND
+    ]
+
+
+def _membership() -> list[Case]:
+    return [PrototypeMembership()]
+
+
+SUITES: Mapping[str, Callable[[], Sequence[Case]]] = {
+    "inversion": _prototypes,
+    "membership": _membership,
+}
+"""Makers of each suite's cases."""
+QUICK, ALL = "quick", "all"
+
+
+def suite_names() -> tuple[str, ...]:
+    """Return the names that :func:`cases_of` takes."""
+    return (QUICK, ALL, *SUITES)
+
+
+def cases_of(name: str) -> dict[str, Sequence[Case]]:
+    """Return the cases of a suite, of all suites, or one short attack of each kind (``quick``), by suite."""
+    if name == QUICK:
+        return {
+            "inversion": [PrototypeInversion(1, decoder=False)],
+            "membership": [PrototypeMembership()],
+        }
+    return {each: make() for each, make in SUITES.items() if name in (ALL, each)}
