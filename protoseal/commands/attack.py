@@ -118,20 +118,20 @@ def _minutes(seconds: float) -> str:
 
 
 def _table(report: AttackReport) -> Table:
-    """Return a table of the verdicts: a row for each attack by each adversary, a column for each configuration."""
-    cells = {(case.attack, case.adversary, case.configuration): case for case in report.strongest}
-    configurations = list(dict.fromkeys(configuration for _, _, configuration in cells))
+    """Return a table of what each adversary can do: a row for each adversary and configuration."""
+    from protoseal.evaluation.attacks.verdicts import Verdict
+
     table = Table(
         title=f"Attacks on {report.method}, {report.dataset}", title_justify="left", title_style="bold"
     )
-    for name in ("attack", "adversary", *configurations):
+    for name in ("configuration", "adversary", *(verdict.value for verdict in Verdict)):
         table.add_column(name)
-    for attack_name, adversary in dict.fromkeys((name, who) for name, who, _ in cells):
-        found = [cells.get((attack_name, adversary, each)) for each in configurations]
-        shown = ["-" if each is None else f"{each.verdict.value}: {each.value:.2f}" for each in found]
-        table.add_row(attack_name, adversary, *shown)
-    chances = {case.attack: f"{case.attack} {case.chance:.2f}" for case in report.cases}
-    table.caption, table.caption_justify = f"Values by chance: {', '.join(chances.values())}", "left"
+    cells = report.strongest
+    for configuration, adversary in dict.fromkeys((each.configuration, each.adversary) for each in cells):
+        here = [each for each in cells if (each.configuration, each.adversary) == (configuration, adversary)]
+        by_verdict = [[each for each in here if each.verdict is verdict] for verdict in Verdict]
+        lists = ["\n".join(f"{each.attack} ({each.value:.2f})" for each in found) for found in by_verdict]
+        table.add_row(configuration, adversary, *lists)
     return table
 
 

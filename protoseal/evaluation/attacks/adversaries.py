@@ -72,7 +72,7 @@ def readings(run: RecordedRun, adversary: Adversary, victim: str) -> list[Learne
     accomplice = min(name for name in run.sites if name != victim)
     match adversary:
         case Adversary.COORDINATOR:
-            return [_uploaded(run, victim), *_opened_mean(run, victim, [])]
+            return [*_uploaded(run, victim), *_opened_mean(run, victim, [])]
         case Adversary.PEER:
             return list(_from_results(run, victim, [accomplice]))
         case Adversary.PEERS:
@@ -96,24 +96,26 @@ def payload_of(received: Received, agreement: Agreement) -> Payload:
         return codec.decode_masked_values(received.content, limits_of(agreement), form).payload
 
 
-def _uploaded(run: RecordedRun, victim: str) -> Learned:
-    """Read the victim's upload as if it were not protected."""
+def _uploaded(run: RecordedRun, victim: str) -> Iterator[Learned]:
+    """Yield the victim's upload of prototypes, read as if it were not protected."""
     agreement, held = run.agreement, np.unique(run.sites[victim].labels)
+    if not (agreement.method.traits.prototypes or agreement.clusters):
+        return
     payload = payload_of(run.upload(victim), agreement)
     match agreement.plan.values:
         case Form.ROWS:
             rotated = payload.scheme != PLAIN
             words = "its rows, rotated by a secret matrix, as they are" if rotated else "its prototypes"
-            return Learned(words, payload.arrays[0][held] * agreement.norm_bound, held)
+            yield Learned(words, payload.arrays[0][held] * agreement.norm_bound, held)
         case Form.VECTOR:
-            return Learned("its prototypes", agreement.layout.split(payload.arrays[0])[0][held], held)
+            yield Learned("its prototypes", agreement.layout.split(payload.arrays[0])[0][held], held)
         case Form.LOCAL_CLUSTERS:
             rows, labels, *_ = payload.arrays
-            return Learned("its local prototypes", rows, labels.astype(np.int64))
+            yield Learned("its local prototypes", rows, labels.astype(np.int64))
         case Form.WORDS:
-            return Learned("its masked words, read as numbers", _unmasked(payload, agreement)[held], held)
+            yield Learned("its masked words, read as numbers", _unmasked(payload, agreement)[held], held)
         case _:
-            return Learned("its ciphertexts, read as numbers", _as_numbers(payload, agreement)[held], held)
+            yield Learned("its ciphertexts, read as numbers", _as_numbers(payload, agreement)[held], held)
 
 
 def _unmasked(payload: Payload, agreement: Agreement) -> Rows:
@@ -272,6 +274,8 @@ def _mean_of(run: RecordedRun, site: str) -> tuple[Rows, Bool]:
 def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Learned]:
     """Yield what the coordinator reads with the secrets that one site holds, and what that site learns by itself."""
     agreement, held = run.agreement, np.unique(run.sites[victim].labels)
+    if not (agreement.method.traits.prototypes or agreement.clusters):
+        return
     upload = run.upload(victim)
     payload = payload_of(upload, agreement)
     match agreement.plan.values:
@@ -283,7 +287,7 @@ def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Le
                 "its prototypes, rotated back by a site's seed", rows[held] * agreement.norm_bound, held
             )
         case Form.ROWS | Form.VECTOR | Form.LOCAL_CLUSTERS:
-            yield _uploaded(run, victim)
+            yield from _uploaded(run, victim)
         case Form.CIPHERTEXTS if not agreement.clusters:
             yield Learned(
                 "its prototypes, decrypted by a site's key", _decrypted(run, accomplice, payload)[held], held

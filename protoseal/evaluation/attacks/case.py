@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRu
 from protoseal.evaluation.attacks.verdicts import Measured
 
 
-class Case(Protocol):
-    """One attack with its metric.
+class Case(ABC):
+    """Base of an attack with its metric.
 
     The attack succeeds at ``chance + margin`` of ``metric``. ``question`` is what the attack answers, in words that a
     reader without cryptography understands; ``not_covered`` says what its failure does not show. A ``thinned`` case
@@ -28,12 +28,19 @@ class Case(Protocol):
     margin: float
     question: str
     not_covered: str
-    thinned: bool
-    adversaries: Sequence[Adversary]
+    thinned: bool = False
+    adversaries: Sequence[Adversary] = tuple(Adversary)
 
+    @abstractmethod
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Run the attack; return one result for each of the adversary's readings, none if the attack has no input."""
-        ...
+
+    def reference(self, run: RecordedRun) -> Measured | None:  # noqa: ARG002 (for a case's own)
+        """Return the same attack on the same run undefended, for a case whose defence is no protection and no noise.
+
+        None means that the coordinator of an undefended run (``plain``, without noise) is the reference.
+        """
+        return None
 
 
 @dataclass(frozen=True)

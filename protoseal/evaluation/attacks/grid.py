@@ -38,7 +38,7 @@ from secure_client.privacy.run_cost import SIMULATED_DELTA
 
 ENOUGH = 20
 """Training samples of the classes of a thinned run that no case asks for: enough to train on."""
-RUNS = "runs"
+RUNS, REFERENCE = "runs", "undefended"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class AttackGrid:
         start = time.monotonic()
         few = sorted({ENOUGH, *(getattr(case, "samples", ENOUGH) for case in cases)})
         run = record_run(config, part.seed, samples=few if part.thinned else ())
-        outcomes = tuple(_outcome(case, adversary, each) for case, adversary, each in _attacked(run, cases))
+        outcomes = tuple(_outcome(case, who, each) for case, who, each in _attacked(run, cases))
         seconds = time.monotonic() - start
         path.parent.mkdir(parents=True, exist_ok=True)
         done = RunOutcomes(
@@ -220,17 +220,21 @@ class AttackGrid:
     def _case_records(self, found: Mapping[Part, RunOutcomes]) -> Iterator[CaseRecord]:
         for suite, cases in self._cases.items():
             for case in cases:
-                baseline = [
-                    each
-                    for each in self._of_case(found, case, UNDEFENDED)
-                    if each.adversary == Adversary.COORDINATOR
-                ]
-                if not baseline:
-                    continue
-                first = baseline[0].reading
-                undefended = _combined([each for each in baseline if each.reading == first])
                 for setting in self._settings:
-                    yield from self._in_setting(found, suite, case, setting, undefended)
+                    undefended = self._undefended(found, case, setting)
+                    if undefended is not None:
+                        yield from self._in_setting(found, suite, case, setting, undefended)
+
+    def _undefended(self, found: Mapping[Part, RunOutcomes], case: Case, setting: Setting) -> Outcome | None:
+        """Return the case's own reference in the setting, or the undefended coordinator's first reading."""
+        own = [each for each in self._of_case(found, case, setting) if each.adversary == REFERENCE]
+        if own:
+            return _combined(own)
+        coordinators = [
+            each for each in self._of_case(found, case, UNDEFENDED) if each.adversary == Adversary.COORDINATOR
+        ]
+        first = [each for each in coordinators if each.reading == coordinators[0].reading]
+        return _combined(first) if first else None
 
     def _of_case(self, found: Mapping[Part, RunOutcomes], case: Case, setting: Setting) -> list[Outcome]:
         return [
@@ -244,7 +248,9 @@ class AttackGrid:
     def _in_setting(
         self, found: Mapping[Part, RunOutcomes], suite: str, case: Case, setting: Setting, undefended: Outcome
     ) -> Iterator[CaseRecord]:
-        outcomes = self._of_case(found, case, setting)
+        outcomes = [each for each in self._of_case(found, case, setting) if each.adversary != REFERENCE]
+        seen = {each.adversary for each in outcomes}
+        outcomes += [_nothing(case, each.value) for each in case.adversaries if each.value not in seen]
         spent = [
             each.epsilon
             for part, each in found.items()
@@ -256,21 +262,32 @@ class AttackGrid:
             yield _record(suite, case, setting, epsilon, _combined(same), undefended)
 
 
-def _attacked(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case, Adversary, Measured]]:
+def _attacked(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case, str, Measured]]:
     for case in cases:
+        reference = case.reference(run)
+        if reference is not None:
+            yield case, REFERENCE, reference
         for adversary in case.adversaries:
             for measured in case.measure(run, adversary):
-                yield case, adversary, measured
+                yield case, adversary.value, measured
+
+
+def _nothing(case: Case, adversary: str) -> Outcome:
+    """Return the outcome for an adversary to whom nothing came that the attack could use: chance, without trials."""
+    measured = Measured(
+        case.chance, case.chance, case.chance, trials=0, basis="nothing came that it could use"
+    )
+    return _outcome(case, adversary, measured)
 
 
 def _finite(epsilon: float) -> float | None:
     return None if math.isinf(epsilon) else epsilon
 
 
-def _outcome(case: Case, adversary: Adversary, measured: Measured) -> Outcome:
+def _outcome(case: Case, adversary: str, measured: Measured) -> Outcome:
     return Outcome(
         attack=case.attack,
-        adversary=adversary.value,
+        adversary=adversary,
         value=measured.value,
         low=measured.low,
         high=measured.high,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sklearn.covariance import ledoit_wolf
 
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
-from protoseal.evaluation.attacks.case import Auxiliary, auxiliary
+from protoseal.evaluation.attacks.case import Auxiliary, Case, auxiliary
 from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows
 from protoseal.evaluation.attacks.statistics import allowed_by, auc, roc, true_positive_rate
 from protoseal.evaluation.attacks.verdicts import Measured, clustered_interval
@@ -44,19 +44,17 @@ class Scores:
     outsiders: Rows
 
 
-class PrototypeMembership:
+class PrototypeMembership(Case):
     """Case of membership inference from prototypes, by standardised log likelihood ratios."""
 
     attack = "membership inference on prototypes"
     metric = "area under the ROC curve"
-    chance, margin = 0.5, 0.05
+    chance, margin = 0.5, 0.1
     question = "Can the adversary tell whether a given record was used?"
     not_covered = (
         "Records that the adversary chose or planted, and what the feature extractor itself remembers of its training"
         " records."
     )
-    thinned = False
-    adversaries: Sequence[Adversary] = tuple(Adversary)
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Score every site's training samples and outsiders, for each reading of the adversary's view."""

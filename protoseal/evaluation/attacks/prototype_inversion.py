@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
-from protoseal.evaluation.attacks.case import auxiliary
+from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.image_similarity import FIGURES, picture, similarities
 from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRun, Rows
 from protoseal.evaluation.attacks.verdicts import Measured, Picture, clustered_interval
@@ -31,7 +31,7 @@ from secure_client.models.prototype_model import PrototypeModel, outputs_of
 GALLERY = 10
 """Images of a gallery: one behind the prototype, and others of its class."""
 PICTURES = 6
-_STEPS, _RATE, _SMOOTHING = 200, 0.1, 0.02
+_STEPS, _RATE, _SMOOTHING = 300, 0.1, 0.01
 _DECODER_STEPS, _DECODER_BATCH, _HIDDEN = 400, 64, 256
 
 
@@ -44,7 +44,7 @@ class Reconstruction:
     picture: Picture
 
 
-class PrototypeInversion:
+class PrototypeInversion(Case):
     """Case of reconstruction from prototypes with ``samples`` images behind each."""
 
     metric = f"right image found among {GALLERY} of its class"
@@ -54,7 +54,6 @@ class PrototypeInversion:
         "Stronger image priors such as diffusion models, and attributes of an image short of recognising it."
     )
     thinned = True
-    adversaries: Sequence[Adversary] = tuple(Adversary)
 
     def __init__(self, samples: int, *, decoder: bool) -> None:
         """Attack prototypes of exactly ``samples`` images, by a decoder or by feature matching."""

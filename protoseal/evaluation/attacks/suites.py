@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from protoseal.evaluation.attacks.case import Case
 from protoseal.evaluation.attacks.membership import PrototypeMembership
+from protoseal.evaluation.attacks.noise_audit import NoiseAudit
 from protoseal.evaluation.attacks.prototype_inversion import PrototypeInversion
 
 SAMPLES_BEHIND = (1, 2, 5, 20, 100)
@@ -24,9 +25,14 @@ def _membership() -> list[Case]:
     return [PrototypeMembership()]
 
 
+def _audit() -> list[Case]:
+    return [NoiseAudit()]
+
+
 SUITES: Mapping[str, Callable[[], Sequence[Case]]] = {
     "inversion": _prototypes,
     "membership": _membership,
+    "audit": _audit,
 }
 """Makers of each suite's cases."""
 QUICK, ALL = "quick", "all"
@@ -41,7 +47,8 @@ def cases_of(name: str) -> dict[str, Sequence[Case]]:
     """Return the cases of a suite, of all suites, or one short attack of each kind (``quick``), by suite."""
     if name == QUICK:
         return {
-            "inversion": [PrototypeInversion(1, decoder=False)],
+            "inversion": [PrototypeInversion(1, decoder=True)],
             "membership": [PrototypeMembership()],
+            "audit": [NoiseAudit()],
         }
     return {each: make() for each, make in SUITES.items() if name in (ALL, each)}

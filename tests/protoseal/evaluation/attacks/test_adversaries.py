@@ -1,0 +1,66 @@
+"""Adversaries' readings of a victim's prototypes: exact where the trust model says so, and useless elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
+from tests.protoseal.evaluation.attacks.recorded import recorded
+
+VICTIM = "site-2"
+EXACT, NEAR, USELESS = "exact", "near", "useless"
+COORDINATOR, PEER, PEERS, COLLUSION = Adversary
+
+EXPECTED: dict[tuple[str, str], dict[Adversary, str]] = {
+    ("pfpl", "plain"): {COORDINATOR: EXACT, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("pfpl", "masked"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("pfpl", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("feddbp", "plain"): {COORDINATOR: EXACT, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("feddbp", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    ("feddbp", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("fedpc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    ("fedplcc", "plain"): {COORDINATOR: EXACT, PEER: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "masked"): {COORDINATOR: USELESS, PEER: NEAR, COLLUSION: EXACT},
+}
+"""How near an adversary's best reading comes to the victim's prototypes, by method and protection."""
+ENCRYPTED = [pair for pair in EXPECTED if pair[1] == "ckks"]
+PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in ENCRYPTED[1:] else ()) for pair in EXPECTED]
+"""Readings of one encrypted run are enough for `make test`."""
+
+
+def nearest(learned: Learned, method: str, protection: str) -> np.ndarray[Any, Any]:
+    """Return the cosine of each row with the nearest of the victim's prototypes of its class."""
+    site = recorded(method, protection).sites[VICTIM]
+    cosines = []
+    for row, k in zip(learned.rows, learned.labels, strict=True):
+        own = site.rows[site.labels == k]
+        lengths = np.linalg.norm(own, axis=1) * np.linalg.norm(row)
+        cosines.append(float((own @ row / np.maximum(lengths, 1e-12)).max()))
+    return np.array(cosines)
+
+
+@pytest.mark.parametrize(("method", "protection"), PAIRS)
+def test_readings_come_as_near_as_the_trust_model_says(method: str, protection: str) -> None:
+    run = recorded(method, protection)
+    for adversary, expected in EXPECTED[method, protection].items():
+        found = readings(run, adversary, VICTIM)
+        cosines = max(
+            (nearest(each, method, protection) for each in found), key=lambda each: float(np.median(each))
+        )
+        if expected == EXACT:
+            assert cosines.min() > 1 - 1e-6, adversary
+        elif expected == NEAR:
+            assert 0.3 < np.median(cosines) < 1 - 1e-6, adversary
+        else:
+            assert np.abs(np.median(cosines)) < 0.3, adversary
+
+
+@pytest.mark.parametrize("protection", ["plain", "masked"])
+def test_all_other_sites_solve_for_the_victims_prototypes(protection: str) -> None:
+    """Decryption and rotation do not matter here: the results themselves determine the one unknown site."""
+    run = recorded("pfpl", protection)
+    (learned,) = readings(run, PEERS, VICTIM)
+    np.testing.assert_allclose(learned.rows, run.sites[VICTIM].rows[learned.labels], rtol=0, atol=1e-3)
