@@ -91,8 +91,8 @@ def attack(
         loaded, cases_of(suite), loaded.out, protections=protections, epsilons=epsilons, command=command
     )
     click.echo(f"{grid.runs} runs to attack, in about {_minutes(grid.estimated_seconds())}", err=True)
-    for report in grid.run(_Announcer(grid.runs)):
-        write_page(loaded.out, report)
+    report = grid.run(_Announcer(grid.runs))
+    write_page(loaded.out, report)
     if as_json:
         click.echo(report.model_dump_json(by_alias=True, indent=2))
         return
@@ -119,6 +119,7 @@ def _minutes(seconds: float) -> str:
 
 def _table(report: AttackReport) -> Table:
     """Return a table of what each adversary can do: a row for each adversary and configuration."""
+    from protoseal.evaluation.attacks.findings import columns_of
     from protoseal.evaluation.attacks.verdicts import Verdict
 
     table = Table(
@@ -126,12 +127,10 @@ def _table(report: AttackReport) -> Table:
     )
     for name in ("configuration", "adversary", *(verdict.value for verdict in Verdict)):
         table.add_column(name)
-    cells = report.strongest
-    for configuration, adversary in dict.fromkeys((each.configuration, each.adversary) for each in cells):
-        here = [each for each in cells if (each.configuration, each.adversary) == (configuration, adversary)]
-        by_verdict = [[each for each in here if each.verdict is verdict] for verdict in Verdict]
-        lists = ["\n".join(f"{each.attack} ({each.value:.2f})" for each in found) for found in by_verdict]
-        table.add_row(configuration, adversary, *lists)
+    for column in columns_of(report):
+        found = [column.standing.with_verdict(verdict) for verdict in Verdict]
+        lists = ["\n".join(f"{name} ({each.case.value:.2f})" for name, each in by.items()) for by in found]
+        table.add_row(column.configuration, column.adversary, *lists)
     return table
 
 

@@ -31,6 +31,11 @@ class Case(ABC):
     thinned: bool = False
     adversaries: Sequence[Adversary] = tuple(Adversary)
 
+    @property
+    def family(self) -> str:
+        """Name without the number of samples, for attacks that differ in it alone."""
+        return self.attack
+
     @abstractmethod
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Run the attack; return one result for each of the adversary's readings, none if the attack has no input."""

@@ -156,8 +156,8 @@ class AttackGrid:
         of_round = time.monotonic() - start
         return 2.0 * of_round * self._config.rounds * len(self._parts)
 
-    def run(self, on_part: Callable[[Part], None] = lambda part: None) -> Iterator[AttackReport]:
-        """Yield the report after each run, with which ``on_part`` is called; the last report is complete."""
+    def run(self, on_part: Callable[[Part], None] = lambda part: None) -> AttackReport:
+        """Attack every run, and write the report so far after each, with which ``on_part`` is called."""
         begun, found = time.monotonic(), dict[Part, RunOutcomes]()
         for part in self._parts:
             found[part] = self._outcomes(part)
@@ -165,7 +165,7 @@ class AttackGrid:
             complete = len(found) == len(self._parts)
             report = self._report(found, time.monotonic() - begun, complete=complete)
             write_attacks(self._out, report)
-            yield report
+        return report
 
     def _config_of(self, part: Part) -> SimulationConfig:
         setting, base = part.setting, self._config
@@ -331,6 +331,7 @@ def _record(
     verdict = verdict_of(outcome, undefended, chance=case.chance, margin=case.margin)
     return CaseRecord(
         **dict(outcome),
+        family=case.family,
         suite=suite,
         question=case.question,
         protection=setting.protection,
@@ -340,6 +341,7 @@ def _record(
         undefended=undefended.value,
         undefended_low=undefended.low,
         undefended_high=undefended.high,
+        own_reference=undefended.adversary == REFERENCE,
         chance=case.chance,
         margin=case.margin,
         defended=None if verdict is Verdict.TOO_WEAK else verdict is Verdict.DEFENDED,

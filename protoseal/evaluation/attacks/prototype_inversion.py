@@ -58,8 +58,12 @@ class PrototypeInversion(Case):
     def __init__(self, samples: int, *, decoder: bool) -> None:
         """Attack prototypes of exactly ``samples`` images, by a decoder or by feature matching."""
         self.samples, self._decoder = samples, decoder
-        way = "a decoder" if decoder else "feature matching"
-        self.attack = f"prototype inversion by {way}, {samples} sample{'s' * (samples != 1)}"
+        self.attack = f"{self.family}, {samples} sample{'s' * (samples != 1)}"
+
+    @property
+    def family(self) -> str:
+        """See :class:`Case`."""
+        return f"prototype inversion by {'a decoder' if self._decoder else 'feature matching'}"
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Reconstruct from every prototype of that many samples, for each reading of the adversary's view."""

@@ -33,10 +33,12 @@ class CaseRecord(Record):
 
     ``epsilon`` is None without noise. ``value`` has a 95 % interval from ``low`` to ``high`` over ``trials``
     independent releases or runs; the attack succeeds at ``chance`` + ``margin``; ``undefended`` is its value under
-    ``plain`` without noise. ``defended`` is None if the attack is too weak to tell.
+    ``plain`` without noise, or with ``own_reference`` that of the case's own undefended system. ``defended`` is None if
+    the attack is too weak to tell. Attacks of a ``family`` differ in ``samples_behind`` alone.
     """
 
     attack: str
+    family: str
     suite: str
     question: str
     adversary: str
@@ -52,6 +54,7 @@ class CaseRecord(Record):
     undefended: float
     undefended_low: float
     undefended_high: float
+    own_reference: bool
     chance: float
     margin: float
     defended: bool | None
@@ -82,21 +85,6 @@ class AttackReport(Record):
     seconds: float
     cases: tuple[CaseRecord, ...]
     complete: bool
-
-    @property
-    def strongest(self) -> list[CaseRecord]:
-        """Return the case with the worst verdict, and then the highest value, of each cell of the matrix."""
-        cells: dict[tuple[str, str, str], CaseRecord] = {}
-        for case in self.cases:
-            cell = (case.attack, case.adversary, case.configuration)
-            if cell not in cells or _severity(case) > _severity(cells[cell]):
-                cells[cell] = case
-        return list(cells.values())
-
-
-def _severity(case: CaseRecord) -> tuple[int, float]:
-    order = (Verdict.DEFENDED, Verdict.TOO_WEAK, Verdict.NOT_DEFENDED)
-    return order.index(case.verdict), case.value
 
 
 def write_attacks(folder: Path, report: AttackReport) -> Path:

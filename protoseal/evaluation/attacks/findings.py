@@ -1,0 +1,214 @@
+"""Findings of an attack report: the worst verdicts by configuration, adversary, attack and question.
+
+A finding never says more than the verdicts: one successful case outweighs an undecided one, which outweighs one that
+was held off. Limit: an attack that did not run has no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.records import AttackReport, CaseRecord
+from protoseal.evaluation.attacks.verdicts import Verdict
+
+UNPROTECTED = "plain"
+WORST_FIRST = (Verdict.NOT_DEFENDED, Verdict.TOO_WEAK, Verdict.DEFENDED)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Worst of several cases.
+
+    ``samples`` are the sample numbers with its verdict; empty if no case has one, or if several numbers have the same
+    verdict and no number has another.
+    """
+
+    case: CaseRecord
+    samples: tuple[int, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict of the worst case."""
+        return self.case.verdict
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Finding of each attack that one adversary tried on one configuration; no findings if none ran."""
+
+    adversary: str
+    findings: dict[str, Finding]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Worst verdict of all attacks; None if none ran."""
+        return min((each.verdict for each in self.findings.values()), key=WORST_FIRST.index, default=None)
+
+    def with_verdict(self, verdict: Verdict) -> dict[str, Finding]:
+        """Return the findings that have the verdict, by attack."""
+        return {name: each for name, each in self.findings.items() if each.verdict is verdict}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Configuration that the report judges in short, with its cases."""
+
+    configuration: str
+    cases: Sequence[CaseRecord] = field(repr=False)
+
+    @property
+    def standings(self) -> list[Standing]:
+        """One standing for each adversary of the trust model, also for those without cases; the worst first."""
+        names = dict.fromkeys([*map(str, Adversary), *(case.adversary for case in self.cases)])
+        standings = [_standing(name, [c for c in self.cases if c.adversary == name]) for name in names]
+        return sorted(standings, key=lambda each: [*WORST_FIRST, None].index(each.verdict))
+
+    def answers(self, question: str) -> dict[str, Finding]:
+        """Return the finding of each adversary, over all attacks that ask the question."""
+        asked = [case for case in self.cases if case.question == question]
+        return {
+            name: finding_of([case for case in asked if case.adversary == name])
+            for name in dict.fromkeys(case.adversary for case in asked)
+        }
+
+
+@dataclass(frozen=True)
+class Column:
+    """Cases of one adversary on one configuration. ``judged`` is true if the report judges it in short."""
+
+    adversary: str
+    configuration: str
+    judged: bool
+    cases: Sequence[CaseRecord] = field(repr=False)
+
+    @property
+    def standing(self) -> Standing:
+        """Standing of the adversary on the configuration."""
+        return _standing(self.adversary, self.cases)
+
+    def of(self, attack: str) -> list[CaseRecord]:
+        """Return all readings and sample numbers of one attack."""
+        return [case for case in self.cases if case.family == attack]
+
+
+def finding_of(cases: Sequence[CaseRecord]) -> Finding:
+    """Return the finding of one case or more."""
+    found = worst(cases)
+    every = {case.samples_behind for case in cases}
+    same = {case.samples_behind for case in cases if case.verdict is found.verdict}
+    told = () if same == every and len(every) > 1 else tuple(sorted(count for count in same if count))
+    return Finding(found, told)
+
+
+def worst(cases: Iterable[CaseRecord]) -> CaseRecord:
+    """Return the case with the worst verdict; among those, the one that exceeds the success threshold most."""
+    return min(
+        cases, key=lambda case: (WORST_FIRST.index(case.verdict), case.chance + case.margin - case.value)
+    )
+
+
+def judged_of(report: AttackReport) -> list[Judged]:
+    """Return the configurations to judge in short, the weakest first.
+
+    These are the report's protection, with each ε if its configuration has noise. If that is just the undefended
+    system, or has no cases, all other configurations are judged.
+    """
+    others = [case for case in report.cases if not is_exact_plain(case)]
+    own = _own_cases(report)
+    cases = others if others and all(map(is_exact_plain, own)) else own
+    found: dict[str, list[CaseRecord]] = {}
+    for case in sorted(cases, key=_strength):
+        found.setdefault(case.configuration, []).append(case)
+    return [Judged(*each) for each in found.items()] or [Judged(report.protection, ())]
+
+
+def _own_cases(report: AttackReport) -> list[CaseRecord]:
+    """Return the cases on the report's protection; with noise if any have it and the configuration has it."""
+    cases = [case for case in report.cases if case.protection == report.protection]
+    noisy = [case for case in cases if case.epsilon is not None]
+    if not noisy or report.config.get("privacy", noisy) is None:
+        return [case for case in cases if case.epsilon is None]
+    return noisy
+
+
+def is_exact_plain(case: CaseRecord) -> bool:
+    """Return whether the case has neither protection nor noise."""
+    return case.protection == UNPROTECTED and case.epsilon is None
+
+
+def succeeds_undefended(case: CaseRecord) -> bool:
+    """Return whether the attack succeeded without any defence."""
+    return case.undefended_low > case.chance and case.undefended >= case.chance + case.margin
+
+
+def undefended_of(cases: Sequence[CaseRecord]) -> dict[str, list[CaseRecord]]:
+    """Return each attack's cases without its defence, suite by suite.
+
+    They are those that ran, or else one for each number of samples, made from the values beside other cases.
+    """
+    suites = list(dict.fromkeys(case.suite for case in cases))
+    found: dict[str, list[CaseRecord]] = {}
+    for case in sorted(cases, key=lambda case: suites.index(case.suite)):
+        found.setdefault(case.family, []).append(case)
+    return {name: baselines_of(mine) or _made_from(mine) for name, mine in found.items()}
+
+
+def baselines_of(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+    """Return the coordinator's cases on the undefended system, if their attacks are judged beside them.
+
+    A case that has a reference of its own, such as half the noise, is judged beside that.
+    """
+    exact = [case for case in cases if is_exact_plain(case) and case.adversary == Adversary.COORDINATOR]
+    return [case for case in exact if not case.own_reference]
+
+
+def _made_from(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+    made: dict[int | None, list[CaseRecord]] = {}
+    for case in cases:
+        made.setdefault(case.samples_behind, []).append(_without_defence(case))
+    return [worst(each) for each in made.values()]
+
+
+def _without_defence(case: CaseRecord) -> CaseRecord:
+    """Return the case as it was undefended, without the curves, details and pictures that its record lacks."""
+    changes: dict[str, Any] = {
+        "reading": "",
+        "protection": UNPROTECTED,
+        "epsilon": None,
+        "value": case.undefended,
+        "low": case.undefended_low,
+        "high": case.undefended_high,
+        "verdict": Verdict.NOT_DEFENDED if succeeds_undefended(case) else Verdict.TOO_WEAK,
+        "details": {},
+        "curves": {},
+        "pictures": (),
+    }
+    return case.model_copy(update=changes)
+
+
+def columns_of(report: AttackReport) -> list[Column]:
+    """Return the columns of the matrix beside the undefended one: by adversary, then from the weakest configuration."""
+    names = list(dict.fromkeys([*map(str, Adversary), *(case.adversary for case in report.cases)]))
+    judged = {each.configuration for each in judged_of(report)}
+    found: dict[tuple[str, str], list[CaseRecord]] = {}
+    baselines = {id(case) for case in baselines_of(report.cases)}
+    for case in sorted(report.cases, key=lambda case: (names.index(case.adversary), _strength(case))):
+        if id(case) not in baselines:
+            found.setdefault((case.adversary, case.configuration), []).append(case)
+    return [Column(*key, judged=key[1] in judged, cases=cases) for key, cases in found.items()]
+
+
+def _strength(case: CaseRecord) -> tuple[bool, str, float]:
+    """Return the sort key of a configuration: plain before others, no noise before noise, a large ε before a small."""
+    noise = float("-inf") if case.epsilon is None else -case.epsilon
+    return case.protection != UNPROTECTED, case.protection, noise
+
+
+def _standing(adversary: str, cases: Sequence[CaseRecord]) -> Standing:
+    by_attack: dict[str, list[CaseRecord]] = {}
+    for case in cases:
+        by_attack.setdefault(case.family, []).append(case)
+    return Standing(adversary, {name: finding_of(mine) for name, mine in by_attack.items()})
