@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -67,18 +68,19 @@ class Learned:
         return np.asarray(self.rows[self.labels == number])
 
 
-def readings(run: RecordedRun, adversary: Adversary, victim: str) -> list[Learned]:
+@lru_cache(maxsize=64)
+def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[Learned, ...]:
     """Return what the adversary learns of the victim's prototypes, one entry for each reading, the best last."""
     accomplice = min(name for name in run.sites if name != victim)
     match adversary:
         case Adversary.COORDINATOR:
-            return [*_uploaded(run, victim), *_opened_mean(run, victim, [])]
+            return (*_uploaded(run, victim), *_opened_mean(run, victim, []))
         case Adversary.PEER:
-            return list(_from_results(run, victim, [accomplice]))
+            return tuple(_from_results(run, victim, [accomplice]))
         case Adversary.PEERS:
-            return list(_from_results(run, victim, sorted(set(run.sites) - {victim})))
+            return tuple(_from_results(run, victim, sorted(set(run.sites) - {victim})))
         case Adversary.COLLUSION:
-            return list(_with_secrets(run, victim, accomplice))
+            return tuple(_with_secrets(run, victim, accomplice))
 
 
 # The coordinator's readings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -60,12 +61,13 @@ class Auxiliary:
     public: LabelledImages
 
 
-def auxiliary(run: RecordedRun, victim: str, seed: int = 0) -> Auxiliary:
+@lru_cache(maxsize=16)
+def auxiliary(run: RecordedRun, victim: str) -> Auxiliary:
     """Divide the sites' test samples: half of the victim's as outsiders; all others that equal none of them as public.
 
     Both halves have as equal numbers of each class as possible.
     """
-    own, rng = run.sites[victim].test, np.random.default_rng(seed)
+    own, rng = run.sites[victim].test, np.random.default_rng(0)
     order = rng.permutation(len(own))
     order = order[np.argsort(own.labels[order], kind="stable")]
     outsiders = own.take(order[::2])

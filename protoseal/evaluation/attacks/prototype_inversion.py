@@ -12,8 +12,9 @@ Limit: the adversary has the victim's own feature extractor, which a run of PFPL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb
 from warnings import catch_warnings
 
@@ -85,7 +86,7 @@ class PrototypeInversion(Case):
         rows = [learned.of_class(k) for k in classes]
         targets = torch.from_numpy(np.concatenate(rows)).float()
         if self._decoder:
-            made = decoded(site.model, known.public, targets)
+            made = decoder_of(run, victim)(targets)
         else:
             repeats = [k for k, each in zip(classes, rows, strict=True) for _ in each]
             made = matched(site.model, targets, _class_means(known.public, repeats), _range(known.public))
@@ -114,32 +115,36 @@ def matched(model: PrototypeModel, targets: Tensor, starts: Tensor, within: tupl
     return (low + (high - low) * torch.sigmoid(free)).detach()
 
 
-def decoded(model: PrototypeModel, public: LabelledImages, targets: Tensor) -> Tensor:
-    """Return images (B, …) by a decoder of features, trained on ``public`` images, for ``targets`` (B, d)."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        features = torch.cat(
-            [outputs_of(model.eval(), part).features for part in torch.split(public.inputs, 256)]
-        )
-    flat = public.inputs.flatten(1)
+@lru_cache(maxsize=16)
+def decoder_of(run: RecordedRun, victim: str) -> Callable[[Tensor], Tensor]:
+    """Train a decoder of the victim's features on the adversary's public images; it maps (B, d) to images (B, …)."""
+    public = auxiliary(run, victim).public
+    features = torch.from_numpy(run.sites[victim].features(public.inputs)).float()
     centre, spread = features.mean(dim=0), features.std(dim=0) + 1e-6
+    network = _trained_decoder((features - centre) / spread, public.inputs.flatten(1))
+
+    def decode(targets: Tensor) -> Tensor:
+        with torch.no_grad():
+            made: Tensor = network((targets - centre) / spread)
+        return made.clamp(*_range(public)).reshape(-1, *public.inputs.shape[1:])
+
+    return decode
+
+
+def _trained_decoder(features: Tensor, images: Tensor) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        decoder = nn.Sequential(
-            nn.Linear(features.shape[1], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, flat.shape[1])
+        network = nn.Sequential(
+            nn.Linear(features.shape[1], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, images.shape[1])
         )
-        optimiser = torch.optim.Adam(decoder.parameters(), lr=2e-3)
+        optimiser, parameters = torch.optim.Adam(network.parameters(), lr=2e-3), list(network.parameters())
         for _ in range(_DECODER_STEPS):
-            chosen = torch.randint(len(flat), (_DECODER_BATCH,))
-            loss = nn.functional.mse_loss(decoder((features[chosen] - centre) / spread), flat[chosen])
-            gradients = torch.autograd.grad(loss, list(decoder.parameters()))
-            for parameter, gradient in zip(decoder.parameters(), gradients, strict=True):
+            chosen = torch.randint(len(images), (_DECODER_BATCH,))
+            loss = nn.functional.mse_loss(network(features[chosen]), images[chosen])
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter.grad = gradient
             optimiser.step()
-    with torch.no_grad():
-        made: Tensor = decoder((targets - centre) / spread)
-    low, high = _range(public)
-    return made.clamp(low, high).reshape(-1, *public.inputs.shape[1:])
+    return network
 
 
 def _variation(images: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class SiteTruth:
         return features_of(self.model, inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RecordedRun:
     """One run of one configuration, ``config`` with one ``seed``.
 
@@ -235,13 +235,9 @@ def _truth_of(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
 
 def thinned(scene: Scene, samples: Sequence[int]) -> Scene:
     """Return the scene with ``samples[(i + k) mod len(samples)]`` training samples of class k at site i, at most."""
+    classes, rng = range(len(scene.divided.classes)), np.random.default_rng(scene.seed)
     sites = tuple(
-        replace(
-            site,
-            train=_thin(
-                site.train, [samples[(i + k) % len(samples)] for k in range(len(scene.divided.classes))]
-            ),
-        )
+        replace(site, train=_thin(site.train, [samples[(i + k) % len(samples)] for k in classes], rng))
         for i, site in enumerate(scene.divided.sites)
     )
     divided = replace(scene.divided, sites=sites)
@@ -249,8 +245,9 @@ def thinned(scene: Scene, samples: Sequence[int]) -> Scene:
     return replace(scene, divided=divided, data=data)
 
 
-def _thin(train: Samples, most: Sequence[int]) -> Samples:
-    kept = [np.flatnonzero(train.labels == k)[:count] for k, count in enumerate(most)]
+def _thin(train: Samples, most: Sequence[int], rng: np.random.Generator) -> Samples:
+    """Draw samples of each class: the first ones may be of another distribution than the rest."""
+    kept = [rng.permutation(np.flatnonzero(train.labels == k))[:count] for k, count in enumerate(most)]
     return train.take(np.sort(np.concatenate(kept)))
 
 
