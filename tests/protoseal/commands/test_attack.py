@@ -1,0 +1,127 @@
+"""``protoseal attack``: the quick suite on a user's configuration, its files, and a second start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protoseal.cli import main
+from protoseal.commands.attack import SUITE_NAMES
+from protoseal.evaluation.attacks import grid as grid_module
+from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.suites import cases_of, suite_names
+
+FILE = """
+method = "pfpl"
+protection = "masked"
+dataset = "digits"
+split = "iid"
+sites = 4
+rounds = 1
+device = "cpu"
+"""
+
+
+def attack(folder: Path, *arguments: object, text: str = FILE, suite: str = "quick") -> Result:
+    file = folder / "federation.toml"
+    file.write_text(text, encoding="utf-8")
+    out = ("--config", file, "--out", folder / "out")
+    return CliRunner().invoke(main, ["attack", suite, *map(str, (*out, *arguments))])
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("attacked")
+    return folder, attack(folder, "--json")
+
+
+@pytest.fixture(scope="module")
+def report(attacked: tuple[Path, Result]) -> dict[str, Any]:
+    folder, done = attacked
+    assert done.exit_code == 0, done.output
+    loaded: dict[str, Any] = json.loads((folder / "out" / "attacks.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def verdicts(report: dict[str, Any], attack: str, protection: str) -> dict[str, set[str]]:
+    """Return the verdicts of an attack on a protection, by adversary."""
+    found: dict[str, set[str]] = {}
+    for case in report["cases"]:
+        if case["attack"].startswith(attack) and case["protection"] == protection:
+            found.setdefault(case["adversary"], set()).add(case["verdict"])
+    return found
+
+
+def test_the_file_has_the_fields_that_others_rely_on(report: dict[str, Any]) -> None:
+    """The fields are those of the design; the rest is for the report."""
+    assert report["schema"] == 1
+    assert report["complete"]
+    fields = {"attack", "protection", "epsilon", "metric", "value", "undefended", "chance", "defended"}
+    assert all(fields <= set(case) for case in report["cases"])
+    assert all(case["low"] <= case["value"] <= case["high"] for case in report["cases"])
+
+
+def test_printed_json_is_the_file(attacked: tuple[Path, Result], report: dict[str, Any]) -> None:
+    assert json.loads(attacked[1].stdout) == report
+
+
+def test_undefended_attacks_succeed_and_rotations_hold_the_coordinator_off(report: dict[str, Any]) -> None:
+    for name in ("membership", "prototype inversion"):
+        assert verdicts(report, name, "plain")[Adversary.COORDINATOR] == {"not defended"}
+        assert "not defended" not in verdicts(report, name, "masked")[Adversary.COORDINATOR]
+
+
+def test_a_colluding_site_opens_what_rotations_hide(report: dict[str, Any]) -> None:
+    for adversary in (Adversary.COLLUSION, Adversary.PEERS):
+        assert verdicts(report, "membership", "masked")[adversary] == {"not defended"}
+
+
+def test_the_report_loads_nothing_from_elsewhere(
+    attacked: tuple[Path, Result], report: dict[str, Any]
+) -> None:
+    page = (attacked[0] / "out" / "report.html").read_text(encoding="utf-8")
+    assert report["cases"][0]["question"] in page
+    assert "data:image/png;base64," in page
+    assert 'src="http' not in page
+
+
+def test_a_second_start_repeats_no_run(
+    attacked: tuple[Path, Result], report: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a finished run was repeated")
+
+    monkeypatch.setattr(grid_module, "record_run", fail)
+    monkeypatch.setattr(grid_module.AttackGrid, "estimated_seconds", lambda _: 0.0)
+    again = attack(attacked[0], "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["cases"] == report["cases"]
+
+
+def test_results_of_another_configuration_are_kept(attacked: tuple[Path, Result]) -> None:
+    refused = attack(attacked[0], "--set", "training.lr=0.5")
+    assert refused.exit_code == 1
+    assert "--out" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(("--epsilons", "3"), "[privacy]"), (("--epsilons", "x"), "inf"), (("--protections", "none"), "none")],
+)
+def test_a_wrong_request_names_its_remedy(tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
+    refused = attack(tmp_path, *arguments)
+    assert refused.exit_code != 0
+    assert refused.exception is None or isinstance(refused.exception, SystemExit)
+    assert word in refused.output
+
+
+def test_every_suite_has_cases_and_its_name_in_the_help() -> None:
+    assert set(SUITE_NAMES) == set(suite_names())
+    for name in SUITE_NAMES:
+        cases = [case for every in cases_of(name).values() for case in every]
+        assert len({case.attack for case in cases}) == len(cases) > 0
+        assert all(case.question.endswith("?") and case.margin > 0 for case in cases)
