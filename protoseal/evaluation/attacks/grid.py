@@ -250,7 +250,8 @@ class AttackGrid:
     ) -> Iterator[CaseRecord]:
         outcomes = [each for each in self._of_case(found, case, setting) if each.adversary != REFERENCE]
         seen = {each.adversary for each in outcomes}
-        outcomes += [_nothing(case, each.value) for each in case.adversaries if each.value not in seen]
+        if any(part.setting == setting and part.thinned == case.thinned for part in found):
+            outcomes += [_nothing(case, each.value) for each in case.adversaries if each.value not in seen]
         spent = [
             each.epsilon
             for part, each in found.items()

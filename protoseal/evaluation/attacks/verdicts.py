@@ -14,6 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+FEWEST_CLUSTERS = 8
+"""Fewest independent releases or runs over which an interval is estimated."""
+
 
 class Verdict(StrEnum):
     """Outcome of one attack on one configuration."""
@@ -86,12 +89,21 @@ def verdict_of(measured: Interval, undefended: Interval, *, chance: float, margi
 
 
 def clustered_interval(
-    statistic: Any, clusters: int, *, seed: int = 0, resamples: int = 400
+    statistic: Any,
+    clusters: int,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    seed: int = 0,
+    resamples: int = 400,
 ) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of ``statistic``, a function of cluster indices, over ``clusters`` clusters.
 
-    Whole clusters (all records of one release) are drawn together, because records of a release share its noise.
+    Whole clusters (all records of one release) are drawn together, because records of a release share its noise. A
+    bootstrap over fewer than :data:`FEWEST_CLUSTERS` means nothing: the interval is then ``bounds``, the statistic's
+    own range.
     """
+    if clusters < FEWEST_CLUSTERS:
+        return bounds
     rng = np.random.default_rng(seed)
     draws = [statistic(rng.integers(0, clusters, clusters)) for _ in range(resamples)]
     low, high = np.nanquantile(draws, (0.025, 0.975))
