@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protoseal.evaluation.attacks.grid import Part
     from protoseal.evaluation.attacks.records import AttackReport
 
-SUITE_NAMES = ("quick", "all", "inversion", "membership", "audit")
+SUITE_NAMES = ("quick", "all", "inversion", "membership", "labels", "protection", "audit")
 """Suites of :mod:`protoseal.evaluation.attacks.suites`, which ``--help`` need not import."""
 _LONG = 120.0
 """Seconds from which on a time is given in minutes."""

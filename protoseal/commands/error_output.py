@@ -20,7 +20,7 @@ R = TypeVar("R")
 SITE_EXTRA = frozenset(
     {
         *("dp_accounting", "jinja2", "matplotlib", "opacus", "PIL"),
-        *("safetensors", "sklearn", "torch", "torchvision"),
+        *("safetensors", "scipy", "sklearn", "torch", "torchvision"),
     }
 )
 """Modules of the distributions that pyproject.toml lists as the extra ``site``."""

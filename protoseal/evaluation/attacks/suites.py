@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from protoseal.evaluation.attacks.case import Case
+from protoseal.evaluation.attacks.label_inference import ClassFrequencies, Domains, Presence
 from protoseal.evaluation.attacks.membership import PrototypeMembership
 from protoseal.evaluation.attacks.noise_audit import NoiseAudit
+from protoseal.evaluation.attacks.protection_attacks import Comparison, KeyRecovery, KnownRows, Values
 from protoseal.evaluation.attacks.prototype_inversion import PrototypeInversion
+from protoseal.evaluation.attacks.transcripts import DependentMessages
 
 SAMPLES_BEHIND = (1, 2, 5, 20, 100)
 """Training samples behind a prototype that is inverted."""
@@ -25,6 +28,14 @@ def _membership() -> list[Case]:
     return [PrototypeMembership()]
 
 
+def _labels() -> list[Case]:
+    return [Presence(), ClassFrequencies(), Domains()]
+
+
+def _protection() -> list[Case]:
+    return [Values(), Comparison(), KnownRows(), KeyRecovery(), DependentMessages()]
+
+
 def _audit() -> list[Case]:
     return [NoiseAudit()]
 
@@ -32,6 +43,8 @@ def _audit() -> list[Case]:
 SUITES: Mapping[str, Callable[[], Sequence[Case]]] = {
     "inversion": _prototypes,
     "membership": _membership,
+    "labels": _labels,
+    "protection": _protection,
     "audit": _audit,
 }
 """Makers of each suite's cases."""
@@ -49,6 +62,7 @@ def cases_of(name: str) -> dict[str, Sequence[Case]]:
         return {
             "inversion": [PrototypeInversion(1, decoder=True)],
             "membership": [PrototypeMembership()],
+            "protection": [Values()],
             "audit": [NoiseAudit()],
         }
     return {each: make() for each, make in SUITES.items() if name in (ALL, each)}
