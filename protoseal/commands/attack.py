@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from protoseal.evaluation.attacks.grid import Part
     from protoseal.evaluation.attacks.records import AttackReport
 
-SUITE_NAMES = ("quick", "all", "inversion", "membership", "labels", "protection", "audit")
+SUITE_NAMES = (
+    "quick",
+    "all",
+    "inversion",
+    "membership",
+    "models",
+    "labels",
+    "protection",
+    "audit",
+    "poisoning",
+)
 """Suites of :mod:`protoseal.evaluation.attacks.suites`, which ``--help`` need not import."""
 _LONG = 120.0
 """Seconds from which on a time is given in minutes."""

@@ -63,7 +63,9 @@ class PrototypeMembership(Case):
             known = auxiliary(run, victim)
             for learned in readings(run, adversary, victim):
                 by_reading.setdefault(learned.reading, []).extend(_scores(run, victim, learned, known))
-        return [_measured(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores]
+        return [
+            measured_scores(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores
+        ]
 
 
 def _scores(run: RecordedRun, victim: str, learned: Learned, known: Auxiliary) -> Iterator[Scores]:
@@ -107,7 +109,11 @@ def _of_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, precis
     return Scores(*standard)
 
 
-def _measured(reading: str, scores: Sequence[Scores], epsilon: float | None) -> Measured:
+def measured_scores(reading: str, scores: Sequence[Scores], epsilon: float | None = None) -> Measured:
+    """Return the area under the ROC curve, with rates and curves; whole releases are resampled.
+
+    With ``epsilon`` the curve that it allows is beside.
+    """
     members = [each.members for each in scores]
     outsiders = [each.outsiders for each in scores]
 

@@ -3,9 +3,7 @@
 *Feature matching* minimises ‖f(x) − C‖² / ‖C‖² + w·TV(x) over images x (Mahendran and Vedaldi 2015, equation 3), from
 the class mean of public images. A *decoder* learns features → image on public images and is applied to the prototype.
 
-The metric is identification: a reconstruction is compared with one image behind the prototype and nine others of its
-class; an attack that learns nothing of the image finds it in one of ten. Comparisons are correlations after the class
-mean is subtracted, since a class mean alone resembles every image of its class.
+The metric is identification (:mod:`protoseal.evaluation.attacks.image_gallery`).
 
 Limit: the adversary has the victim's own feature extractor, which a run of PFPL does not send.
 """
@@ -13,10 +11,7 @@ Limit: the adversary has the victim's own feature extractor, which a run of PFPL
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from math import comb
-from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -24,31 +19,26 @@ from torch import Tensor, nn
 
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
 from protoseal.evaluation.attacks.case import Case, auxiliary
-from protoseal.evaluation.attacks.image_similarity import FIGURES, picture, similarities
-from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRun, Rows
-from protoseal.evaluation.attacks.verdicts import Measured, Picture, clustered_interval
+from protoseal.evaluation.attacks.image_gallery import (
+    GALLERY,
+    METRIC,
+    Trial,
+    measured_trials,
+    rivals_of,
+    trial,
+)
+from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRun
+from protoseal.evaluation.attacks.verdicts import Measured
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
-GALLERY = 10
-"""Images of a gallery: one behind the prototype, and others of its class."""
-PICTURES = 6
 _STEPS, _RATE, _SMOOTHING = 300, 0.1, 0.01
 _DECODER_STEPS, _DECODER_BATCH, _HIDDEN = 400, 64, 256
-
-
-@dataclass(frozen=True)
-class Reconstruction:
-    """Outcome for one release: the share of galleries in which an image behind it is found, and its similarities."""
-
-    found: float
-    similarities: Rows
-    picture: Picture
 
 
 class PrototypeInversion(Case):
     """Case of reconstruction from prototypes with ``samples`` images behind each."""
 
-    metric = f"right image found among {GALLERY} of its class"
+    metric = METRIC
     chance, margin = 1.0 / GALLERY, 0.2
     question = "Can the adversary reconstruct an image well enough to recognise it?"
     not_covered = (
@@ -68,33 +58,34 @@ class PrototypeInversion(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Reconstruct from every prototype of that many samples, for each reading of the adversary's view."""
-        found: dict[str, list[Reconstruction]] = {}
+        found: dict[str, list[list[Trial]]] = {}
         for victim in run.sites:
             for learned in readings(run, adversary, victim):
                 found.setdefault(learned.reading, []).extend(self._of_victim(run, victim, learned))
-        return [_measured(reading, results) for reading, results in found.items() if results]
+        return [measured_trials(reading, releases) for reading, releases in found.items() if releases]
 
-    def _of_victim(self, run: RecordedRun, victim: str, learned: Learned) -> list[Reconstruction]:
-        known, site = auxiliary(run, victim), run.sites[victim]
-        classes = [
-            int(k) for k in np.unique(learned.labels) if (site.train.labels == k).sum() == self.samples
-        ]
-        others = {k: _others(known.outsiders, known.public, k) for k in classes}
-        classes = [k for k in classes if len(others[k]) >= GALLERY - 1]
-        if not classes:
+    def _of_victim(self, run: RecordedRun, victim: str, learned: Learned) -> list[list[Trial]]:
+        """Return the trials of each release, one for each image behind it."""
+        known, train = auxiliary(run, victim), run.sites[victim].train
+        asked = [int(k) for k in np.unique(learned.labels) if (train.labels == k).sum() == self.samples]
+        rivals = {k: others for k in asked if (others := rivals_of(known, k)) is not None}
+        if not rivals:
             return []
-        rows = [learned.of_class(k) for k in classes]
+        rows = [learned.of_class(k) for k in rivals]
         targets = torch.from_numpy(np.concatenate(rows)).float()
         if self._decoder:
             made = decoder_of(run, victim)(targets)
         else:
-            repeats = [k for k, each in zip(classes, rows, strict=True) for _ in each]
-            made = matched(site.model, targets, _class_means(known.public, repeats), _range(known.public))
-        parts = torch.split(made, [len(each) for each in rows])
-        names = run.agreement.classes
+            repeats = [k for k, each in zip(rivals, rows, strict=True) for _ in each]
+            starts = _class_means(known.public, repeats)
+            made = matched(run.sites[victim].model, targets, starts, _range(known.public))
+        names, parts = run.agreement.classes, torch.split(made, [len(each) for each in rows])
         return [
-            _identified(part, site.train.of_class(k).inputs, others[k], f"class {names[k]} at {victim}")
-            for k, part in zip(classes, parts, strict=True)
+            [
+                trial(image, part, others, f"class {names[k]} at {victim}")
+                for image in train.of_class(k).inputs
+            ]
+            for part, (k, others) in zip(parts, rivals.items(), strict=True)
         ]
 
 
@@ -157,64 +148,9 @@ def _variation(images: Tensor) -> Tensor:
     )
 
 
-def _others(outsiders: LabelledImages, public: LabelledImages, number: int) -> Tensor:
-    return torch.cat([outsiders.of_class(number).inputs, public.of_class(number).inputs])
-
-
 def _class_means(public: LabelledImages, classes: Sequence[int]) -> Tensor:
     return torch.stack([public.of_class(k).inputs.mean(dim=0) for k in classes])
 
 
 def _range(public: LabelledImages) -> tuple[float, float]:
     return float(public.inputs.min()), float(public.inputs.max())
-
-
-def _identified(made: Tensor, behind: Tensor, others: Tensor, title: str) -> Reconstruction:
-    """Compare the reconstructions of one release with the images behind it and with others of the class."""
-    mean = others.flatten(1).mean(dim=0)
-    right, wrong = (
-        _correlation(each.flatten(1) - mean, made.flatten(1) - mean).max(dim=1).values.numpy()
-        for each in (behind, others)
-    )
-    best = made[:1]
-    original = "original" if len(behind) == 1 else f"one of {len(behind)} originals"
-    shown = {original: behind[0], "reconstruction": best[0], "class mean": others.mean(dim=0)}
-    return Reconstruction(
-        found=float(np.mean([_first_of_gallery(score, wrong) for score in right])),
-        similarities=similarities(best, behind[:1], others[:1]),
-        picture=Picture(title, {name: picture(each) for name, each in shown.items()}),
-    )
-
-
-def _first_of_gallery(score: float, wrong: Rows) -> float:
-    """Return the share of galleries, over all draws of the others, in which ``score`` is the highest."""
-    below, rivals = int((wrong < score).sum()), GALLERY - 1
-    return comb(below, rivals) / comb(len(wrong), rivals)
-
-
-def _correlation(images: Tensor, others: Tensor) -> Tensor:
-    """Return the cosines (A, B) of rows of two matrices."""
-    products: Tensor = nn.functional.normalize(images, dim=1) @ nn.functional.normalize(others, dim=1).T
-    return products
-
-
-def _measured(reading: str, results: Sequence[Reconstruction]) -> Measured:
-    rates = np.array([each.found for each in results])
-    low, high = clustered_interval(lambda chosen: float(rates[chosen].mean()), len(rates))
-    value = float(rates.mean())
-    with catch_warnings(action="ignore", category=RuntimeWarning):  # a figure may be NaN for all images
-        means = np.nanmean(np.array([each.similarities for each in results]), axis=0)
-    named = {
-        f"{name} with {image}": float(means[i, j])
-        for j, name in enumerate(FIGURES)
-        for i, image in enumerate(("the image", "another of its class"))
-    }
-    return Measured(
-        value=value,
-        low=min(low, value),
-        high=max(high, value),
-        trials=len(rates),
-        basis=reading,
-        details={name: number for name, number in named.items() if np.isfinite(number)},
-        pictures=tuple(each.picture for each in results[:PICTURES]),
-    )

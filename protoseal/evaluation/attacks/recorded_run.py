@@ -9,6 +9,7 @@ messages, and the truth only scores it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from agreement import Agreement
+from crypto.work_pool import Pool
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
@@ -155,16 +157,18 @@ def record_run(config: SimulationConfig, seed: int, *, samples: Sequence[int] = 
     :func:`protoseal.simulation.experiment.simulate`.
     """
     scene = scene_of(config, seed)
-    if samples:
-        scene = thinned(scene, samples)
-    agreement = scene.agreement(config.method)
-    if not config.protection.ckks_key:
-        return _recorded(scene, agreement, None)
-    with Workers(config.workers or 1) as pool:
-        return _recorded(scene, agreement, pool)
+    return record_scene(thinned(scene, samples) if samples else scene)
 
 
-def _recorded(scene: Scene, agreement: Agreement, pool: Any) -> RecordedRun:
+def record_scene(scene: Scene) -> RecordedRun:
+    """Simulate and record one run on a scene's data."""
+    config = scene.config
+    pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
+    with pool as executor:
+        return _recorded(scene, scene.agreement(config.method), executor)
+
+
+def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> RecordedRun:
     ends: list[RecordedRun] = []
     downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from protoseal.evaluation.attacks.case import Case
+from protoseal.evaluation.attacks.extractor_membership import ExtractorMembership
 from protoseal.evaluation.attacks.label_inference import ClassFrequencies, Domains, Presence
 from protoseal.evaluation.attacks.membership import PrototypeMembership
 from protoseal.evaluation.attacks.noise_audit import NoiseAudit
+from protoseal.evaluation.attacks.poisoning import poisoning_cases
 from protoseal.evaluation.attacks.protection_attacks import Comparison, KeyRecovery, KnownRows, Values
 from protoseal.evaluation.attacks.prototype_inversion import PrototypeInversion
 from protoseal.evaluation.attacks.transcripts import DependentMessages
+from protoseal.evaluation.attacks.update_inversion import StandStill, UpdateInversion
 
 SAMPLES_BEHIND = (1, 2, 5, 20, 100)
 """Training samples behind a prototype that is inverted."""
@@ -28,6 +31,10 @@ def _membership() -> list[Case]:
     return [PrototypeMembership()]
 
 
+def _models() -> list[Case]:
+    return [*map(UpdateInversion, (1, 4, None)), StandStill(), ExtractorMembership()]
+
+
 def _labels() -> list[Case]:
     return [Presence(), ClassFrequencies(), Domains()]
 
@@ -43,9 +50,11 @@ def _audit() -> list[Case]:
 SUITES: Mapping[str, Callable[[], Sequence[Case]]] = {
     "inversion": _prototypes,
     "membership": _membership,
+    "models": _models,
     "labels": _labels,
     "protection": _protection,
     "audit": _audit,
+    "poisoning": poisoning_cases,
 }
 """Makers of each suite's cases."""
 QUICK, ALL = "quick", "all"

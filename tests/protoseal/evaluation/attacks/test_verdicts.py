@@ -11,8 +11,9 @@ from crypto import rotation
 from crypto.pairwise import masks, unmask
 from crypto.protection import Words
 from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.image_gallery import GALLERY
 from protoseal.evaluation.attacks.membership import PrototypeMembership
-from protoseal.evaluation.attacks.prototype_inversion import GALLERY, PrototypeInversion
+from protoseal.evaluation.attacks.prototype_inversion import PrototypeInversion
 from protoseal.evaluation.attacks.recorded_run import RecordedRun
 from protoseal.evaluation.attacks.statistics import allowed_by, auc, true_positive_rate
 from protoseal.evaluation.attacks.verdicts import Measured, Verdict, clustered_interval, verdict_of

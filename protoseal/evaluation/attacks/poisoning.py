@@ -1,0 +1,210 @@
+"""Poisoning and backdoors by one site in five, and what each costs the honest sites.
+
+Every attack runs twice: with the checks of the product, and without (:func:`.poisoned_run.without_bounds`). The
+difference to the run in which no site is malicious is paired by seed and honest site.
+
+Limit: a few seeds show large losses alone. A loss below the margin is no proof of robustness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from agreement import Traits
+from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.case import Case, joined
+from protoseal.evaluation.attacks.poisoned_run import Ended, Poison, poisoned, without_bounds
+from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows
+from protoseal.evaluation.attacks.verdicts import FEWEST_CLUSTERS, Measured
+from protoseal.simulation.config import SimulationConfig
+
+TARGET = 0
+"""Class for which the backdoor's images are to be taken."""
+BOOST = -1000.0
+"""Factor of a scaled upload, which is then shortened to the agreed bounds: bounds decide how much it does."""
+_CLAIM = 10**6
+_RESAMPLES = 2000
+
+
+# Behaviour of malicious sites
+
+
+def flipped(images: LabelledImages, classes: int) -> LabelledImages:
+    """Give each sample the label of the class opposite to its own."""
+    return LabelledImages(images.inputs, classes - 1 - images.labels)
+
+
+def triggered(images: LabelledImages) -> LabelledImages:
+    """Return the images of other classes than the target with a bright corner, labelled as the target.
+
+    Of records that are no images, the last quarter of the features takes the place of the corner.
+    """
+    other = images.take(np.flatnonzero(images.labels != TARGET))
+    inputs, size = other.inputs.clone(), max(1, images.inputs.shape[-1] // 4)
+    corner = inputs[..., -size:, -size:] if inputs.ndim > 2 else inputs[:, -size:]
+    corner.fill_(float(images.inputs.max()))
+    return LabelledImages(inputs, np.full_like(other.labels, TARGET))
+
+
+def with_backdoor(images: LabelledImages, classes: int) -> LabelledImages:  # noqa: ARG001 (the interface's argument)
+    """Return the images, and triggered ones besides."""
+    return joined([images, triggered(images)])
+
+
+def shifted(rows: Rows, labels: Labels, sites: int) -> Rows:
+    """Shift each prototype towards the next class, so far that the mean over equal sites arrives there."""
+    following = {int(k): rows[labels == k].mean(axis=0) for k in np.unique(labels)}
+    classes = max(following) + 1
+    towards = np.array([following.get((int(k) + 1) % classes, following[int(k)]) for k in labels])
+    return np.asarray(rows + sites * (towards - rows))
+
+
+def multiplied(factor: float, samples: int = 1) -> Poison:
+    """Return the behaviour of a site that multiplies its prototypes, and its change of the model, by ``factor``."""
+    return Poison(rows=lambda rows, labels, sites: rows * factor, factor=factor, samples=samples)
+
+
+# Cases
+
+
+class CleanRuns:
+    """Runs without a malicious site, each made once for all cases."""
+
+    def __init__(self) -> None:
+        self._ended: dict[tuple[str, int], Ended] = {}
+
+    def of(self, config: SimulationConfig, seed: int) -> Ended:
+        """Return the results of the sites that are honest in the poisoned run too."""
+        key = (config.model_dump_json(exclude={"out", "seeds"}), seed)
+        if key not in self._ended:
+            self._ended[key] = poisoned(config, seed, Poison(), triggered)
+        return self._ended[key]
+
+
+@dataclass(frozen=True)
+class Poisoning(Case):
+    """Case of one kind of poison, measured as the mean accuracy that honest sites lose.
+
+    ``backdoor`` measures instead how many more triggered test images the honest sites take for the target.
+    ``applies`` is false for methods that give the poison no way out. The reference is the same poison without bounds.
+
+    Each run stands for ``repeats`` seeds. The interval is a bootstrap over these, and over the honest sites of each:
+    sites of a seed receive the same poison, so that few seeds may give too narrow an interval.
+    """
+
+    attack: str
+    question: str
+    poison: Poison
+    metric: str = "accuracy lost, honest sites' mean beyond a run without poison"
+    backdoor: bool = False
+    applies: Callable[[Traits], bool] = lambda traits: True
+    repeats: int = 2
+    clean: CleanRuns = field(default_factory=CleanRuns, repr=False, compare=False)
+    chance: float = 0.0
+    margin: float = 0.05
+    not_covered: str = (
+        "More malicious sites, sites that adapt to the others' values or act over many rounds, and losses below the"
+        " margin."
+    )
+    adversaries: Sequence[Adversary] = (Adversary.PEER,)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Measure the attack against the run's configuration with its checks; nothing if it does not apply."""
+        if adversary not in self.adversaries or not self.applies(run.agreement.method.traits):
+            return ()
+        return (self._measured(run.config, run.seed, "poison within the agreed bounds"),)
+
+    def reference(self, run: RecordedRun) -> Measured | None:
+        """Measure the attack where no bound acts; None if it does not apply."""
+        return self.without_checks(run) if self.applies(run.agreement.method.traits) else None
+
+    def without_checks(self, run: RecordedRun) -> Measured:
+        """Measure the attack where no bound acts."""
+        return self._measured(without_bounds(run.config), run.seed, "poison without bounds")
+
+    def _measured(self, config: SimulationConfig, seed: int, basis: str) -> Measured:
+        seeds = range(seed * self.repeats, (seed + 1) * self.repeats)
+        pairs = [
+            (self.clean.of(config, each), poisoned(config, each, self.poison, triggered)) for each in seeds
+        ]
+        lost = np.array([_lost(clean.accuracy, dirty.accuracy) for clean, dirty in pairs])
+        gained = -np.array([_lost(clean.triggered, dirty.triggered) for clean, dirty in pairs])
+        gains = gained if self.backdoor else lost
+        low, high = _interval(gains)
+        value = float(gains.mean())
+        return Measured(
+            value=value,
+            low=min(low, value),
+            high=max(high, value),
+            trials=gains.size,
+            basis=basis,
+            details={
+                "accuracy without poison": _mean(clean.accuracy for clean, _ in pairs),
+                "accuracy lost": float(lost.mean()),
+                "triggered images taken for the target": _mean(dirty.triggered for _, dirty in pairs),
+            },
+        )
+
+
+def _lost(clean: Mapping[str, float], dirty: Mapping[str, float]) -> list[float]:
+    return [clean[name] - dirty[name] for name in sorted(clean)]
+
+
+def _mean(figures: Iterable[Mapping[str, float]]) -> float:
+    return float(np.mean([list(each.values()) for each in figures]))
+
+
+def _interval(gains: Rows) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of (seeds, sites): seeds are drawn, then sites of each.
+
+    Fewer than :data:`FEWEST_CLUSTERS` pairs of a seed and a site give the widest interval.
+    """
+    if gains.size < FEWEST_CLUSTERS:
+        return -1.0, 1.0
+    rng, (seeds, sites) = np.random.default_rng(0), gains.shape
+    drawn = rng.integers(0, seeds, (_RESAMPLES, seeds, 1))
+    of_each = rng.integers(0, sites, (_RESAMPLES, seeds, sites))
+    low, high = np.quantile(gains[drawn, of_each].mean(axis=(1, 2)), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def poisoning_cases(repeats: int = 2) -> tuple[Poisoning, ...]:
+    """Return all cases, which share their runs without poison."""
+    make, words = (
+        partial(Poisoning, repeats=repeats, clean=CleanRuns()),
+        "Do honest sites lose accuracy if ",
+    )
+    return (
+        make("label flip", words + "one site in five trains with wrong labels?", Poison(data=flipped)),
+        make(
+            "sign flip", words + "one site in five uploads the opposite of what it learnt?", multiplied(-1.0)
+        ),
+        make(
+            "scaled upload",
+            words + "one in five uploads that opposite as large as bounds allow?",
+            multiplied(BOOST),
+        ),
+        make(
+            "prototype shift",
+            words + "one site in five moves its prototypes to other classes?",
+            Poison(rows=shifted),
+            applies=lambda traits: traits.prototypes,
+        ),
+        make(
+            "inflated sample count",
+            words + "one site in five uploads the opposite, and claims to have very many samples?",
+            multiplied(-1.0, _CLAIM),
+            applies=lambda traits: traits.weighted,
+        ),
+        make(
+            "backdoor",
+            "Do honest sites take marked images for another class if one site in five trains with such marks?",
+            Poison(data=with_backdoor),
+            metric="marked images taken for the target, honest sites' mean beyond a run without poison",
+            backdoor=True,
+        ),
+    )
