@@ -3,7 +3,7 @@
 - Presence: sites state their classes in the clear, in every protection, because the coordinator counts holders.
 - Class frequencies: counts that are sent in the clear; the numbers of local prototypes of a class; the biases of an
   uploaded classifier, since training raises those of frequent classes; and the lengths of prototypes, since training
-  lengthens those of frequent classes. A rotation keeps lengths.
+  lengthens those of frequent classes, and noise those of rare ones. A rotation keeps lengths.
 - Domains: of two sites' prototypes of a class, the one nearer to public samples of a domain is said to be from it.
 
 An extractor shows by itself on which domain it was trained, and so would any vector that is read under it. Two sites'
@@ -150,6 +150,8 @@ def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterat
         mean = np.where(held, lengths, 0.0).sum(axis=0) / np.maximum(held.sum(axis=0), 1)
         own = lengths - mean
         excess = own if np.nanmax(np.abs(own), initial=0.0) > 0 else lengths
+        if run.agreement.privacy is not None:
+            excess = -excess  # noise lengthens the means of rare classes, which divide it by fewer records
         yield Estimate(f"lengths of {parts[0].reading}", dict(zip(learned, excess, strict=True)))
 
 
