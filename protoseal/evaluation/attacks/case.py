@@ -20,7 +20,8 @@ class Case(ABC):
 
     The attack succeeds at ``chance + margin`` of ``metric``. ``question`` is what the attack answers, in words that a
     reader without cryptography understands; ``not_covered`` says what its failure does not show. A ``thinned`` case
-    runs on sites with few samples of each class, as :func:`.recorded_run.thinned` makes them.
+    runs on sites with few samples of each class, as :func:`.recorded_run.thinned` makes them. ``samples`` is the number
+    of samples behind what is attacked, where the case fixes it.
     """
 
     attack: str
@@ -30,6 +31,7 @@ class Case(ABC):
     question: str
     not_covered: str
     thinned: bool = False
+    samples: int | None = None
     adversaries: Sequence[Adversary] = tuple(Adversary)
 
     @property

@@ -190,8 +190,7 @@ class AttackGrid:
             if stored.attacks == names:
                 return stored
         start = time.monotonic()
-        few = sorted({ENOUGH, *(getattr(case, "samples", ENOUGH) for case in cases)})
-        run = record_run(config, part.seed, samples=few if part.thinned else ())
+        run = record_run(config, part.seed, samples=_samples_behind(cases) if part.thinned else ())
         outcomes = tuple(_outcome(case, who, each) for case, who, each in _attacked(run, cases))
         seconds = time.monotonic() - start
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -261,6 +260,10 @@ class AttackGrid:
         for adversary, reading in dict.fromkeys((each.adversary, each.reading) for each in outcomes):
             same = [each for each in outcomes if (each.adversary, each.reading) == (adversary, reading)]
             yield _record(suite, case, setting, epsilon, _combined(same), undefended)
+
+
+def _samples_behind(cases: Sequence[Case]) -> list[int]:
+    return sorted({ENOUGH, *(case.samples for case in cases if case.samples is not None)})
 
 
 def _attacked(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case, str, Measured]]:
@@ -337,7 +340,7 @@ def _record(
         question=case.question,
         protection=setting.protection,
         epsilon=epsilon,
-        samples_behind=getattr(case, "samples", None),
+        samples_behind=case.samples,
         metric=case.metric,
         undefended=undefended.value,
         undefended_low=undefended.low,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from protoseal.evaluation.attacks.case import Case
 from protoseal.evaluation.attacks.extractor_membership import ExtractorMembership
@@ -47,7 +47,7 @@ def _audit() -> list[Case]:
     return [NoiseAudit()]
 
 
-SUITES: Mapping[str, Callable[[], Sequence[Case]]] = {
+SUITES: dict[str, Callable[[], Sequence[Case]]] = {
     "inversion": _prototypes,
     "membership": _membership,
     "models": _models,

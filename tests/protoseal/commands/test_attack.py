@@ -11,8 +11,11 @@ from click.testing import CliRunner, Result
 
 from protoseal.cli import main
 from protoseal.commands.attack import SUITE_NAMES
+from protoseal.evaluation.attacks import extractor_membership, update_inversion
 from protoseal.evaluation.attacks import grid as grid_module
+from protoseal.evaluation.attacks import suites as suites_module
 from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.poisoning import poisoning_cases
 from protoseal.evaluation.attacks.suites import cases_of, suite_names
 
 FILE = """
@@ -125,3 +128,20 @@ def test_every_suite_has_cases_and_its_name_in_the_help() -> None:
         cases = [case for every in cases_of(name).values() for case in every]
         assert len({case.attack for case in cases}) == len(cases) > 0
         assert all(case.question.endswith("?") and case.margin > 0 for case in cases)
+
+
+@pytest.mark.full
+def test_every_attack_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attack is made short here, and its strength is tested elsewhere."""
+    monkeypatch.setattr(update_inversion, "REPEATS", 1)
+    monkeypatch.setattr(update_inversion, "_STEPS", 5)
+    monkeypatch.setattr(extractor_membership, "SHADOWS", 2)
+    monkeypatch.setitem(suites_module.SUITES, "poisoning", lambda: poisoning_cases(repeats=1))
+    settings = ("--method", "fedplcc", "--split", "dirichlet:0.5", "--set", "dim=8")
+    done = attack(tmp_path, *settings, suite="all")
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "out" / "attacks.json").read_text(encoding="utf-8"))
+    attacks = {case["attack"] for case in report["cases"]}
+    every = {case.attack for cases in cases_of("all").values() for case in cases}
+    assert len(attacks) > 0.6 * len(every)  # some need noise, a key, or domains
+    assert attacks <= every
