@@ -71,17 +71,20 @@ def multiplied(factor: float, samples: int = 1) -> Poison:
 # Cases
 
 
-class CleanRuns:
-    """Runs without a malicious site, each made once for all cases."""
+HONEST = Poison()
+
+
+class EndedRuns:
+    """Runs with and without poison, each made once for all cases and protections that share it."""
 
     def __init__(self) -> None:
-        self._ended: dict[tuple[str, int], Ended] = {}
+        self._ended: dict[tuple[str, int, Poison], Ended] = {}
 
-    def of(self, config: SimulationConfig, seed: int) -> Ended:
-        """Return the results of the sites that are honest in the poisoned run too."""
-        key = (config.model_dump_json(exclude={"out", "seeds"}), seed)
+    def of(self, config: SimulationConfig, seed: int, poison: Poison = HONEST) -> Ended:
+        """Return the results of the sites that are honest in a poisoned run."""
+        key = (config.model_dump_json(exclude={"out", "seeds"}), seed, poison)
         if key not in self._ended:
-            self._ended[key] = poisoned(config, seed, Poison(), triggered)
+            self._ended[key] = poisoned(config, seed, poison, triggered)
         return self._ended[key]
 
 
@@ -103,7 +106,7 @@ class Poisoning(Case):
     backdoor: bool = False
     applies: Callable[[Traits], bool] = lambda traits: True
     repeats: int = 2
-    clean: CleanRuns = field(default_factory=CleanRuns, repr=False, compare=False)
+    runs: EndedRuns = field(default_factory=EndedRuns, repr=False, compare=False)
     chance: float = 0.0
     margin: float = 0.05
     not_covered: str = (
@@ -128,9 +131,7 @@ class Poisoning(Case):
 
     def _measured(self, config: SimulationConfig, seed: int, basis: str) -> Measured:
         seeds = range(seed * self.repeats, (seed + 1) * self.repeats)
-        pairs = [
-            (self.clean.of(config, each), poisoned(config, each, self.poison, triggered)) for each in seeds
-        ]
+        pairs = [(self.runs.of(config, each), self.runs.of(config, each, self.poison)) for each in seeds]
         lost = np.array([_lost(clean.accuracy, dirty.accuracy) for clean, dirty in pairs])
         gained = -np.array([_lost(clean.triggered, dirty.triggered) for clean, dirty in pairs])
         gains = gained if self.backdoor else lost
@@ -173,9 +174,9 @@ def _interval(gains: Rows) -> tuple[float, float]:
 
 
 def poisoning_cases(repeats: int = 2) -> tuple[Poisoning, ...]:
-    """Return all cases, which share their runs without poison."""
+    """Return all cases, which share their runs."""
     make, words = (
-        partial(Poisoning, repeats=repeats, clean=CleanRuns()),
+        partial(Poisoning, repeats=repeats, runs=EndedRuns()),
         "Do honest sites lose accuracy if ",
     )
     return (

@@ -10,14 +10,15 @@ Limit: the adversary has the victim's own feature extractor, which a run of PFPL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
+from protoseal.evaluation.attacks.adversaries import Adversary, readings
 from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.image_gallery import (
     GALLERY,
@@ -27,7 +28,7 @@ from protoseal.evaluation.attacks.image_gallery import (
     rivals_of,
     trial,
 )
-from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRun
+from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun
 from protoseal.evaluation.attacks.verdicts import Measured
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
@@ -60,33 +61,51 @@ class PrototypeInversion(Case):
         """Reconstruct from every prototype of that many samples, for each reading of the adversary's view."""
         found: dict[str, list[list[Trial]]] = {}
         for victim in run.sites:
-            for learned in readings(run, adversary, victim):
-                found.setdefault(learned.reading, []).extend(self._of_victim(run, victim, learned))
+            for each in reconstructions(run, adversary, victim, decoder=self._decoder):
+                found.setdefault(each.reading, []).extend(self._trials(run, victim, each))
         return [measured_trials(reading, releases) for reading, releases in found.items() if releases]
 
-    def _of_victim(self, run: RecordedRun, victim: str, learned: Learned) -> list[list[Trial]]:
-        """Return the trials of each release, one for each image behind it."""
+    def _trials(self, run: RecordedRun, victim: str, made: Reconstructed) -> Iterator[list[Trial]]:
+        """Yield the trials of each release of that many samples, one for each image behind it."""
         known, train = auxiliary(run, victim), run.sites[victim].train
-        asked = [int(k) for k in np.unique(learned.labels) if (train.labels == k).sum() == self.samples]
-        rivals = {k: others for k in asked if (others := rivals_of(known, k)) is not None}
-        if not rivals:
-            return []
-        rows = [learned.of_class(k) for k in rivals]
-        targets = torch.from_numpy(np.concatenate(rows)).float()
-        if self._decoder:
+        for k in np.unique(made.labels):
+            behind, others = train.of_class(int(k)).inputs, rivals_of(known, int(k))
+            if len(behind) == self.samples and others is not None:
+                title, images = f"class {run.agreement.classes[k]} at {victim}", made.of_class(int(k))
+                yield [trial(image, images, others, title) for image in behind]
+
+
+@dataclass(frozen=True)
+class Reconstructed:
+    """Images (M, …) of classes ``labels`` (M,), one for each row of a reading."""
+
+    reading: str
+    images: Tensor = field(repr=False)
+    labels: Labels = field(repr=False)
+
+    def of_class(self, number: int) -> Tensor:
+        """Return the images of one class."""
+        return self.images[torch.from_numpy(self.labels == number)]
+
+
+@lru_cache(maxsize=64)
+def reconstructions(
+    run: RecordedRun, adversary: Adversary, victim: str, *, decoder: bool
+) -> tuple[Reconstructed, ...]:
+    """Return images for all rows of each reading: cases of other numbers of samples use the same."""
+    public, model = auxiliary(run, victim).public, run.sites[victim].model
+    result = []
+    for learned in readings(run, adversary, victim):
+        known = np.isin(learned.labels, public.labels)
+        labels, targets = learned.labels[known], torch.from_numpy(learned.rows[known]).float()
+        if not len(labels):
+            continue
+        if decoder:
             made = decoder_of(run, victim)(targets)
         else:
-            repeats = [k for k, each in zip(rivals, rows, strict=True) for _ in each]
-            starts = _class_means(known.public, repeats)
-            made = matched(run.sites[victim].model, targets, starts, _range(known.public))
-        names, parts = run.agreement.classes, torch.split(made, [len(each) for each in rows])
-        return [
-            [
-                trial(image, part, others, f"class {names[k]} at {victim}")
-                for image in train.of_class(k).inputs
-            ]
-            for part, (k, others) in zip(parts, rivals.items(), strict=True)
-        ]
+            made = matched(model, targets, _class_means(public, labels.tolist()), _range(public))
+        result.append(Reconstructed(learned.reading, made, labels))
+    return tuple(result)
 
 
 def matched(model: PrototypeModel, targets: Tensor, starts: Tensor, within: tuple[float, float]) -> Tensor:

@@ -136,12 +136,10 @@ def test_every_attack_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(update_inversion, "REPEATS", 1)
     monkeypatch.setattr(update_inversion, "_STEPS", 5)
     monkeypatch.setattr(extractor_membership, "SHADOWS", 2)
-    monkeypatch.setitem(suites_module.SUITES, "poisoning", lambda: poisoning_cases(repeats=1))
+    monkeypatch.setitem(suites_module.SUITES, "poisoning", lambda: poisoning_cases(repeats=1)[-2:])
     settings = ("--method", "fedplcc", "--split", "dirichlet:0.5", "--set", "dim=8")
     done = attack(tmp_path, *settings, suite="all")
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "out" / "attacks.json").read_text(encoding="utf-8"))
-    attacks = {case["attack"] for case in report["cases"]}
-    every = {case.attack for cases in cases_of("all").values() for case in cases}
-    assert len(attacks) > 0.6 * len(every)  # some need noise, a key, or domains
-    assert attacks <= every
+    suites = {case["suite"] for case in report["cases"]}
+    assert suites == set(cases_of("all")) - {"audit"}  # without noise there is none to audit

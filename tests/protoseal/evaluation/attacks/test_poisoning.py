@@ -86,7 +86,7 @@ def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
     # The double is a coordinator that has lost its check; rows may then be as long as the check of the mean permits.
     monkeypatch.setattr(plain_sums, "_check_rows", lambda rows, holds, bound: None)
     monkeypatch.setattr(poisoned_run, "project_to_norm", lambda rows, bound: project_to_norm(rows, 4 * bound))
-    (double,) = case.measure(run, Adversary.PEER)
+    (double,) = case_of(SCALED).measure(run, Adversary.PEER)
     assert verdict(case, double, undefended) is Verdict.NOT_DEFENDED
 
 
