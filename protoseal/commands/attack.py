@@ -83,12 +83,13 @@ def attack(
 ) -> None:
     """Try attacks on a configuration of `protoseal simulate`, beside the same system undefended.
 
-    SUITE is quick (one short attack of each kind), inversion, membership, or all. Each configuration is simulated on
-    its own data and model, every message is recorded, and each adversary attacks with what it saw: the coordinator,
-    one other site, all other sites together, and the coordinator with one site. The undefended system (plain, no
-    noise) is attacked first: an attack that fails there proves nothing, and says so.
+    SUITE is one of the suites, all of them, or quick: one short attack of four kinds. Each configuration is simulated
+    on its own data and model, every message is recorded, and each adversary attacks with what it saw: the coordinator,
+    one other site, all other sites together, and the coordinator with one site. The audit plays the noise mechanism by
+    itself, and poisoning runs further simulations. The undefended system (plain, no noise) is attacked first: an attack
+    that fails there proves nothing, and says so.
 
-    Nothing leaves this machine. Results are in --out: attacks.json and report.html. Finished runs are not repeated.
+    Nothing leaves this machine. Results are in --out: attacks.json and report.html. A second start tries what is left.
     """
     from protoseal.evaluation.attacks.grid import AttackGrid
     from protoseal.evaluation.attacks.page import write_page
@@ -100,9 +101,17 @@ def attack(
     grid = AttackGrid(
         loaded, cases_of(suite), loaded.out, protections=protections, epsilons=epsilons, command=command
     )
-    click.echo(f"{grid.runs} runs to attack, in about {_minutes(grid.estimated_seconds())}", err=True)
-    report = grid.run(_Announcer(grid.runs))
-    write_page(loaded.out, report)
+    seconds = _minutes(grid.training_seconds())
+    click.echo(
+        f"{grid.runs} runs to attack; training them takes about {seconds}, attacks come on top", err=True
+    )
+    announcer = _Announcer(grid.runs)
+
+    def publish(part: Part, report: AttackReport) -> None:
+        announcer(part)
+        write_page(loaded.out, report)
+
+    report = grid.run(publish)
     if as_json:
         click.echo(report.model_dump_json(by_alias=True, indent=2))
         return

@@ -1,11 +1,12 @@
-"""What each adversary of the trust model learns of one site's prototypes, computed from the messages of a recorded run.
+"""Readings of one site's prototypes by each adversary of the trust model, from the messages of a recorded run.
 
 A *reading* is one way to turn a view into vectors for the victim's classes. An adversary may have several: a
 coordinator of a masked sum has the victim's masked upload and the mean that it opened. A reading of protected bytes
 takes them as if nothing protected them, so that a protection that was silently left out shows as a successful attack.
 
-Limits: the colluding sites here are honest but curious: they follow the protocol and share what they hold. Under
-FedPC with several groups, and under FedPLCC, colluding sites do not subtract their own part from the mixed results.
+Limits: the colluding sites here are honest but curious: they follow the protocol and share what they hold. The one
+other site is the one that shares most classes with the victim. Under FedPC with several groups, and under FedPLCC,
+colluding sites do not subtract their own part from the mixed results.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Learned:
 @lru_cache(maxsize=64)
 def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[Learned, ...]:
     """Return what the adversary learns of the victim's prototypes, one entry for each reading, the best last."""
-    accomplice = min(name for name in run.sites if name != victim)
+    accomplice = accomplice_of(run, victim)
     match adversary:
         case Adversary.COORDINATOR:
             return (*_uploaded(run, victim), *_opened_mean(run, victim, []))
@@ -81,6 +82,12 @@ def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[Learn
             return tuple(_from_results(run, victim, sorted(set(run.sites) - {victim})))
         case Adversary.COLLUSION:
             return tuple(_with_secrets(run, victim, accomplice))
+
+
+def accomplice_of(run: RecordedRun, victim: str) -> str:
+    """Return the one other site: of those that share most classes with the victim, the first by name."""
+    own, others = set(run.sites[victim].labels.tolist()), sorted(set(run.sites) - {victim})
+    return max(others, key=lambda name: len(own & set(run.sites[name].labels.tolist())))
 
 
 # The coordinator's readings
@@ -158,14 +165,17 @@ def _from_results(run: RecordedRun, victim: str, sites: list[str]) -> Iterator[L
 
 def _others_combination(run: RecordedRun, victim: str, sites: list[str]) -> Learned:
     """Return the combination of peers that a site received; several sites solve theirs for the victim's prototypes."""
-    own = run.sites[sites[0]].received
-    shared = np.intersect1d(np.flatnonzero(own.has_personal), run.sites[victim].labels)
+    received = {name: set(np.flatnonzero(run.sites[name].received.has_personal).tolist()) for name in sites}
+    shared = np.array(
+        [k for k in np.unique(run.sites[victim].labels) if any(k in each for each in received.values())]
+    )
     if len(sites) == 1:
         combined = np.array([_combined(run, sites[0], int(k)) for k in shared])
         return Learned(
             "the combination of its peers that it received", combined.reshape(-1, run.agreement.dim), shared
         )
-    solved = np.array([_solved(run, sites, int(k)) for k in shared]).reshape(-1, run.agreement.dim)
+    holders = {int(k): [name for name in sites if k in received[name]] for k in shared}
+    solved = np.array([_solved(run, names, k) for k, names in holders.items()]).reshape(-1, run.agreement.dim)
     return Learned("the victim's prototypes, solved from the sites' results", solved, shared)
 
 
@@ -175,13 +185,12 @@ def _combined(run: RecordedRun, site: str, number: int) -> Rows:
     return np.asarray((own.personal[number] - alpha * own.local[number]) / max(1.0 - alpha, 1e-9))
 
 
-def _solved(run: RecordedRun, sites: list[str], number: int) -> Rows:
-    """Solve the combinations of all but one site for that site's prototype (d,) of class ``number``.
+def _solved(run: RecordedRun, holders: list[str], number: int) -> Rows:
+    """Solve the combinations of all ``holders`` but one for that one's prototype (d,) of class ``number``.
 
     With t = d_iv the only unknown, one site's combination gives C_v(t), and ‖C_i − C_v(t)‖² = t determines t up to a
     few roots; the other sites' combinations choose the root.
     """
-    holders = [name for name in sites if number in run.sites[name].labels]
     rows = {name: run.sites[name].received.local[number] for name in holders}
     weigh, first = _weights_of(run.agreement), holders[0]
     combined = {name: _combined(run, name, number) for name in holders}
@@ -243,6 +252,7 @@ def _opened_mean(run: RecordedRun, victim: str, known: list[str]) -> Iterator[Le
     if agreement.protection.ckks_key and not known:
         return  # the coordinator cannot decrypt the sum
     rows, has = _mean_of(run, known[0] if known else victim)
+    known = known if _is_one_sum(run) else []
     shared = np.intersect1d(np.flatnonzero(has), run.sites[victim].labels)
     left = []
     for k in shared:
@@ -251,6 +261,13 @@ def _opened_mean(run: RecordedRun, victim: str, known: list[str]) -> Iterator[Le
         left.append((len(holders) * rows[k] - np.sum(mine, axis=0)) / (len(holders) - len(mine)))
     words = "the mean over sites" + (", less the colluding sites' own prototypes" if known else "")
     yield Learned(words, np.array(left).reshape(-1, agreement.dim), shared)
+
+
+def _is_one_sum(run: RecordedRun) -> bool:
+    """Return whether a result is the mean over all sites, and no mixture of several groups' means."""
+    agreement = run.agreement
+    single = agreement.fedpc.groups == 1 or len(run.sites) < 2 * agreement.min_holders
+    return single or not agreement.method.is_grouped
 
 
 def _mean_of(run: RecordedRun, site: str) -> tuple[Rows, Bool]:

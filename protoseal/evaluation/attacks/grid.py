@@ -18,9 +18,10 @@ import numpy as np
 from pydantic import Field
 
 from agreement.errors import UserError
-from protoseal.evaluation.attacks.adversaries import Adversary
-from protoseal.evaluation.attacks.case import Case
+from protoseal.evaluation.attacks.adversaries import Adversary, readings
+from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.image_similarity import to_png
+from protoseal.evaluation.attacks.prototype_inversion import decoder_of, reconstructions
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, record_run
 from protoseal.evaluation.attacks.records import (
     AttackReport,
@@ -33,6 +34,7 @@ from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
 from protoseal.evaluation.privacy_accuracy.records import EXACT
 from protoseal.evaluation.privacy_accuracy.runs import LOCAL, Asked, BudgetCurve, changed
 from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import scene_of
 from secure_client.output.json_records import Record, read_json, write_json
 from secure_client.privacy.run_cost import SIMULATED_DELTA
 
@@ -54,7 +56,7 @@ class Setting:
     @property
     def folder(self) -> str:
         """Name of the setting's folder."""
-        noise = "configured" if self.epsilon is None else f"{self.epsilon:g}"
+        noise = "configured" if self.epsilon is None else repr(self.epsilon)
         return f"{self.protection}-epsilon-{noise}"
 
 
@@ -80,6 +82,7 @@ class RunOutcomes(Record):
     """Content of a run's file: all outcomes, and the configuration that they belong to."""
 
     config: dict[str, Any]
+    data_sha256: str
     epsilon: float | None
     attacks: tuple[str, ...]
     outcomes: tuple[Outcome, ...]
@@ -88,11 +91,16 @@ class RunOutcomes(Record):
 
 @dataclass(frozen=True)
 class Part:
-    """One run to record and attack."""
+    """One run to record and attack; ``samples`` are those of a thinned run, empty for the run as configured."""
 
     setting: Setting
     seed: int
-    thinned: bool
+    samples: tuple[int, ...]
+
+    @property
+    def thinned(self) -> bool:
+        """True if the sites keep few samples of each class."""
+        return bool(self.samples)
 
     @property
     def words(self) -> str:
@@ -106,7 +114,7 @@ class Part:
     @property
     def file(self) -> str:
         """Path of its outcomes under the grid's folder."""
-        few = "-few-samples" if self.thinned else ""
+        few = f"-samples-{'-'.join(map(str, self.samples))}" if self.samples else ""
         return f"{RUNS}/{self.setting.folder}/seed-{self.seed}{few}.json"
 
 
@@ -135,12 +143,9 @@ class AttackGrid:
         if self._curve is None and any(each.epsilon != math.inf for each in self._settings):
             raise UserError("a finite ε needs noise to scale: add a [privacy] section to the configuration")
         every = [case for each in cases.values() for case in each]
-        kinds = sorted({case.thinned for case in every}, reverse=True)
+        kinds = sorted({_samples_behind(every) if case.thinned else () for case in every}, reverse=True)
         self._parts = tuple(
-            Part(setting, seed, thinned)
-            for setting in self._settings
-            for seed in config.seeds
-            for thinned in kinds
+            Part(setting, seed, kind) for setting in self._settings for seed in config.seeds for kind in kinds
         )
         self._configs = {part: self._config_of(part) for part in self._parts}
 
@@ -149,22 +154,24 @@ class AttackGrid:
         """Number of runs to record and attack."""
         return len(self._parts)
 
-    def estimated_seconds(self) -> float:
-        """Return about how long all runs take, from one timed round; attacks take about as long as the rounds."""
+    def training_seconds(self) -> float:
+        """Return about how long the missing runs take without the attacks, from one timed round."""
+        missing = [part for part in self._parts if not (self._out / part.file).exists()]
+        if not missing:
+            return 0.0
         start = time.monotonic()
-        record_run(changed(self._configs[self._parts[0]], {"rounds": 1}), self._parts[0].seed)
-        of_round = time.monotonic() - start
-        return 2.0 * of_round * self._config.rounds * len(self._parts)
+        record_run(changed(self._configs[missing[0]], {"rounds": 1}), missing[0].seed)
+        return (time.monotonic() - start) * self._config.rounds * len(missing)
 
-    def run(self, on_part: Callable[[Part], None] = lambda part: None) -> AttackReport:
-        """Attack every run, and write the report so far after each, with which ``on_part`` is called."""
+    def run(self, on_part: Callable[[Part, AttackReport], None] = lambda part, report: None) -> AttackReport:
+        """Attack every run. After each, write ``attacks.json`` so far and call ``on_part``."""
         begun, found = time.monotonic(), dict[Part, RunOutcomes]()
         for part in self._parts:
             found[part] = self._outcomes(part)
-            on_part(part)
             complete = len(found) == len(self._parts)
             report = self._report(found, time.monotonic() - begun, complete=complete)
             write_attacks(self._out, report)
+            on_part(part, report)
         return report
 
     def _config_of(self, part: Part) -> SimulationConfig:
@@ -176,29 +183,45 @@ class AttackGrid:
         return changed(base, changes)
 
     def _outcomes(self, part: Part) -> RunOutcomes:
-        """Return the outcomes of a run, recorded and attacked now or read from an earlier start."""
+        """Return the outcomes of a run; cases that an earlier start has tried are read, the others tried now."""
         path, config = self._out / part.file, self._configs[part]
         settings = config.model_dump(mode="json", by_alias=True, exclude={"out"})
-        cases = [case for each in self._cases.values() for case in each if case.thinned == part.thinned]
-        names = tuple(case.attack for case in cases)
-        if path.exists():
-            stored = read_json(path, RunOutcomes, "choose another --out, or delete the folder")
-            if stored.config != settings:
-                raise UserError(
-                    f"{path} is of another configuration: choose another --out, or delete the folder"
-                )
-            if stored.attacks == names:
-                return stored
+        data = scene_of(config, part.seed).divided.sha256
+        stored = self._stored(path, settings, data)
+        tried = () if stored is None else stored.attacks
+        missing = [case for case in self._cases_of(part) if case.attack not in tried]
+        if stored is not None and not missing:
+            return stored
         start = time.monotonic()
-        run = record_run(config, part.seed, samples=_samples_behind(cases) if part.thinned else ())
-        outcomes = tuple(_outcome(case, who, each) for case, who, each in _attacked(run, cases))
-        seconds = time.monotonic() - start
-        path.parent.mkdir(parents=True, exist_ok=True)
+        run = record_run(config, part.seed, samples=part.samples)
+        found = tuple(_outcome(case, who, each) for case, who, each in _attacked(run, missing))
         done = RunOutcomes(
-            config=settings, epsilon=run.epsilon, attacks=names, outcomes=outcomes, seconds=seconds
+            config=settings,
+            data_sha256=data,
+            epsilon=run.epsilon,
+            attacks=(*tried, *(case.attack for case in missing)),
+            outcomes=(*(() if stored is None else stored.outcomes), *found),
+            seconds=time.monotonic() - start,
         )
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, done)
+        for cached in (readings, auxiliary, decoder_of, reconstructions):
+            cached.cache_clear()  # they hold the run
         return done
+
+    def _cases_of(self, part: Part) -> list[Case]:
+        return [case for each in self._cases.values() for case in each if case.thinned == part.thinned]
+
+    def _stored(self, path: Path, settings: dict[str, Any], data: str) -> RunOutcomes | None:
+        """Return a run's outcomes of an earlier start; raise ``UserError`` if it had other settings or data."""
+        if not path.exists():
+            return None
+        stored = read_json(path, RunOutcomes, "choose another --out, or delete the folder")
+        if (stored.config, stored.data_sha256) != (settings, data):
+            raise UserError(
+                f"{path} is of another configuration or other data: choose another --out, or delete the folder"
+            )
+        return stored
 
     def _report(self, found: Mapping[Part, RunOutcomes], seconds: float, *, complete: bool) -> AttackReport:
         config = self._config
@@ -225,15 +248,18 @@ class AttackGrid:
                         yield from self._in_setting(found, suite, case, setting, undefended)
 
     def _undefended(self, found: Mapping[Part, RunOutcomes], case: Case, setting: Setting) -> Outcome | None:
-        """Return the case's own reference in the setting, or the undefended coordinator's first reading."""
+        """Return the case's own reference in the setting, or the undefended coordinator's strongest reading."""
         own = [each for each in self._of_case(found, case, setting) if each.adversary == REFERENCE]
         if own:
             return _combined(own)
         coordinators = [
             each for each in self._of_case(found, case, UNDEFENDED) if each.adversary == Adversary.COORDINATOR
         ]
-        first = [each for each in coordinators if each.reading == coordinators[0].reading]
-        return _combined(first) if first else None
+        by_reading = [
+            _combined([each for each in coordinators if each.reading == reading])
+            for reading in dict.fromkeys(each.reading for each in coordinators)
+        ]
+        return max(by_reading, key=lambda each: each.value, default=None)
 
     def _of_case(self, found: Mapping[Part, RunOutcomes], case: Case, setting: Setting) -> list[Outcome]:
         return [
@@ -248,9 +274,6 @@ class AttackGrid:
         self, found: Mapping[Part, RunOutcomes], suite: str, case: Case, setting: Setting, undefended: Outcome
     ) -> Iterator[CaseRecord]:
         outcomes = [each for each in self._of_case(found, case, setting) if each.adversary != REFERENCE]
-        seen = {each.adversary for each in outcomes}
-        if any(part.setting == setting and part.thinned == case.thinned for part in found):
-            outcomes += [_nothing(case, each.value) for each in case.adversaries if each.value not in seen]
         spent = [
             each.epsilon
             for part, each in found.items()
@@ -262,8 +285,9 @@ class AttackGrid:
             yield _record(suite, case, setting, epsilon, _combined(same), undefended)
 
 
-def _samples_behind(cases: Sequence[Case]) -> list[int]:
-    return sorted({ENOUGH, *(case.samples for case in cases if case.samples is not None)})
+def _samples_behind(cases: Sequence[Case]) -> tuple[int, ...]:
+    asked = (case.samples for case in cases if case.thinned and case.samples is not None)
+    return tuple(sorted({ENOUGH, *asked}))
 
 
 def _attacked(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case, str, Measured]]:
@@ -274,14 +298,6 @@ def _attacked(run: RecordedRun, cases: Sequence[Case]) -> Iterator[tuple[Case, s
         for adversary in case.adversaries:
             for measured in case.measure(run, adversary):
                 yield case, adversary.value, measured
-
-
-def _nothing(case: Case, adversary: str) -> Outcome:
-    """Return the outcome for an adversary to whom nothing came that the attack could use: chance, without trials."""
-    measured = Measured(
-        case.chance, case.chance, case.chance, trials=0, basis="nothing came that it could use"
-    )
-    return _outcome(case, adversary, measured)
 
 
 def _finite(epsilon: float) -> float | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from protoseal.evaluation.attacks.case import Auxiliary
 from protoseal.evaluation.attacks.image_similarity import FIGURES, picture, similarities
 from protoseal.evaluation.attacks.recorded_run import Rows
-from protoseal.evaluation.attacks.verdicts import FEWEST_CLUSTERS, Measured, Picture, clustered_interval
+from protoseal.evaluation.attacks.verdicts import Measured, Picture, clustered_interval
 
 GALLERY = 10
 """Images of a gallery: one behind what was attacked, and others of its class."""
@@ -71,17 +71,15 @@ def _share(scores: Tensor) -> float:
 
 
 def measured_trials(reading: str, releases: Sequence[Sequence[Trial]]) -> Measured:
-    """Return the mean share over images; the interval is over releases, or over images where releases are few."""
+    """Return the mean share over images, with an interval over releases: what is behind one release is one trial."""
     every = [each for trials in releases for each in trials]
     clusters = [trials for trials in releases if trials]
-    if len(clusters) < FEWEST_CLUSTERS:
-        clusters = [[each] for each in every]
     shares = [np.array([each.found for each in trials]) for trials in clusters]
     low, high = clustered_interval(
         lambda chosen: float(np.concatenate([shares[i] for i in chosen]).mean()), len(shares)
     )
     value, exact = float(np.concatenate(shares).mean()), 0.025 ** (1.0 / len(shares))
-    low, high = (exact if value == 1.0 else low), (1.0 - exact if value == 0.0 else high)
+    low, high = (min(low, exact) if value == 1.0 else low), (max(high, 1.0 - exact) if value == 0.0 else high)
     return Measured(
         value=value,
         low=min(low, value),

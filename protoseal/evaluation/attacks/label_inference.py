@@ -144,15 +144,15 @@ def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, in
 def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterator[Estimate]:
     """Yield, for each reading, how much longer a site's prototype of a class is than the sites' mean."""
     learned = {site: readings(run, adversary, site) for site in run.sites}
-    for parts in zip(*learned.values(), strict=False):
-        lengths = np.array([_lengths(each, len(run.agreement.classes)) for each in parts])
+    for reading, by_site in by_reading(learned).items():
+        lengths = np.array([_lengths(each, len(run.agreement.classes)) for each in by_site.values()])
         held = np.isfinite(lengths)
         mean = np.where(held, lengths, 0.0).sum(axis=0) / np.maximum(held.sum(axis=0), 1)
         own = lengths - mean
         excess = own if np.nanmax(np.abs(own), initial=0.0) > 0 else lengths
         if run.agreement.privacy is not None:
             excess = -excess  # noise lengthens the means of rare classes, which divide it by fewer records
-        yield Estimate(f"lengths of {parts[0].reading}", dict(zip(learned, excess, strict=True)))
+        yield Estimate(f"lengths of {reading}", dict(zip(by_site, excess, strict=True)))
 
 
 def _lengths(learned: Learned, classes: int) -> Rows:
@@ -213,11 +213,10 @@ class Domains(Case):
         public = Public.of(run)
         views = {site: with_lengths(run, readings(run, adversary, site)) for site in public.owned}
         results = []
-        for parts in zip(*views.values(), strict=False):
-            learned = dict(zip(views, parts, strict=True))
+        for reading, learned in by_reading(views).items():
             told = [_told_apart(learned, public, number) for number in range(len(run.agreement.classes))]
             if any(len(each) for each in told):
-                results.append(over_clusters([each for each in told if len(each)], parts[0].reading))
+                results.append(over_clusters([each for each in told if len(each)], reading))
         return results
 
 
@@ -289,6 +288,15 @@ def _preference(
 
 
 # Shared
+
+
+def by_reading(views: Mapping[str, Sequence[Learned]]) -> dict[str, dict[str, Learned]]:
+    """Return for each reading what was read of each site that has it."""
+    found: dict[str, dict[str, Learned]] = {}
+    for site, every in views.items():
+        for learned in every:
+            found.setdefault(learned.reading, {})[site] = learned
+    return found
 
 
 def with_lengths(run: RecordedRun, learned: Sequence[Learned]) -> list[Learned]:

@@ -43,6 +43,13 @@ class Scores:
     members: Rows
     outsiders: Rows
 
+    def joined(self, other: Scores | None) -> Scores:
+        """Return these scores together with others of the same release."""
+        if other is None:
+            return self
+        pairs = ((self.members, other.members), (self.outsiders, other.outsiders))
+        return Scores(*map(np.concatenate, pairs))
+
 
 class PrototypeMembership(Case):
     """Case of membership inference from prototypes, by standardised log likelihood ratios."""
@@ -58,18 +65,23 @@ class PrototypeMembership(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Score every site's training samples and outsiders, for each reading of the adversary's view."""
-        by_reading: dict[str, list[Scores]] = {}
+        found: dict[str, dict[bytes, Scores]] = {}
         for victim in run.sites:
             known = auxiliary(run, victim)
             for learned in readings(run, adversary, victim):
-                by_reading.setdefault(learned.reading, []).extend(_scores(run, victim, learned, known))
+                releases = found.setdefault(learned.reading, {})
+                for release, scores in _scores(run, victim, learned, known):
+                    releases[release] = scores.joined(releases.get(release))
+        by_reading = {reading: list(releases.values()) for reading, releases in found.items()}
         return [
             measured_scores(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores
         ]
 
 
-def _scores(run: RecordedRun, victim: str, learned: Learned, known: Auxiliary) -> Iterator[Scores]:
-    """Yield the scores of each class of which the reading has a row."""
+def _scores(
+    run: RecordedRun, victim: str, learned: Learned, known: Auxiliary
+) -> Iterator[tuple[bytes, Scores]]:
+    """Yield the rows of each class that the reading has, with their scores: sites of one mean have the same rows."""
     site = run.sites[victim]
     features = {
         name: site.features(part.inputs)
@@ -83,8 +95,10 @@ def _scores(run: RecordedRun, victim: str, learned: Learned, known: Auxiliary) -
             "public": features["public"][known.public.labels == k],
         }
         if min(len(of_class["in"]), len(of_class["out"])) and len(of_class["public"]) >= FEWEST:
-            yield _of_release(
-                learned.of_class(int(k)), of_class["in"], of_class["out"], of_class["public"], precision
+            rows = learned.of_class(int(k))
+            yield (
+                rows.tobytes(),
+                _of_release(rows, of_class["in"], of_class["out"], of_class["public"], precision),
             )
 
 

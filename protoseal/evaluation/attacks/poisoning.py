@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from scipy.stats import t
 
 from agreement import Traits
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case, joined
 from protoseal.evaluation.attacks.poisoned_run import Ended, Poison, poisoned, without_bounds
 from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows
-from protoseal.evaluation.attacks.verdicts import FEWEST_CLUSTERS, Measured
+from protoseal.evaluation.attacks.verdicts import Measured
 from protoseal.simulation.config import SimulationConfig
 
 TARGET = 0
@@ -27,7 +28,6 @@ TARGET = 0
 BOOST = -1000.0
 """Factor of a scaled upload, which is then shortened to the agreed bounds: bounds decide how much it does."""
 _CLAIM = 10**6
-_RESAMPLES = 2000
 
 
 # Behaviour of malicious sites
@@ -95,8 +95,7 @@ class Poisoning(Case):
     ``backdoor`` measures instead how many more triggered test images the honest sites take for the target.
     ``applies`` is false for methods that give the poison no way out. The reference is the same poison without bounds.
 
-    Each run stands for ``repeats`` seeds. The interval is a bootstrap over these, and over the honest sites of each:
-    sites of a seed receive the same poison, so that few seeds may give too narrow an interval.
+    Each run stands for ``repeats`` seeds, over which the interval is.
     """
 
     attack: str
@@ -105,7 +104,7 @@ class Poisoning(Case):
     metric: str = "accuracy lost, honest sites' mean beyond a run without poison"
     backdoor: bool = False
     applies: Callable[[Traits], bool] = lambda traits: True
-    repeats: int = 2
+    repeats: int = 4
     runs: EndedRuns = field(default_factory=EndedRuns, repr=False, compare=False)
     chance: float = 0.0
     margin: float = 0.05
@@ -141,7 +140,7 @@ class Poisoning(Case):
             value=value,
             low=min(low, value),
             high=max(high, value),
-            trials=gains.size,
+            trials=len(gains),
             basis=basis,
             details={
                 "accuracy without poison": _mean(clean.accuracy for clean, _ in pairs),
@@ -160,20 +159,15 @@ def _mean(figures: Iterable[Mapping[str, float]]) -> float:
 
 
 def _interval(gains: Rows) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean of (seeds, sites): seeds are drawn, then sites of each.
-
-    Fewer than :data:`FEWEST_CLUSTERS` pairs of a seed and a site give the widest interval.
-    """
-    if gains.size < FEWEST_CLUSTERS:
+    """Return Student's 95 % interval of the mean of (seeds, sites), over seeds: sites of one seed share its poison."""
+    of_seeds = gains.mean(axis=1)
+    if len(of_seeds) < 2:
         return -1.0, 1.0
-    rng, (seeds, sites) = np.random.default_rng(0), gains.shape
-    drawn = rng.integers(0, seeds, (_RESAMPLES, seeds, 1))
-    of_each = rng.integers(0, sites, (_RESAMPLES, seeds, sites))
-    low, high = np.quantile(gains[drawn, of_each].mean(axis=(1, 2)), (0.025, 0.975))
-    return float(low), float(high)
+    reach = float(t.ppf(0.975, len(of_seeds) - 1) * of_seeds.std(ddof=1) / np.sqrt(len(of_seeds)))
+    return float(of_seeds.mean()) - reach, float(of_seeds.mean()) + reach
 
 
-def poisoning_cases(repeats: int = 2) -> tuple[Poisoning, ...]:
+def poisoning_cases(repeats: int = 4) -> tuple[Poisoning, ...]:
     """Return all cases, which share their runs."""
     make, words = (
         partial(Poisoning, repeats=repeats, runs=EndedRuns()),

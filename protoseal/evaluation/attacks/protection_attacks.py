@@ -31,7 +31,13 @@ from crypto.protection import Combination
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, payload_of, readings
 from protoseal.evaluation.attacks.case import Case
 from protoseal.evaluation.attacks.ckks_key_recovery import NoKey, recovered
-from protoseal.evaluation.attacks.label_inference import LENGTHS, over_clusters, share_interval, with_lengths
+from protoseal.evaluation.attacks.label_inference import (
+    LENGTHS,
+    by_reading,
+    over_clusters,
+    share_interval,
+    with_lengths,
+)
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, Rows
 from protoseal.evaluation.attacks.verdicts import Measured
 from protoseal_wire import codec
@@ -145,11 +151,10 @@ Score = Callable[[RecordedRun, Mapping[str, Learned], int], Iterator[float]]
 
 def _by_class(run: RecordedRun, views: Mapping[str, Sequence[Learned]], score: Score) -> Iterator[Measured]:
     """Yield the mean score for each reading, with classes as the independent parts."""
-    for parts in zip(*views.values(), strict=False):
-        learned = dict(zip(views, parts, strict=True))
+    for reading, learned in by_reading(views).items():
         scores = [np.array(list(score(run, learned, number))) for number in range(len(run.agreement.classes))]
         if any(len(each) for each in scores):
-            yield over_clusters([each for each in scores if len(each)], parts[0].reading)
+            yield over_clusters([each for each in scores if len(each)], reading)
 
 
 def _exact(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
@@ -170,7 +175,8 @@ def _are_exact(run: RecordedRun, rows: Rows, truth: Rows) -> NDArray[np.bool_]:
 
 def _chosen(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
     """Yield for each ordered pair of sites 1 if the first site's prototype is chosen, 0 if not, and ½ for a tie."""
-    truth = {site: _truth(run, site, number).mean(axis=0) for site in _holders(run, number)}
+    holders = [site for site in _holders(run, number) if site in learned]
+    truth = {site: _truth(run, site, number).mean(axis=0) for site in holders}
     for site, other in permutations(truth, 2):
         rows = learned[site].of_class(number)
         if len(rows):

@@ -28,7 +28,7 @@ from protoseal.evaluation.attacks.image_gallery import (
     rivals_of,
     trial,
 )
-from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun
+from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows
 from protoseal.evaluation.attacks.verdicts import Measured
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
@@ -59,27 +59,32 @@ class PrototypeInversion(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Reconstruct from every prototype of that many samples, for each reading of the adversary's view."""
-        found: dict[str, list[list[Trial]]] = {}
+        found: dict[str, dict[bytes, list[Trial]]] = {}
         for victim in run.sites:
             for each in reconstructions(run, adversary, victim, decoder=self._decoder):
-                found.setdefault(each.reading, []).extend(self._trials(run, victim, each))
-        return [measured_trials(reading, releases) for reading, releases in found.items() if releases]
+                for release, trials in self._trials(run, victim, each):
+                    found.setdefault(each.reading, {}).setdefault(release, []).extend(trials)
+        return [measured_trials(reading, list(releases.values())) for reading, releases in found.items()]
 
-    def _trials(self, run: RecordedRun, victim: str, made: Reconstructed) -> Iterator[list[Trial]]:
-        """Yield the trials of each release of that many samples, one for each image behind it."""
+    def _trials(
+        self, run: RecordedRun, victim: str, made: Reconstructed
+    ) -> Iterator[tuple[bytes, list[Trial]]]:
+        """Yield each release of that many samples, by its rows, with a trial for each image behind it."""
         known, train = auxiliary(run, victim), run.sites[victim].train
         for k in np.unique(made.labels):
             behind, others = train.of_class(int(k)).inputs, rivals_of(known, int(k))
             if len(behind) == self.samples and others is not None:
                 title, images = f"class {run.agreement.classes[k]} at {victim}", made.of_class(int(k))
-                yield [trial(image, images, others, title) for image in behind]
+                trials = [trial(image, images, others, title) for image in behind]
+                yield made.rows[made.labels == k].tobytes(), trials
 
 
 @dataclass(frozen=True)
 class Reconstructed:
-    """Images (M, …) of classes ``labels`` (M,), one for each row of a reading."""
+    """Images (M, …) of classes ``labels`` (M,), one for each of the ``rows`` (M, d) of a reading."""
 
     reading: str
+    rows: Rows = field(repr=False)
     images: Tensor = field(repr=False)
     labels: Labels = field(repr=False)
 
@@ -104,7 +109,7 @@ def reconstructions(
             made = decoder_of(run, victim)(targets)
         else:
             made = matched(model, targets, _class_means(public, labels.tolist()), _range(public))
-        result.append(Reconstructed(learned.reading, made, labels))
+        result.append(Reconstructed(learned.reading, learned.rows[known], made, labels))
     return tuple(result)
 
 

@@ -2,8 +2,9 @@
 
 A record has the messages that the coordinator received, the results that each site downloaded, the secrets that the
 sites share, and, as the truth, each site's samples, its model and the prototypes that it protected in the last round.
-No attack reads the truth: an attack gets what :mod:`protoseal.evaluation.attacks.adversaries` derives from the
-messages, and the truth only scores it.
+An attack gets what :mod:`protoseal.evaluation.attacks.adversaries` derives from the messages, and the truth scores it.
+Beside that an attack may take what its case grants the adversary: colluding sites' own prototypes, numbers of samples,
+holders of classes, known rows.
 """
 
 from __future__ import annotations

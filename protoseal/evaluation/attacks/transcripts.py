@@ -52,6 +52,8 @@ class DependentMessages(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
         """Repeat the run with one record of each site changed, and compare each site's messages of each round."""
+        if run.epsilon is not None and run.agreement.protection.name == "plain":
+            return []  # values in the clear differ by their noise alone
         other = neighbour(run)
         rounds = range(1, run.agreement.rounds + 1)
         cells = [(site, number) for site in run.sites for number in rounds]
@@ -95,12 +97,11 @@ def _messages(run: RecordedRun, site: str, number: int) -> list[Message]:
 
 
 def _in_the_clear(run: RecordedRun, key: PhaseKey, content: bytes) -> object:
-    """Return what a message says in the clear; None of noisy runs, whose values differ anyway."""
-    if run.epsilon is not None:
-        return None
+    """Return what a message says in the clear; a noisy run's stated classes and results differ by their noise."""
     if key.phase is Phase.PRESENCE:
         stated = codec.decode_presence(content, limits_of(run.agreement))
-        return stated.holds.tobytes(), len(stated.base), stated.keys is None, stated.anchor is None
+        holds = stated.holds.tobytes() if run.epsilon is None else b""
+        return holds, len(stated.base), stated.keys is None, stated.anchor is None
     if key.phase is Phase.VALUES:
         received = Received("", key, content, 0.0)
         payload = payload_of(received, run.agreement)

@@ -96,17 +96,12 @@ class UpdateInversion(Case):
             for read in self._readings(step, adversary, victim)
         ]
         self._recover(updates)
-        found: dict[str, list[list[Trial]]] = {}
+        found: dict[str, dict[bytes, list[Trial]]] = {}
         for each in updates:
-            found.setdefault(each.read.reading, []).append(list(_trials(each, self._made[each.name])))
-        return [measured_trials(reading, trials) for reading, trials in found.items() if any(trials)]
-
-    def reference(self, run: RecordedRun) -> Measured | None:
-        """Return, for realistic epochs, the attack on one step on one image without protection and noise."""
-        if self.samples is not None or not run.agreement.method.averages:
-            return None
-        plain = changed(run.config, {"protection": "plain", "privacy": None})
-        return next(iter(UpdateInversion(1).measure(replace(run, config=plain), Adversary.COORDINATOR)), None)
+            of_update = found.setdefault(each.read.reading, {}).setdefault(each.name, [])
+            of_update.extend(_trials(each, self._made[each.name]))
+        results = {reading: list(by_update.values()) for reading, by_update in found.items()}
+        return [measured_trials(reading, trials) for reading, trials in results.items() if any(trials)]
 
     def _readings(self, run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Exchanged]:
         yield from exchanged(run, adversary, victim)
@@ -161,7 +156,8 @@ class StandStill(UpdateInversion):
 
 def single_step(run: RecordedRun, samples: int, number: int) -> RecordedRun:
     """Record one round, under the run's protection, of one step of SGD on ``samples`` images at each site."""
-    config = changed(run.config, {"rounds": 1, "training": _ONE_STEP | {"batch_size": samples}})
+    own = run.config.training.model_dump(mode="json", exclude_unset=True)
+    config = changed(run.config, {"rounds": 1, "training": own | _ONE_STEP | {"batch_size": samples}})
     scene, rng = scene_of(config, run.seed), np.random.default_rng(number)
     sites = tuple(replace(site, train=_few(site.train, samples, rng)) for site in scene.divided.sites)
     data = {site.name: site.to_data(scene.divided.preprocessing) for site in sites}

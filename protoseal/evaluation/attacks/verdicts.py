@@ -26,7 +26,7 @@ class Verdict(StrEnum):
     NOT_DEFENDED = "not defended"
     """The attack is above chance beyond its interval, and succeeds by the margin."""
     TOO_WEAK = "attack too weak to tell"
-    """The attack does not succeed undefended, or its interval includes both success and failure."""
+    """The attack succeeds neither here nor undefended, or its interval includes both success and failure."""
 
 
 class Interval(Protocol):
@@ -81,10 +81,10 @@ class Measured:
 def verdict_of(measured: Interval, undefended: Interval, *, chance: float, margin: float) -> Verdict:
     """Judge ``measured`` beside the same attack ``undefended``; an attack succeeds at ``chance + margin``."""
     success = chance + margin
-    if undefended.low <= chance or undefended.value < success:
-        return Verdict.TOO_WEAK
     if measured.low > chance and measured.value >= success:
         return Verdict.NOT_DEFENDED
+    if undefended.low <= chance or undefended.value < success:
+        return Verdict.TOO_WEAK
     return Verdict.DEFENDED if measured.high < success else Verdict.TOO_WEAK
 
 

@@ -99,7 +99,6 @@ def test_a_second_start_repeats_no_run(
         raise AssertionError("a finished run was repeated")
 
     monkeypatch.setattr(grid_module, "record_run", fail)
-    monkeypatch.setattr(grid_module.AttackGrid, "estimated_seconds", lambda _: 0.0)
     again = attack(attacked[0], "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["cases"] == report["cases"]

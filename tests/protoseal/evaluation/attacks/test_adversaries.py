@@ -25,7 +25,7 @@ EXPECTED: dict[tuple[str, str], dict[Adversary, str]] = {
     ("fedplcc", "plain"): {COORDINATOR: EXACT, PEER: NEAR, COLLUSION: EXACT},
     ("fedplcc", "masked"): {COORDINATOR: USELESS, PEER: NEAR, COLLUSION: EXACT},
 }
-"""How near an adversary's best reading comes to the victim's prototypes, by method and protection."""
+"""Nearness of an adversary's best reading to the victim's prototypes, by method and protection."""
 ENCRYPTED = [pair for pair in EXPECTED if pair[1] == "ckks"]
 PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in ENCRYPTED[1:] else ()) for pair in EXPECTED]
 """Readings of one encrypted run are enough for `make test`."""

@@ -13,6 +13,12 @@ import torch
 
 from agreement.conformance import check_weights
 from algorithms.prototypes import project_to_norm
+from benchmarks.robust_options import (
+    MEDIAN_PEERS,
+    lost_in_sums,
+    median_of_groups,
+    median_weights,
+)
 from crypto.errors import MalformedError
 from protoseal.evaluation.attacks import poisoned_run
 from protoseal.evaluation.attacks.adversaries import Adversary
@@ -21,6 +27,7 @@ from protoseal.evaluation.attacks.poisoning import (
     BOOST,
     TARGET,
     Poisoning,
+    _interval,
     flipped,
     multiplied,
     poisoning_cases,
@@ -29,13 +36,7 @@ from protoseal.evaluation.attacks.poisoning import (
     with_backdoor,
 )
 from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRun, record_run
-from protoseal.evaluation.attacks.robust_options import (
-    MEDIAN_PEERS,
-    lost_in_sums,
-    median_of_groups,
-    median_weights,
-)
-from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
+from protoseal.evaluation.attacks.verdicts import Measured
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from secure_server.exchanges import plain_sums
 from tests.support.extensions import METHODS, install, installed
@@ -69,8 +70,9 @@ def case_of(poison: Poison, **changes: Any) -> Poisoning:
     return Poisoning("test", "Does the bound hold?", poison, repeats=1, margin=0.15, **changes)
 
 
-def verdict(case: Poisoning, measured: Measured, undefended: Measured) -> Verdict:
-    return verdict_of(measured, undefended, chance=case.chance, margin=case.margin)
+def succeeds(case: Poisoning, measured: Measured) -> bool:
+    """Return whether the loss in one seed exceeds the margin; a verdict needs several seeds."""
+    return measured.value >= case.chance + case.margin
 
 
 def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
@@ -80,26 +82,26 @@ def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
     undefended = case.reference(run)
     assert undefended is not None
     (within,) = case.measure(run, Adversary.PEER)
-    assert undefended.low > case.margin
+    assert succeeds(case, undefended)
     assert undefended.details["accuracy without poison"] > 0.25
-    assert verdict(case, within, undefended) is Verdict.DEFENDED
+    assert not succeeds(case, within)
     # The double is a coordinator that has lost its check; rows may then be as long as the check of the mean permits.
     monkeypatch.setattr(plain_sums, "_check_rows", lambda rows, holds, bound: None)
     monkeypatch.setattr(poisoned_run, "project_to_norm", lambda rows, bound: project_to_norm(rows, 4 * bound))
     (double,) = case_of(SCALED).measure(run, Adversary.PEER)
-    assert verdict(case, double, undefended) is Verdict.NOT_DEFENDED
+    assert succeeds(case, double)
 
 
 def test_bounds_do_not_hold_a_scaled_model() -> None:
     case = case_of(SCALED)
     (measured,) = case.measure(run_of(config_of("fedavg")), Adversary.PEER)
-    assert verdict(case, measured, measured) is Verdict.NOT_DEFENDED
+    assert succeeds(case, measured)
 
 
 def test_sites_without_poison_cost_nothing() -> None:
     (measured,) = case_of(Poison()).measure(run_of(config_of("fedproto", split="iid:per=30")), Adversary.PEER)
-    assert (measured.low, measured.value, measured.high) == (0.0, 0.0, 0.0)
-    assert measured.trials == 8
+    assert measured.value == 0.0
+    assert measured.trials == 1
 
 
 def test_a_coordinator_that_sees_uploads_refuses_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +162,7 @@ def test_weights_leave_out_an_outlier_and_nobody_else() -> None:
 @pytest.fixture
 def registered(tmp_path: Path) -> Iterator[None]:
     """Register the method by an entry point, for one test."""
-    points = {METHODS: {"median-peers": "protoseal.evaluation.attacks.robust_options:MEDIAN_PEERS"}}
+    points = {METHODS: {"median-peers": "benchmarks.robust_options:MEDIAN_PEERS"}}
     install(tmp_path, points, name="median-peers")
     with installed(tmp_path):
         yield
@@ -182,3 +184,11 @@ def test_a_sum_suffers_from_poison_in_the_last_round_and_a_median_of_groups_cost
 def test_a_median_of_groups_is_that_of_means() -> None:
     rows = np.array([1.0, 3.0, 4.0, 6.0, 100.0, 900.0]).reshape(6, 1, 1)
     assert median_of_groups(rows, 2).item() == 5.0
+
+
+def test_seeds_make_the_interval_and_sites_of_a_seed_do_not() -> None:
+    """Four seeds whose sites all lose alike are four trials: Student's interval, and none from one seed."""
+    lost = np.array([[0.10] * 9, [0.14] * 9, [0.12] * 9, [0.08] * 9])
+    low, high = _interval(lost)
+    assert (high - low) / 2 == pytest.approx(3.182 * lost[:, 0].std(ddof=1) / 2, rel=1e-3)
+    assert _interval(lost[:1]) == (-1.0, 1.0)

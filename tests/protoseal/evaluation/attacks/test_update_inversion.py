@@ -48,7 +48,7 @@ def test_an_extractors_step_gives_its_image_away() -> None:
 def test_an_ordinary_round_gives_no_image_away() -> None:
     case = UpdateInversion(None)
     for found in case.measure(recorded("fedavg"), Adversary.COORDINATOR):
-        assert found.high < case.chance + case.margin
+        assert found.value < case.chance + case.margin
 
 
 def test_a_method_without_models_gives_no_input() -> None:

@@ -73,7 +73,7 @@ def test_rates_at_a_threshold_are_those_of_sorted_scores() -> None:
 
 
 def test_epsilon_allows_the_known_rates() -> None:
-    """At 0.1 % false positives, ε = 1 allows e · 0.1 %, and ε = 3 allows e³ · 0.1 %, plus δ."""
+    """ε = 1 allows e · 0.1 % at 0.1 % false positives, and ε = 3 allows e³ · 0.1 %, plus δ."""
     for epsilon, allowed in ((1.0, 0.00273), (3.0, 0.0201)):
         assert allowed_by(epsilon, 1e-5, np.array([0.001]))[0] == pytest.approx(allowed, rel=0.01)
 

@@ -1,5 +1,9 @@
 """Robust options against malicious sites that a protection permits: measured here, and no part of the protocol.
 
+    python -m benchmarks.robust_options
+
+prints the accuracy that honest sites lose in sums of prototypes, by the mean and by the median of groups.
+
 - A tight norm bound needs nothing new: `protoseal attack poisoning --set norm_bound=2`.
 - Peers weighed by their distance (:data:`MEDIAN_PEERS`) follow from the Gram matrix, which a rotation keeps.
 - The median over the means of several groups (:func:`median_of_groups`) follows from sums under masks, one for each
@@ -8,7 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +23,12 @@ from agreement.recipe import BatchLoss
 from algorithms.gram_matrix import Bool, Float, squared_distances
 from algorithms.prototypes import project_to_norm
 from protoseal.evaluation.attacks.poisoned_run import Poison, malicious_of
-from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows
+from protoseal.evaluation.attacks.poisoning import BOOST, multiplied, shifted
+from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows, record_run
+from protoseal.simulation.config import load_simulation
 
 _OWN, _PULL = 0.3, 3.0  # α and λ of PFPL
+_SITES, _GROUP, _ORDERS = (9, 15), 3, 20
 
 
 def median_weights(gram: Float, holds: Bool) -> Float:
@@ -89,3 +97,19 @@ def lost_in_sums(run: RecordedRun, poison: Poison, size: int, seed: int = 0) -> 
 def _nearest(features: Rows, rows: Rows) -> Labels:
     """Return the class (N,) of the nearest row of (K, d) to each of (N, d)."""
     return np.asarray(np.linalg.norm(features[:, None] - rows, axis=2).argmin(axis=1))
+
+
+def rows() -> Iterator[tuple[int, str, Mapping[str, float]]]:
+    """Yield the mean losses of FedProto on the bundled digits, for each number of sites and kind of poison."""
+    for sites in _SITES:
+        settings = {"method": "fedproto", "split": "iid", "sites": sites, "rounds": 2, "norm_bound": 10.0}
+        run = record_run(load_simulation(None, settings), 0)
+        for name, poison in (("scaled", multiplied(BOOST)), ("shift", Poison(rows=shifted))):
+            lost = [lost_in_sums(run, poison, _GROUP, seed) for seed in range(_ORDERS)]
+            yield sites, name, {key: float(np.mean([each[key] for each in lost])) for key in lost[0]}
+
+
+if __name__ == "__main__":
+    for count, kind, found in rows():
+        words = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
+        sys.stdout.write(f"{count} sites, {kind}: {words}\n")
