@@ -49,7 +49,7 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
-from secure_client.client_loop import Transport, step
+from secure_client.client_loop import step
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.output.site_files import write_agreement
@@ -139,7 +139,7 @@ class LocalSite:
     """One site of a federation in this process."""
 
     session: Session
-    transport: Transport
+    transport: DirectTransport
     trainee: Trainee
     journal: Journal
 

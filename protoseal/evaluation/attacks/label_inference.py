@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta, rankdata
+from scipy.stats import beta, rankdata  # type: ignore[import-untyped]  # it ships no types
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from agreement import ModelPart

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from scipy.stats import t
+from scipy.stats import t  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Traits
 from protoseal.evaluation.attacks.adversaries import Adversary

@@ -25,9 +25,8 @@ from agreement import Agreement
 from crypto.work_pool import Pool
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
-from protoseal.simulation.local_federation import LocalFederation, LocalSite
-from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Task, Work
-from secure_client.client_loop import Transport
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
+from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.data.arrays import Samples
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_prototypes import SitePrototypes
@@ -121,33 +120,18 @@ class GroupSecrets:
     rotation_context: Callable[[PhaseKey, Phase], bytes] = field(repr=False)
 
 
-class _Tap:
+class _Tap(DirectTransport):
     """Transport that keeps a copy of what the site downloads."""
 
-    def __init__(self, inner: Transport, downloads: list[tuple[PhaseKey, bytes]]) -> None:
-        self._inner, self._downloads = inner, downloads
-
-    def join(self, request: JoinRequest) -> JoinReply:
-        """See :class:`secure_client.client_loop.Transport`, here and below."""
-        return self._inner.join(request)
-
-    def next_task(self) -> Task:
-        """Return the current task."""
-        return self._inner.next_task()
+    def __init__(self, inner: DirectTransport, downloads: list[tuple[PhaseKey, bytes]]) -> None:
+        vars(self).update(vars(inner))
+        self._downloads = downloads
 
     def download(self, work: Work) -> bytes:
         """Return the request, and keep it."""
-        content = self._inner.download(work)
+        content = super().download(work)
         self._downloads.append((work.key, content))
         return content
-
-    def upload(self, key: PhaseKey, content: bytes) -> None:
-        """Upload an answer."""
-        self._inner.upload(key, content)
-
-    def leave(self) -> None:
-        """Leave the run."""
-        self._inner.leave()
 
 
 def record_run(config: SimulationConfig, seed: int, *, samples: Sequence[int] = ()) -> RecordedRun:
