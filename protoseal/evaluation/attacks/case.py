@@ -20,8 +20,9 @@ class Case(ABC):
 
     The attack succeeds at ``chance + margin`` of ``metric``. ``question`` is what the attack answers, in words that a
     reader without cryptography understands; ``not_covered`` says what its failure does not show. A ``thinned`` case
-    runs on sites with few samples of each class, as :func:`protoseal.evaluation.attacks.recorded_run.thinned` makes them. ``samples`` is the number
-    of samples behind what is attacked, where the case fixes it.
+    runs on sites with few samples of each class
+    (:func:`protoseal.evaluation.attacks.recorded_run.thinned`). ``samples`` is the number of samples behind what is
+    attacked, where the case fixes it.
     """
 
     attack: str

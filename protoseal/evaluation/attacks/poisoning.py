@@ -1,7 +1,8 @@
 """Poisoning and backdoors by one site in five, and what each costs the honest sites.
 
-Every attack runs twice: with the checks of the product, and without (:func:`protoseal.evaluation.attacks.poisoned_run.without_bounds`). The
-difference to the run in which no site is malicious is paired by seed and honest site.
+Every attack runs twice: with the checks of the product, and without
+(:func:`protoseal.evaluation.attacks.poisoned_run.without_bounds`). The difference to the run in which no site is
+malicious is paired by seed and honest site.
 
 Limit: a few seeds show large losses alone. A loss below the margin is no proof of robustness.
 """
