@@ -95,10 +95,14 @@ class Column:
 
 
 def finding_of(cases: Sequence[CaseRecord]) -> Finding:
-    """Return the finding of one case or more."""
-    found = worst(cases)
+    """Return the finding of one case or more.
+
+    Numbers of samples with which an attack fails even undefended say nothing, if there are others.
+    """
+    telling = [case for case in cases if succeeds_undefended(case) or case.verdict is Verdict.NOT_DEFENDED]
+    found = worst(telling or cases)
     every = {case.samples_behind for case in cases}
-    same = {case.samples_behind for case in cases if case.verdict is found.verdict}
+    same = {case.samples_behind for case in telling or cases if case.verdict is found.verdict}
     told = () if same == every and len(every) > 1 else tuple(sorted(count for count in same if count))
     return Finding(found, told)
 

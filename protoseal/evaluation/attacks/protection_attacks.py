@@ -58,7 +58,7 @@ class Values(Case):
     attack = "reading protected values"
     metric = "share of the numbers of prototypes other than zero that are read exactly"
     chance, margin = 0.0, 0.5
-    question = "Can the adversary read a site's prototypes out of what the site sends?"
+    question = "Can the adversary read a site's prototypes, with the noise that they are sent with, if any?"
     not_covered = "Values that are read approximately, and what the prototypes show of records."
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
@@ -73,7 +73,7 @@ class Comparison(Case):
     attack = "recognition of prototypes"
     metric = "share of pairs of candidates of which the right one is chosen"
     chance, margin = 0.5, 0.2
-    question = "Can the adversary confirm that a site's prototype is the one it suspects?"
+    question = "Can the adversary confirm that a prototype that was sent is the one it suspects?"
     not_covered = "Candidates that differ less than two sites' prototypes of a class do."
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:

@@ -226,6 +226,10 @@ def test_sample_numbers_of_one_attack_make_one_finding() -> None:
     assert finding_of(cases).samples == (2,)
     assert finding_of(cases[:1]).samples == (2,)
     assert finding_of([cases[0], case(0.8, samples_behind=3, attack="x, 3 samples")]).samples == ()
+    weak = case(0.5, undefended=0.55, samples_behind=20, attack="x, 20 samples")
+    assert weak.verdict is Verdict.TOO_WEAK
+    assert finding_of([cases[1], weak]).verdict is Verdict.DEFENDED
+    assert finding_of([cases[1], weak]).samples == (5,)
     assert samples_text((1,)) == "with 1 sample"
     assert samples_text((1, 2, 5)) == "with 1, 2 or 5 samples"
 
