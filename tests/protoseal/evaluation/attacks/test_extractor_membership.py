@@ -55,6 +55,7 @@ def test_a_method_without_models_gives_no_input() -> None:
     assert not ExtractorMembership().measure(recorded("pfpl"), Adversary.COORDINATOR)
 
 
+@pytest.mark.full
 def test_members_of_a_long_training_are_found_unless_masks_hide_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

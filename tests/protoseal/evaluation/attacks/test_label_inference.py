@@ -66,6 +66,7 @@ def test_sample_counts_are_in_the_clear_in_plain_runs_of_fedplcc() -> None:
     assert by_basis["the biases of its classifier"] > 0.5
 
 
+@pytest.mark.full
 def test_domains_are_at_chance_over_many_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rotation for each class leaves a single run's interval wide, so the mean over many is compared."""
     run, rng = run_on(DOMAINS), np.random.default_rng(0)

@@ -174,6 +174,7 @@ def test_median_peers_run_under_rotations() -> None:
     assert len(poisoned(config, 0, SCALED, triggered).accuracy) == 8
 
 
+@pytest.mark.full
 def test_a_sum_suffers_from_poison_in_the_last_round_and_a_median_of_groups_costs_little() -> None:
     config = config_of("fedproto", sites=9).model_copy(update={"norm_bound": 100.0})
     lost = lost_in_sums(record_run(config, 0), SCALED, size=3)
