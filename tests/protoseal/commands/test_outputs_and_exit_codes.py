@@ -75,9 +75,18 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def test_help_lists_the_commands_and_what_each_is_for() -> None:
     text = output_of("--help")
     assert all(name in text for name in COMMANDS)
-    assert {"bench", "budget", "demo", "pki", "server", "client", "predict", "simulate", "report"} == set(
-        COMMANDS
-    )
+    assert {
+        "attack",
+        "bench",
+        "budget",
+        "demo",
+        "pki",
+        "server",
+        "client",
+        "predict",
+        "simulate",
+        "report",
+    } == set(COMMANDS)
     for name in COMMANDS:
         assert output_of(name, "--help")
 
