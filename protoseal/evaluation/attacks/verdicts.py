@@ -13,9 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t  # type: ignore[import-untyped]  # it ships no types
 
 FEWEST_CLUSTERS = 8
-"""Fewest independent releases or runs over which an interval is estimated."""
+"""Fewest independent releases or runs that a bootstrap resamples."""
+FEWEST_FOR_STUDENT = 3
+"""Fewest independent releases or runs over which any interval is estimated."""
 
 
 class Verdict(StrEnum):
@@ -98,12 +101,18 @@ def clustered_interval(
 ) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of ``statistic``, a function of cluster indices, over ``clusters`` clusters.
 
-    Whole clusters (all records of one release) are drawn together, because records of a release share its noise. A
-    bootstrap over fewer than :data:`FEWEST_CLUSTERS` means nothing: the interval is then ``bounds``, the statistic's
-    own range.
+    Whole clusters (all records of one release) are drawn together, because records of a release share its noise. From
+    three to :data:`FEWEST_CLUSTERS` clusters the interval is Student's, by the jackknife; with fewer it is ``bounds``,
+    the statistic's own range.
     """
-    if clusters < FEWEST_CLUSTERS:
+    if clusters < FEWEST_FOR_STUDENT:
         return bounds
+    every = np.arange(clusters)
+    if clusters < FEWEST_CLUSTERS:
+        without = np.array([statistic(np.delete(every, i)) for i in every])
+        error = np.sqrt((clusters - 1) / clusters * np.square(without - without.mean()).sum())
+        middle, reach = statistic(every), float(t.ppf(0.975, clusters - 1) * error)
+        return max(bounds[0], middle - reach), min(bounds[1], middle + reach)
     rng = np.random.default_rng(seed)
     draws = [statistic(rng.integers(0, clusters, clusters)) for _ in range(resamples)]
     low, high = np.nanquantile(draws, (0.025, 0.975))

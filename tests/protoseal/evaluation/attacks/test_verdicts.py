@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,8 +53,15 @@ def test_a_measurement_lies_in_its_interval() -> None:
         measured(0.5, 0.6, 0.7)
 
 
-def test_few_releases_have_no_interval() -> None:
-    assert clustered_interval(lambda chosen: 0.9, 7) == (0.0, 1.0)
+def test_few_releases_have_a_wide_interval_or_none() -> None:
+    values = np.array([0.2, 0.4, 0.3, 0.5])
+
+    def mean(chosen: np.ndarray[Any, Any]) -> float:
+        return float(values[chosen].mean())
+
+    assert clustered_interval(mean, 2) == (0.0, 1.0)
+    low, high = clustered_interval(mean, 4)
+    assert (high - low) / 2 == pytest.approx(3.182 * values.std(ddof=1) / 2, rel=1e-3)
 
 
 def test_intervals_over_releases_are_wider_than_over_records() -> None:
