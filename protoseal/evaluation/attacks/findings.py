@@ -6,7 +6,7 @@ was held off. Limit: an attack that did not run has no finding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,11 @@ from protoseal.evaluation.attacks.records import AttackReport, CaseRecord
 from protoseal.evaluation.attacks.verdicts import Verdict
 
 UNPROTECTED = "plain"
+MEMBERS: Mapping[str, tuple[str, ...]] = {
+    Adversary.PEERS: (Adversary.PEER,),
+    Adversary.COLLUSION: (Adversary.COORDINATOR, Adversary.PEER),
+}
+"""Adversaries that a coalition contains."""
 WORST_FIRST = (Verdict.NOT_DEFENDED, Verdict.TOO_WEAK, Verdict.DEFENDED)
 
 
@@ -67,12 +72,21 @@ class Judged:
         return sorted(standings, key=lambda each: [*WORST_FIRST, None].index(each.verdict))
 
     def answers(self, question: str) -> dict[str, Finding]:
-        """Return the finding of each adversary, over all attacks that ask the question."""
+        """Return the finding of each adversary, over all attacks that ask the question.
+
+        A coalition can do what its member can: without cases of its own it has the finding of a member that succeeds.
+        """
         asked = [case for case in self.cases if case.question == question]
-        return {
+        found = {
             name: finding_of([case for case in asked if case.adversary == name])
             for name in dict.fromkeys(case.adversary for case in asked)
         }
+        for coalition, members in MEMBERS.items():
+            able = (found[each] for each in members if each in found)
+            already = [each for each in able if each.verdict is Verdict.NOT_DEFENDED]
+            if coalition not in found and already:
+                found[coalition] = already[0]
+        return found
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ WHO = {
     Adversary.COLLUSION.value: "Runs the central server, with the keys and data of one site.",
 }
 """Adversaries in everyday words."""
+_PLACES = {"membership": 0, "inversion": 0, "models": 0, "poisoning": 2}
+"""Places of suites among the questions; 1 for others."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,17 @@ def write_page(folder: Path, report: AttackReport) -> Path:
 
 
 def _questions(judged: Judged, report: AttackReport) -> list[tuple[str, dict[str, Finding]]]:
-    """Return every question with its finding by adversary, the worst question first."""
+    """Return every question with its finding by adversary: on records first, on sabotage last, else the worst first."""
+    suites = {case.question: case.suite for case in report.cases}
 
-    def rank(asked: tuple[str, dict[str, Finding]]) -> int:
-        return min((WORST_FIRST.index(each.verdict) for each in asked[1].values()), default=len(WORST_FIRST))
+    def rank(asked: tuple[str, dict[str, Finding]]) -> tuple[int, int]:
+        question, found = asked
+        place = _PLACES.get(suites[question], 1)
+        return place, min(
+            (WORST_FIRST.index(each.verdict) for each in found.values()), default=len(WORST_FIRST)
+        )
 
-    every = dict.fromkeys(case.question for case in report.cases)
-    return sorted(((question, judged.answers(question)) for question in every), key=rank)
+    return sorted(((question, judged.answers(question)) for question in suites), key=rank)
 
 
 # Sections

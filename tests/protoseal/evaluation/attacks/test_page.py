@@ -310,3 +310,13 @@ def test_only_rising_rates_are_an_roc() -> None:
     ]
     assert [is_roc(case(curves={"c": each})) for each in curves] == [True, False, False]
     assert not is_roc(case())
+
+
+def test_a_coalition_can_do_what_its_member_can() -> None:
+    """Who has no case of its own has the finding of a member that succeeds, and no finding of one that fails."""
+    able, unable = case(0.9, epsilon=1.0), case(0.5, epsilon=1.0, question="Another?")
+    (judged,) = judged_of(report(able, unable))
+    answers = judged.answers(able.question)
+    assert answers[str(Adversary.COLLUSION)].case is able
+    assert str(Adversary.PEERS) not in answers
+    assert set(judged.answers("Another?")) == {str(Adversary.COORDINATOR)}
