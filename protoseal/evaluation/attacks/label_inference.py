@@ -47,6 +47,8 @@ FEWEST_PUBLIC = 4
 """Fewest public samples of a class and domain whose mean the adversary takes."""
 MOSTLY = 0.8
 """Share of a site's samples of a class that are of one domain, if the class is said to have that domain."""
+_SAME = 1e-9
+"""Relative difference below which lengths are equal but for rounding."""
 _NEAR_ONE = 0.999
 """Largest rank correlation that Fisher's transformation is given."""
 LENGTHS = "lengths of its rows, which a rotation keeps"
@@ -136,7 +138,7 @@ def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, in
     known = (counts > 0) & np.isfinite(estimate)
     if known.sum() < FEWEST_CLASSES or np.ptp(counts[known]) == 0:
         return None
-    guessed = np.ptp(estimate[known]) > 0
+    guessed = np.ptp(estimate[known]) > _SAME * np.abs(estimate[known]).max()
     correlation = np.corrcoef(rankdata(counts[known]), rankdata(estimate[known]))[0, 1] if guessed else 0.0
     return float(correlation), int(known.sum())
 
@@ -149,7 +151,7 @@ def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterat
         held = np.isfinite(lengths)
         mean = np.where(held, lengths, 0.0).sum(axis=0) / np.maximum(held.sum(axis=0), 1)
         own = lengths - mean
-        excess = own if np.nanmax(np.abs(own), initial=0.0) > 0 else lengths
+        excess = own if np.nanmax(np.abs(own), initial=0.0) > _SAME * np.nanmax(lengths) else lengths
         if run.agreement.privacy is not None:
             excess = -excess  # noise lengthens the means of rare classes, which divide it by fewer records
         yield Estimate(f"lengths of {reading}", dict(zip(by_site, excess, strict=True)))

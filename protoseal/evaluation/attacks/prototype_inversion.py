@@ -33,6 +33,7 @@ from protoseal.evaluation.attacks.verdicts import Measured
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
 _STEPS, _RATE, _SMOOTHING = 300, 0.1, 0.01
+_LEAST_SPREAD = 0.01
 _DECODER_STEPS, _DECODER_BATCH, _HIDDEN = 400, 64, 256
 
 
@@ -135,7 +136,8 @@ def decoder_of(run: RecordedRun, victim: str) -> Callable[[Tensor], Tensor]:
     """Train a decoder of the victim's features on the adversary's public images; it maps (B, d) to images (B, …)."""
     public = auxiliary(run, victim).public
     features = torch.from_numpy(run.sites[victim].features(public.inputs)).float()
-    centre, spread = features.mean(dim=0), features.std(dim=0) + 1e-6
+    centre, spread = features.mean(dim=0), features.std(dim=0)
+    spread = spread.clamp(min=_LEAST_SPREAD * float(spread.max()))  # dead features would magnify rounding
     network = _trained_decoder((features - centre) / spread, public.inputs.flatten(1))
 
     def decode(targets: Tensor) -> Tensor:
