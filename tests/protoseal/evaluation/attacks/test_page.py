@@ -313,7 +313,7 @@ def test_only_rising_rates_are_an_roc() -> None:
 
 
 def test_a_coalition_can_do_what_its_member_can() -> None:
-    """Who has no case of its own has the finding of a member that succeeds, and no finding of one that fails."""
+    """A coalition without a case of its own has the finding of a member that succeeds, and none of one that fails."""
     able, unable = case(0.9, epsilon=1.0), case(0.5, epsilon=1.0, question="Another?")
     (judged,) = judged_of(report(able, unable))
     answers = judged.answers(able.question)
