@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from protoseal.commands.budget_evaluate import parse_epsilons
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
 from protoseal.commands.simulate import simulate
@@ -37,14 +38,8 @@ _NOT_HERE = {"compare", "early_stopping", "tensorboard", "fresh", "as_json", "ev
 """Settings of ``simulate`` without meaning here."""
 
 
-def _epsilons(_: click.Context, __: click.Parameter, value: str | None) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(part) for part in (value or "").split(",") if part.strip())
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,8,inf") from error
-    if not all(number > 0 for number in numbers):
-        raise click.BadParameter("each ε must be above 0; inf means no noise")
-    return numbers
+def _epsilons(context: click.Context, option: click.Parameter, value: str | None) -> tuple[float, ...]:
+    return () if value is None else parse_epsilons(context, option, value)
 
 
 def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ _NOT_AT_INFINITY = {"privacy", "seeds", "out"}
 """Sections and settings that the runs at ∞ have not, or have from elsewhere."""
 
 
-def _epsilons(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
-    """``1,3,8,inf``."""
+def parse_epsilons(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """Parse a list such as ``1,3,8,inf``; raise ``click.BadParameter`` for an empty one, or a number not above 0."""
     try:
         numbers = tuple(float(part) for part in value.split(",") if part.strip())
     except ValueError as error:
@@ -67,7 +67,7 @@ def _at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) 
 )
 @click.option(
     "--epsilons",
-    callback=_epsilons,
+    callback=parse_epsilons,
     default="1,3,8,inf",
     show_default=True,
     help="Values of ε to evaluate, with commas between; inf is without noise.",

@@ -280,7 +280,7 @@ def _mean_of(run: RecordedRun, site: str) -> tuple[Rows, Bool]:
         return given.personal, given.has_personal
     if agreement.protection.ckks_key:
         sums = EncryptedSum(agreement)
-        values = SummingSite(_key(run, site), sums.form).unprotect(payload, agreement.max_sites)
+        values = SummingSite(ckks_key_of(run, site), sums.form).unprotect(payload, agreement.max_sites)
         means = sums.means(sums.opened(values))
         return means.rows, means.has
     vector, has = payload.arrays
@@ -317,7 +317,8 @@ def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Le
             yield from _opened_mean(run, victim, [accomplice])
 
 
-def _key(run: RecordedRun, site: str) -> CkksSecret:
+def ckks_key_of(run: RecordedRun, site: str) -> CkksSecret:
+    """Return the CKKS key that the site holds."""
     return CkksSecret.from_bytes(run.setups[site].group[KEY_BYTES:])
 
 
@@ -343,7 +344,7 @@ def _directions(run: RecordedRun, victim: str, accomplice: str) -> Learned:
 
 def _decrypted(run: RecordedRun, site: str, payload: Payload) -> Rows:
     """Decrypt an upload of prototypes: rows (K, d) in feature units."""
-    agreement, secret = run.agreement, _key(run, site)
+    agreement, secret = run.agreement, ckks_key_of(run, site)
     if agreement.sums:
         values = SummingSite(secret, EncryptedSum(agreement).form).unprotect(payload, agreement.max_sites)
         return agreement.layout.split(values[: agreement.layout.length])[0]

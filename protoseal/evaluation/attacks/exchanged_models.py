@@ -15,12 +15,10 @@ from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedG
 from agreement.payload_forms import limits_of, result_form
 from agreement.round_plan import Form
 from crypto.ckks.group_mixing import MixingSite
-from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SummingSite
-from crypto.keys import KEY_BYTES
 from crypto.protection import Payload
 from crypto.prototype_row_checks import whole_numbers
-from protoseal.evaluation.attacks.adversaries import Adversary, payload_of
+from protoseal.evaluation.attacks.adversaries import Adversary, ckks_key_of, payload_of
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, Rows
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
@@ -148,7 +146,7 @@ def _model_in(run: RecordedRun, site: str, content: bytes) -> Rows:
             return clusters.means(_opened(run, site, payload, clusters), labels)[1]
         case _ if agreement.method.is_grouped:
             groups = EncryptedGroups(agreement)
-            return groups.mixed(MixingSite(_key(run, site), groups.form).unprotect(payload)).model
+            return groups.mixed(MixingSite(ckks_key_of(run, site), groups.form).unprotect(payload)).model
         case _:
             sums = EncryptedSum(agreement)
             return sums.means(sums.opened(_opened(run, site, payload, sums))).model
@@ -156,8 +154,4 @@ def _model_in(run: RecordedRun, site: str, content: bytes) -> Rows:
 
 def _opened(run: RecordedRun, site: str, payload: Payload, sums: EncryptedSum | EncryptedClusterSum) -> Rows:
     ciphertexts = Payload(payload.scheme, blobs=payload.blobs)
-    return SummingSite(_key(run, site), sums.form).unprotect(ciphertexts, run.agreement.max_sites)
-
-
-def _key(run: RecordedRun, site: str) -> CkksSecret:
-    return CkksSecret.from_bytes(run.setups[site].group[KEY_BYTES:])
+    return SummingSite(ckks_key_of(run, site), sums.form).unprotect(ciphertexts, run.agreement.max_sites)

@@ -24,6 +24,13 @@ def unit(images: Tensor) -> Tensor:
     return (images - low) / (high - low).clamp(min=1e-6)
 
 
+def total_variation(images: Tensor) -> Tensor:
+    """Return the mean total variation of each of images (B, C, H, W); zeros for inputs (B, …) that are no images."""
+    if images.ndim != 4:
+        return images.new_zeros(len(images))
+    return images.diff(dim=2).abs().mean(dim=(1, 2, 3)) + images.diff(dim=3).abs().mean(dim=(1, 2, 3))
+
+
 def picture(image: Tensor) -> NDArray[np.float64]:
     """Return an image (C, H, W) as (H, W) or (H, W, 3) in [0, 1]; a vector of features as one row."""
     scaled = unit(image[None])[0].double()

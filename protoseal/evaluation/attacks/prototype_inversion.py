@@ -28,6 +28,7 @@ from protoseal.evaluation.attacks.image_gallery import (
     rivals_of,
     trial,
 )
+from protoseal.evaluation.attacks.image_similarity import total_variation
 from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows
 from protoseal.evaluation.attacks.verdicts import Measured
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
@@ -125,7 +126,9 @@ def matched(model: PrototypeModel, targets: Tensor, starts: Tensor, within: tupl
     for _ in range(_STEPS):
         unit = torch.sigmoid(free)
         features = outputs_of(model, low + (high - low) * unit).features
-        loss = ((features - targets).square().sum(dim=1) / size).sum() + _SMOOTHING * _variation(unit)
+        loss = ((features - targets).square().sum(dim=1) / size).sum() + _SMOOTHING * total_variation(
+            unit
+        ).sum()
         (free.grad,) = torch.autograd.grad(loss, [free])
         optimiser.step()
     return (low + (high - low) * torch.sigmoid(free)).detach()
@@ -162,16 +165,6 @@ def _trained_decoder(features: Tensor, images: Tensor) -> nn.Module:
                 parameter.grad = gradient
             optimiser.step()
     return network
-
-
-def _variation(images: Tensor) -> Tensor:
-    """Return the total variation of images (B, C, H, W); 0 for inputs that are no images."""
-    if images.ndim != 4:
-        return images.new_zeros(())
-    return (
-        images.diff(dim=2).abs().mean(dim=(1, 2, 3)).sum()
-        + images.diff(dim=3).abs().mean(dim=(1, 2, 3)).sum()
-    )
 
 
 def _class_means(public: LabelledImages, classes: Sequence[int]) -> Tensor:

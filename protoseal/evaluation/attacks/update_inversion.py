@@ -38,6 +38,7 @@ from protoseal.evaluation.attacks.image_gallery import (
     rivals_of,
     trial,
 )
+from protoseal.evaluation.attacks.image_similarity import total_variation
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, Rows, record_scene
 from protoseal.evaluation.attacks.verdicts import Measured
 from protoseal.evaluation.privacy_accuracy.runs import changed
@@ -210,7 +211,7 @@ def matched(
         unit = torch.sigmoid(free)
         gradients = torch.func.grad(loss)(moving, unit, labels)
         flat = torch.cat([each.flatten() for each in gradients.values()])
-        return 1.0 - torch.cosine_similarity(flat, step, dim=0) + _SMOOTHING * _variation(unit)
+        return 1.0 - torch.cosine_similarity(flat, step, dim=0) + _SMOOTHING * total_variation(unit).mean()
 
     free = torch.logit(start).requires_grad_()
     labels = torch.stack([_labels(step, base, part) for step, part in zip(steps, start, strict=True)])
@@ -256,13 +257,6 @@ def _labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tensor) ->
         best = int(expected.argmax())
         row[best], expected[best] = _SURE, expected[best] - 1.0
     return labels
-
-
-def _variation(images: Tensor) -> Tensor:
-    """Return the mean total variation of images (B, C, H, W); 0 for inputs that are no images."""
-    if images.ndim != 4:
-        return images.new_zeros(())
-    return images.diff(dim=2).abs().mean() + images.diff(dim=3).abs().mean()
 
 
 def _trials(update: Update, made: Tensor) -> Iterator[Trial]:
