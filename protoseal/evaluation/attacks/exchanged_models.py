@@ -1,6 +1,9 @@
 """Models that an adversary reads in a recorded run, of the methods that average models or extractors.
 
-Limits: the sites' numbers of samples are taken as known. Under FedPC colluding sites do not subtract their own part.
+Colluding sites subtract their own models from the mean of the victim's sum.
+
+Limits: the sites' numbers of samples are taken as known. Colluding sites subtract nothing from a mixture of several
+groups' models (FedPC) that they cannot solve for the victim's group (:mod:`protoseal.evaluation.attacks.group_means`).
 """
 
 from __future__ import annotations
@@ -10,17 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agreement import Agreement, Family
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
-from agreement.payload_forms import limits_of, result_form
+from agreement import Agreement
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum
 from agreement.round_plan import Form
-from crypto.ckks.group_mixing import MixingSite
-from crypto.ckks.sums import SummingSite
-from crypto.protection import Payload
-from crypto.prototype_row_checks import whole_numbers
-from protoseal.evaluation.attacks.adversaries import Adversary, ckks_key_of, payload_of
+from protoseal.evaluation.attacks.adversaries import Adversary, accomplice_of, payload_of
+from protoseal.evaluation.attacks.group_means import means_known_to
+from protoseal.evaluation.attacks.opened_sums import clusters_in, decrypted, group_of, means_in
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, Rows
-from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.site_model.learner_factory import build_agreed_model
@@ -38,17 +37,19 @@ class Exchanged:
 
 def exchanged(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Exchanged]:
     """Yield the models that the adversary reads in the last round; none for a method that exchanges no models."""
-    agreement, others = run.agreement, sorted(set(run.sites) - {victim})
+    agreement, accomplice = run.agreement, accomplice_of(run, victim)
     if not agreement.method.averages:
         return
     encrypted = agreement.protection.ckks_key
     if adversary is Adversary.COORDINATOR or (adversary is Adversary.COLLUSION and not encrypted):
         yield _uploaded(run, victim)
     if adversary is Adversary.COLLUSION and encrypted:
-        yield Exchanged("its model, decrypted by a site's key", _decrypted(run, victim, others[0]))
+        yield Exchanged("its model, decrypted by a site's key", _decrypted(run, victim, accomplice))
     elif adversary is not Adversary.COORDINATOR or not encrypted:
-        known = {Adversary.PEERS: others, Adversary.COLLUSION: others[:1]}.get(adversary, [])
-        yield _mean(run, victim if adversary is Adversary.COORDINATOR else others[0], known)
+        others = sorted(set(run.sites) - {victim})
+        sites = {Adversary.COORDINATOR: [], Adversary.PEERS: others}.get(adversary, [accomplice])
+        opens = adversary in (Adversary.COORDINATOR, Adversary.COLLUSION)
+        yield _mean(run, victim, sites, coordinator=opens)
 
 
 def base_of(run: RecordedRun, site: str) -> Rows:
@@ -101,24 +102,37 @@ def _decrypted(run: RecordedRun, victim: str, accomplice: str) -> Rows:
     agreement, length = run.agreement, run.agreement.layout.length
     payload = payload_of(run.upload(victim), agreement)
     if not agreement.clusters:
-        values = _opened(run, accomplice, payload, EncryptedSum(agreement))
+        values = decrypted(run, accomplice, payload, EncryptedSum(agreement))
         return _split(agreement, values[:length])
-    labels = _payload(run, _results(run, victim)[-1][1]).arrays[0]
-    values = _opened(run, accomplice, payload, EncryptedClusterSum(agreement, len(labels)))
+    clusters, _ = clusters_in(run, accomplice, run.result(accomplice)[1])
+    values = decrypted(run, accomplice, payload, EncryptedClusterSum(agreement, len(clusters.labels)))
     return _split(agreement, values[-length - 1 : -1])
 
 
-def _mean(run: RecordedRun, site: str, known: Sequence[str]) -> Exchanged:
-    """Return the averaged model that ``site`` received, less the ``known`` sites' own, where all sites are averaged."""
-    mean = _model_in(run, site, _results(run, site)[-1][1])
-    if not known or run.agreement.method.traits.family is Family.GROUPS:
-        return Exchanged("the averaged model", mean, len(run.sites))
+def _mean(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> Exchanged:
+    """Return the averaged model that the adversary has, less the ``known`` sites' own models."""
+    group, mean = group_of(run, victim), _mean_model(run, victim, known, coordinator=coordinator)
+    if mean is None:
+        mixed = _model_in(run, known[0], run.result(known[0])[1])
+        return Exchanged("a mixture of all groups' averaged models", mixed, len(run.sites))
+    known = [name for name in known if name in group]
+    if not known:
+        return Exchanged("the averaged model", mean, len(group))
     most = run.agreement.averaging.most_samples if run.agreement.layout.weighted else 1
-    weights = {name: min(len(each.train), most) for name, each in run.sites.items()}
+    weights = {name: min(len(run.sites[name].train), most) for name in group}
     own = np.sum([weights[name] * run.sites[name].averaged for name in known], axis=0)
     left = sum(weights.values()) - sum(weights[name] for name in known)
     words = "the averaged model, less the colluding sites' own models"
-    return Exchanged(words, (sum(weights.values()) * mean - own) / left, len(run.sites) - len(known))
+    return Exchanged(words, (sum(weights.values()) * mean - own) / left, len(group) - len(known))
+
+
+def _mean_model(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> Rows | None:
+    """Return the averaged model (p + q,) of the victim's sum, None if the adversary only has a mixture."""
+    if run.agreement.clusters:
+        site = known[0] if known else victim
+        return _model_in(run, site, run.result(site)[1])
+    means = means_known_to(run, victim, known, coordinator=coordinator)
+    return None if means is None else means.model
 
 
 def _results(run: RecordedRun, site: str) -> list[tuple[int, bytes]]:
@@ -128,30 +142,8 @@ def _results(run: RecordedRun, site: str) -> list[tuple[int, bytes]]:
     return [(key.round, content) for key, content in given]
 
 
-def _payload(run: RecordedRun, content: bytes) -> Payload:
-    return codec.decode_payload(content, limits_of(run.agreement), result_form(run.agreement))
-
-
 def _model_in(run: RecordedRun, site: str, content: bytes) -> Rows:
     """Return the averaged model in a result that the site received, decrypted with its key where it is encrypted."""
-    agreement, payload = run.agreement, _payload(run, content)
-    match agreement.plan.result:
-        case Form.MEANS:
-            return agreement.layout.split(payload.arrays[0])[1]
-        case Form.CLUSTERS:
-            return agreement.layout.split(payload.arrays[-1])[1]
-        case Form.LABELLED_CIPHERTEXTS:
-            labels = whole_numbers(payload.arrays[0], len(agreement.classes))
-            clusters = EncryptedClusterSum(agreement, len(labels))
-            return clusters.means(_opened(run, site, payload, clusters), labels)[1]
-        case _ if agreement.method.is_grouped:
-            groups = EncryptedGroups(agreement)
-            return groups.mixed(MixingSite(ckks_key_of(run, site), groups.form).unprotect(payload)).model
-        case _:
-            sums = EncryptedSum(agreement)
-            return sums.means(sums.opened(_opened(run, site, payload, sums))).model
-
-
-def _opened(run: RecordedRun, site: str, payload: Payload, sums: EncryptedSum | EncryptedClusterSum) -> Rows:
-    ciphertexts = Payload(payload.scheme, blobs=payload.blobs)
-    return SummingSite(ckks_key_of(run, site), sums.form).unprotect(ciphertexts, run.agreement.max_sites)
+    if run.agreement.clusters:
+        return clusters_in(run, site, content)[1]
+    return means_in(run, site, content).model

@@ -16,6 +16,22 @@ def recorded(method: str, protection: str = "plain", samples: tuple[int, ...] = 
     return record_anew(method, protection, samples)
 
 
+@cache
+def recorded_in_groups(protection: str, **fedpc: bool) -> RecordedRun:
+    """Return the recorded run of FedPC with two groups: sites 1, 3 and 5, and the other five.
+
+    Fewer than three sites of the first group have classes 1, 5, 6 and 8.
+    """
+    own = {"groups": 2} | fedpc
+    return record_anew("fedpc", protection, split="dirichlet:0.5", sites=8, min_holders=3, fedpc=own)
+
+
+@cache
+def recorded_in_clusters(protection: str) -> RecordedRun:
+    """Return the recorded run of FedPLCC with enough sites for several clusters of a class."""
+    return record_anew("fedplcc", protection, sites=6)
+
+
 def record_anew(
     method: str, protection: str, samples: tuple[int, ...] = (), **settings: object
 ) -> RecordedRun:

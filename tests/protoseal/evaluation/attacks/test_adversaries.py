@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
-from tests.protoseal.evaluation.attacks.recorded import recorded
+from protoseal.evaluation.attacks.recorded_run import RecordedRun
+from tests.protoseal.evaluation.attacks.recorded import recorded, recorded_in_groups
 
 VICTIM = "site-2"
 EXACT, NEAR, USELESS = "exact", "near", "useless"
@@ -22,19 +24,25 @@ EXPECTED: dict[tuple[str, str], dict[Adversary, str]] = {
     ("feddbp", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
     ("feddbp", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
     ("fedpc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
-    ("fedplcc", "plain"): {COORDINATOR: EXACT, PEER: NEAR, COLLUSION: EXACT},
-    ("fedplcc", "masked"): {COORDINATOR: USELESS, PEER: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "plain"): {COORDINATOR: EXACT, PEER: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: NEAR, COLLUSION: EXACT},
 }
 """Nearness of an adversary's best reading to the victim's prototypes, by method and protection."""
+IN_GROUPS: dict[str, dict[Adversary, str]] = {
+    "plain": {COORDINATOR: EXACT, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    "masked": {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    "ckks": {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+}
+"""Nearness by protection, for FedPC with two groups."""
 ENCRYPTED = [pair for pair in EXPECTED if pair[1] == "ckks"]
 PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in ENCRYPTED[1:] else ()) for pair in EXPECTED]
 """Readings of one encrypted run are enough for `make test`."""
 
 
-def nearest(learned: Learned, method: str, protection: str) -> np.ndarray[Any, Any]:
+def nearest(run: RecordedRun, learned: Learned) -> np.ndarray[Any, Any]:
     """Return the cosine of each row with the nearest of the victim's prototypes of its class."""
-    site = recorded(method, protection).sites[VICTIM]
-    cosines = []
+    site, cosines = run.sites[VICTIM], []
     for row, k in zip(learned.rows, learned.labels, strict=True):
         own = site.rows[site.labels == k]
         lengths = np.linalg.norm(own, axis=1) * np.linalg.norm(row)
@@ -42,20 +50,26 @@ def nearest(learned: Learned, method: str, protection: str) -> np.ndarray[Any, A
     return np.array(cosines)
 
 
-@pytest.mark.parametrize(("method", "protection"), PAIRS)
-def test_readings_come_as_near_as_the_trust_model_says(method: str, protection: str) -> None:
-    run = recorded(method, protection)
-    for adversary, expected in EXPECTED[method, protection].items():
+def check_nearness(run: RecordedRun, nearness: Mapping[Adversary, str]) -> None:
+    for adversary, expected in nearness.items():
         found = readings(run, adversary, VICTIM)
-        cosines = max(
-            (nearest(each, method, protection) for each in found), key=lambda each: float(np.median(each))
-        )
+        cosines = max((nearest(run, each) for each in found), key=lambda each: float(np.median(each)))
         if expected == EXACT:
             assert cosines.min() > 1 - 1e-6, adversary
         elif expected == NEAR:
             assert 0.3 < np.median(cosines) < 1 - 1e-6, adversary
         else:
             assert np.abs(np.median(cosines)) < 0.3, adversary
+
+
+@pytest.mark.parametrize(("method", "protection"), PAIRS)
+def test_readings_come_as_near_as_the_trust_model_says(method: str, protection: str) -> None:
+    check_nearness(recorded(method, protection), EXPECTED[method, protection])
+
+
+@pytest.mark.parametrize("protection", ["plain", "masked", pytest.param("ckks", marks=pytest.mark.full)])
+def test_readings_of_groups_come_as_near_as_the_trust_model_says(protection: str) -> None:
+    check_nearness(recorded_in_groups(protection), IN_GROUPS[protection])
 
 
 @pytest.mark.parametrize("protection", ["plain", "masked"])
