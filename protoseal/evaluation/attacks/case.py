@@ -19,8 +19,8 @@ class Case(ABC):
     """Base of an attack with its metric.
 
     The attack succeeds at ``chance + margin`` of ``metric``. ``question`` is what the attack answers, in words that a
-    reader without cryptography understands; ``not_covered`` says what its failure does not show. A ``thinned`` case
-    runs on sites with few samples of each class
+    reader without cryptography understands, and ``ability`` is what success shows, in words that complete "it can";
+    ``not_covered`` says what failure does not show. A ``thinned`` case runs on sites with few samples of each class
     (:func:`protoseal.evaluation.attacks.recorded_run.thinned`). ``samples`` is the number of samples behind what is
     attacked, where the case fixes it.
     """
@@ -30,6 +30,7 @@ class Case(ABC):
     chance: float
     margin: float
     question: str
+    ability: str
     not_covered: str
     thinned: bool = False
     samples: int | None = None

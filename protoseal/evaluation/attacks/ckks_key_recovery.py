@@ -1,9 +1,11 @@
 """Recovery of the CKKS key from a decryption that comes back (Li and Micciancio, eprint 2020/1533).
 
 A ciphertext is (b, a) with b + a·s = m, and a CKKS decryption *is* m, noise and all: s = (m − b)/a. The attack has a
-result that the coordinator sent, what came back, and public parameters. It needs one result.
+result that the coordinator sent, what came back, and public parameters. It needs one result, and takes the polynomial
+m or its decoded slots.
 
-Limit: only an exact decryption of the very ciphertext that was sent gives the key, not rounded values.
+Limit: only an exact decryption of the very ciphertext that was sent gives the key, not rounded values. Slots flooded
+with noise are too large for a double to hold exactly, so that there only the polynomial gives the key.
 """
 
 from __future__ import annotations
@@ -45,7 +47,22 @@ def recovered(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
     told = came_back.removeprefix(ACKNOWLEDGED)
     if not told:
         raise NoKey("an acknowledgement says nothing")
-    message = encoded(np.frombuffer(told, dtype=np.complex128)[: POLY_DEGREE // 2], form)
+    try:
+        return _key_for(sent, np.frombuffer(told, dtype=np.uint64)[:POLY_DEGREE].tolist())
+    except NoKey:
+        return _key_for(sent, encoded(np.frombuffer(told, dtype=np.complex128)[: POLY_DEGREE // 2], form))
+
+
+def decrypted_polynomial(secret: CkksSecret, sent: Ciphertext) -> bytes:
+    """Return the decryption of a ciphertext before it is decoded: a polynomial's transform, modulo the last prime."""
+    _, _, key = secret.to_bytes().partition(b":")
+    plaintext = sealapi.Plaintext()
+    sealapi.Decryptor(context(), load(sealapi.SecretKey(), key)).decrypt(sent, plaintext)
+    return np.array([plaintext[i] for i in range(POLY_DEGREE)], dtype=np.uint64).tobytes()
+
+
+def _key_for(sent: Ciphertext, message: Sequence[int]) -> CkksSecret:
+    """Return the key under which ``sent`` decrypts to ``message``, or raise :class:`NoKey`."""
     prime = int(context().key_context_data().parms().coeff_modulus()[0].value())
     key = [(message[i] - sent[i]) * pow(sent[POLY_DEGREE + i], -1, prime) % prime for i in range(POLY_DEGREE)]
     return key_of(ternary(key))

@@ -39,9 +39,10 @@ _BATCH, _SHRINKAGE, _LEAST = 256, 0.1, -40.0
 
 @dataclass(frozen=True)
 class Shadows:
-    """Shadow models of a run, and for each the public samples that it did not see."""
+    """Shadow models of a run, and for each the public samples that it was trained on, and those that it did not see."""
 
     models: Sequence[PrototypeModel] = field(repr=False)
+    seen: Sequence[LabelledImages] = field(repr=False)
     unseen: Sequence[LabelledImages] = field(repr=False)
 
 
@@ -52,6 +53,7 @@ class ExtractorMembership(Case):
     metric = "area under the ROC curve"
     chance, margin = 0.5, 0.05
     question = "Can the adversary tell from a model whether a given record trained it?"
+    ability = "tell from a model whether a given record trained it"
     not_covered = (
         "Records that the adversary chose or planted, attacks with hundreds of shadow models, and what all rounds'"
         " models tell together."
@@ -79,7 +81,7 @@ class ExtractorMembership(Case):
         """Return the shadow models of a run, which another protection leaves as they are."""
         training = f"{run.seed} {run.config.model_dump_json(exclude={'protection', 'out'})}"
         if self._last is None or self._last[0] != training:
-            self._last = training, _shadows_of(run)
+            self._last = training, shadows_of(run)
         return self._last[1]
 
 
@@ -93,13 +95,14 @@ def common_public(run: RecordedRun) -> LabelledImages:
     )
 
 
-def _shadows_of(run: RecordedRun) -> Shadows:
+def shadows_of(run: RecordedRun) -> Shadows:
     """Train shadow models, each on a random part of the public samples, of a site's size if there are as many."""
     public, rng = common_public(run), np.random.default_rng(0)
     size = min(int(_share(run.agreement) * len(public)), max(len(site.train) for site in run.sites.values()))
     orders = [rng.permutation(len(public)) for _ in range(SHADOWS)]
-    models = [_trained(run, public.take(order[:size]), i) for i, order in enumerate(orders)]
-    return Shadows(models, [public.take(order[size:]) for order in orders])
+    seen = [public.take(order[:size]) for order in orders]
+    models = [_trained(run, part, i) for i, part in enumerate(seen)]
+    return Shadows(models, seen, [public.take(order[size:]) for order in orders])
 
 
 def _share(agreement: Agreement) -> float:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from protoseal.evaluation.attacks.findings import WORDS
 from protoseal.evaluation.attacks.records import CaseRecord, CurveLine
 from protoseal.evaluation.attacks.verdicts import Verdict
 from protoseal.reports.figures import STYLE, svg_of
@@ -54,7 +55,7 @@ def values_by_configuration(rows: Sequence[tuple[str, CaseRecord]]) -> str:
             )
         _thresholds(axes, [case for _, case in rows])
         for verdict in dict.fromkeys(case.verdict for _, case in rows):
-            axes.plot([], [], color=_MARKS[verdict][0], marker=_MARKS[verdict][1], label=verdict.value)
+            axes.plot([], [], color=_MARKS[verdict][0], marker=_MARKS[verdict][1], label=WORDS[verdict])
         axes.set_yticks(range(len(rows)), [name for name, _ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(rows[0][1].metric if rows else "")

@@ -1,12 +1,14 @@
 """Findings of an attack report: the worst verdicts by configuration, adversary, attack and question.
 
+Questions on what an adversary can learn are apart from those on sabotage: what a malicious site can do to others.
+
 A finding never says more than the verdicts: one successful case outweighs an undecided one, which outweighs one that
 was held off. Limit: an attack that did not run has no finding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,15 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
 }
 """Adversaries that a coalition contains."""
 WORST_FIRST = (Verdict.NOT_DEFENDED, Verdict.TOO_WEAK, Verdict.DEFENDED)
+WORDS: Mapping[Verdict | None, str] = {
+    Verdict.DEFENDED: "defended",
+    Verdict.NOT_DEFENDED: "not defended",
+    Verdict.TOO_WEAK: "undecided",
+    None: "not run",
+}
+"""Verdicts as readers of a report see them; None means that no attack ran."""
+_SABOTAGE = "poisoning"
+"""Suite of sabotage."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +53,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Standing:
-    """Finding of each attack that one adversary tried on one configuration; no findings if none ran."""
+    """Findings on one adversary on one configuration, by attack or by question; none if no attack ran."""
 
     adversary: str
     findings: dict[str, Finding]
 
     @property
     def verdict(self) -> Verdict | None:
-        """Worst verdict of all attacks; None if none ran."""
+        """Worst verdict of all findings; None without any."""
         return min((each.verdict for each in self.findings.values()), key=WORST_FIRST.index, default=None)
 
     def with_verdict(self, verdict: Verdict) -> dict[str, Finding]:
-        """Return the findings that have the verdict, by attack."""
+        """Return the findings that have the verdict."""
         return {name: each for name, each in self.findings.items() if each.verdict is verdict}
 
 
@@ -66,27 +77,23 @@ class Judged:
 
     @property
     def standings(self) -> list[Standing]:
-        """One standing for each adversary of the trust model, also for those without cases; the worst first."""
-        names = dict.fromkeys([*map(str, Adversary), *(case.adversary for case in self.cases)])
-        standings = [_standing(name, [c for c in self.cases if c.adversary == name]) for name in names]
+        """Findings by question on what each adversary of the trust model can learn; the worst adversary first.
+
+        A coalition can do what its member can: it has the findings of a member that succeeds where it does not itself.
+        """
+        asked = [case for case in self.cases if not is_sabotage(case)]
+        names = dict.fromkeys([*map(str, Adversary), *(case.adversary for case in asked)])
+        own = {
+            name: Standing(name, _findings((case for case in asked if case.adversary == name), _question))
+            for name in names
+        }
+        standings = [_with_members(name, own) for name in names]
         return sorted(standings, key=lambda each: [*WORST_FIRST, None].index(each.verdict))
 
-    def answers(self, question: str) -> dict[str, Finding]:
-        """Return the finding of each adversary, over all attacks that ask the question.
-
-        A coalition can do what its member can: without cases of its own it has the finding of a member that succeeds.
-        """
-        asked = [case for case in self.cases if case.question == question]
-        found = {
-            name: finding_of([case for case in asked if case.adversary == name])
-            for name in dict.fromkeys(case.adversary for case in asked)
-        }
-        for coalition, members in MEMBERS.items():
-            able = (found[each] for each in members if each in found)
-            already = [each for each in able if each.verdict is Verdict.NOT_DEFENDED]
-            if coalition not in found and already:
-                found[coalition] = already[0]
-        return found
+    @property
+    def sabotage(self) -> Standing:
+        """Findings by question on what a malicious site can do to others."""
+        return Standing(Adversary.PEER, _findings(filter(is_sabotage, self.cases), _question))
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,8 @@ class Column:
 
     @property
     def standing(self) -> Standing:
-        """Standing of the adversary on the configuration."""
-        return _standing(self.adversary, self.cases)
+        """Findings of the column's attacks."""
+        return Standing(self.adversary, _findings(self.cases, lambda case: case.family))
 
     def of(self, attack: str) -> list[CaseRecord]:
         """Return all readings and sample numbers of one attack."""
@@ -113,12 +120,17 @@ def finding_of(cases: Sequence[CaseRecord]) -> Finding:
 
     Numbers of samples with which an attack fails even undefended say nothing, if there are others.
     """
-    telling = [case for case in cases if succeeds_undefended(case) or case.verdict is Verdict.NOT_DEFENDED]
-    found = worst(telling or cases)
+    able = {case.family for case in cases if _tells(case)}
+    telling = [case for case in cases if _tells(case) or case.family not in able]
+    found = worst(telling)
     every = {case.samples_behind for case in cases}
-    same = {case.samples_behind for case in telling or cases if case.verdict is found.verdict}
+    same = {case.samples_behind for case in telling if case.verdict is found.verdict}
     told = () if same == every and len(every) > 1 else tuple(sorted(count for count in same if count))
     return Finding(found, told)
+
+
+def _tells(case: CaseRecord) -> bool:
+    return succeeds_undefended(case) or case.verdict is Verdict.NOT_DEFENDED
 
 
 def worst(cases: Iterable[CaseRecord]) -> CaseRecord:
@@ -150,6 +162,11 @@ def _own_cases(report: AttackReport) -> list[CaseRecord]:
     if not noisy or report.config.get("privacy", noisy) is None:
         return [case for case in cases if case.epsilon is None]
     return noisy
+
+
+def is_sabotage(case: CaseRecord) -> bool:
+    """Return whether the attack asks what a malicious site can do, not what an adversary can learn."""
+    return case.suite == _SABOTAGE
 
 
 def is_exact_plain(case: CaseRecord) -> bool:
@@ -225,8 +242,20 @@ def _strength(case: CaseRecord) -> tuple[bool, str, float]:
     return case.protection != UNPROTECTED, case.protection, noise
 
 
-def _standing(adversary: str, cases: Sequence[CaseRecord]) -> Standing:
-    by_attack: dict[str, list[CaseRecord]] = {}
+def _findings(cases: Iterable[CaseRecord], key: Callable[[CaseRecord], str]) -> dict[str, Finding]:
+    by_key: dict[str, list[CaseRecord]] = {}
     for case in cases:
-        by_attack.setdefault(case.family, []).append(case)
-    return Standing(adversary, {name: finding_of(mine) for name, mine in by_attack.items()})
+        by_key.setdefault(key(case), []).append(case)
+    return {name: finding_of(mine) for name, mine in by_key.items()}
+
+
+def _question(case: CaseRecord) -> str:
+    return case.question
+
+
+def _with_members(name: str, own: Mapping[str, Standing]) -> Standing:
+    """Return the adversary's own standing, with successes of its members where it has none."""
+    found = dict(own[name].findings)
+    for each in (*reversed(MEMBERS.get(name, ())), name):
+        found |= own[each].with_verdict(Verdict.NOT_DEFENDED)
+    return Standing(name, found)

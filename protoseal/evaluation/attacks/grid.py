@@ -354,6 +354,7 @@ def _record(
         family=case.family,
         suite=suite,
         question=case.question,
+        ability=case.ability,
         protection=setting.protection,
         epsilon=epsilon,
         samples_behind=case.samples,

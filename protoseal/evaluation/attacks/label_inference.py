@@ -61,6 +61,7 @@ class Presence(Case):
     metric = "balanced accuracy over sites and classes"
     chance, margin = 0.5, 0.2
     question = "Can the adversary tell which classes a site has records of?"
+    ability = "tell which classes a site has records of"
     not_covered = "Classes of which a site has few records, and records that leave or join between rounds."
     adversaries = (Adversary.COORDINATOR, Adversary.PEER)
 
@@ -102,6 +103,7 @@ class ClassFrequencies(Case):
     metric = "rank correlation with a site's true counts, over its classes"
     chance, margin = 0.0, 0.3
     question = "Can the adversary tell which classes are frequent at a site, and which are rare?"
+    ability = "tell which classes are frequent at a site, and which are rare"
     not_covered = "Attacks that simulate sites with known counts, and changes of counts between rounds."
     adversaries = (Adversary.COORDINATOR, Adversary.COLLUSION)
 
@@ -205,6 +207,7 @@ class Domains(Case):
     metric = "share of pairs of sites whose domains are told apart"
     chance, margin = 0.5, 0.15
     question = "Can the adversary tell from which source, device or population a site's records are?"
+    ability = "tell from which source, device or population a site's records are"
     not_covered = (
         "Domains of which the adversary has no samples, and what a site's feature extractor shows by itself: an"
         " extractor that is uploaded in the clear shows more than prototypes do."

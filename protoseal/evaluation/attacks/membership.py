@@ -58,6 +58,7 @@ class PrototypeMembership(Case):
     metric = "area under the ROC curve"
     chance, margin = 0.5, 0.1
     question = "Can the adversary tell whether a given record was used?"
+    ability = "tell whether a given record was used"
     not_covered = (
         "Records that the adversary chose or planted, and what the feature extractor itself remembers of its training"
         " records."
@@ -98,7 +99,7 @@ def _scores(
             rows = learned.of_class(int(k))
             yield (
                 rows.tobytes(),
-                _of_release(rows, of_class["in"], of_class["out"], of_class["public"], precision),
+                scores_of_release(rows, of_class["in"], of_class["out"], of_class["public"], precision),
             )
 
 
@@ -108,14 +109,15 @@ def _precision(features: Rows, labels: Labels) -> Rows:
     return np.asarray(np.linalg.pinv(ledoit_wolf(centred, assume_centered=True)[0]))
 
 
-def _of_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, precision: Rows) -> Scores:
+def scores_of_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, precision: Rows) -> Scores:
     """Score members and outsiders (·, d) against a class's rows (m, d), each by the row that fits it best."""
     mean, count = public.mean(axis=0), len(members)
 
     def ratio(features: Rows) -> Rows:
         centred = features - mean
-        own = np.einsum("ij,jk,ik->i", centred, precision, centred)
-        return np.asarray(centred @ precision @ (rows - mean).T - own[:, None] * len(rows) / (2 * count))
+        weighed = centred @ precision
+        own = (weighed * centred).sum(axis=1, keepdims=True)
+        return np.asarray(weighed @ (rows - mean).T - own * len(rows) / (2 * count))
 
     base = ratio(public)
     centre, spread = base.mean(axis=0), base.std(axis=0).clip(1e-12)

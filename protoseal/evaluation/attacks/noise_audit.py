@@ -41,6 +41,7 @@ class NoiseAudit(Case):
     metric = "lower bound of ε ÷ claimed ε"
     chance, margin = 0.0, 1.0
     question = "Does the noise mechanism lose more privacy than it claims?"
+    ability = "learn more from noisy values than the claimed ε allows"
     not_covered = (
         "Noise that the recorded run left out, training by DP-SGD (`protoseal budget audit training`), noise shared"
         " among sites, and losses below the bound."

@@ -7,8 +7,8 @@ that did not run counts in favour of a configuration.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from protoseal.evaluation.attacks.figures import (
     values_over_samples,
 )
 from protoseal.evaluation.attacks.findings import (
+    WORDS,
     WORST_FIRST,
     Column,
     Finding,
-    Judged,
+    Standing,
     columns_of,
     finding_of,
+    is_sabotage,
     judged_of,
     succeeds_undefended,
     undefended_of,
@@ -50,8 +52,6 @@ WHO = {
     Adversary.COLLUSION.value: "Runs the central server, with the keys and data of one site.",
 }
 """Adversaries in everyday words."""
-_PLACES = {"membership": 0, "inversion": 0, "models": 0, "poisoning": 2}
-"""Places of suites among the questions; 1 for others."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,42 @@ class Section:
         return list(dict.fromkeys(getattr(case, name) for case in self.cases))
 
 
+@dataclass(frozen=True)
+class Topic:
+    """Attacks either on what can be learnt or of ``sabotage``: the columns of their matrix, and a section for each."""
+
+    sabotage: bool
+    columns: list[Column] = field(repr=False)
+    sections: list[Section] = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """Heading of tables."""
+        if self.sabotage:
+            return "Sabotage: what a malicious site can do to the others"
+        return "What each adversary can learn"
+
+    @property
+    def questions(self) -> list[str]:
+        """Questions of all attacks."""
+        return [question for section in self.sections for question in section.each("question")]
+
+    @property
+    def partial(self) -> bool:
+        """True if a finding holds for some numbers of samples alone."""
+        return any(found.samples for each in self.columns for found in each.standing.findings.values())
+
+    @property
+    def groups(self) -> list[tuple[str, list[Column]]]:
+        """Columns by adversary."""
+        return [(name, list(group)) for name, group in groupby(self.columns, lambda each: each.adversary)]
+
+    @property
+    def suites(self) -> list[tuple[str, list[Section]]]:
+        """Sections by suite."""
+        return [(name, list(group)) for name, group in groupby(self.sections, lambda each: each.suite)]
+
+
 def write_page(folder: Path, report: AttackReport) -> Path:
     """Write the page and return its path. The page loads nothing from elsewhere."""
     columns = columns_of(report)
@@ -91,34 +127,41 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         _section(name, cases, [case for case in cases if id(case) in ran], columns)
         for name, cases in undefended_of(report.cases).items()
     ]
-    judged = judged_of(report)
     page = template(TEMPLATE, _FILTERS).render(
         report=report,
-        judged=judged,
-        questions={each.configuration: _questions(each, report) for each in judged},
-        groups=[(name, list(group)) for name, group in groupby(columns, lambda column: column.adversary)],
-        suites=[(name, list(group)) for name, group in groupby(sections, lambda section: section.suite)],
-        partial=any(found.samples for each in columns for found in each.standing.findings.values()),
+        judged=judged_of(report),
+        topics=[topic for topic in _topics(columns, sections) if topic.sections],
+        sections=sections,
         numbers={section.attack: number for number, section in enumerate(sections, 1)},
         who=WHO,
         Verdict=Verdict,
+        WORST_FIRST=WORST_FIRST,
         config=json.dumps(report.config, indent=2, ensure_ascii=False, default=str),
     )
     return write_text(folder / REPORT, page)
 
 
-def _questions(judged: Judged, report: AttackReport) -> list[tuple[str, dict[str, Finding]]]:
-    """Return every question with its finding by adversary: on records first, on sabotage last, else the worst first."""
-    suites = {case.question: case.suite for case in report.cases}
-
-    def rank(asked: tuple[str, dict[str, Finding]]) -> tuple[int, int]:
-        question, found = asked
-        place = _PLACES.get(suites[question], 1)
-        return place, min(
-            (WORST_FIRST.index(each.verdict) for each in found.values()), default=len(WORST_FIRST)
+def _topics(columns: Sequence[Column], sections: Sequence[Section]) -> Iterator[Topic]:
+    for sabotage in (False, True):
+        own = [
+            replace(each, cases=[case for case in each.cases if is_sabotage(case) == sabotage])
+            for each in columns
+        ]
+        yield Topic(
+            sabotage,
+            [each for each in own if each.cases],
+            [each for each in sections if is_sabotage(each.undefended.case) == sabotage],
         )
 
-    return sorted(((question, judged.answers(question)) for question in suites), key=rank)
+
+def worst_first(questions: Iterable[str], standings: Sequence[Standing]) -> list[str]:
+    """Return each question once, the worst answered first and those without an answer last."""
+
+    def rank(question: str) -> int:
+        found = [each.findings[question].verdict for each in standings if question in each.findings]
+        return min(map(WORST_FIRST.index, found), default=len(WORST_FIRST))
+
+    return sorted(dict.fromkeys(questions), key=rank)
 
 
 # Sections
@@ -217,7 +260,7 @@ def samples_text(samples: Sequence[int]) -> str:
 
 
 def reason_text(case: CaseRecord) -> str:
-    """Return why the attack is too weak to tell; empty for another verdict."""
+    """Return why the verdict is undecided; empty for another verdict."""
     if case.verdict is not Verdict.TOO_WEAK:
         return ""
     if not succeeds_undefended(case):
@@ -231,21 +274,16 @@ _SYMBOLS = {
     Verdict.TOO_WEAK: "?",
     None: "–",
 }
-_WORDS = {
-    Verdict.DEFENDED: "defended",
-    Verdict.NOT_DEFENDED: "not defended",
-    Verdict.TOO_WEAK: "too weak to tell",
-    None: "not run",
-}
-_CLASSES = {verdict: words.replace(" ", "-") for verdict, words in _WORDS.items()}
+_CLASSES = {verdict: words.replace(" ", "-") for verdict, words in WORDS.items()}
 """Classes of the page's style sheet."""
 _FILTERS: Filters = {
     "number": number_text,
-    "short": "{:.3g}".format,
+    "short": lambda number: f"{round(number, 3):.3g}",
     "reason": reason_text,
     "samples": samples_text,
+    "worst_first": worst_first,
     "finding": lambda cases: finding_of(cases) if cases else None,
     "css": _CLASSES.__getitem__,
     "symbol": _SYMBOLS.__getitem__,
-    "words": _WORDS.__getitem__,
+    "words": WORDS.__getitem__,
 }

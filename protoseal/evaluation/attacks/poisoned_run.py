@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import Agreement, Protection
 from algorithms.fedplcc import LocalClusters
+from algorithms.pfpl import Weighting
 from algorithms.prototypes import project_to_norm
 from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, Rows, images_of
 from protoseal.simulation.config import SimulationConfig
@@ -71,10 +72,12 @@ def malicious_of(names: list[str]) -> list[str]:
     return sorted(names)[: max(1, round(MALICIOUS_SHARE * len(names)))]
 
 
-def without_bounds(config: SimulationConfig) -> SimulationConfig:
-    """Return the configuration with bounds so wide that no check acts; sites that agree count as equal as before.
+def unguarded(config: SimulationConfig) -> SimulationConfig:
+    """Return the configuration without what holds poison off.
 
-    The protection is ``plain``, because numbers that large have no room in ciphertexts, unless sites share noise.
+    Bounds are so wide that no check acts, and PFPL has the weights as its paper prints them, which prefer far peers.
+    Sites that agree count as equal as before. The protection is ``plain``, because numbers that large have no room in
+    ciphertexts, unless sites share noise.
     """
     bound, shared = (
         config.averaging.parameter_bound * WIDER,
@@ -86,6 +89,7 @@ def without_bounds(config: SimulationConfig) -> SimulationConfig:
             "norm_bound": config.norm_bound * WIDER,
             "agreement_threshold": config.agreement_threshold / WIDER**2,
             "averaging": config.averaging.model_copy(update={"parameter_bound": bound}),
+            "pfpl": config.pfpl.model_copy(update={"weighting": Weighting.DISTANCE}),
         }
     )
 

@@ -1,7 +1,7 @@
 """Poisoning and backdoors by one site in five, and what each costs the honest sites.
 
-Every attack runs twice: with the checks of the product, and without
-(:func:`protoseal.evaluation.attacks.poisoned_run.without_bounds`). The difference to the run in which no site is
+Every attack runs twice: on the configuration, and on the same without what holds poison off
+(:func:`protoseal.evaluation.attacks.poisoned_run.unguarded`). The difference to the run in which no site is
 malicious is paired by seed and honest site.
 
 Limit: a few seeds show large losses alone. A loss below the margin is no proof of robustness.
@@ -19,7 +19,7 @@ from scipy.stats import t  # type: ignore[import-untyped]  # it ships no types
 from agreement import Traits
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case, joined
-from protoseal.evaluation.attacks.poisoned_run import Ended, Poison, poisoned, without_bounds
+from protoseal.evaluation.attacks.poisoned_run import Ended, Poison, poisoned, unguarded
 from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows
 from protoseal.evaluation.attacks.verdicts import Measured
 from protoseal.simulation.config import SimulationConfig
@@ -94,13 +94,14 @@ class Poisoning(Case):
     """Case of one kind of poison, measured as the mean accuracy that honest sites lose.
 
     ``backdoor`` measures instead how many more triggered test images the honest sites take for the target.
-    ``applies`` is false for methods that give the poison no way out. The reference is the same poison without bounds.
+    ``applies`` is false for methods that give the poison no way out. The reference is the same poison, unguarded.
 
     Each run stands for ``repeats`` seeds, over which the interval is.
     """
 
     attack: str
     question: str
+    ability: str
     poison: Poison
     metric: str = "accuracy lost, honest sites' mean beyond a run without poison"
     backdoor: bool = False
@@ -116,18 +117,16 @@ class Poisoning(Case):
     adversaries: Sequence[Adversary] = (Adversary.PEER,)
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
-        """Measure the attack against the run's configuration with its checks; nothing if it does not apply."""
+        """Measure the attack against the run's configuration; nothing if it does not apply."""
         if adversary not in self.adversaries or not self.applies(run.agreement.method.traits):
             return ()
         return (self._measured(run.config, run.seed, "poison within the agreed bounds"),)
 
     def reference(self, run: RecordedRun) -> Measured | None:
-        """Measure the attack where no bound acts; None if it does not apply."""
-        return self.without_checks(run) if self.applies(run.agreement.method.traits) else None
-
-    def without_checks(self, run: RecordedRun) -> Measured:
-        """Measure the attack where no bound acts."""
-        return self._measured(without_bounds(run.config), run.seed, "poison without bounds")
+        """Measure the attack where nothing holds it off; None if it does not apply."""
+        if not self.applies(run.agreement.method.traits):
+            return None
+        return self._measured(unguarded(run.config), run.seed, "poison, unguarded")
 
     def _measured(self, config: SimulationConfig, seed: int, basis: str) -> Measured:
         seeds = range(seed * self.repeats, (seed + 1) * self.repeats)
@@ -170,35 +169,45 @@ def _interval(gains: Rows) -> tuple[float, float]:
 
 def poisoning_cases(repeats: int = 4) -> tuple[Poisoning, ...]:
     """Return all cases, which share their runs."""
-    make, words = (
-        partial(Poisoning, repeats=repeats, runs=EndedRuns()),
-        "Do honest sites lose accuracy if ",
-    )
+    make = partial(Poisoning, repeats=repeats, runs=EndedRuns())
+    words, able = "Do honest sites lose accuracy if ", "make honest sites less accurate by "
     return (
-        make("label flip", words + "one site in five trains with wrong labels?", Poison(data=flipped)),
         make(
-            "sign flip", words + "one site in five uploads the opposite of what it learnt?", multiplied(-1.0)
+            "label flip",
+            words + "one site in five trains with wrong labels?",
+            able + "training with wrong labels",
+            Poison(data=flipped),
+        ),
+        make(
+            "sign flip",
+            words + "one site in five uploads the opposite of what it learnt?",
+            able + "uploading the opposite of what it learnt",
+            multiplied(-1.0),
         ),
         make(
             "scaled upload",
-            words + "one in five uploads that opposite as large as bounds allow?",
+            words + "one site in five uploads the opposite of what it learnt, as large as bounds allow?",
+            able + "uploading the opposite of what it learnt, as large as bounds allow",
             multiplied(BOOST),
         ),
         make(
             "prototype shift",
             words + "one site in five moves its prototypes to other classes?",
+            able + "moving its prototypes to other classes",
             Poison(rows=shifted),
             applies=lambda traits: traits.prototypes,
         ),
         make(
             "inflated sample count",
-            words + "one site in five uploads the opposite, and claims to have very many samples?",
+            words + "one site in five uploads the opposite of what it learnt, and claims very many samples?",
+            able + "uploading the opposite of what it learnt, and claiming very many samples",
             multiplied(-1.0, _CLAIM),
             applies=lambda traits: traits.weighted,
         ),
         make(
             "backdoor",
             "Do honest sites take marked images for another class if one site in five trains with such marks?",
+            "make honest sites take marked images for another class by training with such marks",
             Poison(data=with_backdoor),
             metric="marked images taken for the target, honest sites' mean beyond a run without poison",
             backdoor=True,

@@ -30,7 +30,7 @@ from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Combination
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, payload_of, readings
 from protoseal.evaluation.attacks.case import Case
-from protoseal.evaluation.attacks.ckks_key_recovery import NoKey, recovered
+from protoseal.evaluation.attacks.ckks_key_recovery import NoKey, decrypted_polynomial, recovered
 from protoseal.evaluation.attacks.label_inference import (
     LENGTHS,
     by_reading,
@@ -59,6 +59,7 @@ class Values(Case):
     metric = "share of the numbers of prototypes other than zero that are read exactly"
     chance, margin = 0.0, 0.5
     question = "Can the adversary read a site's prototypes, with the noise that they are sent with, if any?"
+    ability = "read a site's prototypes (with their noise, if any)"
     not_covered = "Values that are read approximately, and what the prototypes show of records."
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
@@ -74,6 +75,7 @@ class Comparison(Case):
     metric = "share of pairs of candidates of which the right one is chosen"
     chance, margin = 0.5, 0.2
     question = "Can the adversary confirm that a prototype that was sent is the one it suspects?"
+    ability = "confirm a suspicion of which prototype was sent"
     not_covered = "Candidates that differ less than two sites' prototypes of a class do."
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
@@ -93,6 +95,7 @@ class KnownRows(Case):
     metric = "share recovered of what the known prototypes' mean leaves open"
     chance, margin = 0.0, 0.5
     question = "Can a coordinator that knows other sites' prototypes read the remaining site's?"
+    ability = "read a site's prototypes if it knows those of other sites"
     not_covered = "Prototypes that are known inexactly."
     adversaries = (Adversary.COORDINATOR,)
 
@@ -120,15 +123,13 @@ class KnownRows(Case):
 
 
 class KeyRecovery(Case):
-    """Case of key recovery under ``ckks``: the share of acknowledgements that give away the key, so every upload.
-
-    Where sites lack classes, noise floods these slots, a decryption is inexact, and the attack fails even undefended.
-    """
+    """Case of key recovery under ``ckks``: the share of acknowledgements that give away the key, so every upload."""
 
     attack = "key recovery from acknowledgements"
     metric = "share of acknowledged results that give a site's prototypes exactly"
     chance, margin = 0.0, 0.5
     question = "Does anything that sites send back after decrypting a result give the key away?"
+    ability = "recover the decryption key from what sites send back"
     not_covered = "Decryptions that leave a site by another way, and rounded ones."
     adversaries = (Adversary.COORDINATOR,)
 
@@ -301,7 +302,7 @@ def told(run: RecordedRun) -> RecordedRun:
             return received
         secret = CkksSecret.from_bytes(run.setups[received.site].group[KEY_BYTES:])
         ciphertext, _ = _first_ciphertext(run, results[id(received)])
-        return replace(received, content=received.content + secret.decrypt(ciphertext).tobytes())
+        return replace(received, content=received.content + decrypted_polynomial(secret, ciphertext))
 
     return replace(run, received=[weakened(each) for each in run.received])
 

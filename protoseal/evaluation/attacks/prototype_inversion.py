@@ -44,6 +44,7 @@ class PrototypeInversion(Case):
     metric = METRIC
     chance, margin = 1.0 / GALLERY, 0.2
     question = "Can the adversary reconstruct an image well enough to recognise it?"
+    ability = "reconstruct a recognisable image from a prototype"
     not_covered = (
         "Stronger image priors such as diffusion models, and attributes of an image short of recognising it."
     )

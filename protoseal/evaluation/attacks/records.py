@@ -41,6 +41,7 @@ class CaseRecord(Record):
     family: str
     suite: str
     question: str
+    ability: str
     adversary: str
     reading: str
     protection: str

@@ -44,6 +44,7 @@ class DependentMessages(Case):
     question = (
         "Does one record show in whether, when, how long or what a site sends, besides the protected values?"
     )
+    ability = "see one record in the number, order, size or unprotected parts of a site's messages"
     not_covered = (
         "Timing; differences of a few bytes, by which signatures and ciphertexts vary anyway; values in a protected"
         " form, such as lengths under a rotation; other records than the one that was changed."

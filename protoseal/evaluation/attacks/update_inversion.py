@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agreement import Family
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.exchanged_models import Exchanged, base_of, exchanged, model_with
@@ -74,6 +73,7 @@ class UpdateInversion(Case):
     metric = METRIC
     chance, margin = 1.0 / GALLERY, 0.2
     question = "Can the adversary reconstruct an image that trained a model from the model's change?"
+    ability = "reconstruct a recognisable training image from a model's change"
     not_covered = (
         "Models that the coordinator crafts for the purpose, and image priors such as diffusion models."
     )
@@ -149,9 +149,8 @@ class StandStill(UpdateInversion):
         victim: str,
     ) -> Iterator[Exchanged]:
         """Yield the victim's model from the opened mean of a round in which no peer's model changed."""
-        agreement = run.agreement
-        if agreement.method.traits.family is not Family.GROUPS and not agreement.protection.ckks_key:
-            for read in exchanged(run, Adversary.PEERS, victim):
+        for read in () if run.agreement.protection.ckks_key else exchanged(run, Adversary.PEERS, victim):
+            if read.sites == 1:
                 yield replace(read, reading="the sum, less the base that all peers sent back unchanged")
 
 
@@ -198,7 +197,7 @@ def matched(
     moved = [name for name in steps[0] if any(bool(each[name].any()) for each in steps)]
     if not moved:
         return start
-    network = _Logits(base)
+    network = Logits(base)
     fixed = {name: each.detach() for name, each in network.named_parameters()}
     moving = {f"model.{name}": fixed.pop(f"model.{name}") for name in moved}
     wanted = torch.stack([torch.cat([each[name].flatten() for name in moved]) for each in steps])
@@ -225,7 +224,7 @@ def matched(
     return torch.sigmoid(free).detach()
 
 
-class _Logits(nn.Module):
+class Logits(nn.Module):
     """Module of a model's logits alone."""
 
     def __init__(self, model: PrototypeModel) -> None:

@@ -15,13 +15,14 @@ from PIL import Image
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.figures import is_roc
 from protoseal.evaluation.attacks.findings import (
+    Standing,
     columns_of,
     finding_of,
     judged_of,
     undefended_of,
     worst,
 )
-from protoseal.evaluation.attacks.page import reason_text, samples_text, write_page
+from protoseal.evaluation.attacks.page import reason_text, samples_text, worst_first, write_page
 from protoseal.evaluation.attacks.records import AttackReport, CaseRecord, CurveLine, PictureFile
 from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
 
@@ -40,6 +41,7 @@ def case(value: float = 0.5, half: float = 0.02, undefended: float = 0.95, **fie
         "attack": "membership",
         "suite": "records",
         "question": "Was this record used?",
+        "ability": "tell whether a record was used",
         "adversary": str(Adversary.COORDINATOR),
         "reading": "its prototypes",
         "protection": "masked",
@@ -78,6 +80,17 @@ def report(*cases: CaseRecord, **fields: Any) -> AttackReport:
         "complete": True,
     }
     return AttackReport(**made | fields)
+
+
+def sabotage(value: float = 0.9, **fields: Any) -> CaseRecord:
+    """Return a case of a malicious site."""
+    made = {
+        "attack": "backdoor",
+        "suite": "poisoning",
+        "question": "Do marks work?",
+        "ability": "plant marks",
+    }
+    return case(value, adversary=str(Adversary.PEER), epsilon=3.0, own_reference=True, **made | fields)
 
 
 def undefended(**fields: Any) -> CaseRecord:
@@ -139,6 +152,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
             attack=f"inversion, {count} sample{'s' * (count > 1)}",
             family="inversion",
             question=f"Can it draw {NASTY}?",
+            ability=f"draw {NASTY}",
             adversary=str(Adversary.PEERS),
             epsilon=3.0,
             samples_behind=count,
@@ -149,7 +163,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     weak = case(
         0.5, attack="property", undefended=0.55, epsilon=3.0, adversary=str(Adversary.PEER), suite=NASTY
     )
-    found = report(*coordinator, *inversion, weak, command=NASTY, config={"privacy": {NASTY: NASTY}})
+    found = report(
+        *coordinator, *inversion, weak, sabotage(), command=NASTY, config={"privacy": {NASTY: NASTY}}
+    )
     return Page(write_page(tmp_path_factory.mktemp("attacks"), found))
 
 
@@ -171,22 +187,43 @@ def test_the_page_can_be_read_aloud(page: Page) -> None:
 
 
 def test_the_page_has_a_figure_of_each_kind(page: Page) -> None:
-    """Intervals for all three attacks, values over samples, an ROC, other curves and two pictures."""
+    """Intervals for all four attacks, values over samples, an ROC, other curves and two pictures."""
     images = [str(each["src"])[:15] for each in page.all("img")]
-    assert images.count("data:image/svg+") == 3 + 1 + 1 + 1
+    assert images.count("data:image/svg+") == 4 + 1 + 1 + 1
     assert images.count("data:image/png;") == 2
 
 
 def test_the_first_block_has_one_statement_for_each_standing(page: Page) -> None:
-    """The answer names who succeeded, who is undecided, who was held off, and who did not try."""
-    short = page.text[: page.text.index("Verdicts")]
-    for words in (
+    """The answer names who succeeded at what, who is undecided, who was held off, and who did not try."""
+    short = page.text[: page.text.index("What each adversary can learn")]
+    words = (
         f"Not safe against {Adversary.PEERS}",
+        f"draw {NASTY}",
         f"Undecided for {Adversary.PEER}",
+        "tell whether a record was used",
         f"No success for {Adversary.COORDINATOR}",
+        "tell whether a record was used",
         f"Nothing known about {Adversary.COLLUSION}",
-    ):
-        assert words in short
+        "Not safe against sabotage",
+        "plant marks",
+    )
+    places = [0]
+    for each in words:
+        places.append(short.index(each, places[-1]))
+
+
+def test_sabotage_has_tables_of_its_own(page: Page) -> None:
+    """A question on sabotage is in the table, the matrix and the section of sabotage, and in no other."""
+    tables = [str(each["aria-label"]) for each in page.all("div") if "aria-label" in each]
+    assert len([name for name in tables if "can learn" in name]) == 2
+    assert len([name for name in tables if "Sabotage" in name]) == 2
+    assert page.text.count("Do marks work?") == 1 + 1
+
+
+def test_an_undecided_verdict_has_one_label(page: Page) -> None:
+    """The value in ``attacks.json`` is explained once, and the page says undecided elsewhere."""
+    assert page.text.count("too weak to tell") == 1
+    assert f"undecided ({Verdict.TOO_WEAK.value})" in page.text
 
 
 def test_a_report_without_cases_claims_nothing(tmp_path: Path) -> None:
@@ -226,7 +263,7 @@ def test_sample_numbers_of_one_attack_make_one_finding() -> None:
     assert finding_of(cases).samples == (2,)
     assert finding_of(cases[:1]).samples == (2,)
     assert finding_of([cases[0], case(0.8, samples_behind=3, attack="x, 3 samples")]).samples == ()
-    weak = case(0.5, undefended=0.55, samples_behind=20, attack="x, 20 samples")
+    weak = case(0.5, undefended=0.55, samples_behind=20, attack="x, 20 samples", family="x")
     assert weak.verdict is Verdict.TOO_WEAK
     assert finding_of([cases[1], weak]).verdict is Verdict.DEFENDED
     assert finding_of([cases[1], weak]).samples == (5,)
@@ -312,11 +349,47 @@ def test_only_rising_rates_are_an_roc() -> None:
     assert not is_roc(case())
 
 
+def standings_of(*cases: CaseRecord) -> dict[str, Standing]:
+    """Return the standings of the one configuration of the cases, by adversary."""
+    (judged,) = judged_of(report(*cases))
+    return {each.adversary: each for each in judged.standings}
+
+
 def test_a_coalition_can_do_what_its_member_can() -> None:
-    """A coalition without a case of its own has the finding of a member that succeeds, and none of one that fails."""
+    """A coalition has the finding of a member that succeeds, and none of one that fails."""
     able, unable = case(0.9, epsilon=1.0), case(0.5, epsilon=1.0, question="Another?")
-    (judged,) = judged_of(report(able, unable))
-    answers = judged.answers(able.question)
-    assert answers[str(Adversary.COLLUSION)].case is able
-    assert str(Adversary.PEERS) not in answers
-    assert set(judged.answers("Another?")) == {str(Adversary.COORDINATOR)}
+    held_off = case(0.5, epsilon=1.0, adversary=str(Adversary.COLLUSION))
+    for own in ([], [held_off]):
+        standings = standings_of(able, unable, *own)
+        assert {name: each.case for name, each in standings[Adversary.COLLUSION].findings.items()} == {
+            able.question: able
+        }
+        assert set(standings[Adversary.COORDINATOR].findings) == {able.question, "Another?"}
+        assert not standings[Adversary.PEERS].findings
+
+
+def test_sabotage_leaks_nothing() -> None:
+    """A malicious site's success is no finding on what it can learn, and the reverse."""
+    poison, learnt = sabotage(), case(0.5, epsilon=3.0, adversary=str(Adversary.PEER))
+    (judged,) = judged_of(report(poison, learnt))
+    assert judged.sabotage.verdict is Verdict.NOT_DEFENDED
+    assert set(judged.sabotage.findings) == {poison.question}
+    assert standings_of(poison, learnt)[Adversary.PEER].verdict is Verdict.DEFENDED
+    assert standings_of(poison)[Adversary.PEER].verdict is None
+
+
+def test_questions_go_from_the_worst_answer_to_none() -> None:
+    """The worst answer of any adversary counts, and equals keep their order."""
+    cases = [
+        case(0.5, epsilon=1.0, question="held off"),
+        case(0.5, undefended=0.5, epsilon=1.0, question="undecided"),
+        case(0.5, epsilon=1.0, question="succeeds for a peer"),
+        case(0.9, epsilon=1.0, question="succeeds for a peer", adversary=str(Adversary.PEER)),
+    ]
+    asked = ["not tried", *(each.question for each in cases)]
+    assert worst_first(asked, list(standings_of(*cases).values())) == [
+        "succeeds for a peer",
+        "undecided",
+        "held off",
+        "not tried",
+    ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,14 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from agreement.conformance import check_weights
 from algorithms.prototypes import project_to_norm
-from benchmarks.robust_options import (
-    MEDIAN_PEERS,
-    lost_in_sums,
-    median_of_groups,
-    median_weights,
-)
+from benchmarks.robust_options import lost_in_sums, median_of_groups
 from crypto.errors import MalformedError
 from protoseal.evaluation.attacks import poisoned_run
 from protoseal.evaluation.attacks.adversaries import Adversary
@@ -39,7 +31,6 @@ from protoseal.evaluation.attacks.recorded_run import LabelledImages, RecordedRu
 from protoseal.evaluation.attacks.verdicts import Measured
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from secure_server.exchanges import plain_sums
-from tests.support.extensions import METHODS, install, installed
 
 SCALED = multiplied(BOOST)
 BOUND = 2.0
@@ -67,7 +58,9 @@ def run_of(config: SimulationConfig) -> RecordedRun:
 
 
 def case_of(poison: Poison, **changes: Any) -> Poisoning:
-    return Poisoning("test", "Does the bound hold?", poison, repeats=1, margin=0.15, **changes)
+    return Poisoning(
+        "test", "Does the bound hold?", "break the bound", poison, repeats=1, margin=0.15, **changes
+    )
 
 
 def succeeds(case: Poisoning, measured: Measured) -> bool:
@@ -90,6 +83,17 @@ def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
     monkeypatch.setattr(poisoned_run, "project_to_norm", lambda rows, bound: project_to_norm(rows, 4 * bound))
     (double,) = case_of(SCALED).measure(run, Adversary.PEER)
     assert succeeds(case, double)
+
+
+@pytest.mark.full
+def test_default_weights_of_pfpl_hold_what_succeeds_under_those_of_the_paper() -> None:
+    config = config_of("pfpl", sites=5, rounds=5).model_copy(update={"norm_bound": 50.0})
+    case, run = case_of(SCALED), run_of(config)
+    undefended = case.reference(run)
+    assert undefended is not None
+    (within,) = case.measure(run, Adversary.PEER)
+    assert succeeds(case, undefended)
+    assert not succeeds(case, within)
 
 
 def test_bounds_do_not_hold_a_scaled_model() -> None:
@@ -149,29 +153,6 @@ def test_malicious_sites_are_one_in_five_and_at_least_one() -> None:
 
 
 # Robust options
-
-
-def test_weights_leave_out_an_outlier_and_nobody_else() -> None:
-    rows = np.array([[0.1, 0.0], [0.0, 0.1], [0.0, 0.0], [0.1, 0.1], [-5.0, 3.0]])
-    weights = median_weights((rows @ rows.T)[None], np.ones((5, 1), dtype=np.bool_))[0]
-    assert not weights[:4, 4].any()
-    assert (weights[:4, :4] > 0).all()
-    check_weights(MEDIAN_PEERS)
-
-
-@pytest.fixture
-def registered(tmp_path: Path) -> Iterator[None]:
-    """Register the method by an entry point, for one test."""
-    points = {METHODS: {"median-peers": "benchmarks.robust_options:MEDIAN_PEERS"}}
-    install(tmp_path, points, name="median-peers")
-    with installed(tmp_path):
-        yield
-
-
-@pytest.mark.usefixtures("registered")
-def test_median_peers_run_under_rotations() -> None:
-    config = config_of("median-peers", split="iid:per=30", protection="masked")
-    assert len(poisoned(config, 0, SCALED, triggered).accuracy) == 8
 
 
 @pytest.mark.full

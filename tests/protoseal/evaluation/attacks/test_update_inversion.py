@@ -26,6 +26,7 @@ def verdict(found: Measured, undefended: Measured) -> Verdict:
     return verdict_of(found, undefended, chance=UpdateInversion.chance, margin=UpdateInversion.margin)
 
 
+@pytest.mark.full
 def test_one_step_gives_its_image_away_unless_masks_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, masked = one_step(), one_step(protection="masked")
     (still,) = StandStill().measure(recorded("fedavg", "masked"), Adversary.COORDINATOR)
@@ -45,6 +46,7 @@ def test_an_extractors_step_gives_its_image_away() -> None:
     assert set(found.pictures[0].images) == {"original", "reconstruction", "class mean"}
 
 
+@pytest.mark.full
 def test_an_ordinary_round_gives_no_image_away() -> None:
     case = UpdateInversion(None)
     for found in case.measure(recorded("fedavg"), Adversary.COORDINATOR):
