@@ -125,6 +125,7 @@ def test_the_demo_has_the_setting_of_its_experiment() -> None:
         np.testing.assert_array_equal(mine.test.inputs, other.test.inputs)
 
 
+@pytest.mark.full
 def test_an_interrupted_demo_leaves_no_process_and_can_be_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
