@@ -133,13 +133,13 @@ def _minutes(seconds: float) -> str:
 
 def _table(report: AttackReport) -> Table:
     """Return a table of what each adversary can do: a row for each adversary and configuration."""
-    from protoseal.evaluation.attacks.findings import columns_of
+    from protoseal.evaluation.attacks.findings import WORDS, columns_of
     from protoseal.evaluation.attacks.verdicts import Verdict
 
     table = Table(
         title=f"Attacks on {report.method}, {report.dataset}", title_justify="left", title_style="bold"
     )
-    for name in ("configuration", "adversary", *(verdict.value for verdict in Verdict)):
+    for name in ("configuration", "adversary", *(WORDS[verdict] for verdict in Verdict)):
         table.add_column(name)
     for column in columns_of(report):
         found = [column.standing.with_verdict(verdict) for verdict in Verdict]
