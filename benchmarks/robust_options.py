@@ -4,11 +4,11 @@
 
 prints the accuracy that honest sites lose on the bundled digits, with one malicious site in five:
 
-- by a norm bound, which each site and the coordinator check: sums of prototypes of FedProto, under masks;
+- by the agreed norm bound, in sums of prototypes of FedProto under masks, where only the mean is checked;
 - by PFPL's weights, which follow from the Gram matrix that a rotation keeps: ``complement``, the default, gives far
   peers little weight, ``distance``, as printed in the paper, most;
 - by the median over the means of groups (:func:`median_of_groups`), which follows from sums under masks, one for each
-  group. The median is measured here and is no part of the protocol.
+  group. The median is no part of the protocol, and every row is taken to keep the norm bound.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _as_numbers(payload: Payload, agreement: Agreement) -> Rows:
 
 
 def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Learned]:
-    """Yield what the coordinator reads with the secrets that one site holds, and what that site learns by itself."""
+    """Yield what the coordinator reads with the secrets that one site holds."""
     agreement, held = run.agreement, np.unique(run.sites[victim].labels)
     if not (agreement.method.traits.prototypes or agreement.clusters):
         return
@@ -181,6 +181,7 @@ def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Le
                 "its prototypes, decrypted by a site's key", _decrypted(run, accomplice, payload)[held], held
             )
         case _ if agreement.clusters:
+            yield from _opened(run, victim, [accomplice])
             yield from _local_prototypes(run, victim, accomplice)
         case _:
             yield from _opened(run, victim, [accomplice])

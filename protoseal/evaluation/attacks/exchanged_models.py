@@ -49,7 +49,7 @@ def exchanged(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[E
         others = sorted(set(run.sites) - {victim})
         sites = {Adversary.COORDINATOR: [], Adversary.PEERS: others}.get(adversary, [accomplice])
         opens = adversary in (Adversary.COORDINATOR, Adversary.COLLUSION)
-        yield _mean(run, victim, sites, coordinator=opens)
+        yield averaged_model(run, victim, sites, coordinator=opens)
 
 
 def base_of(run: RecordedRun, site: str) -> Rows:
@@ -109,7 +109,7 @@ def _decrypted(run: RecordedRun, victim: str, accomplice: str) -> Rows:
     return _split(agreement, values[-length - 1 : -1])
 
 
-def _mean(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> Exchanged:
+def averaged_model(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> Exchanged:
     """Return the averaged model that the adversary has, less the ``known`` sites' own models."""
     group, mean = group_of(run, victim), _mean_model(run, victim, known, coordinator=coordinator)
     if mean is None:

@@ -125,8 +125,8 @@ def finding_of(cases: Sequence[CaseRecord]) -> Finding:
     found = worst(telling)
     every = {case.samples_behind for case in cases}
     same = {case.samples_behind for case in telling if case.verdict is found.verdict}
-    told = () if same == every and len(every) > 1 else tuple(sorted(count for count in same if count))
-    return Finding(found, told)
+    all_alike = None in same or (same == every and len(every) > 1)
+    return Finding(found, () if all_alike else tuple(sorted(count for count in same if count)))
 
 
 def _tells(case: CaseRecord) -> bool:
@@ -254,8 +254,15 @@ def _question(case: CaseRecord) -> str:
 
 
 def _with_members(name: str, own: Mapping[str, Standing]) -> Standing:
-    """Return the adversary's own standing, with successes of its members where it has none."""
+    """Return the adversary's own standing, with its members' findings where those are worse.
+
+    A question that no attack of the coalition asks has a member's finding only if that member succeeds.
+    """
     found = dict(own[name].findings)
-    for each in (*reversed(MEMBERS.get(name, ())), name):
-        found |= own[each].with_verdict(Verdict.NOT_DEFENDED)
+    for member in MEMBERS.get(name, ()):
+        for question, each in own[member].findings.items():
+            mine = found.get(question)
+            worse = mine is not None and WORST_FIRST.index(each.verdict) < WORST_FIRST.index(mine.verdict)
+            if worse or (mine is None and each.verdict is Verdict.NOT_DEFENDED):
+                found[question] = each
     return Standing(name, found)

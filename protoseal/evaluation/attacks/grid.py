@@ -20,7 +20,9 @@ from pydantic import Field
 from agreement.errors import UserError
 from protoseal.evaluation.attacks.adversaries import Adversary, readings
 from protoseal.evaluation.attacks.case import Case, auxiliary
+from protoseal.evaluation.attacks.group_means import solved_means
 from protoseal.evaluation.attacks.image_similarity import to_png
+from protoseal.evaluation.attacks.opened_sums import coordinator_means, groups_of
 from protoseal.evaluation.attacks.prototype_inversion import decoder_of, reconstructions
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, record_run
 from protoseal.evaluation.attacks.records import (
@@ -205,7 +207,10 @@ class AttackGrid:
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, done)
-        for cached in (readings, auxiliary, decoder_of, reconstructions):
+        for cached in (
+            *(readings, auxiliary, decoder_of, reconstructions),
+            *(groups_of, coordinator_means, solved_means),
+        ):
             cached.cache_clear()  # they hold the run
         return done
 

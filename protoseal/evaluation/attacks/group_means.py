@@ -5,9 +5,10 @@ group but the victim's, and every group's result. With c = cos(P_k, P_j), the re
 Σ_l cos(P_k, P_l)·P_l / Σ_l cos(P_k, P_l), in which c and the victim's P_j alone are unknown. This gives P_j as a
 function of 1/c, a line, and then c itself as a root of a polynomial.
 
-Limits: there is no solution with one extractor for all groups, whose one mixture belongs to no group, or with shared
-noise, since the noise in the other groups' means is unknown, nor for a victim that is alone in its group, whose result
-no other site has. One site solves for nothing.
+With one extractor for two groups, the one result is the plain mean of both groups' means.
+
+Limits: no solution is attempted with one extractor for more groups, for a victim that is alone in its group, or with
+shared noise, whose part in the other groups' means is unknown. One site solves for nothing.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ def means_known_to(
 def solved_means(run: RecordedRun, victim: str) -> Means | None:
     """Return the means of the victim's group, as all other sites together solve for them; None if they cannot."""
     agreement, groups = run.agreement, groups_of(run)
-    if agreement.fedpc.one_extractor or agreement.distributed_noise or group_of(run, victim) == (victim,):
+    if agreement.distributed_noise or group_of(run, victim) == (victim,):
         return None
     hidden = next(index for index, group in enumerate(groups) if victim in group)
+    if agreement.fedpc.one_extractor:
+        return _other_of_two(run, victim, groups[1 - hidden]) if len(groups) == 2 else None
     results = [_result_of(run, group, victim) for group in groups]
     known = {index: _own_means(run, group) for index, group in enumerate(groups) if index != hidden}
     has = _has(run, groups[hidden])
@@ -71,6 +74,15 @@ def solved_means(run: RecordedRun, victim: str) -> Means | None:
         key=lambda found: _residual(run, found, known, results),
         default=None,
     )
+
+
+def _other_of_two(run: RecordedRun, victim: str, known_group: tuple[str, ...]) -> Means:
+    """Return the means of the victim's group from one result for two groups, which weighs both equally."""
+    own, has = _own_means(run, known_group), _has(run, group_of(run, victim))
+    result = _result_of(run, known_group, victim)
+    halved = own.has | run.agreement.fedpc.literal_absent
+    rows = np.where(halved[:, None], 2.0 * result.rows - own.rows, result.rows)
+    return Means(rows * has[:, None], has, 2.0 * result.model - own.model)
 
 
 def _result_of(run: RecordedRun, group: tuple[str, ...], victim: str) -> Means:

@@ -8,12 +8,12 @@ all sites' rows to clusters, except under ``plain``.
 Limits: colluding sites subtract nothing
 
 - under FedPC with several groups, from a mixture that they cannot solve: one site that does not lead the victim's
-  group knows neither the weights ρ nor the other groups' means, and with one extractor for all groups or with shared
-  noise all other sites together do not know them either;
+  group knows neither the weights ρ nor the other groups' means;
 - under FedPLCC and ``plain``, since no site is told which rows are in a cluster, nor how many of them are the victim's;
 - under FedPLCC with sample-weighted centres, since the sample counts that a site sends are not recorded.
 
-A coordinator of FedPLCC does not solve cosines and inner products of clusters' sums for norms.
+There is no reading of prototypes under shared noise, which sites add to a sum in parts. A coordinator of FedPLCC does
+not solve cosines and inner products of clusters' sums for norms.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def mean_readings(
 ) -> Iterator[Learned]:
     """Yield the mean over the holders of each class in the victim's sum, less the prototypes of colluding ``sites``."""
     agreement = run.agreement
-    if not agreement.layout.classes:
+    if not agreement.layout.classes or agreement.distributed_noise:
         return
     group, means = group_of(run, victim), means_known_to(run, victim, sites, coordinator=coordinator)
     known = [] if means is None else sorted(set(sites) & set(group))

@@ -28,7 +28,13 @@ from torch import Tensor, nn
 
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case, auxiliary
-from protoseal.evaluation.attacks.exchanged_models import Exchanged, base_of, exchanged, model_with
+from protoseal.evaluation.attacks.exchanged_models import (
+    Exchanged,
+    averaged_model,
+    base_of,
+    exchanged,
+    model_with,
+)
 from protoseal.evaluation.attacks.image_gallery import (
     GALLERY,
     METRIC,
@@ -149,7 +155,9 @@ class StandStill(UpdateInversion):
         victim: str,
     ) -> Iterator[Exchanged]:
         """Yield the victim's model from the opened mean of a round in which no peer's model changed."""
-        for read in () if run.agreement.protection.ckks_key else exchanged(run, Adversary.PEERS, victim):
+        others = sorted(set(run.sites) - {victim})
+        if not run.agreement.protection.ckks_key:
+            read = averaged_model(run, victim, others, coordinator=True)
             if read.sites == 1:
                 yield replace(read, reading="the sum, less the base that all peers sent back unchanged")
 
