@@ -256,7 +256,7 @@ def samples_text(samples: Sequence[int]) -> str:
     if not samples:
         return ""
     numbers = " or ".join(filter(None, [", ".join(map(str, samples[:-1])), str(samples[-1])]))
-    return f"with {numbers} sample{'s' if list(samples) != [1] else ''}"
+    return f"of {numbers} record{'s' if list(samples) != [1] else ''}"
 
 
 def reason_text(case: CaseRecord) -> str:

@@ -59,7 +59,7 @@ class Values(Case):
     metric = "share of the numbers of prototypes other than zero that are read exactly"
     chance, margin = 0.0, 0.5
     question = "Can the adversary read a site's prototypes, with the noise that they are sent with, if any?"
-    ability = "read a site's prototypes (with their noise, if any)"
+    ability = "read a site's prototypes as they were sent"
     not_covered = "Values that are read approximately, and what the prototypes show of records."
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
@@ -95,7 +95,7 @@ class KnownRows(Case):
     metric = "share recovered of what the known prototypes' mean leaves open"
     chance, margin = 0.0, 0.5
     question = "Can a coordinator that knows other sites' prototypes read the remaining site's?"
-    ability = "read a site's prototypes if it knows those of other sites"
+    ability = "read a site's prototypes where it already knows all other sites'"
     not_covered = "Prototypes that are known inexactly."
     adversaries = (Adversary.COORDINATOR,)
 

@@ -267,8 +267,8 @@ def test_sample_numbers_of_one_attack_make_one_finding() -> None:
     assert weak.verdict is Verdict.TOO_WEAK
     assert finding_of([cases[1], weak]).verdict is Verdict.DEFENDED
     assert finding_of([cases[1], weak]).samples == (5,)
-    assert samples_text((1,)) == "with 1 sample"
-    assert samples_text((1, 2, 5)) == "with 1, 2 or 5 samples"
+    assert samples_text((1,)) == "of 1 record"
+    assert samples_text((1, 2, 5)) == "of 1, 2 or 5 records"
 
 
 EXACT, NOISY, OTHER = case(), case(epsilon=3.0), case(protection="ckks")
