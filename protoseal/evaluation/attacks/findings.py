@@ -79,7 +79,7 @@ class Judged:
     def standings(self) -> list[Standing]:
         """Findings by question on what each adversary of the trust model can learn; the worst adversary first.
 
-        A coalition can do what its member can: it has the findings of a member that succeeds where it does not itself.
+        A coalition can do what its member can, so that it has a member's finding where that is worse than its own.
         """
         asked = [case for case in self.cases if not is_sabotage(case)]
         names = dict.fromkeys([*map(str, Adversary), *(case.adversary for case in asked)])

@@ -41,7 +41,7 @@ def means_known_to(
 ) -> Means | None:
     """Return the means of the sum with the victim's values, None if ``sites`` (and the coordinator) have a mixture.
 
-    For a method that sums in groups or over all sites. The coordinator is not to be without a site under ``ckks``.
+    For a method that sums in groups or over all sites. Under ``ckks`` the coordinator needs a site.
     """
     group, encrypted = group_of(run, victim), run.agreement.protection.ckks_key
     if len(groups_of(run)) == 1:
