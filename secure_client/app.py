@@ -36,6 +36,7 @@ from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.learner import Learner
+from secure_client.training.loop import flushed_denormals
 from secure_client.transport import GrpcTransport
 
 _log = logging.getLogger("protoseal.site")
@@ -147,7 +148,7 @@ def run_site(
     last round's result needs no coordinator, and one whose model is saved needs no data either.
     """
     party = open_party(config, passphrase)
-    with open_state(config, party) as journal:
+    with flushed_denormals(), open_state(config, party) as journal:
         if journal.get(_SAVED) and all((config.out / name).exists() for name in _RESULTS):
             return _stored_log(config, journal)
         return _run(config, party, journal, on_round)

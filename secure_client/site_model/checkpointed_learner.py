@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +129,14 @@ class Trainee:
         return self._learner.jobs(round_number, self._guide) if round_number else []
 
     def run(self, round_number: int) -> Losses | None:
-        """Run the round's jobs and return the losses of the last job; None without jobs or after any error."""
+        """Run the round's jobs and return the losses of the last job; None without jobs or after any error.
 
-        def all_jobs() -> Losses | None:
-            losses = None
-            for job in self.jobs(round_number):
-                losses = run(job)
-            return losses
-
-        return contained(all_jobs, lambda: None, f"{self._learner.site}: training in round {round_number}")
+        A job that fails ends none of the later ones, so that the time of training does not show the failure.
+        """
+        what = f"{self._learner.site}: training in round {round_number}"
+        jobs = contained(lambda: self.jobs(round_number), list[Job], what)
+        losses = [contained(partial(run, job), lambda: None, what) for job in jobs]
+        return losses[-1] if losses and None not in losses else None
 
     def undo(self) -> None:
         """Restore the model of the round's start."""

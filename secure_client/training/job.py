@@ -91,13 +91,18 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
 
 
-def check_finite(losses: Losses, lr: float) -> None:
-    """Raise :class:`TrainingError` when training has diverged."""
-    if not np.isfinite(losses.total):
-        raise TrainingError(
-            f"the training loss is {losses.total}; lower the learning rate (now {lr:g}) or the alignment "
-            "weight, and check the data for extreme values"
-        )
+def check_finite(epochs: Iterable[Losses], lr: float) -> None:
+    """Raise :class:`TrainingError` if training diverged in any of the epochs.
+
+    Call this after the last epoch: training that ended with the first infinite loss would take less time, and the
+    coordinator, who chooses where training starts, would learn from the time whether it diverged.
+    """
+    for losses in epochs:
+        if not np.isfinite(losses.total):
+            raise TrainingError(
+                f"the training loss is {losses.total}; lower the learning rate (now {lr:g}) or the alignment "
+                "weight, and check the data for extreme values"
+            )
 
 
 def training_seed(seed: int, site: str, round_number: int, stage: int) -> int:

@@ -1,57 +1,116 @@
-"""Training loop of one model on one site's data: epochs of batches, one after the other."""
+"""Training loop of one model on one site's data: epochs of batches, one after the other.
+
+Every step is taken, whatever happens in it: an infinite loss ends no epoch, and a step that raises is skipped. Only
+then does a failure show. Otherwise the time that training takes would tell the coordinator how training went. Limit: a
+skipped step is shorter than the others.
+
+Arithmetic on denormal numbers takes many times longer than on others, so a site's process flushes them to zero
+(:func:`flushed_denormals`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from traceback import clear_frames
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from secure_client.error_containment import check_no_signal
 from secure_client.models.prototype_model import outputs_of
 from secure_client.training.batches import split
 from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, seeded, trained_parameters
 
+_log = logging.getLogger("protoseal.site")
+
 
 def run(job: Job) -> Losses:
-    """Train the job's model, in place. Raises ``TrainingError`` when the loss is not finite."""
+    """Train the job's model, in place, taking every step.
+
+    Afterwards it raises the first error of a step, or ``TrainingError`` when a loss was not finite.
+    """
     if job.dp_sgd is not None:
         from secure_client.training.dp_sgd.steps import run_privately  # noqa: PLC0415 (Opacus takes a second)
 
         return run_privately(job, job.dp_sgd)
     trained = trained_parameters(job.model, job.trains)
-    optimiser = job.schedule.optimise(trained.values())
+    training = _Training(job, trained)
     job.model.train()
     with _only(job.model, trained), seeded(job.device, job.seed):
-        for _ in range(job.epochs):
-            losses = _epoch(job, optimiser, trained)
-            check_finite(losses, job.schedule.lr)
-    optimiser.zero_grad(set_to_none=True)  # other models of the process stay in eval mode
-    return losses
+        epochs = [training.epoch() for _ in range(job.epochs)]
+    training.end()
+    check_finite(epochs, job.schedule.lr)
+    return epochs[-1]
 
 
-def _epoch(job: Job, optimiser: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> Losses:
-    """Train one epoch; losses stay on the device until its end."""
-    order = torch.randperm(len(job.source)).tolist()
-    groups = split(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
-    sums = torch.zeros(3, device=job.device)
-    for inputs, labels in job.source.batches(groups):
+class _Training:
+    """Steps of one job, and the first error in any of them."""
+
+    def __init__(self, job: Job, trained: Mapping[str, nn.Parameter]) -> None:
+        self._job, self._trained = job, trained
+        self._optimiser = job.schedule.optimise(trained.values())
+        self._error: BaseException | None = None
+
+    def epoch(self) -> Losses:
+        """Train one epoch; losses stay on the device until its end."""
+        job = self._job
+        order = torch.randperm(len(job.source)).tolist()
+        groups = split(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
+        sums = torch.zeros(3, device=job.device)
+        for group in groups:
+            try:
+                sums += self._step(group)
+            except BaseException as error:
+                check_no_signal(error)
+                if self._error is None:
+                    clear_frames(error.__traceback__)  # the failed step's tensors
+                    self._error = error
+        return Losses(*(sums / len(groups)).tolist())
+
+    def end(self) -> None:
+        """Drop the gradients; raise the first error of a step."""
+        self._optimiser.zero_grad(set_to_none=True)  # other models of the process stay in eval mode
+        if self._error is not None:
+            raise self._error
+
+    def _step(self, group: Sequence[int]) -> Tensor:
+        """Take one step; return the batch's terms (3,)."""
+        job = self._job
+        # One batch at a time, because a source that fails in one batch could not yield the next.
+        ((inputs, labels),) = job.source.batches([group])
         terms = job.objective(outputs_of(job.model, inputs), labels, job.guide)
-        optimiser.zero_grad(set_to_none=True)
+        self._optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(terms.total)
-        _pull(trained, job)
-        optimiser.step()
-        sums += torch.stack(terms).detach()
-    return Losses(*(sums / len(groups)).tolist())
+        self._pull()
+        self._optimiser.step()
+        return torch.stack(terms).detach()
+
+    def _pull(self) -> None:
+        """Add the gradient of μ/2·‖w − anchor‖²."""
+        if not self._job.proximal:
+            return
+        for name, each in self._trained.items():
+            if each.grad is not None:
+                each.grad.add_(each.detach() - self._job.anchor[name], alpha=self._job.proximal)
 
 
-def _pull(trained: Mapping[str, nn.Parameter], job: Job) -> None:
-    """Add the gradient of μ/2·‖w − anchor‖²."""
-    if not job.proximal:
-        return
-    for name, each in trained.items():
-        if each.grad is not None:
-            each.grad.add_(each.detach() - job.anchor[name], alpha=job.proximal)
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Flush denormal numbers to zero inside the ``with`` block, in this thread and in threads that it starts there.
+
+    Enter the block before the process computes with torch for the first time, because torch keeps its threads. Limit:
+    on a processor without this setting, which the log names, the time of training depends on how small numbers are.
+    """
+    if not torch.set_flush_denormal(True):
+        _log.warning(
+            "this processor cannot flush denormal numbers to zero, so the time of training depends on the data"
+        )
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @contextmanager

@@ -191,12 +191,11 @@ class _Together:
         self._range = (0, 0)
 
     def run(self) -> list[Losses]:
-        for _ in range(self._job.epochs):
-            losses = self._epoch()
-            for each in losses:
-                check_finite(each, self._job.schedule.lr)
+        epochs = [self._epoch() for _ in range(self._job.epochs)]
+        for of_site in zip(*epochs, strict=True):
+            check_finite(of_site, self._job.schedule.lr)
         self._stack.unload()
-        return losses
+        return epochs[-1]
 
     def _epoch(self) -> list[Losses]:
         sums = torch.zeros(len(self._jobs), 3, device=self._job.device)

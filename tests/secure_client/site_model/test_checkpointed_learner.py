@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from agreement import Optimiser
 from agreement.recipe import Recipe
 from algorithms.fedpc.objective import Objective
 from algorithms.gram_matrix import Float
+from algorithms.model_outputs import Terms
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
 from secure_client.output.site_files import MODEL, PROTOTYPES, read_prototypes
 from secure_client.privacy.value_bounds import PrototypeBounds
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.training.job import Schedule
+from secure_client.training.job import Job, Schedule
 from secure_client.training.learner import Learner
 from tests.secure_client.journals import journal_at
 from tests.support.power_cut import PowerCut
@@ -150,6 +152,24 @@ def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site)
     unaligned.load_averaged(averaged)
     unaligned.train(2, None)
     assert not np.array_equal(got[2], unaligned.averaged())
+
+
+def test_job_that_fails_ends_no_later_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site with a model of its own trains two models in a round."""
+    passes: list[bool] = []
+
+    def failing(*_: object) -> Terms:
+        passes.append(True)
+        raise RuntimeError("out of memory")
+
+    def two_jobs(number: int) -> list[Job]:
+        return [replace(job, objective=failing) for job in 2 * jobs(number)]
+
+    jobs = site.trainee.jobs
+    monkeypatch.setattr(site.trainee, "jobs", two_jobs)
+    site.trainee.trained(1)
+    assert len(passes) == 2 * 5  # batches of 8 of 40 records
+    assert site.trainee.losses is None
 
 
 def test_a_result_changes_neither_the_model_nor_what_was_trained(site: Site) -> None:

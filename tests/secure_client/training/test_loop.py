@@ -1,0 +1,138 @@
+"""Steps of the training loop: as many in training that fails as in any other, one by one and several sites together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.model_outputs import Terms
+from protoseal.simulation.batched import training as batched
+from protoseal.simulation.batched.training import Batching, run_together
+from secure_client.errors import DataError, TrainingError
+from secure_client.models.prototype_model import SplitModel
+from secure_client.training.batches import Batch, Source
+from secure_client.training.job import Job
+from secure_client.training.loop import flushed_denormals, run
+from tests.secure_client.jobs import CLASSES, DIM, SIDE, jobs_of
+
+_STEPS = 6
+"""Two epochs of 9 records in batches of 4."""
+
+
+class Layer(nn.Module):
+    """A linear layer that counts its passes in training, and fails in the first of them where ``fails``."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(SIDE * SIDE, DIM)
+        self.passes, self._fails = 0, fails
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features (B, d), or raise."""
+        self.passes += self.training
+        if self._fails and self.passes == 1:
+            raise RuntimeError("out of memory")
+        return torch.relu(self.linear(inputs.flatten(1)))
+
+
+class Torn(Source):
+    """A source that cannot read the first batch that is asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._asked = source, 0
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield the source's batches."""
+        self._asked += 1
+        if self._asked == 1:
+            raise DataError("the file is torn")
+        return self._source.batches(groups)
+
+
+def job_of(layer: Layer) -> Job:
+    (job,) = jobs_of(SplitModel(layer, nn.Linear(DIM, CLASSES)).double(), sizes=(9,))
+    return job
+
+
+def passes_of(job: Job) -> int:
+    layer = next(each for each in job.model.modules() if isinstance(each, Layer))
+    return layer.passes
+
+
+def spoil(job: Job) -> Job:
+    with torch.no_grad():
+        next(job.model.parameters())[:] = float("inf")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "skipped"),
+    [
+        (lambda: spoil(job_of(Layer())), TrainingError, 0),
+        (lambda: job_of(Layer(fails=True)), RuntimeError, 0),
+        (lambda: replace(job := job_of(Layer()), source=Torn(job.source)), DataError, 1),
+    ],
+    ids=["diverges", "model raises", "data raise"],
+)
+def test_training_that_fails_takes_every_later_step(
+    job: Callable[[], Job], error: type[Exception], skipped: int
+) -> None:
+    failing, well = job(), job_of(Layer())
+    run(well)
+    with pytest.raises(error):
+        run(failing)
+    assert passes_of(well) == _STEPS
+    assert passes_of(failing) == _STEPS - skipped
+
+
+def test_signal_ends_training_at_once() -> None:
+    def interrupted(*_: object) -> Terms:
+        raise KeyboardInterrupt
+
+    job = job_of(Layer())
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(job, objective=interrupted))
+    assert passes_of(job) == 1
+
+
+def test_sites_that_train_together_take_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    take = batched._Together._take
+
+    def counted(together: batched._Together, step: batched._Step) -> Tensor:
+        steps.append(1)
+        return take(together, step)
+
+    monkeypatch.setattr(batched._Together, "_take", counted)
+    jobs = jobs_of(
+        SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(64, DIM)), nn.Linear(DIM, CLASSES)).double()
+    )
+    well = jobs_of(jobs[0].model)
+    run_together(well, Batching.ALWAYS, at_once=len(well))
+    taken = len(steps)
+    spoil(jobs[2])
+    with pytest.raises(TrainingError):
+        run_together(jobs, Batching.ALWAYS, at_once=len(jobs))
+    assert len(steps) == 2 * taken
+
+
+def test_denormal_numbers_are_flushed_also_in_threads_that_start_later() -> None:
+    def product() -> float:
+        return float(torch.tensor(1e-38) * torch.tensor(1e-4))
+
+    inside: list[float] = []
+    with flushed_denormals():
+        inside.append(product())
+        thread = threading.Thread(target=lambda: inside.append(product()))
+        thread.start()
+        thread.join()
+    assert inside == [0.0, 0.0]
+    assert product() > 0.0
