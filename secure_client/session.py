@@ -177,13 +177,15 @@ class Session:
     def _presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
         self._exchange.start(key, start)
+        # Before training, which may be paid for: a request that is refused after a payment could be repeated until the
+        # privacy budget is spent.
+        roster = self._setup.roster()
         self._seconds = {"train": 0.0, "protect": 0.0}
         with _Stopwatch(self._seconds, "train"):
             self._trainee.trained(key.round)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
         base, keys = self._exchange.stated(key)
-        roster = self._setup.roster()
         holds = stated_classes(self._agreement, self._trainee.held_classes())
         anchor = self._anchor.show(key.round)
         statement = sign_presence(

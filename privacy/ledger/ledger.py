@@ -43,7 +43,15 @@ from privacy.ledger.entries import (
     spending_to_json,
 )
 from privacy.ledger.hash_chain import NO_LINE, Anchor, Chain, make_line, read_chain
-from privacy.ledger.remaining_budget import Accountant, check_covered, epsilon_of, fits, refusal, remaining
+from privacy.ledger.remaining_budget import (
+    Accountant,
+    check_covered,
+    check_payments,
+    epsilon_of,
+    fits,
+    refusal,
+    remaining,
+)
 
 _log = logging.getLogger("protoseal.site")
 _NOTHING = Anchor(-1, NO_LINE)
@@ -53,13 +61,22 @@ _NOTHING = Anchor(-1, NO_LINE)
 class Ledger:
     """Ledger of one data set. Any number of threads and processes may spend at the same time."""
 
-    def __init__(self, path: Path, dataset: str, limit: Limit, *, epsilon: Accountant) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dataset: str,
+        limit: Limit,
+        *,
+        epsilon: Accountant,
+        most_payments: int | None = None,
+    ) -> None:
         """Open the file, or begin a new one; the folder must exist.
 
-        ``epsilon`` is the accountant: the function that returns a history's epsilon at a delta. Raises
-        :class:`LedgerError` if the file is damaged, cannot be written, or belongs to another data set or limit.
+        ``epsilon`` is the accountant: the function that returns a history's epsilon at a delta. ``most_payments`` is
+        the largest number of entries that one release of an agreement may have. Raises :class:`LedgerError` if the
+        file is damaged, cannot be written, or belongs to another data set or limit.
         """
-        self._path, self._epsilon = path, epsilon
+        self._path, self._epsilon, self._most_payments = path, epsilon, most_payments
         self._budget = Budget(
             dataset, limit, secrets.token_hex(16)
         )  # the salt is used only if the file is new
@@ -90,13 +107,14 @@ class Ledger:
     def spend(self, spending: Spending) -> Anchor:
         """Record a planned release. After the return, the release's noise may be drawn once, and the result sent.
 
-        Raises :class:`privacy.errors.BudgetError` if the release would exceed the limit or is not covered by the
-        accountant; nothing was recorded. Raises :class:`LedgerError` if the entry could not be made durable: the
+        Raises :class:`privacy.errors.BudgetError` if the release would exceed the limit, is not covered by the
+        accountant, or has its most payments already; nothing was recorded. Raises :class:`LedgerError` if the entry could not be made durable: the
         release must not be sent, and may count as spent.
         """
         with self._opened() as file:
             history = self.history
             check_covered(self._seen.entries, spending, self._budget.limit)
+            check_payments(self._seen.entries, spending, self._most_payments)
             if fits(history, spending.event, self._budget.limit, self._epsilon):
                 self._append(file, self.anchor, spending_to_json(spending, now()))
                 return self.anchor

@@ -23,7 +23,7 @@ from secure_client.privacy.affordability import check_room
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
-from secure_client.privacy.run_cost import planned_epsilon, planned_in_words
+from secure_client.privacy.run_cost import planned_epsilon, planned_in_words, worst_epsilon
 from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party
 from secure_client.site_model.learner_factory import build_initial_model, check_averaged
@@ -125,12 +125,14 @@ def _privacy(config: SiteConfig) -> str:
         raise BudgetError("nothing is released with noise")
     check_room(agreement, agreement.privacy, read_account(own.ledger))
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant), releases.spent
+    worst = worst_epsilon(agreement, agreement.privacy, own.delta, own.accountant, own.most_paid_attempts)
     label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
     begins = f"; the ledger {own.ledger} has been created with that limit" if begun else ""
     return (
         f"{label}{planned_in_words(agreement, agreement.privacy)} take epsilon {planned:.4g} by themselves;"
         f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"
-        f" {own.dataset!r}{begins}"
+        f" {own.dataset!r}; paid for {own.most_paid_attempts} times in every round, the most that this site allows, the"
+        f" run would take epsilon {worst:.4g}{begins}"
     )
 
 

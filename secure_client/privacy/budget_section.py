@@ -27,6 +27,7 @@ class BudgetSection(Section):
     ``allow_no_guarantee`` accepts an agreement without a record-level guarantee, or without any noise. ``ledger_lost``
     resumes with a ledger that lacks an entry which the site has shown, without a guarantee from then on. Distributed
     noise is refused without ``least_colluding``, the fewest colluding sites that the noise must tolerate.
+    ``most_paid_attempts`` bounds what repeated attempts of a round, and restarts during it, cost.
     ``accountant`` is the ledger's (:class:`Accounting`).
     """
 
@@ -46,6 +47,8 @@ class BudgetSection(Section):
     """Largest clip that this site accepts."""
     most_rounds: Count | None = None
     """Most rounds that this site accepts."""
+    most_paid_attempts: Count = 3
+    """Most payments for one release, or for one round's training: over repeated attempts and restarts."""
     least_training_noise: Positive | None = None
     """Least noise of DP-SGD that this site accepts."""
     largest_sampling_rate: Rate | None = None

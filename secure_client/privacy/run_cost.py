@@ -47,6 +47,13 @@ def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]
     return [*trained, *[event_of(agreement, agreed)] * agreement.releases]
 
 
+def worst_epsilon(
+    agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting, attempts: int
+) -> float:
+    """Return the ε of :func:`planned_history` with everything paid for in this many attempts of each round."""
+    return accountant_of(accountant)(planned_history(agreement, agreed) * attempts, delta)
+
+
 def planned_epsilon(
     agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting = Accounting.PLD
 ) -> float:
@@ -88,4 +95,5 @@ def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSec
         unit=agreed.unit,
         allow_no_guarantee=True,
         least_colluding=0,
+        most_paid_attempts=1 + _PAID_TWICE,
     )

@@ -11,4 +11,10 @@ from secure_client.privacy.budget_section import BudgetSection
 def site_ledger(budget: BudgetSection) -> Ledger:
     """Return the ledger with the limit and accountant of the site's file, without opening it."""
     limit = Limit(budget.epsilon, budget.delta, budget.unit, budget.accountant)
-    return Ledger(budget.ledger, budget.dataset, limit, epsilon=accountant_of(budget.accountant))
+    return Ledger(
+        budget.ledger,
+        budget.dataset,
+        limit,
+        epsilon=accountant_of(budget.accountant),
+        most_payments=budget.most_paid_attempts,
+    )

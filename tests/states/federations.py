@@ -111,6 +111,7 @@ class Cast:
             unit=Unit.RECORD if privacy is None else privacy.unit,
             allow_no_guarantee=True,
             least_colluding=0,
+            most_paid_attempts=1000,
         )
 
 

@@ -71,6 +71,17 @@ def test_new_noise_for_the_same_release_is_paid_again(path: Path) -> None:
     assert (len(ledger.history), ledger.epsilon_spent() > once) == (2, True)
 
 
+def test_a_release_that_has_its_most_entries_is_refused_and_others_are_not(path: Path) -> None:
+    for _ in range(2):
+        Ledger(path, DATASET, LIMIT, epsilon=exact_epsilon, most_payments=2).spend(spending(1))
+    ledger = Ledger(path, DATASET, LIMIT, epsilon=exact_epsilon, most_payments=2)
+    with pytest.raises(BudgetError, match="was paid for 2 times"):
+        ledger.spend(spending(1))
+    ledger.spend(replace(spending(1), agreement_hash=bytes([1] * 32)))
+    ledger.spend(spending(2))
+    assert len(ledger.entries()) == 4
+
+
 def test_the_file_is_its_owners_alone(path: Path) -> None:
     before = os.umask(0)
     try:

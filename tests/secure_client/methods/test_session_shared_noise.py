@@ -247,6 +247,30 @@ def test_a_site_that_cannot_pay_takes_part_in_no_further_attempt(
         assert play.site(A).journal.stored_answer(stated) is None
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_coordinator_that_repeats_attempts_causes_no_more_payments_than_the_sites_file_allows(
+    open_sites: OpenSites, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """The budget has room for more payments. Restarts reset no count, and the next round is paid for again."""
+    ample = MaskedPlay.budget
+    monkeypatch.setattr(
+        MaskedPlay, "budget", lambda *given: ample(*given).model_copy(update={"most_paid_attempts": 3})
+    )
+    play = open_play(open_sites, rounds=2)
+    for attempt in range(1, 4):
+        play.attempt(A, attempt=attempt)
+        if restarted:
+            play.restart(A)
+    for attempt in range(4, 7):
+        with pytest.raises(BudgetError, match="most_paid_attempts"):
+            play.attempt(A, attempt=attempt)
+        play.restart(A)  # a site that refused is restarted by its service manager
+    assert len(entries(play, A)) == 3
+    assert read_account(play.budget(A).ledger).limit.epsilon > play.site(A).trainee.releases.spent.epsilon  # type: ignore[union-attr]
+    play.attempt(A, round_number=2)
+    assert len(entries(play, A)) == 4
+
+
 def _noise_kept(play: MaskedPlay, name: str) -> bool:
     return any(
         play.site(name).journal.secret(f"noise of round 1, attempt {attempt}") is not None
