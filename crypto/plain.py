@@ -40,6 +40,16 @@ class PlainSite:
         return np.where(holds[:, None], combined, rows)
 
 
+class PlainValues:
+    """Site half of sums and clusters: sends arrays in the clear."""
+
+    scheme = SCHEME
+
+    def protect(self, *arrays: NDArray[np.float64]) -> Payload:
+        """Return the arrays as they are."""
+        return Payload(SCHEME, arrays=arrays)
+
+
 class PlainServer:
     """Server half: Gram matrices, weights, linear combinations.
 

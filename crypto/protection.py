@@ -6,10 +6,10 @@ decodes the server's answer into rows. It handles arrays and bytes only, and kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +130,61 @@ class SiteHalf(Protocol):
         shows, which the server must not learn.
         """
         ...
+
+
+class Half(Protocol):
+    """Site half of any protection, as :class:`ProtectedPayload` calls it."""
+
+    @property
+    def protect(self) -> Callable[..., Payload]:
+        """Return the function from values, and the public facts that the half needs, to a payload."""
+        ...
+
+
+@dataclass(frozen=True, init=False)
+class ProtectedPayload:
+    """Payload that a protection's site half made: the only form in which a session sends values.
+
+    There is no constructor from a :class:`Payload`, so values that no half has protected cannot take this form by
+    mistake. ``maker`` is the half's class, which the session compares with the agreement
+    (:mod:`secure_client.protocol.sent_values`). Limit: nothing here stops code that means to send cleartext.
+    """
+
+    maker: type
+    payload: Payload = field(repr=False)
+
+    def __init__(self, half: Half, *values: Any) -> None:
+        """Call the half's ``protect``; raise as it does, and ``TypeError`` for anything but a payload."""
+        payload = half.protect(*values)
+        if not isinstance(payload, Payload):
+            raise TypeError(
+                f"{type(half).__name__}.protect must return a Payload, not {type(payload).__name__}"
+            )
+        object.__setattr__(self, "maker", type(half))
+        object.__setattr__(self, "payload", payload)
+
+
+class DeclaredHalf:
+    """Site half that a third party's protection declares: a class of its own, for which no other half passes.
+
+    It wraps a :class:`SiteHalf` or a :class:`crypto.sum_protection.SumSiteHalf`, whose authors need to change nothing.
+    """
+
+    scheme = "declared"
+    """Name of the half itself; its payloads have the scheme that the third party chose."""
+
+    def __init__(self, half: Any) -> None:
+        self._half = half
+
+    def protect(self, *values: Any, **named: Any) -> Payload:
+        """Return the third party's payload."""
+        payload: Payload = self._half.protect(*values, **named)
+        return payload
+
+    def unprotect(self, *values: Any, **named: Any) -> Rows:
+        """Return the third party's reading of an answer."""
+        rows: Rows = self._half.unprotect(*values, **named)
+        return rows
 
 
 class ServerHalf(Protocol):

@@ -98,6 +98,21 @@ class RotationSite:
         return "RotationSite(<redacted>)"
 
 
+class RotatedDirections:
+    """Site half of a clustering's directions: rows are sent under Q with their classes, and no answer is read."""
+
+    scheme = SCHEME
+
+    def __init__(self, seed: bytes, context: bytes) -> None:
+        """Take what :class:`RotationSite` takes, and raise as it does."""
+        self._rotation = RotationSite(seed, context)
+
+    def protect(self, rows: Rows, classes: NDArray[np.int64]) -> Payload:
+        """Return :meth:`RotationSite.rotate_rows`, and the classes (M,) as float64, which the server reads."""
+        rotated = self._rotation.rotate_rows(rows, classes)
+        return Payload(SCHEME, arrays=(rotated, classes.astype(np.float64)))
+
+
 def class_key(seed: bytes, context: bytes, number: int) -> bytes:
     """Return the 32-byte key of one class in one context; ``number`` is the class's index, from 0."""
     return derive(seed, "rotation", context, number.to_bytes(4, "big"))

@@ -6,6 +6,7 @@
     ├── ModelError      a model that does not keep the contract, or a state that does not fit it
     ├── DeviceError     a compute device that this machine does not have
     ├── TrainingError   training that cannot start or went wrong
+    ├── Unprotected     values that no half of the agreed protection made: nothing was sent
     ├── StateError      a state directory that is damaged or in use
     │   └── OtherRun    a state directory, or an out folder, of another run or agreement
     ├── RunStopped      the coordinator ended the run early
@@ -43,6 +44,10 @@ class DeviceError(SiteError):
 
 class TrainingError(SiteError):
     """Training that cannot start, or whose loss is not finite."""
+
+
+class Unprotected(SiteError):
+    """Values that were about to leave the site although no half of the agreed protection made them. None are sent."""
 
 
 class StateError(SiteError):

@@ -3,7 +3,8 @@
 Order of a round: PRESENCE (train; state the held classes and the base of the training), the steps in which values are
 protected and sent, RESULT (take the base of the next round). The agreement determines the steps, the values sent and
 the effect of a result; see :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.methods` and
-:mod:`secure_client.protocol`. A site that misses a result continues from its last base.
+:mod:`secure_client.protocol`. A site that misses a result continues from its last base. Values leave only as a half of
+the agreed protection made them (:mod:`secure_client.protocol.sent_values`).
 
 No answer depends on a decryption (Li and Micciancio, eprint 2020/1533): the acknowledgement of RESULT has the same
 bytes for every outcome, and values are protected afresh in each attempt. Neither a decryption nor an error of data,
@@ -44,6 +45,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.phase_order import Order
+from secure_client.protocol.sent_values import encode_answer
 from secure_client.protocol.setup import Party, Setup
 from secure_client.site_model.checkpointed_learner import Trainee
 
@@ -172,7 +174,7 @@ class Session:
                 return self._result(key, request)
             case _:
                 with _Stopwatch(self._seconds, "protect"):
-                    return self._exchange.step(key, request)
+                    return encode_answer(self._agreement, key, self._exchange.step(key, request))
 
     def _presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_form(self._agreement))

@@ -44,8 +44,8 @@ BEHAVIOURS = {
     "secure_client/check": "check_dp_sgd",
     "secure_client/data": "image_channels record_subjects",
     "secure_client/methods": (
-        "encrypted_group_leader session_attempts session_clustering session_clusters session_masked_sum "
-        "session_one_group session_shared_noise session_sparse_graph"
+        "encrypted_group_leader forgotten_overrides session_attempts session_clustering session_clusters "
+        "session_masked_sum session_one_group session_shared_noise session_sparse_graph"
     ),
     "secure_client/models": "backbones_opacus pretrained_start",
     "secure_client/privacy": (

@@ -8,17 +8,46 @@ arrives late, after its owner was counted as a drop-out and its mask key was rec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from crypto.errors import MalformedError, VerificationError
+from crypto.fixed_point import FixedPoint, Float
 from crypto.keys import derive
 from crypto.pairwise.attempt_binding import Binding, check_sharers
 from crypto.pairwise.attempt_secrets import AttemptSecrets, agree, agreeing, check_own, check_public
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
+from crypto.pairwise.scheme import payload_of
 from crypto.pairwise.wire_values import MaskKeys
-from crypto.protection import Words
+from crypto.protection import Payload, Words
+
+
+@dataclass(frozen=True)
+class MaskingSite:
+    """Site half of a masked sum in one attempt; the arguments are those of :func:`mask`, and ``fixed`` the agreed ring.
+
+    Protect **one** vector: see :func:`mask`.
+    """
+
+    fixed: FixedPoint
+    secrets: AttemptSecrets = field(repr=False)
+    binding: Binding
+    site: str
+    sharers: Sequence[str]
+    public: Mapping[str, MaskKeys]
+    graph: Graph
+
+    def protect(self, vector: Float) -> Payload:
+        """Return ``vector`` (L,) in fixed point and masked.
+
+        Raises :class:`crypto.errors.BoundError` for a value beyond its bound, and as :func:`mask`.
+        """
+        words = self.fixed.encode(vector)
+        return payload_of(
+            mask(words, self.secrets, self.binding, self.site, self.sharers, self.public, self.graph)
+        )
 
 
 def mask(

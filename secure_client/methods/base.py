@@ -12,6 +12,7 @@ from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import MaskedSum
 from secure_client.protocol.participants import Participants
+from secure_client.protocol.sent_values import Answer
 from secure_client.protocol.setup import Setup
 from secure_client.site_model.checkpointed_learner import Trainee
 
@@ -51,8 +52,11 @@ class SiteExchange(Protocol):
         """Return the base and the keys of the site's statement, after training (PRESENCE)."""
         ...
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """Return the answer to a phase between PRESENCE and RESULT that the order of phases allows now."""
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
+        """Return the answer to a phase between PRESENCE and RESULT that the order of phases allows now.
+
+        Values must be made by a half of the agreed protection: see :mod:`secure_client.protocol.sent_values`.
+        """
         ...
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:

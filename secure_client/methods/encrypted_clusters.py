@@ -20,13 +20,13 @@ from agreement.aggregation.encrypted_sums import EncryptedClusterSum
 from algorithms.fedplcc import GlobalClusters
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError, MalformedError
-from crypto.protection import Payload
+from crypto.protection import Payload, ProtectedPayload
 from crypto.prototype_row_checks import whole_numbers
-from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.error_containment import opening
 from secure_client.methods.plain_clusters import Received
 from secure_client.methods.rotated_clusters import RotatedClusters
+from secure_client.protocol.sent_values import Answer
 
 _log = logging.getLogger("protoseal.site")
 
@@ -36,14 +36,14 @@ class EncryptedClusters(RotatedClusters):
 
     assigned_in = Phase.VALUES
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """See :class:`secure_client.methods.base.SiteExchange`."""
         if key.phase is Phase.DIRECTIONS:
             return self._directions(key, request)
         group = self._assigned(key, request)
         sums = EncryptedClusterSum(self._agreement, len(group.clusters))
         vector = sums.vector(self._part(group, request), self._model(key))
-        return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
+        return ProtectedPayload(SummingSite(self._setup.ckks_key(), sums.form), vector)
 
     def _check_result(self, key: PhaseKey, payload: Payload) -> None:
         self._check_assigned(key, payload.arrays[0])

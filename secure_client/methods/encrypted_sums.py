@@ -18,12 +18,13 @@ from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError
-from crypto.protection import Payload
+from crypto.protection import Payload, ProtectedPayload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.error_containment import opening
 from secure_client.errors import Violation
 from secure_client.methods.plain_sums import PlainSums
+from secure_client.protocol.sent_values import Answer
 
 _log = logging.getLogger("protoseal.site")
 
@@ -31,14 +32,14 @@ _log = logging.getLogger("protoseal.site")
 class EncryptedSums(PlainSums):
     """Sums over all sites: VALUES, then a result that is the sum."""
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """See :class:`secure_client.methods.base.SiteExchange`."""
         if key.round == 0:
             return super().step(key, request)
         group = self._members.asked(key, request)
         sums = EncryptedSum(self._agreement)
         vector = sums.vector(self._vector(key, group), self._sent_classes(group))
-        return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
+        return ProtectedPayload(SummingSite(self._setup.ckks_key(), sums.form), vector)
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
         """Take a result; if the decryption is implausible, keep only the result's hash."""
@@ -69,7 +70,7 @@ class EncryptedSums(PlainSums):
 class EncryptedGroupSums(EncryptedSums):
     """FedPC's sums in groups, whose leaders send the groups' means; the result is a mix of these means."""
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer a step; a leader also answers MEANS."""
         if key.phase is not Phase.MEANS:
             return super().step(key, request)
@@ -77,7 +78,7 @@ class EncryptedGroupSums(EncryptedSums):
         payload = codec.decode_payload(request, self._limits, sums_form(self._agreement))
         groups = EncryptedGroups(self._agreement)
         site = MixingSite(self._setup.ckks_key(), groups.form)
-        return codec.encode_payload(site.protect(*self._parts(key, groups, payload)))
+        return ProtectedPayload(site, *self._parts(key, groups, payload))
 
     def _means(self, payload: Payload) -> Means:
         groups = EncryptedGroups(self._agreement)

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from agreement.aggregation.encrypted_sums import ExtensionSum
 from agreement.aggregation.means import Means
-from crypto.protection import Payload
+from crypto.protection import DeclaredHalf, Payload, ProtectedPayload
 from crypto.sum_protection import SumSiteHalf
-from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.encrypted_sums import EncryptedSums
+from secure_client.protocol.sent_values import Answer
 from secure_client.protocol.single_phase_exchange import attempt_context
 
 
 class ExtensionSums(EncryptedSums):
     """Sums over all sites: VALUES, then a result that is the sum."""
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """See :class:`secure_client.methods.base.SiteExchange`."""
         if key.phase is not Phase.VALUES:
             return super().step(key, request)
         group, half = self._members.asked(key, request), self._half()
         vector = self._sum(half).vector(self._vector(key, group), self._sent_classes(group))
         context = attempt_context(self._agreement, self._setup, key, group.cohort, group.base)
-        return codec.encode_payload(half.protect(vector, self._site, group.cohort, context))
+        return ProtectedPayload(DeclaredHalf(half), vector, self._site, group.cohort, context)
 
     def _opened(self, payload: Payload) -> Means:
         half = self._half()

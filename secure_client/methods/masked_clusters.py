@@ -21,6 +21,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.base import ResultSummary
 from secure_client.methods.rotated_clusters import RotatedClusters
 from secure_client.protocol.masked_sum import Group
+from secure_client.protocol.sent_values import Answer
 
 
 class MaskedClusters(RotatedClusters):
@@ -34,7 +35,7 @@ class MaskedClusters(RotatedClusters):
         base, _ = super().stated(key)
         return base, self._masks.fresh_keys(key)
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer one of the steps."""
         match key.phase:
             case Phase.DIRECTIONS:
@@ -46,8 +47,10 @@ class MaskedClusters(RotatedClusters):
                 return self._masks.values(key, group, request, self._vector(key, group))
             case Phase.SURVIVORS:
                 return self._masks.survivors(key, self._agreed(key), request)
-            case _:
+            case Phase.UNMASK:
                 return self._masks.unmask(key, self._agreed(key), request)
+            case _:
+                raise ValueError(f"a masked sum over clusters has no step {key.phase.name}")
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take a result, and erase the attempt's secrets."""

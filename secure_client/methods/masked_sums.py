@@ -10,6 +10,7 @@ from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.pairwise.wire_values import MaskKeys
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.plain_sums import PlainSums
+from secure_client.protocol.sent_values import Answer
 
 
 class MaskedSums(PlainSums):
@@ -17,7 +18,7 @@ class MaskedSums(PlainSums):
 
     scheme = PAIRWISE
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer the clustering's one step, or one of the masked sum's."""
         if key.round == 0:
             return super().step(key, request)
@@ -29,8 +30,10 @@ class MaskedSums(PlainSums):
                 return self._masks.values(key, group, request, self._vector(key, group))
             case Phase.SURVIVORS:
                 return self._masks.survivors(key, self._members.agreed(key), request)
-            case _:
+            case Phase.UNMASK:
                 return self._masks.unmask(key, self._members.agreed(key), request)
+            case _:
+                raise ValueError(f"a masked sum has no step {key.phase.name}")
 
     def _fresh_keys(self, key: PhaseKey) -> MaskKeys:
         return self._masks.fresh_keys(key)

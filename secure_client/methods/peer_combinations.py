@@ -10,7 +10,7 @@ from agreement.cohorts import cohort_of
 from agreement.payload_forms import limits_of, result_form
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import ImplausibleError
-from crypto.protection import Cohort, Payload, Rows, SiteHalf
+from crypto.protection import Cohort, Payload, ProtectedPayload, Rows, SiteHalf
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import opening
@@ -40,10 +40,10 @@ class PeerCombinations:
         """Return no base and no keys."""
         return b"", None
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Answer VALUES with the protected prototypes."""
         cohort = cohort_of(self._participants.verified(key, request), self._agreement)
-        return codec.encode_payload(self._half(key, cohort).protect(self._rows(key), self._site, cohort))
+        return ProtectedPayload(self._half(key, cohort), self._rows(key), self._site, cohort)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers'."""

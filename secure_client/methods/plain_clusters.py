@@ -15,7 +15,7 @@ from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
-from crypto.protection import Payload
+from crypto.protection import Payload, ProtectedPayload
 from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
@@ -25,6 +25,8 @@ from secure_client.methods.group_members import GroupMembers
 from secure_client.methods.round_start import Starts
 from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
+from secure_client.protocol.sent_values import Answer
+from secure_client.protocol.single_phase_exchange import plain_values
 
 _WEIGHTS_OFF = 1e-9
 """Tolerance, from rounding, by which the weights of a class's clusters may differ from a sum of 1."""
@@ -62,12 +64,12 @@ class PlainClusters:
         """Return the hash of the base that the model was trained from, and no keys."""
         return self._trainee.base, None
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer VALUES: local prototypes of the classes that are not withheld, and the model."""
         local = self._local(self._members.asked(key, request))
         labels, counts = local.labels.astype(np.float64), local.counts.astype(np.float64)
-        arrays = (local.rows, labels, counts, self._model(key))
-        return codec.encode_payload(Payload(PLAIN, arrays=arrays))
+        half = plain_values(self._agreement)
+        return ProtectedPayload(half, local.rows, labels, counts, self._model(key))
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base from which all sites train next."""

@@ -19,7 +19,7 @@ from agreement.payload_forms import limits_of, longest_mean, result_form
 from algorithms.gram_matrix import Bool, Float
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
-from crypto.protection import Payload
+from crypto.protection import Payload, ProtectedPayload
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.error_containment import contained
@@ -30,7 +30,8 @@ from secure_client.methods.peer_combinations import check_nothing_given
 from secure_client.methods.round_start import Starts
 from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
-from secure_client.protocol.single_phase_exchange import shown_half
+from secure_client.protocol.sent_values import Answer
+from secure_client.protocol.single_phase_exchange import plain_values, shown_half
 from secure_client.training.built_in_methods import site_method
 
 
@@ -73,12 +74,12 @@ class PlainSums:
             self._masks.keep_noise(key, self._trainee.draw_share(key.round))
         return self._trainee.base, keys
 
-    def step(self, key: PhaseKey, request: bytes) -> bytes:
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer VALUES: of FedPC's grouping in round 0, of a sum in later rounds."""
         if key.round == 0:
-            return codec.encode_payload(self._grouping(key, request))
+            return self._grouping(key, request)
         vector = self._vector(key, self._members.asked(key, request))
-        return codec.encode_payload(Payload(PLAIN, arrays=(vector,)))
+        return ProtectedPayload(plain_values(self._agreement), vector)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base that the group's members train from next."""
@@ -98,13 +99,13 @@ class PlainSums:
 
     # Values sent
 
-    def _grouping(self, key: PhaseKey, request: bytes) -> Payload:
+    def _grouping(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Return all prototypes as one row of norm at most 1, absent classes as zeros."""
         cohort = clustering_cohort(self._participants.verified(key, request), self._agreement)
         rows, _ = self._trainee.trained(0)
         longest = self._agreement.norm_bound * np.sqrt(len(rows))
         row = np.asarray(rows.reshape(1, -1) / longest)
-        return shown_half(self._agreement, self._setup, key).protect(row, self._site, cohort)
+        return ProtectedPayload(shown_half(self._agreement, self._setup, key), row, self._site, cohort)
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return the vector (L,) in the order of the layout; zeros for classes withheld in the group's attempt."""

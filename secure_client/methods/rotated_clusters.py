@@ -12,11 +12,10 @@ import numpy as np
 
 from algorithms.fedplcc import Contribution, contribution, has_direction
 from algorithms.gram_matrix import Float
-from crypto.protection import Payload
+from crypto.protection import ProtectedPayload
 from crypto.prototype_row_checks import directions
 from crypto.randomness import gaussian
-from crypto.rotation import SCHEME as ROTATION
-from crypto.rotation import RotationSite
+from crypto.rotation import RotatedDirections
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import broadcast, clusters_of
 from protoseal_wire.messages import Phase, PhaseKey
@@ -35,17 +34,15 @@ class RotatedClusters(PlainClusters):
 
     # Values sent
 
-    def _directions(self, key: PhaseKey, request: bytes) -> bytes:
+    def _directions(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Answer DIRECTIONS: local prototypes scaled to length 1 and rotated class by class, with their classes.
 
         A zero prototype, at a site that keeps these, gets a random direction and adds only its count to its cluster.
         """
         local = self._local(self._members.asked(key, request))
         context = rotation_context(self._agreement, self._setup, key, key.phase)
-        rotated = RotationSite(self._setup.rotation_seed(), context).rotate_rows(
-            directions(_with_directions(local.rows)), local.labels
-        )
-        return codec.encode_payload(Payload(ROTATION, arrays=(rotated, local.labels.astype(np.float64))))
+        half = RotatedDirections(self._setup.rotation_seed(), context)
+        return ProtectedPayload(half, directions(_with_directions(local.rows)), local.labels)
 
     def _part(self, group: Group, assignment: bytes) -> Contribution:
         """Return this site's part in each cluster of a checked assignment."""

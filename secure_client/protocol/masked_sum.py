@@ -35,19 +35,17 @@ from agreement.payload_forms import limits_of
 from crypto.errors import CryptoError, VerificationError
 from crypto.pairwise.attempt_binding import Binding, check_sharers, check_survivors
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
-from crypto.pairwise.masks import mask
+from crypto.pairwise.masks import MaskingSite
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.scheme import payload_of
 from crypto.pairwise.share_release import release
 from crypto.pairwise.sharer_signatures import sign_sharers, verify_signed_sharers
 from crypto.pairwise.shares import make_shares, open_share, verify_share
 from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors
 from crypto.pairwise.wire_values import MaskKeys, SealedShare
-from crypto.protection import Cohort
+from crypto.protection import Cohort, ProtectedPayload
 from crypto.roster import Member
 from protoseal_wire import codec
 from protoseal_wire.messages import (
-    MaskedValues,
     Phase,
     PhaseKey,
     ReceivedShares,
@@ -59,6 +57,7 @@ from protoseal_wire.messages import (
 from secure_client.errors import Violation
 from secure_client.protocol.assignment_checks import check_holders
 from secure_client.protocol.journal import Journal
+from secure_client.protocol.sent_values import SignedValues
 from secure_client.protocol.setup import Party, Setup
 
 _log = logging.getLogger("protoseal.site")
@@ -134,7 +133,9 @@ class MaskedSum:
         self._journal.put_secret(_own_pair_name(key), own.to_bytes())
         return codec.encode_shares_made(SharesMade(shares))
 
-    def values(self, key: PhaseKey, group: Group, request: bytes, vector: NDArray[np.float64]) -> bytes:
+    def values(
+        self, key: PhaseKey, group: Group, request: bytes, vector: NDArray[np.float64]
+    ) -> ProtectedPayload | SignedValues:
         """Answer VALUES: ``vector`` (L,) in fixed point, masked with every sharer or with each neighbour.
 
         In a sparse graph the answer has this site's signature on the sharers. Raises :class:`crypto.errors.BoundError`
@@ -142,14 +143,12 @@ class MaskedSum:
         """
         secrets, binding = self._secrets(key), self._binding(key, group)
         sharers = self._verified_sharers(request, binding)
-        words = self._agreement.fixed_point(len(group.clusters)).encode(vector)
-        graph = self._graph(binding)
-        payload = payload_of(mask(words, secrets, binding, self._party.name, sharers, group.keys, graph))
+        fixed, graph = self._agreement.fixed_point(len(group.clusters)), self._graph(binding)
+        half = MaskingSite(fixed, secrets, binding, self._party.name, sharers, group.keys, graph)
+        values = ProtectedPayload(half, vector)
         if not graph.sparse:
-            return codec.encode_payload(payload)
-        return codec.encode_masked_values(
-            MaskedValues(payload, sign_sharers(self._party.credentials, binding, sharers))
-        )
+            return values
+        return SignedValues(values, sign_sharers(self._party.credentials, binding, sharers))
 
     def survivors(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
         """Answer SURVIVORS: this site's signature on the one set for which it will release shares.

@@ -9,11 +9,12 @@ from agreement import Agreement
 from agreement.round_plan import Form
 from crypto import plain
 from crypto.ckks.site import CkksSite
-from crypto.plain import PlainSite
-from crypto.protection import Cohort, Combination, SiteHalf
+from crypto.plain import PlainSite, PlainValues
+from crypto.protection import Cohort, Combination, DeclaredHalf, SiteHalf
 from crypto.rotation import RotationSite
 from crypto.signed_encoding import encode
 from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.protocol.sent_values import check_cleartext_agreed
 from secure_client.protocol.setup import Setup
 
 
@@ -24,19 +25,34 @@ def site_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort)
     """
     match agreement.plan.values:
         case Form.EXTENSION:
-            return _extension_half(agreement, setup, attempt_context(agreement, setup, key, cohort))
+            return _declared_half(agreement, setup, attempt_context(agreement, setup, key, cohort))
         case Form.CIPHERTEXTS:
             weighting = Combination(agreement.pfpl.weighting.value)
             return CkksSite(setup.ckks_key(), weighting, agreement.agreement_threshold)
-        case _:
+        case Form.ROWS:
             return shown_half(agreement, setup, key)
+        case _:
+            raise ValueError(f"uploads of form {agreement.plan.values.name} are no rows")
 
 
 def shown_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
-    """Return the protection of values whose inner products the coordinator sees: plain or rotated."""
+    """Return the protection of values whose inner products the coordinator sees: plain or rotated.
+
+    Raises :class:`secure_client.errors.Unprotected` for plain rows under another protection.
+    """
     if agreement.plan.row_scheme == plain.SCHEME:
+        check_cleartext_agreed(agreement)
         return PlainSite()
     return RotationSite(setup.rotation_seed(), rotation_context(agreement, setup, key))
+
+
+def plain_values(agreement: Agreement) -> PlainValues:
+    """Return the half of sums and clusters in the clear; raise :class:`secure_client.errors.Unprotected` but in plain.
+
+    An exchange of another protection that runs the plain exchange's step by mistake is stopped here.
+    """
+    check_cleartext_agreed(agreement)
+    return PlainValues()
 
 
 def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: Phase = Phase.VALUES) -> bytes:
@@ -73,8 +89,9 @@ def attempt_context(
     )
 
 
-def _extension_half(agreement: Agreement, setup: Setup, context: bytes) -> SiteHalf:
+def _declared_half(agreement: Agreement, setup: Setup, context: bytes) -> SiteHalf:
     protection = agreement.protection
     if protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
-    return protection.peers.site(agreement.settings_of(protection), setup.group_secret(), context)
+    half = protection.peers.site(agreement.settings_of(protection), setup.group_secret(), context)
+    return DeclaredHalf(half)

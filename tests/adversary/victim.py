@@ -83,12 +83,13 @@ def stopped_at(agreement: Agreement, victim: str, phase: Phase) -> Iterator[Scen
         for site in federation.sites:
             site.join()
         site = next(each for each in federation.sites if each.name == victim)
-        key = _play_up_to(federation, site, phase)
+        key = play_up_to(federation, site, phase)
         request = federation.coordinator.download(victim, DownloadRequest(key))
         yield Scene(federation, site, key, request, site.session.answer(key, request))
 
 
-def _play_up_to(federation: LocalFederation, victim: LocalSite, phase: Phase) -> PhaseKey:
+def play_up_to(federation: LocalFederation, victim: LocalSite, phase: Phase) -> PhaseKey:
+    """Let all sites take turns until ``victim`` is asked for ``phase``, and return the phase's key."""
     coordinator = federation.coordinator
     while True:
         for site in federation.sites:

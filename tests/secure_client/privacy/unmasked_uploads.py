@@ -54,7 +54,7 @@ class Sent:
         for site in federation.sites:
             site.transport = _Tap(federation.coordinator, site, self)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("secure_client.protocol.masked_sum.mask", self._masked)
+            patch.setattr("crypto.pairwise.masks.mask", self._masked)
             patch.setattr("secure_client.methods.plain_sums.shown_half", self._half)
             yield
 
@@ -109,17 +109,15 @@ class Sent:
         return mask(words, secrets, binding, site, *given)
 
     def _half(self, *given: Any) -> Any:
-        return _Shown(shown_half(*given), self.shown)
+        half: Any = shown_half(*given)
+        protect = half.protect
 
+        def protect_noted(row: NDArray[np.float64], site: str, cohort: Any) -> Any:
+            self.shown[site] = row.copy()
+            return protect(row, site, cohort)
 
-@dataclass
-class _Shown:
-    half: Any
-    shown: dict[str, NDArray[np.float64]]
-
-    def protect(self, row: NDArray[np.float64], site: str, cohort: Any) -> Any:
-        self.shown[site] = row.copy()
-        return self.half.protect(row, site, cohort)
+        half.protect = protect_noted
+        return half
 
 
 class _Tap(DirectTransport):

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from agreement import Method, Protection
 from agreement.payload_forms import directions_form, limits_of
 from agreement.round_plan import CLUSTERED_SUM
+from crypto.pairwise import masks
 from crypto.protection import Words
 from crypto.rotation import RotationSite
 from protoseal.evaluation.coordinator_view.recording import compare, describe
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.methods import rotated_clusters
-from secure_client.protocol import masked_sum as site_side
 from secure_server.exchanges import masked_sums as server_side
 from tests.conformance.clustered_runs import ClusterTranscript, excess, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
@@ -154,7 +154,7 @@ def added(words: dict[str, Words], *_: object) -> Words:
 
 
 def test_words_without_masks_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(site_side, "mask", unmasked)
+    monkeypatch.setattr(masks, "mask", unmasked)
     monkeypatch.setattr(server_side, "unmask", added)
     weakened = recorded(Protection.MASKED, tmp_path)
     assert all(excess(weakened, number) <= 1.0 for number in (1, 2))

@@ -26,12 +26,12 @@ from crypto.pairwise import masks
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.pairwise.keystream import add_streams
+from crypto.pairwise.masks import mask
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.protocol import masked_sum as site_side
 from secure_client.protocol import single_phase_exchange
 from secure_server.exchanges import masked_sums as server_side
 from secure_server.storage.store import Received
@@ -264,7 +264,7 @@ def without_self_mask(
     graph: Graph | None,
 ) -> Words:
     """Use pairwise masks alone: the sum opens before enough sites said who is in it."""
-    honest = masks.mask(words, secrets, binding, site, sharers, public, graph)
+    honest = mask(words, secrets, binding, site, sharers, public, graph)
     return add_streams(honest, [], [masks.self_key(secrets.seed, binding, site)])
 
 
@@ -288,7 +288,7 @@ def test_words_with_less_than_their_masks_are_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     site, server, where = DOUBLES[name]
-    monkeypatch.setattr(site_side, "mask", site)
+    monkeypatch.setattr(masks, "mask", site)
     if server is not None:
         monkeypatch.setattr(server_side, "unmask", server)
     weakened = masked_run(tmp_path)

@@ -1,0 +1,116 @@
+"""Check of the values that leave a site: only a half of the agreed protection makes what is sent.
+
+Each step of an exchange returns its answer here, and the session sends what this module encodes. In every phase but
+those of :data:`_WITHOUT_VALUES` the answer must be a :class:`crypto.protection.ProtectedPayload` that a half of the
+agreed protection made. A step that forgets its protection, or that an unprotected exchange's step replaces, therefore
+ends the session before a byte is sent.
+
+Limit: the check compares the half's class and the payload's scheme. It does not look into a payload, and it does not
+stop code that means to send cleartext.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agreement import Agreement, Protection
+from agreement.round_plan import Form
+from crypto import plain, rotation
+from crypto.ckks.group_mixing import MixingSite
+from crypto.ckks.site import CkksSite
+from crypto.ckks.sums import SummingSite
+from crypto.pairwise.masks import MaskingSite
+from crypto.protection import DeclaredHalf, Payload, ProtectedPayload
+from protoseal_wire import codec
+from protoseal_wire.messages import MaskedValues, Phase, PhaseKey
+from secure_client.errors import Unprotected
+
+_WITHOUT_VALUES = frozenset({Phase.SHARES, Phase.SURVIVORS, Phase.UNMASK})
+"""Steps of an exchange whose answers are keys, shares and signatures."""
+_ROWS: Mapping[str, type] = {
+    plain.SCHEME: plain.PlainSite,
+    rotation.SCHEME: rotation.RotationSite,
+}
+"""Half by the scheme of rows of which the coordinator takes inner products."""
+_VALUES: Mapping[Form, tuple[type, ...]] = {
+    Form.VECTOR: (plain.PlainValues,),
+    Form.LOCAL_CLUSTERS: (plain.PlainValues,),
+    Form.WORDS: (MaskingSite,),
+    Form.CIPHERTEXTS: (CkksSite, SummingSite),
+    Form.EXTENSION: (DeclaredHalf,),
+}
+"""Halves by the agreed form of VALUES."""
+
+
+@dataclass(frozen=True)
+class SignedValues:
+    """Values in a sparse graph, with this site's signature on the sharers that it masked them with."""
+
+    values: ProtectedPayload
+    signature: bytes
+
+
+Answer: TypeAlias = bytes | ProtectedPayload | SignedValues
+"""Answer of a site to a step between PRESENCE and RESULT."""
+
+
+def encode_answer(agreement: Agreement, key: PhaseKey, answer: Answer) -> bytes:
+    """Return the bytes to send; raise :class:`Unprotected` for values that the agreed protection has not made."""
+    if key.phase in _WITHOUT_VALUES:
+        if type(answer) is not bytes:
+            raise Unprotected(
+                f"{key.phase.name} carries no values, but the answer is a {type(answer).__name__}"
+            )
+        return answer
+    if isinstance(answer, SignedValues):
+        payload = _checked_payload(agreement, key, answer.values)
+        return codec.encode_masked_values(MaskedValues(payload, answer.signature))
+    return codec.encode_payload(_checked_payload(agreement, key, answer))
+
+
+def check_cleartext_agreed(agreement: Agreement) -> None:
+    """Raise :class:`Unprotected` unless the agreed protection is ``plain``; call this before a plain half is made."""
+    if agreement.protection is not Protection.PLAIN:
+        raise Unprotected(
+            f"values were to be sent in the clear, but protection {agreement.protection.value!r} is agreed:"
+            " nothing was sent; this is a fault of the program, so report it"
+        )
+
+
+def _checked_payload(agreement: Agreement, key: PhaseKey, values: object) -> Payload:
+    # A subclass could hold a payload that no half has made.
+    if type(values) is not ProtectedPayload:
+        raise Unprotected(
+            f"{key.phase.name} of round {key.round}: the values are a {type(values).__name__}, which no protection"
+            " has made: nothing was sent; this is a fault of the program, so report it"
+        )
+    makers = _agreed_makers(agreement, key)
+    if not issubclass(values.maker, makers):
+        names = " or ".join(maker.__name__ for maker in makers) or "nothing"
+        raise Unprotected(
+            f"{key.phase.name} of round {key.round}: {values.maker.__name__} made the values, but under protection"
+            f" {agreement.protection.value!r} it is {names}: nothing was sent; this is a fault of the program, so"
+            " report it"
+        )
+    # A third party's half chooses its scheme, and a row of the tables above can be wrong.
+    if values.payload.scheme == plain.SCHEME:
+        check_cleartext_agreed(agreement)
+    return values.payload
+
+
+def _agreed_makers(agreement: Agreement, key: PhaseKey) -> tuple[type, ...]:
+    """Return the classes of the halves that make the answer to a phase; none for a phase that has no values."""
+    plan = agreement.plan
+    match key.phase:
+        case Phase.DIRECTIONS:
+            return (rotation.RotatedDirections,)
+        case Phase.MEANS:
+            return (MixingSite,)
+        case Phase.VALUES if key.round == 0 or plan.values is Form.ROWS:
+            return (_ROWS[plan.row_scheme],)
+        case Phase.VALUES:
+            return _VALUES[plan.values]
+        case _:
+            return ()
