@@ -10,16 +10,14 @@ that a site states depend on cells around decrypted centres and reveal as much, 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agreement.aggregation.encrypted_sums import EncryptedClusterSum
-from algorithms.fedplcc import GlobalClusters
 from crypto.ckks.sums import SummingSite
-from crypto.errors import ImplausibleError, MalformedError
+from crypto.errors import MalformedError
 from crypto.protection import Payload, ProtectedPayload
 from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire.messages import Phase, PhaseKey
@@ -27,8 +25,6 @@ from secure_client.error_containment import opening
 from secure_client.methods.plain_clusters import Received
 from secure_client.methods.rotated_clusters import RotatedClusters
 from secure_client.protocol.sent_values import Answer
-
-_log = logging.getLogger("protoseal.site")
 
 
 class EncryptedClusters(RotatedClusters):
@@ -47,18 +43,6 @@ class EncryptedClusters(RotatedClusters):
 
     def _check_result(self, key: PhaseKey, payload: Payload) -> None:
         self._check_assigned(key, payload.arrays[0])
-
-    def _take(self, round_number: int, base: bytes, payload: Payload) -> Received:
-        """Take a result; if the decryption is implausible, keep only the result's hash."""
-        try:
-            return super()._take(round_number, base, payload)
-        except ImplausibleError as error:
-            _log.error("the result of round %d is discarded: %s", round_number, error)
-            self._trainee.keep_base(round_number, base)
-            none = np.zeros(0, dtype=np.int64)
-            return Received(
-                GlobalClusters(np.zeros((0, self._agreement.dim)), none, np.zeros(0)), np.zeros(0)
-            )
 
     def _read(self, payload: Payload) -> Received:
         with opening("a result"):

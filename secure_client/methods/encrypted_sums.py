@@ -41,15 +41,6 @@ class EncryptedSums(PlainSums):
         vector = sums.vector(self._vector(key, group), self._sent_classes(group))
         return ProtectedPayload(SummingSite(self._setup.ckks_key(), sums.form), vector)
 
-    def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
-        """Take a result; if the decryption is implausible, keep only the result's hash."""
-        try:
-            return super()._take(round_number, base, payload)
-        except ImplausibleError as error:
-            _log.error("the result of round %d is discarded: %s", round_number, error)
-            self._trainee.keep_base(round_number, base)
-            return np.zeros(len(self._agreement.classes), dtype=np.bool_)
-
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
         """Return the parts of a result; raise :class:`ImplausibleError` for a fault that only decryption reveals."""
         with opening("a result"):

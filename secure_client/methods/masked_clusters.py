@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
-from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.methods.base import ResultSummary
 from secure_client.methods.rotated_clusters import RotatedClusters
 from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.sent_values import Answer
@@ -29,11 +27,6 @@ class MaskedClusters(RotatedClusters):
 
     scheme = PAIRWISE
     assigned_in = Phase.SHARES
-
-    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
-        """Return the base's hash and fresh keys; see :class:`secure_client.methods.plain_clusters.PlainClusters`."""
-        base, _ = super().stated(key)
-        return base, self._masks.fresh_keys(key)
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer one of the steps."""
@@ -51,16 +44,6 @@ class MaskedClusters(RotatedClusters):
                 return self._masks.unmask(key, self._agreed(key), request)
             case _:
                 raise ValueError(f"a masked sum over clusters has no step {key.phase.name}")
-
-    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
-        """Take a result, and erase the attempt's secrets."""
-        given = super().result(key, request)
-        self._masks.forget(key)
-        return given
-
-    def end(self) -> None:
-        """Erase the secrets of an attempt that had no result, if there is one."""
-        self._masks.leave()
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return this site's part in each cluster, then its model."""

@@ -7,7 +7,6 @@ The checks of :mod:`secure_client.methods.plain_sums` hold here as well; the ste
 from __future__ import annotations
 
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
-from crypto.pairwise.wire_values import MaskKeys
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.plain_sums import PlainSums
 from secure_client.protocol.sent_values import Answer
@@ -34,6 +33,3 @@ class MaskedSums(PlainSums):
                 return self._masks.unmask(key, self._members.agreed(key), request)
             case _:
                 raise ValueError(f"a masked sum has no step {key.phase.name}")
-
-    def _fresh_keys(self, key: PhaseKey) -> MaskKeys:
-        return self._masks.fresh_keys(key)

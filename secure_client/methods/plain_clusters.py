@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from agreement.payload_forms import limits_of, longest_mean, result_form
 from agreement.sections.clustering import counted_samples
 from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.gram_matrix import Float
-from crypto.errors import MalformedError
+from crypto.errors import ImplausibleError, MalformedError
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload, ProtectedPayload
@@ -27,6 +28,8 @@ from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.sent_values import Answer
 from secure_client.protocol.single_phase_exchange import plain_values
+
+_log = logging.getLogger("protoseal.site")
 
 _WEIGHTS_OFF = 1e-9
 """Tolerance, from rounding, by which the weights of a class's clusters may differ from a sum of 1."""
@@ -60,9 +63,10 @@ class PlainClusters:
             # discarded.
             self._take(key.round - 1, start.base, caught_up)
 
-    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:  # noqa: ARG002 (the interface's argument)
-        """Return the hash of the base that the model was trained from, and no keys."""
-        return self._trainee.base, None
+    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
+        """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked."""
+        keys = self._masks.fresh_keys(key) if self._agreement.plan.masked else None
+        return self._trainee.base, keys
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer VALUES: local prototypes of the classes that are not withheld, and the model."""
@@ -76,12 +80,14 @@ class PlainClusters:
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         self._check_result(key, payload)
         received = self._take(key.round, hashlib.sha256(request).digest(), payload)
+        self._masks.forget(key)
         classes = np.zeros(len(self._agreement.classes), dtype=np.bool_)
         classes[received.clusters.labels] = True
         return ResultSummary(self._members.known(key), classes)
 
     def end(self) -> None:
-        """Do nothing: no secret of an attempt is stored."""
+        """Erase the secrets of an attempt that had no result, if there is one."""
+        self._masks.leave()
 
     # Values sent
 
@@ -105,6 +111,21 @@ class PlainClusters:
         """Check a result against this site's earlier messages; under ``plain`` none names clusters."""
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Received:
+        """Make a result the base of later rounds.
+
+        If the decryption is implausible, keep only the result's hash: a site that left would show that it is.
+        """
+        try:
+            return self._use(round_number, base, payload)
+        except ImplausibleError as error:
+            _log.error("the result of round %d is discarded: %s", round_number, error)
+            self._trainee.keep_base(round_number, base)
+            none = np.zeros(0, dtype=np.int64)
+            return Received(
+                GlobalClusters(np.zeros((0, self._agreement.dim)), none, np.zeros(0)), np.zeros(0)
+            )
+
+    def _use(self, round_number: int, base: bytes, payload: Payload) -> Received:
         received = self._read(payload)
         self._trainee.take_clusters(round_number, base, received.clusters, received.averaged)
         return received

@@ -10,6 +10,7 @@ two rounds, or at all but one site in one round, and then subtract the sums.
 from __future__ import annotations
 
 import hashlib
+import logging
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from agreement.cohorts import clustering_cohort
 from agreement.payload_forms import limits_of, longest_mean, result_form
 from algorithms.gram_matrix import Bool, Float
+from crypto.errors import ImplausibleError
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload, ProtectedPayload
@@ -33,6 +35,8 @@ from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.sent_values import Answer
 from secure_client.protocol.single_phase_exchange import plain_values, shown_half
 from secure_client.training.built_in_methods import site_method
+
+_log = logging.getLogger("protoseal.site")
 
 
 class PlainSums:
@@ -69,7 +73,7 @@ class PlainSums:
         """
         if key.round == 0:
             return b"", None
-        keys = self._fresh_keys(key)
+        keys = self._masks.fresh_keys(key) if self._agreement.plan.masked else None
         if self._agreement.layout.noisy:
             self._masks.keep_noise(key, self._trainee.draw_share(key.round))
         return self._trainee.base, keys
@@ -93,9 +97,6 @@ class PlainSums:
     def end(self) -> None:
         """Erase the secrets of an attempt that had no result, if there is one."""
         self._masks.leave()
-
-    def _fresh_keys(self, key: PhaseKey) -> MaskKeys | None:  # noqa: ARG002 (masked sums have keys)
-        return None
 
     # Values sent
 
@@ -131,7 +132,18 @@ class PlainSums:
     # Results received
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
-        """Make a result the base of later rounds; return the classes (K,) that the result has."""
+        """Make a result the base of later rounds; return the classes (K,) that the result has.
+
+        If the decryption is implausible, keep only the result's hash: a site that left would show that it is.
+        """
+        try:
+            return self._use(round_number, base, payload)
+        except ImplausibleError as error:
+            _log.error("the result of round %d is discarded: %s", round_number, error)
+            self._trainee.keep_base(round_number, base)
+            return np.zeros(len(self._agreement.classes), dtype=np.bool_)
+
+    def _use(self, round_number: int, base: bytes, payload: Payload) -> Bool:
         rows, has, averaged = self._read(payload)
         targets, present = self._targets(rows, has)
         self._trainee.take_base(round_number, base, targets, present, averaged)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from agreement import Agreement
+from agreement import Agreement, Protection
 from agreement.payload_forms import values_form
+from crypto import plain
+from crypto.errors import UnknownSchemeError
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
@@ -31,8 +33,15 @@ class SinglePhaseExchange(ABC):
         return codec.encode_active_list(attempt.active)
 
     def check(self, attempt: Attempt, _phase: Phase, site: str, content: bytes) -> None:
-        """Check an answer: decode it, then call :meth:`validate`."""
-        self.validate(self._decoded(attempt, content), site, attempt)
+        """Check an answer: decode it, refuse cleartext that is not agreed, then call :meth:`validate`."""
+        payload = self._decoded(attempt, content)
+        # A third party's half may not check this. Limit: the coordinator has seen the values by now.
+        if payload.scheme == plain.SCHEME and self._agreement.protection is not Protection.PLAIN:
+            raise UnknownSchemeError(
+                f"{site} sent values of scheme {plain.SCHEME!r}, but protection "
+                f"{self._agreement.protection.value!r} is agreed"
+            )
+        self.validate(payload, site, attempt)
 
     def payloads(self, attempt: Attempt) -> dict[str, Payload]:
         """Return the values of all participants."""

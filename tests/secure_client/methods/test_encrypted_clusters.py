@@ -113,7 +113,7 @@ def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ClusterPl
 @pytest.mark.parametrize(
     ("owner", "name", "double", "shows"),
     [
-        (EncryptedClusters, "_take", PlainClusters._take, ImplausibleError),
+        (EncryptedClusters, "_take", PlainClusters._use, ImplausibleError),
         (Trainee, "keep_base", lambda *_: None, AssertionError),
     ],
     ids=["raising", "stating the old base"],

@@ -16,16 +16,19 @@ import pytest
 
 from agreement import Agreement, Method, Protection
 from agreement.phases import first_round, steps_of
+from crypto.errors import UnknownSchemeError
 from crypto.plain import SCHEME as PLAIN
 from crypto.plain import PlainSite, PlainValues
 from crypto.protection import Cohort, Payload, ProtectedPayload
-from protoseal.simulation.local_federation import LocalFederation, LocalSite
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import DownloadRequest, Phase, PhaseKey
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import Unprotected
 from secure_client.methods.encrypted_sums import EncryptedSums
 from secure_client.protocol.sent_values import SignedValues
+from secure_server.exchanges.encrypted_sums import EncryptedSums as ServerSums
+from secure_server.exchanges.peer_combinations import PeerCombinations
 from tests.adversary.cluster_play import clustered_agreement
 from tests.adversary.encrypted_play import play_quickly
 from tests.adversary.victim import play_up_to
@@ -172,9 +175,26 @@ def test_a_damaged_exchange_sends_no_values_that_its_protection_has_not_made(
                     assert sent is None or scheme_of(sent) == scheme_of(honest), (phase, what)
                     assert sent is None or what not in CLEARTEXT, (phase, what)
                     tried += 1
+                _check_refused(site, key, in_cleartext(honest), unchecked="extension" in case)
                 site.step()
                 assert site.journal.answer(key, request) is not None
     assert tried >= len(CLEARTEXT)
+
+
+def in_cleartext(content: bytes) -> bytes:
+    """Return the same upload under the scheme of cleartext."""
+    message = pb.Content.FromString(content)
+    (message.payload if message.payload.scheme else message.masked_values.payload).scheme = PLAIN
+    return message.SerializeToString()
+
+
+def _check_refused(site: LocalSite, key: PhaseKey, content: bytes, *, unchecked: bool) -> None:
+    """Check that the coordinator refuses a site's upload, also where a third party's half checks nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        for exchange in (PeerCombinations, ServerSums) if unchecked else ():
+            patch.setattr(exchange, "validate", lambda *_: None)
+        with pytest.raises(UnknownSchemeError, match="plain"):
+            site.transport.upload(key, content)
 
 
 def test_a_run_whose_sites_forget_to_encrypt_ends_before_values_are_sent(
@@ -183,9 +203,18 @@ def test_a_run_whose_sites_forget_to_encrypt_ends_before_values_are_sent(
     play_quickly(monkeypatch)
     monkeypatch.delattr(EncryptedSums, "step")
     agreement = AGREEMENTS["feddbp ckks"]()
-    with LocalFederation(agreement, small_data(agreement), record=True) as federation:
-        with pytest.raises(Unprotected, match="ckks"):
-            federation.run()
-        received = [each.key.phase for each in federation.store.received() if each.key is not None]
-    assert Phase.PRESENCE in received
-    assert not set(received) & set(VALUES)
+    uploaded: list[Phase] = []
+    upload = DirectTransport.upload
+
+    def tapped(transport: DirectTransport, key: PhaseKey, content: bytes) -> None:
+        uploaded.append(key.phase)
+        upload(transport, key, content)
+
+    monkeypatch.setattr(DirectTransport, "upload", tapped)
+    with (
+        LocalFederation(agreement, small_data(agreement)) as federation,
+        pytest.raises(Unprotected, match="ckks"),
+    ):
+        federation.run()
+    assert Phase.PRESENCE in uploaded
+    assert not set(uploaded) & set(VALUES)
