@@ -47,12 +47,15 @@ class LocalClusters:
             raise ValueError("local prototypes must be ordered by class and stand for one sample or more")
 
     def without_zeros(self) -> LocalClusters:
-        """Return these prototypes without those of norm at most :data:`algorithms.clustering.finch.LEAST_NORM`.
+        """Return these prototypes without zeros, except the first of a class that has only zeros.
 
-        A zero prototype belongs to no cluster, and hides no other prototype in a sum. The limit: prototypes slightly
-        longer than that hide little too, and are kept.
+        A prototype counts as zero if its norm is at most :data:`algorithms.clustering.finch.LEAST_NORM`. The classes
+        stay the same, and a class of several prototypes has no zero. The limit: a zero prototype hides no other in a
+        sum, and neither does one that is slightly longer.
         """
         kept = has_direction(self.rows)
+        _, first = np.unique(self.labels, return_index=True)
+        kept[first] |= ~np.isin(self.labels[first], self.labels[kept])
         return LocalClusters(self.rows[kept], self.labels[kept], self.counts[kept])
 
 

@@ -4,8 +4,8 @@ The coordinator cannot read the sums, so the number of clusters may be the agree
 the coordinator opens all prototypes**, since all sites have the seed and the key. As with other encrypted sums, no
 answer depends on a decryption (:mod:`secure_client.methods.encrypted_sums`), with one exception: a round's directions
 come from features that were trained from the sums of the previous round. **A coordinator that returns forged sums can
-read encrypted uploads through these directions, some bits in each round** (docs: threat model). With noise, the classes
-that a site states depend on cells around decrypted centres and reveal as much, with noise.
+read encrypted uploads and records through these directions, some bits in each round** (docs: threat model). With noise,
+the classes that a site states depend on cells around decrypted centres and reveal as much, with noise.
 """
 
 from __future__ import annotations

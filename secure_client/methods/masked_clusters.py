@@ -6,7 +6,7 @@ and the models. Limits: **one site that helps the coordinator opens everyone's p
 rotation; then each cluster's sum gives d linear equations in the norms of its prototypes, whose directions are known.
 Only models and sample counts stay hidden by masks, as :mod:`secure_client.protocol.masked_sum` describes. Without a
 helper, G clusters of a class give G·(G + 1)/2 equations in the norms; a site accepts an assignment only if that number
-is below the class's number of prototypes in the round.
+is below the class's number of prototypes in the round. Zero prototypes are among that number and hide nothing.
 """
 
 from __future__ import annotations

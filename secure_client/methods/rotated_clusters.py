@@ -2,20 +2,24 @@
 
 The coordinator computes cosines and an assignment from the directions; every site receives and checks the whole
 assignment.
+
+Limit: **number and cosines of a site's directions follow from its records through the model.** A coordinator that
+returns a model of its own making reads single records by them (docs: threat model, FedPLCC).
 """
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 
 import numpy as np
 
-from algorithms.fedplcc import Contribution, contribution, has_direction
+from algorithms.fedplcc import Contribution, LocalClusters, contribution, has_direction
 from algorithms.gram_matrix import Float
+from crypto.keys import KEY_BYTES, derive
 from crypto.protection import ProtectedPayload
 from crypto.prototype_row_checks import directions
-from crypto.randomness import gaussian
-from crypto.rotation import RotatedDirections
+from crypto.rotation import RotatedDirections, rotate
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import broadcast, clusters_of
 from protoseal_wire.messages import Phase, PhaseKey
@@ -24,6 +28,8 @@ from secure_client.methods.plain_clusters import PlainClusters
 from secure_client.protocol.assignment_checks import checked_assignment
 from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.single_phase_exchange import rotation_context
+
+_SUBSTITUTES = "seed of zero prototypes' directions"
 
 
 class RotatedClusters(PlainClusters):
@@ -37,12 +43,28 @@ class RotatedClusters(PlainClusters):
     def _directions(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Answer DIRECTIONS: local prototypes scaled to length 1 and rotated class by class, with their classes.
 
-        A zero prototype, at a site that keeps these, gets a random direction and adds only its count to its cluster.
+        A zero prototype gets a substitute for its direction and adds only its count to its cluster.
         """
         local = self._local(self._members.asked(key, request))
+        substitutes = self._substitutes(key)[local.labels]
+        directed = np.where(has_direction(local.rows)[:, None], local.rows, substitutes)
         context = rotation_context(self._agreement, self._setup, key, key.phase)
         half = RotatedDirections(self._setup.rotation_seed(), context)
-        return ProtectedPayload(half, directions(_with_directions(local.rows)), local.labels)
+        return ProtectedPayload(half, directions(directed), local.labels)
+
+    def _substitutes(self, key: PhaseKey) -> Float:
+        """Return the directions (K, d) of zero prototypes, one for each class; zeros for classes that need none.
+
+        They follow from a secret of this site, the round and all of the site's prototypes, so that repeated attempts,
+        with whichever participants, show the same cosines.
+        """
+        seed = self._journal.secret(_SUBSTITUTES)
+        if seed is None:
+            seed = secrets.token_bytes(KEY_BYTES)
+            self._journal.put_secret(_SUBSTITUTES, seed)
+        # Attempt 0 stands for all attempts.
+        context = rotation_context(self._agreement, self._setup, replace(key, attempt=0), key.phase)
+        return substitute_directions(seed, context, self._trainee.local(), len(self._agreement.classes))
 
     def _part(self, group: Group, assignment: bytes) -> Contribution:
         """Return this site's part in each cluster of a checked assignment."""
@@ -83,7 +105,19 @@ class RotatedClusters(PlainClusters):
         return request
 
 
-def _with_directions(rows: Float) -> Float:
-    """Return the rows (M, d), with random rows in place of zeros."""
-    drawn = gaussian(rows.size, 1.0).reshape(rows.shape)
-    return np.where(has_direction(rows)[:, None], rows, drawn)
+def substitute_directions(seed: bytes, context: bytes, local: LocalClusters, classes: int) -> Float:
+    """Return pseudorandom rows (K, d), one for each class with a zero prototype, and zeros for other classes.
+
+    A row is drawn where prototypes of the site can lie: in the channels in which any of them is not zero, if there are
+    any, and without negative components unless one of them has some. Limits: the cosines of real prototypes of a class
+    differ from those of such rows, so **a coordinator tells almost all zero prototypes from others**; and these cosines
+    tell a little about which channels the site's other prototypes use.
+    """
+    rows = np.zeros((classes, local.rows.shape[1]))
+    channels = local.rows.any(axis=0)
+    for k in local.labels[~has_direction(local.rows)]:
+        key = derive(seed, "zero-prototype", context, int(k).to_bytes(4, "big"))
+        (drawn,) = rotate(key, np.eye(1, rows.shape[1]))
+        drawn = drawn if (local.rows < 0.0).any() else np.abs(drawn)
+        rows[k] = np.where(channels, drawn, 0.0) if channels.any() else drawn
+    return rows

@@ -69,18 +69,17 @@ class Trainee:
         bounds: PrototypeBounds,
         *,
         averaging: AveragingSection | None = None,
-        keeps_zeros: bool = False,
         noisy: NoisyPrototypes | None = None,
     ) -> None:
         """Load the journal's state.
 
-        ``averaging`` has the bounds of the averaged part, if any. ``keeps_zeros`` is that of :class:`ExchangedValues`.
-        With ``noisy``, the prototypes, the present classes and the sample counts come from its releases, and scores are
-        taken at these prototypes: the records affect the site's stored values, messages and targets in no other way.
+        ``averaging`` has the bounds of the averaged part, if any. With ``noisy``, the
+        prototypes, the present classes and the sample counts come from its releases, and scores are taken at these
+        prototypes: the records affect the site's stored values, messages and targets in no other way.
         """
         self._learner, self._averaging, self._noisy = learner, averaging, noisy
         self._checkpoints = Checkpoints(journal)
-        self._exchanged = ExchangedValues(learner, bounds, noisy, keeps_zeros=keeps_zeros)
+        self._exchanged = ExchangedValues(learner, bounds, noisy)
         self.releases = None if noisy is None else noisy.releases
         self._trained: Trained | None = None
         self._base: Base | None = None
@@ -213,8 +212,7 @@ class Trainee:
     def held_classes(self) -> Bool:
         """Return the classes (K,) with prototypes of this site: those of its training samples.
 
-        With several prototypes of a class, a class counts if a prototype is sent; a zero prototype is sent only with
-        ``keeps_zeros``.
+        The classes do not depend on what a model made of the samples. With noise, they follow from the released counts.
         """
         return self._require_trained().held()
 
@@ -264,7 +262,7 @@ class Trainee:
     def local(self) -> LocalClusters:
         """Return local prototypes of the last training, within the bounds (FedPLCC, FPL, FedPLVM); secrets.
 
-        No prototype is zero, unless zeros are kept.
+        A prototype is zero only where its class has no other.
         """
         local = None if self._trained is None else self._trained.local
         if local is None:

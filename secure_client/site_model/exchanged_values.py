@@ -22,15 +22,12 @@ class ExchangedValues:
     """Values of the learner's present model: one release where there is noise, else those of one exact pass.
 
     Prototypes are float64 (K, d) and within the public ``bounds``, with a warning in each round in which that changes
-    them. With ``keeps_zeros``, of several prototypes of a class those that are zero stay, since that they are may
-    follow from what was decrypted, and must not show in what a site states.
+    them. Every class of the training samples has one, which is zero where the model makes zeros of all its samples: a
+    coordinator chooses the model, and a missing prototype would tell it what the model made of single records.
     """
 
-    def __init__(
-        self, learner: Learner, bounds: PrototypeBounds, noisy: NoisyPrototypes | None, *, keeps_zeros: bool
-    ) -> None:
+    def __init__(self, learner: Learner, bounds: PrototypeBounds, noisy: NoisyPrototypes | None) -> None:
         self._learner, self._bounds, self._noisy = learner, bounds, noisy
-        self._keeps_zeros = keeps_zeros
 
     def of_round(self, number: int, base: bytes, guide: Guide | None) -> Trained:
         """Return the values after the training of a round from this base; errors as of a release."""
@@ -60,10 +57,9 @@ class ExchangedValues:
             bounded = self._bounded(rows, bare.round)
             return replace(bare, rows=bounded.rows, scores=scores, shortened=bounded.shortened)
         # Only these are sent, so only their changes are logged; class means stay at the site.
-        few = self._bounds.few(local)
+        few = self._bounds.few(local.without_zeros())
         bounded = self._bounded(few.rows, bare.round)
-        within = replace(few, rows=bounded.rows)
-        sent = within if self._keeps_zeros else within.without_zeros()
+        sent = replace(few, rows=bounded.rows)
         means = self._bounds.bounded(rows).rows
         return replace(bare, rows=means, scores=scores, local=sent, shortened=bounded.shortened)
 

@@ -134,7 +134,6 @@ def build_trainee(
         raise BudgetError(
             "the agreement has noisy prototypes, but no privacy budget was given to release them"
         )
-    keeps_zeros = agreement.protection.ckks_key
     bounds = prototype_bounds(agreement)
     noisy = None
     if releases is not None:
@@ -142,7 +141,7 @@ def build_trainee(
         owners, clustered = learner.owners, agreement.clusters
         noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=clustered, owners=owners)
     averaging = agreement.averaging
-    return Trainee(learner, journal, bounds, averaging=averaging, keeps_zeros=keeps_zeros, noisy=noisy)
+    return Trainee(learner, journal, bounds, averaging=averaging, noisy=noisy)
 
 
 def check_private(agreement: Agreement, model: PrototypeModel) -> None:

@@ -44,10 +44,8 @@ class Trained:
         return f"Trained(round={self.round}, …)"
 
     def held(self) -> Bool:
-        """Return the classes (K,) that have a prototype to send."""
-        if self.local is None:
-            return self.counts > 0
-        return np.isin(np.arange(len(self.counts)), self.local.labels)
+        """Return the classes (K,) of the training samples, or, with noise, those present by the noisy counts."""
+        return self.counts > 0
 
     @property
     def shortened_share(self) -> float | None:

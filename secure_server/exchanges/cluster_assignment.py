@@ -10,7 +10,7 @@ import numpy as np
 from agreement import Agreement
 from agreement.aggregation.means import cluster_means
 from algorithms.clustering.kmeans import Labels
-from algorithms.fedplcc import WITHHELD, Assignment, Contribution, assign
+from algorithms.fedplcc import Assignment, Contribution, assign
 from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError
 from crypto.protection import Payload
@@ -52,9 +52,10 @@ def check_labels(numbers: Float, holds: Bool, most: int) -> None:
 def assign_clusters(agreement: Agreement, local: Mapping[str, LocalPrototypes]) -> ClusterAssignment:
     """Cluster every site's rows by their inner products.
 
-    A class has at most the agreed number of clusters, and under masks at most as many as hide norms. Raises
-    ``ValueError`` for a class of too few sites. Memory grows with the square of a class's rows over all sites, and
-    time with their cube; a site can add at most ``most_prototypes`` rows of each class.
+    A class has at most the agreed number of clusters, and under masks at most as many as hide norms. A class is
+    withheld if fewer than ``min_holders`` sites have a row that is not zero, which only ``plain`` shows. Memory grows
+    with the square of a class's rows over all sites, and time with their cube; a site can add at most
+    ``most_prototypes`` rows of each class.
     """
     sites, own = sorted(local), agreement.clustering
     classes = range(len(agreement.classes))
@@ -73,7 +74,6 @@ def assign_clusters(agreement: Agreement, local: Mapping[str, LocalPrototypes]) 
         most=own.most_clusters,
         hiding=agreement.plan.masked,
     )
-    _check_held(found)
     return ClusterAssignment(
         found.labels, {site: _of_site(number, owners, found) for number, site in enumerate(sites)}
     )
@@ -99,9 +99,3 @@ def _of_site(number: int, owners: list[Labels], found: Assignment) -> Labels:
 def _gram(rows: Float) -> Float:
     products = rows @ rows.T
     return np.asarray((products + products.T) / 2.0)
-
-
-def _check_held(found: Assignment) -> None:
-    """Check that each class has enough holders; other classes were withheld before."""
-    if any((of_row == WITHHELD).any() for of_row in found.of_row):
-        raise ValueError("a class has prototypes of fewer than min_holders sites")

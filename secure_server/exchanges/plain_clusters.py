@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agreement.cohorts import group_cohort
-from algorithms.fedplcc import Contribution, LocalClusters, contribution, has_direction
+from algorithms.fedplcc import Contribution, LocalClusters, contribution
 from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.plain import SCHEME
@@ -89,5 +89,3 @@ def _check_rows(rows: Float, bound: float) -> None:
     longest = float(np.linalg.norm(rows, axis=1).max(initial=0.0))
     if longest > bound * (1.0 + NORM_SLACK):
         raise MalformedError(f"a local prototype has norm {longest:.9g}; the agreed bound is {bound:g}")
-    if not has_direction(rows).all():
-        raise MalformedError("a local prototype is zero")

@@ -12,6 +12,7 @@ import numpy as np
 from agreement import Agreement
 from agreement.cohorts import group_cohort
 from agreement.payload_forms import directions_form
+from algorithms.fedplcc import WITHHELD
 from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.prototype_row_checks import NORM_SLACK
@@ -51,6 +52,9 @@ class RotatedClusters:
     def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> EncodedAssignment:
         local = {site: self._read(attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
         found = assign_clusters(self._agreement, local)
+        # Quorums see to it, since directions are never zero.
+        if any((clusters == WITHHELD).any() for clusters in found.of_site.values()):
+            raise ValueError("a class has directions of fewer than min_holders sites")
         assignment = Assignment(
             tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
         )

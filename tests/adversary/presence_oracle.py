@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 from torch import nn
 
-from agreement import Agreement, AveragingSection, Method, Protection
+from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection
+from algorithms.fedplcc import has_direction
 from crypto.ckks.parameters import context
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
 from secure_client.models.prototype_model import SplitModel
+from secure_client.site_model.training_outcome import Trained
 from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
@@ -43,15 +45,16 @@ def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), *layers), nn.Linear(dim, num_classes)
 
 
-def agreed() -> Agreement:
-    """Return two rounds of FedPLCC under ``ckks``."""
+def agreed(protection: Protection = Protection.CKKS, rounds: int = 2) -> Agreement:
+    """Return some rounds of FedPLCC."""
     averaged = Averaged(SplitModel(*build(CLASSES, DIM)), Method.FEDPLCC.traits.averaged)
     parameters, buffers = averaged.sizes
     return grouped_agreement(
-        Protection.CKKS, method=Method.FEDPLCC, classes=CLASSES, dim=DIM, rounds=2, norm_bound=40.0
+        protection, method=Method.FEDPLCC, classes=CLASSES, dim=DIM, rounds=rounds, norm_bound=40.0
     ).model_copy(
         update={
             "averaging": AveragingSection(parameters=parameters, buffers=buffers),
+            "masking": MaskingSection(ring_bits=64),
             "training": short_training("tests.adversary.presence_oracle:build", batch_size=6, lr=0.05),
         }
     )
@@ -61,6 +64,13 @@ def run(folder: Path) -> ClusterTranscript:
     """Four sites with all classes."""
     agreement = agreed()
     return run_clustered(agreement, data_for(agreement, np.ones((4, CLASSES), dtype=np.bool_)), folder)
+
+
+def classes_with_a_direction(trained: Trained) -> NDArray[np.bool_]:
+    """Return the classes (K,) that a weakened site states: those with a prototype that is not zero."""
+    assert trained.local is not None
+    directed = trained.local.labels[has_direction(trained.local.rows)]
+    return np.isin(np.arange(len(trained.counts)), directed)
 
 
 def sealed(transcript: ClusterTranscript) -> tuple[float, int]:

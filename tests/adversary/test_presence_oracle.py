@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ from agreement import Agreement
 from agreement.payload_forms import directions_form, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.site_model.checkpointed_learner import Trainee
-from tests.adversary.presence_oracle import CLASSES, asking, run, sealed
+from secure_client.site_model.training_outcome import Trained
+from tests.adversary.presence_oracle import CLASSES, asking, classes_with_a_direction, run, sealed
 from tests.conformance.clustered_runs import ClusterTranscript
 
 APART = 4.0
@@ -71,14 +70,10 @@ def least_cosine(transcript: ClusterTranscript) -> float:
 def test_a_site_that_states_no_class_of_zeros_answers_the_question(
     honest: ClusterTranscript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The power of the next: where zeros are left out, as under ``masked``."""
-    monkeypatch.setattr(Trainee, "__init__", partialmethod(_without_zeros, Trainee.__init__))
+    """The power of the next."""
+    monkeypatch.setattr(Trained, "held", classes_with_a_direction)
     answers = {yes: stated(_asked(honest, tmp_path, monkeypatch, yes=yes)) for yes in (True, False)}
     assert answers == {True: {(True,) * CLASSES}, False: {(False,) * CLASSES}}
-
-
-def _without_zeros(trainee: Trainee, start: object, *parts: object, **_: object) -> None:
-    start(trainee, *parts)  # type: ignore[operator]
 
 
 def test_stated_presence_does_not_depend_on_sealed_values(

@@ -138,7 +138,12 @@ def _exact_rows(learner: Learner) -> dict[str, Any]:
 
 
 def _exact_clusters(learner: Learner) -> dict[str, Any]:
-    return {"local": learner.local_clusters()}
+    return {"local": learner.local_clusters(), "counts": learner.counts}
+
+
+def _exact_weights(patch: pytest.MonkeyPatch) -> None:
+    trained = Trainee.trained
+    patch.setattr(Trainee, "trained", lambda self, number: (trained(self, number)[0], self._learner.counts))
 
 
 def _exact_scores(patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +156,7 @@ DOUBLES: dict[str, tuple[Method, Double, str]] = {
         _after_each_round(_exact_counts),
         "sent PRESENCE of round 1",
     ),
-    "exact counts weigh models": (Method.FEDPLCC, _after_each_round(_exact_counts), "sent VALUES of round 1"),
+    "exact counts weigh models": (Method.FEDPLCC, _exact_weights, "sent VALUES of round 1"),
     "exact means are what is clustered": (
         Method.FEDPC,
         _after_each_round(_exact_rows),

@@ -11,6 +11,7 @@ import pytest
 
 from agreement import Protection
 from agreement.payload_forms import directions_form, limits_of, values_form
+from algorithms.fedplcc import WITHHELD
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import Payload
 from protoseal_wire import codec
@@ -181,8 +182,9 @@ def test_more_clusters_than_are_agreed_become_as_many() -> None:
     assert assign_clusters(agreement, local).labels.tolist() == [0] * 5
     masked = agreement.model_copy(update={"protection": Protection.MASKED})
     assert assign_clusters(masked, local).labels.tolist() == [0] * 4  # 10 inner products of sums, of 12 rows
-    with pytest.raises(ValueError, match="fewer than min_holders"):
-        assign_clusters(agreement.model_copy(update={"min_holders": 3}), local)
+    withheld = assign_clusters(agreement.model_copy(update={"min_holders": 3}), local)
+    assert not len(withheld.labels)
+    assert withheld.of_site["a"].tolist() == [WITHHELD] * 6
 
 
 @pytest.fixture(scope="module")
