@@ -6,7 +6,8 @@ server, and at its limit it closes the *oldest* connection of the network that h
 TLS ends at the server, so the front sees ciphertext only; the service vouches for a connection at its first call, which
 nobody makes without a certificate of the federation's CA (:meth:`TcpProxy.vouch`).
 
-Guaranteed, however many connections are opened: files and memory for them are bounded; a network (an IPv4 address, an
+Guaranteed, however many connections are opened: files and memory for them are bounded, since few bytes of a connection
+reach gRPC before a site's first call on it; a network (an IPv4 address, an
 IPv6 /64) loses its connections to another one only while it has more of them itself; and a host that shares its network
 with an attacker is served if it finishes its handshake before ``Limits.strangers`` newer connections arrive.
 Limit: a flood that saturates the network, or the processor by handshakes, is not stopped here.
@@ -34,7 +35,7 @@ _FILES_FOR_THE_REST = 256
 _FILES_EACH = 3
 """Number of files for a connection: its outer end, and two between the front and the server."""
 _MOST_STRANGERS = 512
-_FOR_EACH_SITE = 8
+_FOR_EACH_SITE = 4
 _CALL_SECONDS = 30.0
 _AT_ONCE = 64
 _LOG_SECONDS = 60.0
@@ -93,7 +94,7 @@ class TcpProxy:
         if outer is None or outer.site is not None:
             return
         self._forget(outer)
-        outer.site = site
+        outer.vouch(site)
         self._sites[site][outer] = None
         if len(self._sites[site]) > self._limits.of_a_site:
             next(iter(self._sites[site])).drop()

@@ -6,6 +6,12 @@ import asyncio
 from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
+MOST_BYTES_BEFORE_A_CALL = 32 * 1024
+"""Number of bytes that reach the server before a site's first call; a handshake and the call's headers take some 4 kB.
+
+gRPC stores every field of a header block that it will refuse, up to 100 MiB for each connection (grpcio 1.85).
+"""
+
 
 class RelayEnd(asyncio.Protocol):
     """One end of a connection. Use :meth:`join` to give it the other."""
@@ -13,14 +19,13 @@ class RelayEnd(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self._other: RelayEnd | None = None
+        self._other_is_slow = False
 
     def join(self, other: RelayEnd, first: bytes) -> None:
         """Relay to and from ``other`` from now on, beginning with ``first``, which this end has read."""
         self._other, other._other = other, self
-        if other.transport is not None:
-            other.transport.write(first)
-        if self.transport is not None:
-            self.transport.resume_reading()
+        self.data_received(first)
+        self.read_if_allowed()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Record the transport; asyncio calls this and the methods below."""
@@ -36,12 +41,19 @@ class RelayEnd(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop reading from the other end, because this end's reader is slow."""
         if self._other is not None and self._other.transport is not None:
+            self._other._other_is_slow = True
             self._other.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Resume reading from the other end."""
-        if self._other is not None and self._other.transport is not None:
-            self._other.transport.resume_reading()
+        if self._other is not None:
+            self._other._other_is_slow = False
+            self._other.read_if_allowed()
+
+    def read_if_allowed(self) -> None:
+        """Read from this end, unless the other end's reader is slow."""
+        if self.transport is not None and not self._other_is_slow:
+            self.transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
         """Close the other end once all bytes are written to it."""
@@ -74,7 +86,8 @@ class ConnectionOwner(Protocol):
 class OuterEnd(RelayEnd):
     """End towards the network. Its other end is opened only once it has sent bytes.
 
-    ``name`` is the server's name for the other end, ``site`` the site that authenticated on it: None until then.
+    ``name`` is the server's name for the other end, ``site`` the site that authenticated on it: None until then, and
+    until then at most :data:`MOST_BYTES_BEFORE_A_CALL` are relayed; the rest waits.
     """
 
     def __init__(self, keeper: ConnectionOwner) -> None:
@@ -85,6 +98,7 @@ class OuterEnd(RelayEnd):
         self.site: str | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.over = False
+        self._room, self._waiting = MOST_BYTES_BEFORE_A_CALL, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the new connection."""
@@ -95,10 +109,31 @@ class OuterEnd(RelayEnd):
     def data_received(self, data: bytes) -> None:
         """Relay received bytes; the first bytes wait for the other end."""
         if self._other is not None:
-            super().data_received(data)
+            self._relay(data)
         elif self.transport is not None:
             self.transport.pause_reading()
             self._keeper.connect(self, data)
+
+    def _relay(self, data: bytes) -> None:
+        if self.site is not None:
+            super().data_received(data)
+            return
+        now, self._waiting = data[: self._room], data[self._room :]
+        self._room -= len(now)
+        super().data_received(now)
+        if self._waiting and self.transport is not None:
+            self.transport.pause_reading()
+
+    def read_if_allowed(self) -> None:
+        """Read from this end, unless the other end's reader is slow or bytes wait for a site's first call."""
+        if not self._waiting:
+            super().read_if_allowed()
+
+    def vouch(self, site: str) -> None:
+        """Relay without a limit from now on: ``site`` authenticated."""
+        self.site, waiting, self._waiting = site, self._waiting, b""
+        super().data_received(waiting)
+        self.read_if_allowed()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Close the other end, and stop counting this one."""

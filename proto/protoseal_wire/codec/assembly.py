@@ -27,9 +27,12 @@ class Assembly:
         self._content = bytearray()
 
     def add(self, chunk: bytes) -> None:
-        """Add the next chunk; raise :class:`TooLarge` if it exceeds the announced size."""
-        _check_chunk(chunk)
+        """Add the next chunk, cut as :func:`chunks` does; raise :class:`TooLarge` if it exceeds the announced size.
+
+        :class:`Malformed` for a chunk of another length: a content in single bytes would take the receiver 0.1 ms each.
+        """
         _check_room(len(self._content) + len(chunk), self._size)
+        _check_chunk(chunk, min(CHUNK_BYTES, self._size - len(self._content)))
         self._content += chunk
 
     def content(self) -> bytes:
@@ -40,9 +43,9 @@ class Assembly:
         return content
 
 
-def _check_chunk(chunk: bytes) -> None:
-    if not 1 <= len(chunk) <= CHUNK_BYTES:
-        raise Malformed(f"a chunk has {len(chunk)} bytes, not 1 to {CHUNK_BYTES}")
+def _check_chunk(chunk: bytes, length: int) -> None:
+    if not chunk or len(chunk) != length:
+        raise Malformed(f"a chunk has {len(chunk)} bytes, not {length} as announced")
 
 
 def _check_room(received: int, size: int) -> None:

@@ -274,6 +274,7 @@ BAD_UPLOADS = {
     "truncated": ([HEADER, *CHUNKS[:-1]], "DATA_LOSS"),
     "more than announced": ([HEADER, *CHUNKS, OTHER], "RESOURCE_EXHAUSTED"),
     "another hash": ([HEADER, *CHUNKS[:-1], OTHER], "DATA_LOSS"),
+    "bytes one by one": ([HEADER, *map(codec.encode_upload_chunk, [b"x"] * 100)], "INVALID_ARGUMENT"),
     "an empty chunk": ([HEADER, codec.encode_upload_chunk(b""), *CHUNKS], "INVALID_ARGUMENT"),
     "an empty frame": ([HEADER, pb.UploadFrame()], "INVALID_ARGUMENT"),
 }
