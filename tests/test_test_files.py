@@ -50,7 +50,7 @@ BEHAVIOURS = {
     "secure_client/models": "backbones_opacus pretrained_start",
     "secure_client/privacy": (
         "features_independent_of_batch nothing_exact_leaves nothing_exact_under_shared_noise paid_prototypes "
-        "private_methods private_training shared_noise_of_units shared_noise_statistics"
+        "private_methods private_training repeated_payments shared_noise_of_units shared_noise_statistics"
     ),
     "secure_client/site_model": "logged_warnings saved_predictor",
     "secure_client/training": "inference_passes recipes",
@@ -65,7 +65,7 @@ BEHAVIOURS = {
     "secure_server/rounds": (
         "benched_sites left_attempts result_delivery rounds_of_many_steps run_start simulated_runs"
     ),
-    "secure_server/service": "client_transport",
+    "secure_server/service": "client_transport header_bombs",
     "secure_server/storage": "store_after_kill",
 }
 """Test files of behaviours over several modules, without ``test_`` and ``.py``, by their folder in ``tests/``."""
