@@ -24,6 +24,7 @@ from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
 from agreement.sections.built_in_models import BUILT_IN_MODELS
 from agreement.sections.clustering import Clustering
 from agreement.sections.methods import FedplccSection
+from agreement.sections.privacy import first_of_period
 from agreement.sums.layout import Layout
 from agreement.sums.noisy_sum import NoisySum
 from agreement.toml_loading import Section, read_toml, source_of, validate
@@ -206,6 +207,30 @@ class Agreement(RunSettings):
     def sums(self) -> bool:
         """True if sites' values are added up, over all sites or in groups."""
         return self.method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
+
+    @property
+    def row_period(self) -> int:
+        """Number of rounds in which the rows of a sum are the same at every site.
+
+        The rows are those of one noisy release, or of a frozen extractor: 1 where each round has rows of its own.
+        """
+        if not self.sums or self.distributed_noise:
+            return 1
+        if self.privacy is not None:
+            return self.privacy.release_every
+        return self.rounds if self.training.frozen_extractor else 1
+
+    def sums_rows(self, round_number: int) -> bool:
+        """Return whether a round's sums have prototypes: in the first round of each :attr:`row_period`, and no other.
+
+        Two sums over the same rows and different sites would differ by single sites' rows. A round without prototypes
+        repeats those of the last sum that had some. Round 0 takes no sum, and counts as a round with prototypes.
+        """
+        return round_number == 0 or round_number == first_of_period(round_number, self.row_period)
+
+    def repeats_rows(self, round_number: int) -> bool:
+        """Return whether later rounds repeat the prototypes of this round's sums."""
+        return self.row_period > 1 and round_number > 0 and self.sums_rows(round_number)
 
     @property
     def clusters(self) -> bool:

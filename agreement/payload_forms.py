@@ -31,7 +31,7 @@ def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
 
 
 def most_ciphertexts(agreement: Agreement) -> int:
-    """Return the most ciphertexts of an encrypted sum, or of its means.
+    """Return the most ciphertexts of an encrypted sum, or of its means; of two sums where an earlier one is repeated.
 
     A slot holds two numbers, or half a number of a direction. Numbers with large bounds travel as two
     (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
@@ -43,7 +43,8 @@ def most_ciphertexts(agreement: Agreement) -> int:
     classes, own = len(agreement.classes), agreement.clustering
     clusters = classes * own.most_clusters if agreement.clusters else 0
     numbers = agreement.layout.length + own.length(clusters, agreement.dim) + clusters + classes + 1
-    return -(-numbers // CKKS_SLOTS) + -(-2 * classes * agreement.dim // CKKS_SLOTS)
+    sums = 2 if agreement.row_period > 1 else 1
+    return sums * (-(-numbers // CKKS_SLOTS) + -(-2 * classes * agreement.dim // CKKS_SLOTS))
 
 
 def directions_form(agreement: Agreement) -> PayloadForm:

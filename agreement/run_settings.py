@@ -88,11 +88,38 @@ class RunSettings(Section):
         private.model_fields_set.discard("alignment")
         return private
 
+    @property
+    def extractor_is_frozen(self) -> bool:
+        """True if only the classifier trains, so that prototypes are of the initial model."""
+        if self.privacy is not None:
+            return self.privacy.extractor is Extractor.FROZEN
+        return self.training.frozen_extractor
+
     def check_served(self, method: Method) -> None:
-        """Raise ``ValueError`` unless the agreed protection, and ``[privacy]``, serve this method."""
+        """Raise ``ValueError`` unless the agreed protection, ``[privacy]`` and ``[training]`` serve this method."""
         check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        if self.training.frozen_extractor:
+            self._check_frozen(method)
         if self.privacy is not None:
             self._check_private(method, self.privacy)
+
+    def _check_frozen(self, method: Method) -> None:
+        """Check that [privacy] does not say otherwise, and that the method needs no more than a classifier to train."""
+        if self.privacy is not None:
+            raise ValueError(
+                "frozen_extractor in [training] is for runs without [privacy], which has its own: remove "
+                "frozen_extractor, and set extractor in [privacy]"
+            )
+        if method.traits.averaged not in (ModelPart.NOTHING, ModelPart.EXTRACTOR):
+            raise ValueError(
+                f"method {method.value!r} averages models with their classifiers, but frozen_extractor = true in"
+                " [training] leaves nothing else to train: remove frozen_extractor, or choose another method"
+            )
+        if method is Method.FEDDBP and self.feddbp.decision:
+            raise ValueError(
+                "feddbp predicts by its decision branch, which frozen_extractor = true in [training] does not train:"
+                " set decision = false in [feddbp], or remove frozen_extractor"
+            )
 
     def _check_private(self, method: Method, agreed: PrivacySection) -> None:
         for holds, refusal in self._refusals(method, frozen=agreed.extractor is Extractor.FROZEN):

@@ -188,7 +188,7 @@ class Session:
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
         base, keys = self._exchange.stated(key)
-        holds = stated_classes(self._agreement, self._trainee.held_classes())
+        holds = stated_classes(self._agreement, key.round, self._trainee.held_classes())
         anchor = self._anchor.show(key.round)
         statement = sign_presence(
             self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=anchor

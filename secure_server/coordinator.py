@@ -241,6 +241,7 @@ class Coordinator:
         statement: tuple[str, bytes] | None = None,
         upload: tuple[PhaseKey, str, bytes] | None = None,
         results: Mapping[str, bytes] | None = None,
+        sums: Mapping[str, bytes] | None = None,
     ) -> None:
         """Step the machine, store the outcome with its cause, then act on the outcome."""
         before, after = self._state, self._following(event)
@@ -249,7 +250,7 @@ class Coordinator:
         if is_reported(before, after):
             # Report before storing: a coordinator killed in between reports the round twice, never not at all.
             self._reports.report(before, self._requests.attempt, abandoned=machine.abandons(before, after))
-        self._store.save(after, statement=statement, upload=upload, results=results)
+        self._store.save(after, statement=statement, upload=upload, results=results, sums=sums)
         self._state = after
         self._after(before, after)
 
@@ -317,7 +318,7 @@ class Coordinator:
         if self._background is None:
             self._take_done(self._done_inline(work, attempt))
         else:
-            self._job = self._background.submit(self._done_apart, work, attempt)
+            self._job = self._background.submit(self._done_apart, work, attempt.with_last_sums())
 
     def _computation(self, attempt: Attempt) -> EncodedOutcome:
         return encode_outcome(self._aggregator.combine(attempt))
@@ -368,7 +369,7 @@ class Coordinator:
             self._step(events.ComputeFailed())
             return
         without = frozenset(site for failure in done.failures for site in failure.group)
-        self._step(events.Computed(done.groups, without), results=done.results or None)
+        self._step(events.Computed(done.groups, without), results=done.results or None, sums=done.sums)
 
     def _most_bytes(self, site: str, phase: Phase) -> int:
         """Return the most bytes of the site's answer. Only the maker of group keys answers ROSTER at length."""

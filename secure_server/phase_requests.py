@@ -106,8 +106,11 @@ class Requests:
 
     def _base(self, state: State, site: str) -> ResultReference | None:
         """Return the last result that the site's group was given; None before the first, and without groups."""
-        group = next((group for group in state.groups if site in group), ())
-        return self._store.latest_result(group, state.round)
+        return self._store.latest_result(_group_of(state, site), state.round)
+
+    def last_sum(self, state: State, site: str) -> bytes | None:
+        """Return the last sum of rows that the site's group had before the present round; None before the first."""
+        return self._store.latest_sum(_group_of(state, site), state.round)
 
     def attempt(self, state: State) -> Attempt:
         """Return the current attempt, from PLANNING or its first step on."""
@@ -120,6 +123,7 @@ class Requests:
             groups=tuple(sorted(group for group in there if group)),
             survivors={each.phase: each.sites for each in state.survivors},
             answer=lambda phase, site: self._answer(state.key(phase), site),
+            last_sum=lambda group: self.last_sum(state, group[0]),
         )
 
     def presence_keys(self, state: State, sites: frozenset[str]) -> set[bytes]:
@@ -148,3 +152,8 @@ class Requests:
         if content is None:
             raise WrongPhase(f"round {key.round} has no result for {site}")
         return content
+
+
+def _group_of(state: State, site: str) -> tuple[str, ...]:
+    """Return all members of the site's group, present or not; () without groups."""
+    return next((group for group in state.groups if site in group), ())

@@ -18,6 +18,11 @@ USUAL_DEVIATIONS = 3.0
 """Deviations of a noisy count: an empty class is taken for one with records once in 740 releases."""
 
 
+def first_of_period(round_number: int, rounds: int) -> int:
+    """Return the first round of a round's period of so many ``rounds``, counted from round 1."""
+    return round_number - (round_number - 1) % rounds
+
+
 class Extractor(StrEnum):
     """Training of the features that prototypes are means of.
 
@@ -86,7 +91,7 @@ class PrivacySection(Section):
     min_count: Positive | None = None
     """Noisy count below which a class counts as absent; by default three deviations of its noise."""
     release_every: Count = 1
-    """Rounds that one noisy release serves."""
+    """Rounds that one noisy release serves, from round 1 on."""
     extractor: Extractor = Extractor.FROZEN
     """Training of the features: not at all, by DP-SGD, or without any guarantee."""
     dp_sgd: DpSgdSection | None = None
@@ -144,6 +149,10 @@ class PrivacySection(Section):
                 f"project_from = {self.project_from} in [privacy] must be above dim = {dim}: raise "
                 "project_from to the model's number of features, or lower dim"
             )
+
+    def round_of_release(self, round_number: int) -> int:
+        """Return the round, counted from 1, whose release serves round ``round_number``: the same at every site."""
+        return first_of_period(round_number, self.release_every)
 
     def releases(self, rounds: int) -> int:
         """Return the most releases of so many rounds, counted from 1; a clustering before them has its own."""

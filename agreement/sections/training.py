@@ -101,6 +101,8 @@ class TrainingSection(Section):
     """Records in a batch; under DP-SGD the expected number."""
     local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 5
     """Epochs of local training in a round."""
+    frozen_extractor: bool = False
+    """Train the classifier alone, so that prototypes never change; `[privacy]` has its own `extractor`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,6 +8,7 @@ means that the leader encrypted itself, or means without effect.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 
@@ -78,10 +79,19 @@ class EncryptedGroupSums(EncryptedSums):
     def _parts(self, key: PhaseKey, groups: EncryptedGroups, payload: Payload) -> tuple[Float, Float]:
         try:
             with opening(f"the sum of round {key.round}"):
-                return groups.parts(self._opened(payload))
+                return groups.parts(self._means_of_group(key, payload))
         except ImplausibleError as error:
             _log.error("the sum of this site's group in round %d is discarded: %s", key.round, error)
             return groups.nothing()
+
+    def _means_of_group(self, key: PhaseKey, payload: Payload) -> Means:
+        """Return the means of the group's sum; prototypes of its last sum of these, in a round whose sums have none."""
+        ends = len(EncryptedSum(self._agreement).form.answers)
+        now = replace(payload, blobs=payload.blobs[ends:])
+        if self._agreement.sums_rows(key.round) or not now.blobs:
+            return self._opened(payload)
+        last = self._opened(replace(payload, blobs=payload.blobs[:ends]))
+        return replace(last, model=self._opened(now).model)
 
     def _check_leads(self, key: PhaseKey) -> None:
         """Raise :class:`Violation` unless this site is the prescribed leader, which alone reads the sum."""

@@ -76,9 +76,12 @@ class RotatedClusters(PlainClusters):
     # Results received
 
     def _check_assigned(self, key: PhaseKey, labels: np.ndarray) -> None:
-        """Check the number and classes of the clusters, if this site reached the step that assigned them."""
+        """Check the number and classes of the clusters, if this site reached the step that assigned them.
+
+        A round whose sums have no prototypes assigns none, and its result repeats earlier clusters.
+        """
         request = self._journal.request(replace(key, phase=self.assigned_in))
-        if request is None:
+        if request is None or not self._agreement.sums_rows(key.round):
             return
         found = clusters_of(codec.decode_assignment(request, self._limits))
         if not np.array_equal(labels, found.labels):

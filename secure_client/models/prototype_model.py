@@ -156,6 +156,20 @@ def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int
     _check_output("classifier(z)", logits, (len(inputs), classes), "K, the number of agreed classes")
 
 
+def has_fixed_features(model: PrototypeModel, inputs: Tensor) -> bool:
+    """Return True if no parameter that trains has a part in the features of inputs (B, …). The mode is restored.
+
+    Limit: features of which only some components train count as features that train.
+    """
+    training = model.training
+    model.eval()
+    try:
+        with torch.enable_grad():
+            return not outputs_of(model, inputs).features.requires_grad
+    finally:
+        model.train(training)
+
+
 def _check_output(name: str, value: object, shape: tuple[int, int], meaning: str) -> None:
     if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

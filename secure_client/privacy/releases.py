@@ -111,13 +111,16 @@ class Releases:
         return self._agreement.dim
 
     def due(self, round_number: int, released: int | None) -> bool:
-        """Return True if a round has its own release; ``released`` is the round of the last release.
+        """Return True if a round needs a new release; ``released`` is the round of the last release.
 
-        Round 0 is FedPC's clustering, of the initial model: its release serves no later round.
+        A period's release comes in its first round, or where a site missed that round, in the first round that the site
+        takes part in. Where rows are summed, the period's sum was taken without that site, which then keeps an earlier
+        release. Round 0 is FedPC's clustering, of the initial model: its release serves no later period.
         """
-        if released is None or (released == 0 and round_number > 0):
+        if released is None:
             return True
-        return round_number >= released + self._agreed.release_every
+        in_time = self._agreement.sums_rows(round_number)
+        return in_time and released < self._agreed.round_of_release(round_number)
 
     @property
     def distributed(self) -> bool:

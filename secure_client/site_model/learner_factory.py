@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from agreement import CONTROLS, Agreement, Extractor, ModelPart
+from agreement import CONTROLS, Agreement, ModelPart, Protection
 from privacy.errors import BudgetError
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
@@ -88,7 +88,8 @@ def build_learner(
     built = build_initial_model(agreement, model, pretrained)
     check_averaged(agreement, built)
     check_private(agreement, built)
-    return Learner(
+    check_frozen(agreement, built)
+    learner = Learner(
         built,
         with_owners(data, agreement),
         build_recipe(agreement),
@@ -106,6 +107,8 @@ def build_learner(
         dim=agreement.dim,
         device=choose_device(device),
     )
+    check_rows_change(agreement, learner)
+    return learner
 
 
 def build_trainee(
@@ -147,19 +150,46 @@ def build_trainee(
 def check_private(agreement: Agreement, model: PrototypeModel) -> None:
     """Raise :class:`ModelError` for a model that cannot train as ``[privacy]`` prescribes.
 
-    Batch statistics follow every record that trains, even in a frozen extractor. A frozen extractor leaves only the
-    classifier to train, so the classifier must be a module with parameters of its own.
+    Batch statistics follow every record that trains, even in a frozen extractor.
     """
-    if agreement.privacy is None:
-        return
-    if has_batch_norm(model):
+    if agreement.privacy is not None and has_batch_norm(model):
         raise ModelError(
             '[privacy] allows no batch normalisation, whose statistics follow the records; set norm = "group" in'
             " [training], or use a model with nn.GroupNorm"
         )
-    if agreement.privacy.extractor is Extractor.FROZEN and not isinstance(model.classifier, nn.Module):
+
+
+def check_frozen(agreement: Agreement, model: PrototypeModel) -> None:
+    """Raise :class:`ModelError` for a model whose classifier cannot train alone, where the agreement prescribes it.
+
+    The classifier must be a module with parameters of its own, and batch statistics would change frozen features.
+    """
+    if not agreement.extractor_is_frozen:
+        return
+    if not isinstance(model.classifier, nn.Module):
+        raise ModelError("a frozen extractor leaves only the classifier: make model.classifier an nn.Module")
+    if has_batch_norm(model):
         raise ModelError(
-            'extractor = "frozen" trains only the classifier: make model.classifier an nn.Module'
+            'a frozen extractor allows no batch normalisation, whose statistics change in training; set norm = "group"'
+            " in [training], or use torchvision.ops.FrozenBatchNorm2d"
+        )
+
+
+def check_rows_change(agreement: Agreement, learner: Learner) -> None:
+    """Raise :class:`ModelError` for features that training cannot change, where each round's sum would have them.
+
+    Sums over the same prototypes and different sites differ by the prototypes of single sites, which drop-outs thereby
+    give away, also those of other sites. Under ``plain`` nothing is hidden. Limit: features that could change and
+    hardly do are not noticed.
+    """
+    hidden = agreement.protection is not Protection.PLAIN and (agreement.layout.classes or agreement.clusters)
+    if not hidden or agreement.privacy is not None or agreement.row_period == agreement.rounds:
+        return
+    if learner.has_fixed_features:
+        raise ModelError(
+            "no parameter before the model's classifier trains, so that prototypes are the same in every round and two"
+            " rounds' sums give away the prototypes of a site that misses one of them: set frozen_extractor = true in"
+            " [training], by which one sum serves the run, or let a part of the extractor train"
         )
 
 

@@ -24,7 +24,13 @@ from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Guide, class_means
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
-from secure_client.models.prototype_model import Filled, PrototypeModel, check_model, outputs_of
+from secure_client.models.prototype_model import (
+    Filled,
+    PrototypeModel,
+    check_model,
+    has_fixed_features,
+    outputs_of,
+)
 from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.batches import Source, in_order, open_source
 from secure_client.training.dp_sgd.batch_independence import check_alone
@@ -294,6 +300,11 @@ class Learner:
     def site(self) -> str:
         """Name of the site."""
         return self._site
+
+    @property
+    def has_fixed_features(self) -> bool:
+        """True if no training can change the model's features: see :func:`has_fixed_features`."""
+        return has_fixed_features(self._model, next(self._train.batches([[0]]))[0])
 
     @property
     def averaged_sizes(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
         predicts=method.traits.predicts,
         prototypes=method.traits.prototypes or agreement.clusters,
     )
-    if agreement.privacy is not None and agreement.privacy.extractor is Extractor.FROZEN:
+    if agreement.extractor_is_frozen:
         recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),), initial_features=True)
     if agreement.privacy is not None and agreement.privacy.extractor is Extractor.PRIVATE:
         recipe = replace(recipe, dp_sgd=agreement.privacy.dp_sgd)

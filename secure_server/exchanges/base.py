@@ -21,7 +21,8 @@ class Attempt:
     ``key`` is that of its PRESENCE. ``active`` holds the participants' statements, by name. ``groups`` are the
     participants by their groups, () without groups. ``survivors`` names, for each step that is over, the sites that
     answered it. ``answer`` reads the content that a site sent for a step, if the coordinator has it. A
-    content can have megabytes, so read one at a time.
+    content can have megabytes, so read one at a time. ``last_sum`` reads the last of :attr:`Outcome.sums` of a group's
+    members, from an earlier round; None before the first.
     """
 
     key: PhaseKey
@@ -30,6 +31,7 @@ class Attempt:
     groups: Groups
     survivors: Mapping[Phase, tuple[str, ...]]
     answer: Callable[[Phase, str], bytes]
+    last_sum: Callable[[tuple[str, ...]], bytes | None] = lambda group: None
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -59,6 +61,11 @@ class Attempt:
         """Return the same attempt with answers read, by a step's key and site, from another thread's connection."""
         return replace(self, answer=lambda phase, site: answer(replace(self.key, phase=phase), site))
 
+    def with_last_sums(self) -> Attempt:
+        """Return the same attempt with its last sums read now, for another thread."""
+        sums = {group: self.last_sum(group) for group in self.groups}
+        return replace(self, last_sum=sums.get)
+
 
 class AttemptCache(Generic[T]):
     """Cache of the value computed for one attempt, because each of its sites asks for the same value."""
@@ -87,12 +94,14 @@ class GroupFailure:
 class Outcome:
     """Outcome of an attempt: an answer for each site that gets one, or the groups of a clustering.
 
-    ``failures`` are groups that get nothing. An attempt without an answer and without a group has failed.
+    ``failures`` are groups that get nothing. An attempt without an answer and without a group has failed. ``sums``
+    are those of each site's group, for rounds whose sums have no prototypes (:meth:`agreement.Agreement.sums_rows`).
     """
 
     results: Mapping[str, Payload] = field(default_factory=dict)
     groups: Groups = ()
     failures: tuple[GroupFailure, ...] = ()
+    sums: Mapping[str, Payload] = field(default_factory=dict)
 
 
 class Exchange(Protocol):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agreement import Agreement
 from agreement.aggregation.means import cluster_means
+from agreement.payload_forms import result_form
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import Assignment, Contribution, assign
 from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError
 from crypto.protection import Payload
 from crypto.prototype_row_checks import whole_numbers
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+from secure_server.exchanges.base import Attempt
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,16 @@ def result_of(
     """
     clusters, mean = cluster_means(agreement, total, labels, model)
     return Payload(scheme, arrays=(clusters.rows, labels.astype(np.float64), clusters.weights, mean))
+
+
+def with_last_clusters(agreement: Agreement, attempt: Attempt, result: Payload, limits: Limits) -> Payload:
+    """Return a result with the last clusters, in a round whose sums have no prototypes; otherwise the same result."""
+    (group,) = attempt.groups
+    content = None if agreement.sums_rows(attempt.key.round) else attempt.last_sum(group)
+    if content is None:
+        return result
+    last = codec.decode_payload(content, limits, result_form(agreement))
+    return replace(result, arrays=(*last.arrays[:3], result.arrays[3]))
 
 
 def _of_site(number: int, owners: list[Labels], found: Assignment) -> Labels:

@@ -6,12 +6,16 @@ sums. Limit: one colluding site can undo the rotation and decrypt, and so reveal
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from agreement import Agreement
 from agreement.aggregation.encrypted_sums import EncryptedClusterSum
+from agreement.payload_forms import result_form
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
+from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.base import Attempt, Outcome
@@ -45,11 +49,22 @@ class EncryptedClusters(SinglePhaseExchange):
         self._server(attempt).validate(payload)
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """Return the sum and the clusters' classes, the same for each participant."""
+        """Return the sum and the clusters' classes, the same for each participant.
+
+        In a round whose sums have no prototypes, the last sum of clusters precedes the sum.
+        """
         (group,) = attempt.groups
         total = self._server(attempt).add(self.payload(attempt, site) for site in group)
         labels = self._directions.assignment(attempt).clusters.labels.astype(np.float64)
-        return for_members(attempt.groups, [Payload(total.scheme, (labels,), total.blobs)])
+        result = Payload(total.scheme, (labels,), total.blobs)
+        if self._agreement.repeats_rows(attempt.key.round):
+            return for_members(attempt.groups, [result], [result])
+        content = None if self._agreement.sums_rows(attempt.key.round) else attempt.last_sum(group)
+        if content is None:
+            return for_members(attempt.groups, [result])
+        # The last clusters' sum, with the models of its round, precedes the sum of this round's models alone.
+        last = codec.decode_payload(content, self._limits, result_form(self._agreement))
+        return for_members(attempt.groups, [replace(last, blobs=last.blobs + total.blobs)])
 
     def _server(self, attempt: Attempt) -> SummingServer:
         clusters = len(self._directions.assignment(attempt).clusters.labels)

@@ -8,6 +8,7 @@ leader could subtract the two.
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 from agreement import Agreement
@@ -33,10 +34,15 @@ class EncryptedGroupSums(EncryptedSums):
         self._mixing = MixingServer(EncryptedGroups(agreement).form, keys_path, executor)
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
-        """Return the list of participants; for a leader, its group's sum."""
+        """Return the list of participants; for a leader, its group's sum.
+
+        In a round whose sums have no prototypes, the group's last sum of prototypes precedes it.
+        """
         if phase is not Phase.MEANS:
             return super().request(attempt, phase, site)
-        return codec.encode_payload(self.sum_over(attempt, attempt.group_of(site)))
+        group = attempt.group_of(site)
+        total, last = self.sum_over(attempt, group), self.last_sum(attempt, group)
+        return codec.encode_payload(total if last is None else replace(total, blobs=last.blobs + total.blobs))
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
         """Check an answer, as :meth:`secure_server.exchanges.base.Exchange.check` does."""
@@ -49,7 +55,12 @@ class EncryptedGroupSums(EncryptedSums):
         """Return, for each participant, its group's means mixed with those of other groups."""
         leaders = [min(group) for group in attempt.groups]
         means = [self._means(attempt.answer(Phase.MEANS, leader)) for leader in leaders]
-        return for_members(attempt.groups, self._mixing.mix(means))
+        results = self._mixing.mix(means)
+        if not self._agreement.repeats_rows(attempt.key.round):
+            return for_members(attempt.groups, results)
+        return for_members(
+            attempt.groups, results, [self.sum_over(attempt, group) for group in attempt.groups]
+        )
 
     def _means(self, content: bytes) -> Payload:
         return codec.decode_payload(content, self._limits, sums_form(self._agreement))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from agreement import Agreement
 from agreement.aggregation.encrypted_sums import EncryptedSum
+from agreement.payload_forms import values_form
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
 from crypto.sum_protection import SumServerHalf
+from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.group_results import for_members
@@ -29,8 +31,21 @@ class EncryptedSums(SinglePhaseExchange):
         self._server.validate(payload)
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """Return the sum over its group for each participant."""
-        return for_members(attempt.groups, [self.sum_over(attempt, group) for group in attempt.groups])
+        """Return the sum over its group for each participant, or the group's last sum if this one has no prototypes.
+
+        Rows that do not change come without models, or with models that do not change either, so that the last sum is
+        the whole result.
+        """
+        sums = [self.last_sum(attempt, group) or self.sum_over(attempt, group) for group in attempt.groups]
+        repeated = sums if self._agreement.repeats_rows(attempt.key.round) else ()
+        return for_members(attempt.groups, sums, repeated)
+
+    def last_sum(self, attempt: Attempt, group: tuple[str, ...]) -> Payload | None:
+        """Return the group's last sum of rows, in a round whose sums have none; None if there is no such sum."""
+        content = None if self._agreement.sums_rows(attempt.key.round) else attempt.last_sum(group)
+        if content is None:
+            return None
+        return codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))
 
     def sum_over(self, attempt: Attempt, group: tuple[str, ...]) -> Payload:
         """Return the sum of payloads that are read one at a time."""

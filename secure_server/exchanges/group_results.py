@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,11 @@ from agreement import Agreement
 from agreement.aggregation.means import check_total, means_of, noisy_rows
 from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups
 from algorithms.gram_matrix import Bool
-from crypto.protection import Cohort, Payload
-from secure_server.exchanges.base import Outcome
+from crypto.plain import SCHEME
+from crypto.protection import Cohort, Payload, PayloadForm
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.rounds.state import Groups as SiteGroups
 
 Vector = NDArray[np.float64]
@@ -21,15 +24,21 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupSum:
-    """Sum ``total`` (L,) over the members of a group that are in it, its ``cohort``: prototypes, then the extractor."""
+    """Sum ``total`` (L,) over the members of a group that are in it, its ``cohort``: prototypes, then the extractor.
+
+    ``last_holders`` (K,) are those of an earlier sum, whose prototypes ``total`` repeats.
+    """
 
     cohort: Cohort
     members: tuple[str, ...]
     total: Vector
+    last_holders: NDArray[np.int64] | None = None
 
     @property
     def holders(self) -> NDArray[np.int64]:
-        """Return the number of members that added a row for each class, (K,)."""
+        """Return the number of sites that added a row for each class, (K,)."""
+        if self.last_holders is not None:
+            return self.last_holders
         indices = [self.cohort.index(site) for site in self.members]
         return np.asarray(self.cohort.holds[indices].sum(axis=0), dtype=np.int64)
 
@@ -37,6 +46,24 @@ class GroupSum:
 def check_means(agreement: Agreement, each: GroupSum) -> None:
     """Check a total, as :func:`agreement.aggregation.means.check_total`, since sites would refuse a wrong result."""
     check_total(agreement, each.total, each.holders, len(each.members))
+
+
+def rows_of(agreement: Agreement, each: GroupSum) -> Payload:
+    """Return the sum's rows (K, d) and their holders (K,), which later rounds repeat."""
+    rows, _ = agreement.layout.split(each.total)
+    return Payload(SCHEME, arrays=(rows, each.holders.astype(np.float64)))
+
+
+def with_last_rows(agreement: Agreement, attempt: Attempt, each: GroupSum, limits: Limits) -> GroupSum:
+    """Return a sum with its group's last rows, in a round whose sums have no prototypes; otherwise the same sum."""
+    content = None if agreement.sums_rows(attempt.key.round) else attempt.last_sum(each.cohort.sites)
+    if content is None:
+        return each
+    classes = len(agreement.classes)
+    form = PayloadForm(arrays=((classes, agreement.dim), (classes,)))
+    rows, holders = codec.decode_payload(content, limits, form).arrays
+    total = np.concatenate([rows.ravel(), each.total[agreement.layout.prototypes :]])
+    return replace(each, total=total, last_holders=holders.astype(np.int64))
 
 
 def results_of(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
@@ -82,10 +109,14 @@ def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
     return _payload(means.rows, means.model, means.has, scheme)
 
 
-def for_members(groups: SiteGroups, results: Sequence[Payload]) -> Outcome:
-    """Return each group's result for each of its participants."""
-    pairs = zip(groups, results, strict=True)
-    return Outcome({site: result for group, result in pairs for site in group})
+def for_members(groups: SiteGroups, results: Sequence[Payload], sums: Sequence[Payload] = ()) -> Outcome:
+    """Return each group's result for each of its participants, and each group's sum of rows, if there are any."""
+    return Outcome(_by_site(groups, results), sums=_by_site(groups, sums) if sums else {})
+
+
+def _by_site(groups: SiteGroups, payloads: Sequence[Payload]) -> dict[str, Payload]:
+    pairs = zip(groups, payloads, strict=True)
+    return {site: payload for group, payload in pairs for site in group}
 
 
 def _payload_of(groups: Groups, index: int, scheme: str) -> Payload:

@@ -24,7 +24,7 @@ from protoseal_wire.cluster_assignment import broadcast
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.base import Attempt
-from secure_server.exchanges.cluster_assignment import result_of
+from secure_server.exchanges.cluster_assignment import result_of, with_last_clusters
 from secure_server.exchanges.group_results import GroupSum
 from secure_server.exchanges.masked_sums import MaskedSums
 from secure_server.exchanges.rotated_clusters import RotatedClusters
@@ -85,7 +85,12 @@ class MaskedClusters(MaskedSums):
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return the result of the one group."""
-        return [self._result(attempt, each) for each in sums]
+        results = [self._result(attempt, each) for each in sums]
+        return [with_last_clusters(self._agreement, attempt, each, self._limits) for each in results]
+
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (as the base class)
+        """Return the result, of whose clusters rounds whose sums have no prototypes make theirs."""
+        return results
 
     def _result(self, attempt: Attempt, found: GroupSum) -> Payload:
         clusters, model = self._parts(attempt, found)

@@ -42,7 +42,14 @@ from protoseal_wire.messages import (
 from secure_server.errors import BadPayload
 from secure_server.exchanges.base import Attempt, AttemptCache, GroupFailure, Outcome
 from secure_server.exchanges.fault_attribution import Released, suspicions
-from secure_server.exchanges.group_results import GroupSum, check_means, for_members, results_of
+from secure_server.exchanges.group_results import (
+    GroupSum,
+    check_means,
+    for_members,
+    results_of,
+    rows_of,
+    with_last_rows,
+)
 from secure_server.rounds.state import Quorum
 
 
@@ -96,9 +103,14 @@ class MaskedSums:
         """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have."""
         check_means(self._agreement, found)
 
-    def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:  # noqa: ARG002 (as above)
+    def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return each group's result."""
-        return results_of(self._agreement, sums, SCHEME)
+        repeated = [with_last_rows(self._agreement, attempt, each, self._limits) for each in sums]
+        return results_of(self._agreement, repeated, SCHEME)
+
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (as above)
+        """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
+        return [rows_of(self._agreement, each) for each in sums]
 
     # Quorums
 
@@ -254,7 +266,10 @@ class MaskedSums:
             except (MalformedError, VerificationError) as error:
                 failures.append(GroupFailure(group, str(error), self._suspicions(attempt, group, released)))
         results = self.results(attempt, list(sums.values())) if sums else []
-        return replace(for_members(tuple(sums), results), failures=tuple(failures))
+        last: Sequence[Payload] = ()
+        if self._agreement.repeats_rows(attempt.key.round):
+            last = self.repeatable(list(sums.values()), results)
+        return replace(for_members(tuple(sums), results, last), failures=tuple(failures))
 
     def _sum(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> GroupSum:
         survivors = attempt.among(group, Phase.VALUES)

@@ -18,6 +18,7 @@ from secure_server.exchanges.cluster_assignment import (
     assign_clusters,
     check_labels,
     result_of,
+    with_last_clusters,
 )
 from secure_server.exchanges.group_results import for_members
 from secure_server.exchanges.plain_sums import check_model, check_weight
@@ -52,7 +53,10 @@ class PlainClusters(SinglePhaseExchange):
             self._agreement, {site: LocalPrototypes(each.rows, each.labels) for site, each in local.items()}
         )
         total = self._sum(found, local)
-        return for_members(attempt.groups, [result_of(self._agreement, total, found.labels, model, SCHEME)])
+        result = result_of(self._agreement, total, found.labels, model, SCHEME)
+        result = with_last_clusters(self._agreement, attempt, result, self._limits)
+        repeated = [result] if self._agreement.repeats_rows(attempt.key.round) else ()
+        return for_members(attempt.groups, [result], repeated)
 
     def _sum(self, found: ClusterAssignment, local: dict[str, LocalClusters]) -> Contribution:
         weighted = self._agreement.clustering.weighted_centres

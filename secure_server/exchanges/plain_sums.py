@@ -12,7 +12,14 @@ from crypto.plain import SCHEME, only_array
 from crypto.protection import Payload
 from crypto.prototype_row_checks import NORM_SLACK
 from secure_server.exchanges.base import Attempt, Outcome
-from secure_server.exchanges.group_results import GroupSum, Vector, for_members, results_of
+from secure_server.exchanges.group_results import (
+    GroupSum,
+    Vector,
+    for_members,
+    results_of,
+    rows_of,
+    with_last_rows,
+)
 from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 
 
@@ -33,14 +40,18 @@ class PlainSums(SinglePhaseExchange):
     def outcome(self, attempt: Attempt) -> Outcome:
         """Return the result of its group for each participant."""
         sums = [self._sum(attempt, group) for group in attempt.groups]
-        return for_members(attempt.groups, results_of(self._agreement, sums, SCHEME))
+        results = results_of(self._agreement, sums, SCHEME)
+        if not self._agreement.repeats_rows(attempt.key.round):
+            return for_members(attempt.groups, results)
+        return for_members(attempt.groups, results, [rows_of(self._agreement, each) for each in sums])
 
     def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
         """Add vectors that are read one at a time."""
         total = np.zeros(self._agreement.layout.length)
         for site in group:
             total += only_array(self.payload(attempt, site), SCHEME)
-        return GroupSum(group_cohort(attempt.active, group, self._agreement), group, total)
+        added = GroupSum(group_cohort(attempt.active, group, self._agreement), group, total)
+        return with_last_rows(self._agreement, attempt, added, self._limits)
 
 
 def _check_rows(rows: Vector, holds: Bool, bound: float) -> None:

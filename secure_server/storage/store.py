@@ -39,7 +39,7 @@ _SCHEMA = (
         sha256 BLOB NOT NULL, content BLOB, received_at REAL NOT NULL,
         PRIMARY KEY (round, attempt, phase, site)
     ) STRICT""",
-    # Sites of one group share a result, which is stored once.
+    # Sites of one group share a result, which is stored once. A sum of rows is stored under the phase VALUES.
     """CREATE TABLE results (
         round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
         sha256 BLOB NOT NULL,
@@ -51,7 +51,8 @@ _SCHEMA = (
 _DELETE_RESULTS = """
     DELETE FROM results WHERE round < ? AND EXISTS (
         SELECT 1 FROM results AS newer
-        WHERE newer.site = results.site AND (newer.round, newer.attempt) > (results.round, results.attempt)
+        WHERE (newer.site, newer.phase) = (results.site, results.phase)
+        AND (newer.round, newer.attempt) > (results.round, results.attempt)
     )
 """
 
@@ -146,12 +147,13 @@ class Store(DatabaseOwner):
         upload: tuple[PhaseKey, str, bytes] | None = None,
         statement: tuple[str, bytes] | None = None,
         results: Mapping[str, bytes] | None = None,
+        sums: Mapping[str, bytes] | None = None,
     ) -> None:
         """Store ``state`` with its cause in one transaction, durable when this returns.
 
         ``upload`` is (key, site, content), ``statement`` (site, content); the same content again is harmless, other
         content is a :class:`Conflict` and changes nothing. ``results`` (site → content) are those of
-        ``state.result_key``.
+        ``state.result_key``, ``sums`` those over the values of the same attempt.
         """
         with self._transaction():
             if upload is not None:
@@ -160,12 +162,14 @@ class Store(DatabaseOwner):
                 self._put_statement(*statement)
             for site, content in (results or {}).items():
                 self._put_result(state.result_key, site, content)
+            for site, content in (sums or {}).items():
+                self._put_result(state.key(Phase.VALUES), site, content)
             self._put_state(state)
 
     def prune(self, before_round: int) -> None:
         """Delete the data of rounds before ``before_round``, except the set-up.
 
-        This deletes results, except each site's latest, which the site may not have fetched. Unless the store records,
+        This deletes results and sums, except each site's latest, which later rounds may need. Unless the store records,
         this deletes contents of uploads too.
         """
         with self._transaction():
@@ -207,16 +211,24 @@ class Store(DatabaseOwner):
 
     def latest_result(self, sites: Iterable[str], before_round: int) -> ResultReference | None:
         """Return the last result that any of ``sites`` was given before a round; None before the first."""
+        return self._latest(Phase.RESULT, sites, before_round)
+
+    def latest_sum(self, sites: Iterable[str], before_round: int) -> bytes | None:
+        """Return the last sum over a group with any of ``sites`` before a round; None before the first."""
+        latest = self._latest(Phase.VALUES, sites, before_round)
+        return None if latest is None else self.content(latest.sha256)
+
+    def _latest(self, phase: Phase, sites: Iterable[str], before_round: int) -> ResultReference | None:
         row = self._db.execute(
-            "SELECT round, attempt, phase, sha256 FROM results "
-            "WHERE round < ? AND site IN (SELECT value FROM json_each(?)) "
-            "ORDER BY round DESC, attempt DESC, phase DESC, sha256 DESC LIMIT 1",
-            (before_round, json.dumps(list(sites))),
+            "SELECT round, attempt, sha256 FROM results "
+            "WHERE phase = ? AND round < ? AND site IN (SELECT value FROM json_each(?)) "
+            "ORDER BY round DESC, attempt DESC, sha256 DESC LIMIT 1",
+            (int(phase), before_round, json.dumps(list(sites))),
         ).fetchone()
         if row is None:
             return None
-        round_, attempt, phase, digest = row
-        return ResultReference(PhaseKey(self._run, round_, attempt, Phase(phase)), digest)
+        round_, attempt, digest = row
+        return ResultReference(PhaseKey(self._run, round_, attempt, phase), digest)
 
     def statements(self) -> dict[str, bytes]:
         """Return each joined site's signed statement."""

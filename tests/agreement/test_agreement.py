@@ -30,12 +30,44 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "a45be6fff2bb99c0485058b7dfc22c6fc09e06d31dd582fe089d8c8ae336e64e"
+KNOWN_HASH = "d98f0b3376187e4921872fe634228ce77fa14f3309f28c1fcc3249ab8e4132ba"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
     wanted = {"clip": 1.0, "noise_multiplier": 6.0, "epsilon": 3.0}
     assert "privacy.epsilon" in problem(tmp_path, privacy=wanted)
+
+
+def test_rounds_whose_sums_have_prototypes() -> None:
+    base = small_agreement(rounds=7).model_copy(update={"method": Method.FEDDBP})
+    noise = PrivacySection(clip=1.0, noise_multiplier=6.0, release_every=3)
+    frozen = base.training.model_copy(update={"frozen_extractor": True})
+    cases = {
+        (1, 2, 3, 4, 5, 6, 7): base,
+        (1, 4, 7): base.model_copy(update={"privacy": noise}),
+        (1,): base.model_copy(update={"training": frozen}),
+    }
+    for rounds, agreed in cases.items():
+        assert tuple(number for number in range(1, 8) if agreed.sums_rows(number)) == rounds
+        assert [n for n in range(8) if agreed.repeats_rows(n)] == ([] if len(rounds) == 7 else list(rounds))
+    # PFPL's combinations are no sums.
+    assert small_agreement(rounds=7).model_copy(update={"training": frozen}).row_period == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"method": "fedplcc", "averaging": {"parameters": 1}}, "averages models with their classifiers"),
+        ({"method": "feddbp"}, "decision = false"),
+        ({"privacy": {"clip": 1.0, "noise_multiplier": 6.0}}, r"\[privacy\]"),
+    ],
+)
+def test_a_frozen_extractor_is_refused_where_more_has_to_train(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    table = {"protection": "plain", **changes, "training": {"model": "small-cnn", "frozen_extractor": True}}
+    with pytest.raises(ConfigError, match=f"frozen_extractor.*{named}|{named}.*frozen_extractor"):
+        load_agreement(write(tmp_path / "agreement.toml", AGREEMENT | table))
 
 
 @pytest.mark.parametrize(

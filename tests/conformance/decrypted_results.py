@@ -31,11 +31,17 @@ def means_in(agreement: Agreement, site: LocalSite, payload: Payload) -> Means:
 
 
 def clusters_in(agreement: Agreement, site: LocalSite, payload: Payload) -> tuple[GlobalClusters, Float]:
-    """Clusters and the mean model."""
+    """Clusters and the mean model; of two sums the first has the clusters, the second the model."""
     labels = whole_numbers(payload.arrays[0], len(agreement.classes))
-    sums = EncryptedClusterSum(agreement, len(labels))
-    summing = SummingSite(site.session._setup.ckks_key(), sums.form)
-    return sums.means(summing.unprotect(replace(payload, arrays=()), agreement.max_sites), labels)
+    ends, key = len(EncryptedClusterSum(agreement, len(labels)).form.answers), site.session._setup.ckks_key()
+
+    def opened(blobs: tuple[bytes, ...], count: int) -> tuple[GlobalClusters, Float]:
+        sums = EncryptedClusterSum(agreement, count)
+        one = replace(payload, arrays=(), blobs=blobs)
+        return sums.means(SummingSite(key, sums.form).unprotect(one, agreement.max_sites), labels[:count])
+
+    clusters, mean = opened(payload.blobs[:ends], len(labels))
+    return clusters, opened(payload.blobs[ends:], 0)[1] if len(payload.blobs) > ends else mean
 
 
 def sum_errors(agreement: Agreement, sites: int) -> Float:

@@ -87,10 +87,11 @@ class SiteTruth:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """One run of one configuration, ``config`` with one ``seed``.
+    """One run of one configuration, ``config`` with one ``seed``, up to the last round that sends prototypes.
 
-    ``epsilon`` is the ε that the sites spent, None without noise. ``downloads`` maps a site to the results that it
-    received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its secrets away.
+    ``epsilon`` is the ε that the sites spent in the whole run, None without noise. ``downloads`` maps a site to the
+    results that it received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its
+    secrets away.
     """
 
     config: SimulationConfig
@@ -157,9 +158,14 @@ def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> Recorded
     ends: list[RecordedRun] = []
     downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
 
+    # Later rounds repeat prototypes and send none, so that an attack on their messages would prove nothing.
+    last = max(number for number in range(1, agreement.rounds + 1) if agreement.sums_rows(number))
+
     def keep(federation: LocalFederation, number: int) -> None:
-        if number == agreement.rounds:
+        if number == last:
             ends.append(_end_of(federation, scene, downloads))
+        if number == agreement.rounds:
+            ends.append(replace(ends[-1], epsilon=_spent(federation)))
 
     with LocalFederation(
         agreement,
@@ -179,20 +185,24 @@ def _end_of(
     federation: LocalFederation, scene: Scene, downloads: Mapping[str, list[tuple[PhaseKey, bytes]]]
 ) -> RecordedRun:
     agreement = federation.agreement
-    spent = [site.trainee.spent for site in federation.sites]
     return RecordedRun(
         config=scene.config,
         seed=scene.seed,
         agreement=agreement,
-        epsilon=max((each.epsilon for each in spent if each is not None), default=None),
+        epsilon=_spent(federation),
         sites={site.name: _truth_of(site, scene, agreement) for site in federation.sites},
         received=list(federation.store.received()),
-        downloads=downloads,
+        downloads={name: list(each) for name, each in downloads.items()},
         setups={
             site.name: _secrets_of(site, party, agreement)
             for site, party in zip(federation.sites, federation.parties, strict=True)
         },
     )
+
+
+def _spent(federation: LocalFederation) -> float | None:
+    spent = [site.trainee.spent for site in federation.sites]
+    return max((each.epsilon for each in spent if each is not None), default=None)
 
 
 def _secrets_of(site: LocalSite, party: Any, agreement: Agreement) -> GroupSecrets:

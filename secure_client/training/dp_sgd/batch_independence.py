@@ -68,8 +68,8 @@ def check_alone(model: PrototypeModel, inputs: Tensor) -> None:
     joined = [torch.cat(each) for each in zip(*apart, strict=True)]
     if not all(map(near, before, joined)) or not all(map(near, before, outputs(tried, batch))):
         raise ModelError(
-            "[privacy]: the model's output for a record depends on other records of the batch or on earlier "
-            "computations; compute each record by itself, as nn.GroupNorm and nn.LayerNorm do"
+            "the model's output for a record depends on other records of the batch or on earlier computations, which"
+            " [privacy] and frozen_extractor forbid; compute each record by itself, as nn.GroupNorm and nn.LayerNorm do"
         )
 
 

@@ -47,10 +47,15 @@ def simulated(config: Path, protection: str, *options: str) -> Path:
     return out
 
 
+FROZEN = ("--set", "training.frozen_extractor=true", "--set", "training.norm=group")
+"""The second round repeats the first one's sum."""
+
+
+@pytest.mark.parametrize("options", [(), FROZEN])
 def test_a_builtin_protection_of_an_existing_exchange_needs_its_row_alone(
-    pads: Protection, config: Path
+    pads: Protection, config: Path, options: tuple[str, ...]
 ) -> None:
-    runs = [simulated(config, name, "--method", "fedproto") for name in (pads.name, "plain")]
+    runs = [simulated(config, name, "--method", "fedproto", *options) for name in (pads.name, "plain")]
     result = read_result(runs[0])
     assert pads.built_in
     assert (result.protection, len(result.rounds)) == (pads.name, 2)

@@ -124,8 +124,8 @@ def test_numbers_of_the_largest_site_have_room_in_every_sum() -> None:
 
 def test_every_site_states_every_class() -> None:
     held = np.array([True, False, False])
-    assert stated_classes(AGREED, held).all()
-    assert stated_classes(grouped_agreement(), held).tolist() == held.tolist()
+    assert stated_classes(AGREED, 1, held).all()
+    assert stated_classes(grouped_agreement(), 1, held).tolist() == held.tolist()
 
 
 def test_shared_noise_that_overflows_the_ring_is_refused() -> None:

@@ -287,7 +287,7 @@ def test_each_class_has_a_share_of_the_noise_whether_it_has_records_or_not() -> 
 def _exact_classes(patch: pytest.MonkeyPatch) -> None:
     """State the exact classes to a coordinator that does not refuse them."""
     patch.setattr(Trainee, "held_classes", lambda self: self._learner.counts > 0)
-    patch.setattr("secure_client.session.stated_classes", lambda agreement, held: held)
+    patch.setattr("secure_client.session.stated_classes", lambda agreement, number, held: held)
     patch.setattr(AnswerCheck, "_check_presence", lambda *_: None)
 
 

@@ -24,7 +24,7 @@ from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, build_trainee, check_private
+from secure_client.site_model.learner_factory import build_learner, build_trainee, check_frozen
 from secure_client.training.learner import Learner
 from tests.support.small import small_agreement, small_data
 
@@ -198,8 +198,8 @@ class ClassifierAsMethod(PrototypeModel):
 
 def test_a_frozen_extractor_needs_a_classifier_that_is_a_module() -> None:
     with pytest.raises(ModelError, match=r"model\.classifier an nn\.Module"):
-        check_private(agreement(), ClassifierAsMethod())
-    check_private(agreement(extractor=Extractor.TRAINED), ClassifierAsMethod())
+        check_frozen(agreement(), ClassifierAsMethod())
+    check_frozen(agreement(extractor=Extractor.TRAINED), ClassifierAsMethod())
 
 
 def test_after_a_refused_release_nothing_is_there_to_send(

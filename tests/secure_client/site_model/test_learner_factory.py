@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from agreement import Agreement, Optimiser
 from algorithms.fedpc.objective import Objective as FedpcObjective
@@ -51,6 +52,43 @@ def with_norm(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 def without_layers(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     """Return a model with nothing before the classifier."""
     return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(dim)), nn.Linear(dim, num_classes)
+
+
+class _WithoutGradients(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(inputs)
+
+
+def frozen(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return a model whose backbone does not train."""
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.ReLU()).requires_grad_(requires_grad=False)
+    return backbone, nn.Linear(dim, num_classes)
+
+
+def without_gradients(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return a model whose backbone has parameters that no gradient reaches."""
+    return nn.Sequential(nn.Flatten(), _WithoutGradients(64, dim), nn.ReLU()), nn.Linear(dim, num_classes)
+
+
+@pytest.mark.parametrize("protection", ["masked", "ckks"])
+@pytest.mark.parametrize("model", ["frozen", "without_gradients"])
+def test_a_hidden_sum_in_each_round_refuses_features_that_cannot_change(protection: str, model: str) -> None:
+    training = TABLE["training"] | {"model": f"{OWN}:{model}"}
+    with pytest.raises(ModelError, match="frozen_extractor"):
+        build(agreement(protection=protection, training=training))
+    for changes in (
+        {"protection": "plain"},
+        {"rounds": 1},
+        {"training": training | {"frozen_extractor": True}},
+    ):
+        build(agreement(**{"protection": protection, "training": training, **changes}))
+
+
+def test_a_frozen_extractor_refuses_batch_normalisation() -> None:
+    training = TABLE["training"] | {"model": f"{OWN}:with_norm", "frozen_extractor": True}
+    with pytest.raises(ModelError, match="batch normalisation"):
+        build(agreement(training=training, averaging={"parameters": 64 * 8 + 8 + 16, "buffers": 16}))
 
 
 def test_the_objective_is_the_methods() -> None:

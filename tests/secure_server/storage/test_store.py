@@ -7,6 +7,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,22 @@ class TestResults:
         assert store.latest_result(("cid",), 3) is None
         assert store.latest_result((), 3) is None
         assert store.content(b"0" * 32) is None
+
+    def test_a_sum_stays_beside_newer_results_until_there_is_a_newer_sum(self, store: Store) -> None:
+        state = State("r1", Stage.RESULT, 0.0, round=1, attempt=1)
+        store.save(state, results={"ada": b"one", "bea": b"one"}, sums=dict.fromkeys(("ada", "bea"), b"sum"))
+        for number in (2, 3):
+            self.give(store, number, {"ada": b"two", "bea": b"two"})
+            store.prune(number + 1)
+        assert store.latest_sum(("bea",), 1) is None
+        assert store.latest_sum(("bea", "cid"), 4) == b"sum"
+        assert store.latest_sum(("cid",), 4) is None
+        latest = store.latest_result(SITES, 4)
+        assert latest is not None
+        assert latest.key.round == 3
+        store.save(replace(state, round=4), results={"ada": b"four"}, sums={"ada": b"newer"})
+        store.prune(5)
+        assert store.latest_sum(("ada", "bea"), 5) == b"newer"
 
 
 class TestOpening:

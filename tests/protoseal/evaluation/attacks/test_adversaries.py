@@ -10,7 +10,7 @@ import pytest
 
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
 from protoseal.evaluation.attacks.recorded_run import RecordedRun
-from tests.protoseal.evaluation.attacks.recorded import recorded, recorded_in_groups
+from tests.protoseal.evaluation.attacks.recorded import record_anew, recorded, recorded_in_groups
 
 VICTIM = "site-2"
 EXACT, NEAR, USELESS = "exact", "near", "useless"
@@ -78,3 +78,11 @@ def test_all_other_sites_solve_for_the_victims_prototypes(protection: str) -> No
     run = recorded("pfpl", protection)
     (learned,) = readings(run, PEERS, VICTIM)
     np.testing.assert_allclose(learned.rows, run.sites[VICTIM].rows[learned.labels], rtol=0, atol=1e-3)
+
+
+def test_rounds_that_send_no_prototypes_are_not_what_is_attacked() -> None:
+    """The second of two rounds of frozen features sends zeros, on which every attack would fail."""
+    frozen = {"frozen_extractor": True, "norm": "group"}
+    run = record_anew("fedproto", "plain", rounds=2, training=frozen)
+    assert run.result(VICTIM)[0].round == 1
+    check_nearness(run, {COORDINATOR: EXACT})

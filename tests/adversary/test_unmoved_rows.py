@@ -1,0 +1,123 @@
+"""A coordinator that subtracts the sums of two rounds in which the sites' rows are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agreement import Agreement, AveragingSection, Extractor, FeddbpSection, Method, PrivacySection
+from secure_client.errors import Violation
+from tests.adversary.conftest import OpenMasked
+from tests.adversary.masked_play import MaskedPlay, Vector
+from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.small import short_training
+
+A, B, C, D = EVERYONE
+WITHOUT_C = (A, B, D)
+FROZEN = short_training("tests.support.grouped:build", frozen_extractor=True)
+ONE_BRANCH = FeddbpSection(decision=False)
+ONE_RELEASE = PrivacySection(
+    clip=3.0, noise_multiplier=0.2, min_count=1.0, release_every=3, extractor=Extractor.TRAINED
+)
+
+
+def feddbp(**changes: Any) -> Agreement:
+    return grouped_agreement(
+        method=Method.FEDDBP, feddbp=ONE_BRANCH, averaging=AveragingSection(), rounds=5, **changes
+    )
+
+
+CASES: dict[str, Callable[[], Agreement]] = {
+    "fedpc, frozen": lambda: grouped_agreement(training=FROZEN, rounds=5),
+    "feddbp, frozen": lambda: feddbp(training=FROZEN),
+    "fedpc, one release": lambda: grouped_agreement(privacy=ONE_RELEASE, rounds=5),
+    "feddbp, one release": lambda: feddbp(privacy=ONE_RELEASE),
+}
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+def rows_in_sum(play: MaskedPlay, number: int, survivors: tuple[str, ...], attempt: int = 1) -> Vector:
+    """Open a round's sum over the survivors as an honest coordinator does, and return its rows (K·d,)."""
+    begun = play.attempt(*EVERYONE, round_number=number, attempt=attempt)
+    opened = begun.carried_out(survivors)
+    result = play.result_of(opened, begun, survivors)
+    for name in EVERYONE:
+        play.give_result(name, result, round_number=number, attempt=attempt)
+    return opened[: play.agreement.layout.prototypes]
+
+
+def own_rows(play: MaskedPlay, name: str, number: int) -> Vector:
+    rows, counts = play.site(name).trainee.trained(number)
+    return np.where((counts > 0)[:, None], rows, 0.0).ravel()
+
+
+@each_case
+def test_two_sums_of_unmoved_rows_differ_by_a_row_where_each_round_has_rows(
+    open_masked: OpenMasked, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The double: every round's sum has rows."""
+    monkeypatch.setattr(Agreement, "sums_rows", lambda *_: True)
+    play = open_masked(CASES[case](), {})
+    play.set_up(*EVERYONE)
+    first, second = rows_in_sum(play, 1, EVERYONE), rows_in_sum(play, 2, WITHOUT_C)
+    secret = own_rows(play, C, 1)
+    # Class 2, which only three sites hold, is in both sums: C is not one of its holders.
+    assert np.abs(secret).max() > 0.1
+    np.testing.assert_allclose(first - second, secret, atol=1e-6)
+
+
+@each_case
+def test_rounds_with_the_same_rows_have_one_sum_of_them(open_masked: OpenMasked, case: str) -> None:
+    """No later sum has any row, also not of a site that was killed in between or that missed the first sum."""
+    play = open_masked(CASES[case](), {})
+    play.set_up(*EVERYONE)
+    first = rows_in_sum(play, 1, WITHOUT_C)
+    expected = np.sum([own_rows(play, name, 1) for name in WITHOUT_C], axis=0)
+    np.testing.assert_allclose(first, expected, atol=1e-6)
+    for number, survivors in ((2, EVERYONE), (3, WITHOUT_C)):
+        play.restart(C)
+        # No component of a row is negative (FedPC), and no site's could cancel another's by chance.
+        assert not rows_in_sum(play, number, survivors).any()
+
+
+@each_case
+def test_a_site_that_was_killed_between_its_shares_and_the_result_sends_no_rows_again(
+    open_masked: OpenMasked, case: str
+) -> None:
+    """The coordinator opens the sum and says that the round was abandoned."""
+    play = open_masked(CASES[case](), {})
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    assert begun.carried_out(EVERYONE).any()
+    for name in EVERYONE:
+        play.restart(name)
+    with pytest.raises(Violation):
+        play.attempt(C, round_number=1, attempt=2)
+    later = play.attempt(*EVERYONE, round_number=2)
+    assert not later.cohort.holds.any()
+    opened = later.carried_out(WITHOUT_C)
+    assert not opened[: play.agreement.layout.prototypes].any()
+
+
+def test_a_first_sum_that_did_not_open_may_be_asked_for_again_in_its_round_alone(
+    open_masked: OpenMasked,
+) -> None:
+    play = open_masked(CASES["feddbp, frozen"](), {})
+    play.set_up(*EVERYONE)
+    unopened = play.attempt(*EVERYONE)
+    unopened.share(*EVERYONE)
+    unopened.mask(*EVERYONE)
+    assert rows_in_sum(play, 1, EVERYONE, attempt=2).any()
+    assert not rows_in_sum(play, 2, EVERYONE).any()
+
+
+def test_the_next_release_has_a_sum_of_its_own(open_masked: OpenMasked) -> None:
+    """Round 4 begins the second period; what the first and second sum differ by is noise over all sites."""
+    play = open_masked(CASES["feddbp, one release"](), {})
+    play.set_up(*EVERYONE)
+    rows = {number: rows_in_sum(play, number, EVERYONE) for number in range(1, 6)}
+    assert [number for number, each in rows.items() if each.any()] == [1, 4]
+    assert np.abs(rows[4] - rows[1]).max() > 1e-3

@@ -1,0 +1,91 @@
+"""Frozen features: one sum serves the run, and every round's result has what the papers' equations give for its rows.
+
+The equations take each site's rows of the round. These never change, so that the first round's sum serves every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+
+from agreement import PROTECTIONS, AveragingSection, FeddbpSection, Method, Protection
+from protoseal_wire.messages import Phase
+from secure_client.models.prototype_model import SplitModel
+from secure_client.training.averaged_parameters import Averaged
+from tests.conformance import private_runs, sum_equations
+from tests.conformance.dropout_schedule import EVERYONE, LOST
+from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped, two_kinds
+from tests.conformance.runs import data_for
+from tests.conformance.stepped_federation import Loss
+from tests.support.marks import full_but
+from tests.support.small import short_training
+
+ROUNDS, DIM = 3, 12
+METHODS = (Method.FEDPC, Method.FEDDBP, Method.FEDPROTO)
+LOSSES = tuple(Loss(site, 1, Phase.PRESENCE) for site in LOST)
+"""Two of nine sites miss the sum that serves the run, and are back in the round after."""
+ONE_BRANCH = FeddbpSection(own=0.75, top_channels=5, decision=False)
+
+Transcripts = Callable[[Method, Protection, tuple[Loss, ...]], Transcript]
+each_method = pytest.mark.parametrize("method", full_but(METHODS, Method.FEDPC, Method.FEDDBP))
+each_protection = pytest.mark.parametrize("protection", PROTECTIONS.values())
+
+
+@pytest.fixture(scope="module")
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
+    """Every run is made once."""
+
+    @cache
+    def transcript(method: Method, protection: Protection, losses: tuple[Loss, ...] = ()) -> Transcript:
+        holds = two_kinds()
+        model = SplitModel(*private_runs.build(holds.shape[1], DIM))
+        parameters, buffers = Averaged(model, method.traits.averaged).sizes
+        agreement = grouped_agreement(
+            protection, method=method, classes=holds.shape[1], dim=DIM, rounds=ROUNDS, feddbp=ONE_BRANCH
+        )
+        agreement = agreement.model_validate(
+            {
+                **dict(agreement),
+                "averaging": AveragingSection(parameters=parameters, buffers=buffers),
+                "training": short_training(
+                    "tests.conformance.private_runs:build", batch_size=6, lr=0.05, frozen_extractor=True
+                ),
+            }
+        )
+        return run_grouped(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"), losses)
+
+    return transcript
+
+
+@each_protection
+@each_method
+def test_every_round_is_the_equations_on_rows_that_were_summed_once(
+    transcripts: Transcripts, method: Method, protection: Protection
+) -> None:
+    transcript = transcripts(method, protection, ())
+    for number in range(1, ROUNDS + 1):
+        assert sum_equations.contributors(transcript, number) == EVERYONE
+        assert sum_equations.excess(transcript, number) <= 1.0
+    assert all(got.has.any() for got in transcript.got.values())
+
+
+@each_protection
+@pytest.mark.parametrize("method", full_but(METHODS, Method.FEDPC))
+def test_a_site_that_missed_the_sum_gets_its_rows_and_adds_none(
+    transcripts: Transcripts, method: Method, protection: Protection
+) -> None:
+    transcript = transcripts(method, protection, LOSSES)
+    assert transcript.summary() == [(number, 1, False) for number in range(1, ROUNDS + 1)]
+    assert set(sum_equations.contributors(transcript, 1)) == set(EVERYONE) - set(LOST)
+    assert sum_equations.excess(transcript, 1) <= 1.0
+    for group in transcript.groups:
+        first = transcript.got[1, next(site for site in group if site not in LOST)]
+        assert first.has.any()
+        for number in (2, 3):
+            for got in (transcript.got[number, site] for site in group):
+                np.testing.assert_array_equal(got.has, first.has)
+                # Leaders under ckks encrypt their groups' means again.
+                np.testing.assert_allclose(got.rows, first.rows, atol=1e-5)
