@@ -21,6 +21,7 @@ from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import Group, MaskedSum
+from secure_client.protocol.sent_values import Answer, encode_answer
 from secure_server.exchanges.base import Attempt
 from secure_server.exchanges.masked_sums import MaskedSums
 from tests.crypto.masked_group import credentials, member, names, sha256
@@ -47,6 +48,7 @@ class Site:
         )
         party: Any = SimpleNamespace(name=name, credentials=credentials(name))
         setup: Any = SimpleNamespace(roster=lambda: ROSTER)
+        self._agreement = agreement
         self._masks = MaskedSum(agreement, party, setup, self.journal)
 
     def state(self, key: PhaseKey) -> PresenceStatement:
@@ -57,6 +59,7 @@ class Site:
 
     def answer(self, key: PhaseKey, group: Group, request: bytes, vector: np.ndarray) -> bytes:
         """Answer one step."""
+        answer: Answer
         match key.phase:
             case Phase.SHARES:
                 answer = self._masks.shares(key, group)
@@ -66,8 +69,9 @@ class Site:
                 answer = self._masks.survivors(key, group, request)
             case _:
                 answer = self._masks.unmask(key, group, request)
-        self.journal.record(key, request, answer)
-        return answer
+        content = encode_answer(self._agreement, key, answer)
+        self.journal.record(key, request, content)
+        return content
 
 
 @pytest.fixture
