@@ -218,6 +218,14 @@ def test_all_addresses_get_one_port_and_a_second_listener_is_refused(listen: str
             each.close()
 
 
+def test_accepted_connection_sends_small_packets_at_once() -> None:
+    (listening,) = bound_sockets("127.0.0.1:0")
+    with listening:
+        listening.listen()
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @contextmanager
 def _alone(port: int, federation: Federation, who: Credentials) -> Iterator[CoordinatorStub]:
     """Yield a stub with a connection of its own."""
