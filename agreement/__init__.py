@@ -21,6 +21,7 @@ from agreement.sections.methods import (
     PfplSection,
 )
 from agreement.sections.privacy import DpSgdSection, Extractor, Noise, PrivacySection
+from agreement.sections.timing import TimingSection
 from agreement.sections.training import Norm, Optimiser, PreprocessingSection, TrainingSection
 from agreement.sums.layout import Layout
 from agreement.toml_loading import ConfigError, Section
@@ -60,6 +61,7 @@ __all__ = [
     "Protection",
     "Section",
     "SumHalves",
+    "TimingSection",
     "TrainingSection",
     "Traits",
     "load_agreement",

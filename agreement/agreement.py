@@ -25,6 +25,7 @@ from agreement.sections.built_in_models import BUILT_IN_MODELS
 from agreement.sections.clustering import Clustering
 from agreement.sections.methods import FedplccSection
 from agreement.sections.privacy import first_of_period
+from agreement.sections.timing import TimingSection
 from agreement.sums.layout import Layout
 from agreement.sums.noisy_sum import NoisySum
 from agreement.toml_loading import Section, read_toml, source_of, validate
@@ -80,6 +81,8 @@ class Agreement(RunSettings):
     """Fewest sites that may take part in a round."""
     max_sites: Annotated[int, Field(ge=2, le=MOST_SITES)] = USUAL_SITES
     """Most sites that a run may have; sums have room for as many terms."""
+    timing: TimingSection = TimingSection()
+    """Delays of a site's answers."""
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
     """Settings of extensions."""
     distributions: Annotated[dict[str, str], Field(validate_default=True)] = Field(default_factory=dict)
@@ -184,6 +187,11 @@ class Agreement(RunSettings):
     def plan(self) -> RoundPlan:
         """Return the rounds of the agreed method under the agreed protection; ``ValueError`` for a control alone."""
         return plan_for(self.method, self.protection)
+
+    @property
+    def delays_answers(self) -> bool:
+        """True if a site's answers leave at fixed delays; under `plain` the coordinator has all values anyway."""
+        return self.protection is not Protection.PLAIN and not self.timing.answers_show_duration
 
     @property
     def feature_dim(self) -> int:
@@ -333,10 +341,11 @@ class Agreement(RunSettings):
     @property
     def summary(self) -> str:
         """Return the settings that a party needs to know first."""
+        delays = ", answers show how long they took" if self.timing.answers_show_duration else ""
         extensions = "".join(f", {name} of {found}" for name, found in self.distributions.items())
         return (
             f"{self.method} under {self.protection}, {self.rounds} rounds,"
-            f" min_holders {self.min_holders}, min_sites {self.min_sites}{extensions}"
+            f" min_holders {self.min_holders}, min_sites {self.min_sites}{delays}{extensions}"
         )
 
     def settings_of(self, used: Extension) -> Section:

@@ -30,6 +30,7 @@ from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.privacy.rollback_record import record_beside
+from secure_client.protocol.answer_delays import AnswerDelays
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party, open_journal
@@ -170,8 +171,15 @@ def _run(
         transport = stack.enter_context(open_transport(config, party))
         peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None
         book = _LogBook(config, data, transport, journal, on_round)
-        session = Session(agreement, party, trainee, journal, on_round=book.add, peers=peers, exact=exact)
-        outcome = _outcome(config, session, transport, journal)
+        delays = AnswerDelays(journal, agreement, trainee.evaluate)
+        session = Session(
+            *(agreement, party, trainee, journal),
+            on_round=book.add,
+            on_answer=delays.keep,
+            peers=peers,
+            exact=exact,
+        )
+        outcome = _outcome(config, journal, session, lambda: take_part(session, transport, delays.held))
     # The journal records completion before any write that may fail: a site that is restarted after a failed write must
     # not join again, since the coordinator would see it.
     if is_complete(outcome, agreement.rounds, trained=trainee.has_trained):
@@ -192,7 +200,7 @@ def _warn_of_settings(agreement: Agreement, log: SiteLog) -> None:
 
 
 def _outcome(
-    config: SiteConfig, session: Session, transport: GrpcTransport, journal: Journal
+    config: SiteConfig, journal: Journal, session: Session, take_part_now: Callable[[], Finished | Stopped]
 ) -> Finished | Stopped:
     """Take part until the run ends. A site that has the last round's result contacts no coordinator."""
     rounds, last = config.agreement.rounds, rounds_received(journal)
@@ -200,7 +208,7 @@ def _outcome(
         session.finish()
         return Finished(rounds)
     try:
-        return take_part(session, transport)
+        return take_part_now()
     except Unreachable as error:
         raise Unreachable(
             f"{error}; this site has the results of {last} of {rounds} rounds. Start the site again once the "

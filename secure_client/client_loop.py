@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from protoseal_wire.messages import Finished, JoinReply, JoinRequest, PhaseKey, Stopped, Task, Work
@@ -12,6 +14,13 @@ from secure_client.session import Session
 
 _log = logging.getLogger("protoseal.site")
 _SHORTEST_TURN_SECONDS = 0.05
+Held = Callable[[PhaseKey], AbstractContextManager[object]]
+"""Context in which a request is answered: its end is the time at which the answer may leave."""
+
+
+def at_once(_: PhaseKey) -> AbstractContextManager[object]:
+    """Let an answer leave as soon as it is ready, as in a simulation."""
+    return nullcontext()
 
 
 class Transport(Protocol):
@@ -38,8 +47,8 @@ class Transport(Protocol):
         ...
 
 
-def take_part(session: Session, transport: Transport) -> Finished | Stopped:
-    """Join, then work until the run ends.
+def take_part(session: Session, transport: Transport, held: Held = at_once) -> Finished | Stopped:
+    """Join, then work until the run ends. Each request is answered within ``held``.
 
     A site that cannot continue tells the coordinator that it leaves, so that the coordinator does not wait, and raises
     the error: a :class:`secure_client.errors.Violation`, a refusal, an exhausted budget, or an error of the site's own
@@ -52,7 +61,7 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
     try:
         session.take_welcome(reply)
         _log.info("joined as %s", session.site)
-        return _work(session, transport)
+        return _work(session, transport, held)
     except Unreachable:
         raise
     except Exception as error:
@@ -62,17 +71,17 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
         raise
 
 
-def _work(session: Session, transport: Transport) -> Finished | Stopped:
+def _work(session: Session, transport: Transport, held: Held) -> Finished | Stopped:
     while True:
         start = time.monotonic()
-        task = step(session, transport)
+        task = step(session, transport, held)
         if isinstance(task, Finished | Stopped):
             return task
         # The coordinator holds a poll open. The pause bounds the rate of polls if the coordinator does not.
         time.sleep(max(0.0, _SHORTEST_TURN_SECONDS - (time.monotonic() - start)))
 
 
-def step(session: Session, transport: Transport) -> Task:
+def step(session: Session, transport: Transport, held: Held = at_once) -> Task:
     """Fetch one task; if the task is work, do the work and upload the answer."""
     task = transport.next_task()
     if isinstance(task, Finished):
@@ -82,7 +91,10 @@ def step(session: Session, transport: Transport) -> Task:
     if isinstance(task, Work):
         session.check_size(task)
         try:
-            transport.upload(task.key, session.answer(task.key, transport.download(task)))
+            request = transport.download(task)
+            with held(task.key):
+                answer = session.answer(task.key, request)
+            transport.upload(task.key, answer)
             _log.debug("uploaded %s of round %d", task.key.phase.name, task.key.round)
         except PhaseOver as error:
             _log.warning(

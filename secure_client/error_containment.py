@@ -5,8 +5,8 @@ whether a hidden value (a value encrypted under ``ckks``, or a record's) is beyo
 Therefore every computation on data, a model or a decryption that can fail has a fallback result, with which the session
 continues.
 
-Limits: the coordinator still sees the time that a site takes, and the disappearance of a process that the operating
-system kills, for lack of memory for example.
+When an answer leaves is the matter of :mod:`secure_client.protocol.answer_delays`. Limit: the coordinator sees the
+disappearance of a process that the operating system kills, for lack of memory for example.
 """
 
 from __future__ import annotations

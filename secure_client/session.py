@@ -7,8 +7,9 @@ the effect of a result; see :mod:`secure_client.protocol.phase_order`, :mod:`sec
 the agreed protection made them (:mod:`secure_client.protocol.sent_values`).
 
 No answer depends on a decryption (Li and Micciancio, eprint 2020/1533): the acknowledgement of RESULT has the same
-bytes for every outcome, and values are protected afresh in each attempt. Neither a decryption nor an error of data,
-model or training ends the session: docs/explanation/session-ends.md lists the reasons that do.
+bytes for every outcome, and values are protected afresh in each attempt. The caller decides when an answer leaves
+(:mod:`secure_client.protocol.answer_delays`). Neither a decryption nor an error of data, model or training ends the
+session: docs/explanation/session-ends.md lists the reasons that do.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Session:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_round: Callable[[SiteRound], None] = lambda record: None,
+        on_answer: Callable[[PhaseKey], None] = lambda key: None,
         tests_in: Callable[[int], bool] = lambda round_number: True,
         peers: AnchorRecord | None = None,
         exact: ExactReleases | None = None,
@@ -73,7 +75,7 @@ class Session:
         without noise.
 
         ``on_round`` is called before the outcome is durable, and therefore again if the site was killed just
-        afterwards.
+        afterwards. ``on_answer`` is called in the transaction that stores an answer.
         """
         self._agreement, self._trainee, self._journal = agreement, trainee, journal
         self._exact = exact
@@ -87,7 +89,7 @@ class Session:
         )
         self._given = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
-        self._on_round, self._tests_in = on_round, tests_in
+        self._on_round, self._on_answer, self._tests_in = on_round, on_answer, tests_in
         self._seconds = {"train": 0.0, "protect": 0.0}
 
     @property
@@ -132,6 +134,7 @@ class Session:
             if key.phase is Phase.RESULT:
                 self._report(key)
             self._journal.record(key, request, answer)
+            self._on_answer(key)
         return answer
 
     def end(self) -> None:

@@ -80,6 +80,24 @@ class CoordinatorConfig(PartyFile):
         self.agreement.check_sites(self.agreement.method, len(self.sites))
         return self
 
+    @model_validator(mode="after")
+    def _deadlines_leave_time_for_delayed_answers(self) -> Self:
+        if not self.agreement.delays_answers:
+            return self
+        timing, deadlines = self.agreement.timing, self.deadlines
+        for name, own, agreed in (
+            ("train", deadlines.train, "training_deadline"),
+            ("values", deadlines.values, "answer_deadline"),
+            ("result", deadlines.result, "answer_deadline"),
+        ):
+            if own <= getattr(timing, agreed):
+                raise ValueError(
+                    f"deadlines.{name} ({own:g} s) must be longer than {agreed} of the agreement's [timing] "
+                    f"({getattr(timing, agreed):g} s), until which sites may hold their answers: raise {name}, or "
+                    f"agree on a shorter {agreed}"
+                )
+        return self
+
 
 def load_coordinator(path: Path) -> CoordinatorConfig:
     """Read the coordinator's file; raise ``ConfigError``."""

@@ -108,8 +108,8 @@ class Ledger:
         """Record a planned release. After the return, the release's noise may be drawn once, and the result sent.
 
         Raises :class:`privacy.errors.BudgetError` if the release would exceed the limit, is not covered by the
-        accountant, or has its most payments already; nothing was recorded. Raises :class:`LedgerError` if the entry
-        could not be made durable: the release must not be sent, and may count as spent.
+        accountant, or has its most payments already; nothing was recorded. Raises :class:`LedgerError` if the entry could not be made durable: the
+        release must not be sent, and may count as spent.
         """
         with self._opened() as file:
             history = self.history

@@ -216,8 +216,8 @@ def _bound(family: int, place: tuple[object, ...]) -> socket.socket:
         bound.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
         )  # a restart must not wait for old connections
-        # Connections take the option over. Without it a small answer waits 40 ms for the peer's delayed acknowledgement;
-        # asyncio sets it only on sockets that were made with the protocol's number.
+        # Accepted connections inherit the option. Without it a small answer waits 40 ms for the peer's delayed
+        # acknowledgement. asyncio sets it only on sockets that were made with the protocol's number.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))

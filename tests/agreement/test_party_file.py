@@ -56,6 +56,9 @@ def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
         (COORDINATOR, {"deadlines": {"tran": 3.0}}, "did you mean 'train'"),
         (COORDINATOR, {"sites": [f"site-{n}" for n in range(300)]}, "the agreement's max_sites is 256"),
         (COORDINATOR, {"max_attempts": 0}, "max_attempts"),
+        (COORDINATOR, {"deadlines": {"train": 3600.0}}, "deadlines.train"),
+        (COORDINATOR, {"deadlines": {"values": 300.0}}, "deadlines.values"),
+        (COORDINATOR, {"deadlines": {"result": 20.0}}, "deadlines.result"),
     ],
 )
 def test_a_wrong_party_file_is_refused_in_a_line(
@@ -65,6 +68,22 @@ def test_a_wrong_party_file_is_refused_in_a_line(
         load_party(agreed, base, **changes)
     (line,) = str(refused.value).splitlines()
     assert said in line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protection": "plain"},
+        {"timing": {"answers_show_duration": True}},
+        {"timing": {"training_deadline": 1.0, "answer_deadline": 1.0}},
+    ],
+)
+def test_coordinator_need_not_wait_for_longer_than_sites_hold_their_answers(
+    agreed: Path, changes: dict[str, Any]
+) -> None:
+    write(agreed / "agreement.toml", AGREEMENT | changes)
+    short = dict.fromkeys(("train", "values", "result"), 20.0)
+    assert load_party(agreed, COORDINATOR, deadlines=short).deadlines.result == 20.0
 
 
 def test_a_threshold_that_so_many_sites_cannot_keep_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from agreement import (
     PfplSection,
     PreprocessingSection,
     Protection,
+    TimingSection,
 )
 from protoseal.reports.result_files import site_folder
 from protoseal.splits import SiteArrays, mixed
@@ -40,7 +41,7 @@ FINE = MaskingSection(ring_bits=64)
 def small_agreement(
     *, rounds: int, protection: Protection = Protection.PLAIN, min_sites: int = 3
 ) -> Agreement:
-    """PFPL with twelve features and a small-cnn that trains for two epochs."""
+    """PFPL with twelve features and a small-cnn that trains for two epochs, whose answers leave at once."""
     return Agreement(
         federation="hospitals",
         run="e2e",
@@ -55,6 +56,7 @@ def small_agreement(
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
         pfpl=PfplSection.model_validate({"alpha": 0.3, "lambda": 10.0}),
         training=short_training("small-cnn", init_seed=5, batch_size=16, local_epochs=2),
+        timing=TimingSection(answers_show_duration=True),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -14,9 +15,10 @@ from crypto.keys import StorageKey
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire.messages import Finished, Phase, PhaseKey, Stopped, Task, Work
 from secure_client.app import check_complete
-from secure_client.client_loop import take_part
+from secure_client.client_loop import step, take_part
 from secure_client.errors import RunStopped, StateError, Violation
 from secure_client.protocol.journal import Journal
+from secure_client.session import Session
 from tests.support.small import small_agreement, small_data
 
 KEY = PhaseKey("run", 1, 1, Phase.RESULT)
@@ -115,6 +117,43 @@ def test_a_site_whose_disk_fails_says_that_it_leaves(monkeypatch: pytest.MonkeyP
     assert failing.name in state.absent
 
 
+def test_answer_leaves_when_its_request_is_no_longer_held() -> None:
+    agreement, order = small_agreement(Protection.PLAIN, rounds=1), list[str]()
+
+    @contextmanager
+    def held(key: PhaseKey) -> Iterator[None]:
+        order.append(f"asked {key.phase.name}")
+        yield
+        order.append(f"held {key.phase.name}")
+
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        watched, *others = federation.sites
+        for site in others:
+            site.join()
+        transport = _FromOthers(watched.transport, others)
+        transport.on_upload = lambda key: order.append(f"sent {key.phase.name}")
+        take_part(watched.session, transport, held)
+    phases = ("ROSTER", "PRESENCE", "VALUES", "RESULT")
+    assert order == [f"{what} {phase}" for phase in phases for what in ("asked", "held", "sent")]
+
+
+def test_answer_is_stored_with_what_the_caller_stores_with_it_or_not_at_all() -> None:
+    agreement = small_agreement(Protection.PLAIN)
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        for site in federation.sites:
+            site.join()
+        first = federation.sites[0]
+        failing = Session(
+            agreement, federation.parties[0], first.trainee, first.journal, on_answer=lambda _: _fail()
+        )
+        with pytest.raises(OSError, match="no space left"):
+            step(failing, first.transport)
+        key = PhaseKey(agreement.run, 0, 1, Phase.ROSTER)
+        assert first.journal.stored_answer(key) is None
+        first.step()
+        assert first.journal.stored_answer(key) is not None
+
+
 def _fail() -> None:
     raise OSError("no space left on device")
 
@@ -125,11 +164,16 @@ class _FromOthers(DirectTransport):
     def __init__(self, first: DirectTransport, others: list[LocalSite]) -> None:
         self.__dict__ = first.__dict__
         self._others = others
+        self.on_upload: Callable[[PhaseKey], None] = lambda key: None
 
     def next_task(self) -> Task:
         for site in self._others:
             site.step()
         return super().next_task()
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        self.on_upload(key)
+        super().upload(key, content)
 
 
 def test_a_pin_that_nobody_matches_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,9 +25,10 @@ from typing import Any, Self
 from protoseal_wire.messages import Phase, PhaseKey
 
 POINT, CLOCK, LOGGED = "PROTOSEAL_TEST_POINT", "PROTOSEAL_TEST_CLOCK", "PROTOSEAL_TEST_LOGGED"
-RELEASE = "PROTOSEAL_TEST_RELEASE"
+RELEASE, ARRIVALS = "PROTOSEAL_TEST_RELEASE", "PROTOSEAL_TEST_ARRIVALS"
 """Names in the environment: of what :meth:`Point.to_text` gives; of a file with the seconds that have passed; of the
-number of the sites' rounds that a simulation does not log any more; of what `killed_release.Fate.to_text` gives."""
+number of the sites' rounds that a simulation does not log any more; of what `killed_release.Fate.to_text` gives; of a
+file for the times of answers (:mod:`tests.support.arrival_times`)."""
 
 
 class When(StrEnum):
@@ -188,6 +189,8 @@ def main() -> None:
         die_at(Point.from_text(os.environ[POINT]))
     if RELEASE in os.environ:
         importlib.import_module("tests.support.killed_release").meet(os.environ[RELEASE])
+    if ARRIVALS in os.environ:
+        importlib.import_module("tests.support.arrival_times").write_arrivals(Path(os.environ[ARRIVALS]))
     if LOGGED in os.environ:
         die_of_log(int(os.environ[LOGGED]))
     importlib.import_module("protoseal.cli").main()

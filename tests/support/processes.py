@@ -261,10 +261,13 @@ class Federation:
 
     # Processes
 
-    def start_coordinator(self, point: Point | None = None) -> Running:
-        """``protoseal server run``, returned once sites can connect; it dies at ``point``, maybe before that."""
+    def start_coordinator(self, point: Point | None = None, own: Mapping[str, str] = {}) -> Running:
+        """``protoseal server run``, returned once sites can connect; it dies at ``point``, maybe before that.
+
+        ``own`` is added to its environment.
+        """
         folder, clock = self.root / "coordinator", self._clock
-        own = {killed_party.CLOCK: str(clock)} if clock else {}
+        own = {**own, **({killed_party.CLOCK: str(clock)} if clock else {})}
         running = self._start("coordinator", folder, "server", "coordinator.toml", point, own)
         running.wait_for_log("serving on port", may_die=point is not None)
         return running
