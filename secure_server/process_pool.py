@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from crypto.process_memory import keep_memory_private
 from crypto.work_pool import Pool
 
 _log = logging.getLogger("protoseal.coordinator")
@@ -93,6 +94,7 @@ def _mapped_bytes() -> int:
 
 
 def _follow_parent() -> None:
+    keep_memory_private()  # the environment may have the passphrase
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

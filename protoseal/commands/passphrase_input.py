@@ -12,6 +12,8 @@ from pathlib import Path
 
 import click
 
+from crypto.process_memory import keep_memory_private
+
 VARIABLE = "PROTOSEAL_KEY_PASSPHRASE"
 CREDENTIALS, CREDENTIAL = "CREDENTIALS_DIRECTORY", "passphrase"
 """Environment variable with the folder of a systemd unit's credentials, and the name of the credential."""
@@ -34,9 +36,11 @@ def read_passphrase(
     The sources are ``file`` if one is given, else the environment variable ``PROTOSEAL_KEY_PASSPHRASE``, else the
     service's credential ``passphrase`` (systemd's ``LoadCredential``, a container's secret), else a hidden prompt,
     which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty passphrase, a file that others
-    can read, and if none of the four sources has a passphrase (``remedy`` tells the user how to name a file). Limit:
-    processes of the same user can read the environment variable.
+    can read, and if none of the four sources has a passphrase (``remedy`` tells the user how to name a file). The
+    process's memory is made private first (:mod:`crypto.process_memory`). Limit: processes of the same user can read
+    the environment variable until then, and in the program that set it.
     """
+    keep_memory_private()
     if file is not None:
         return _not_empty(_from_file(file), str(file))
     variable = os.environ.get(VARIABLE)

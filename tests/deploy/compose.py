@@ -104,6 +104,8 @@ def _hardening_problems(service: Service) -> Iterator[str]:
         yield "its root can be written, or it has no /tmp"
     if service.get("cap_drop") != ["ALL"] or service.get("security_opt") != ["no-new-privileges:true"]:
         yield "keeps privileges"
+    if service.get("ulimits", {}).get("core") != 0:
+        yield "may leave a core"
     if not str(service.get("restart")).startswith("on-failure:") or service.get("init") is not True:
         yield "is not started again after a failure, or does not hear signals"
 

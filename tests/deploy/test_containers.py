@@ -185,6 +185,10 @@ def _keep_capabilities(services: Any) -> None:
     services["north"]["cap_drop"] = []
 
 
+def _leave_a_core(services: Any) -> None:
+    services["north"]["ulimits"] = {}
+
+
 def _forget_a_site(services: Any) -> None:
     del services["west"]
 
@@ -219,6 +223,7 @@ def _leave_few_files(services: Any) -> None:
         (_restart_for_ever, "coordinator: is not started again"),
         (_be_privileged, "north: has privileged"),
         (_keep_capabilities, "north: keeps privileges"),
+        (_leave_a_core, "north: may leave a core"),
         (_forget_a_site, "are not the coordinator and"),
         (_publish_another_port, "coordinator: publishes ['443:443']"),
         (_leave_few_files, "coordinator: has few files"),

@@ -31,6 +31,7 @@ HARDENED = {
     "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
     "SystemCallFilter": "@system-service",
     "SystemCallArchitectures": "native",
+    "LimitCORE": "0",
     "UMask": "0077",
     "StateDirectoryMode": "0700",
 }

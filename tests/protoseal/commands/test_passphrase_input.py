@@ -81,3 +81,21 @@ def test_other_credentials_of_a_service_are_none_of_ours(
     credential(tmp_path, monkeypatch, mode=0o400).rename(tmp_path / "something-else")
     with pytest.raises(click.ClickException, match="the passphrase of the key is needed"):
         read()
+
+
+def test_a_processs_memory_is_private_before_it_has_a_passphrase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, steps = write(tmp_path / "file", "secret", 0o600), list[str]()
+    monkeypatch.setattr(
+        "protoseal.commands.passphrase_input.keep_memory_private", lambda: steps.append("private")
+    )
+    read_bytes = Path.read_bytes
+
+    def noted(path: Path) -> bytes:
+        steps.append("read")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    assert read(file) == b"secret"
+    assert steps == ["private", "read"]
