@@ -19,7 +19,7 @@ from tenseal import sealapi
 from torch.utils.data import TensorDataset
 
 from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection
-from agreement.payload_forms import limits_of
+from agreement.payload_forms import directions_form, limits_of, values_form
 from crypto.ckks.parameters import context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
@@ -160,12 +160,23 @@ class Watched(DirectTransport):
 
 
 def public_form(agreement: Agreement, key: PhaseKey, content: bytes) -> object:
-    """Return a message's content apart from ciphertexts, masked words, signatures and fresh keys."""
+    """Return a message's content apart from values, ciphertexts, masked words, signatures and fresh keys."""
     if key.phase is Phase.PRESENCE:
         stated = codec.decode_presence(content, limits_of(agreement))
         anchor = None if stated.anchor is None else stated.anchor.seq
         return stated.site, tuple(stated.holds.tolist()), stated.keys is None, len(stated.base), anchor
+    if key.phase is Phase.DIRECTIONS:
+        return _classes(codec.decode_payload(content, limits_of(agreement), directions_form(agreement)))
+    if key.phase is Phase.VALUES and agreement.clusters and agreement.protection is Protection.PLAIN:
+        return _classes(
+            codec.decode_payload(content, limits_of(agreement), values_form(agreement, key.round))
+        )
     return content if key.phase is Phase.RESULT else None
+
+
+def _classes(payload: Payload) -> tuple[float, ...]:
+    """Return the classes of a site's local prototypes."""
+    return tuple(payload.arrays[1].tolist())
 
 
 def watched(
@@ -253,7 +264,7 @@ def _replaced(agreement: Agreement, payload: Payload) -> Payload:
         longest = 1.0 if agreement.method is Method.PFPL else agreement.norm_bound
         arrays[0] = (-longest * rows / np.where(norms > 0.0, norms, 1.0)).reshape(arrays[0].shape)
         return replace(payload, arrays=tuple(arrays))
-    at = 3 if agreement.method is Method.FEDPLCC else 0
+    at = 3 if agreement.clusters else 0
     model = poison(agreement)
     arrays[at] = np.concatenate([arrays[at][: len(arrays[at]) - len(model)], model])
     return replace(payload, arrays=tuple(arrays))
@@ -273,7 +284,7 @@ def _moved(agreement: Agreement, server: SummingServer, total: Payload) -> Paylo
     tail = 1 + int(weighted) + (0 if agreement.clusters else len(agreement.classes))
     values = np.zeros(form.length)
     values[form.length - tail - len(model) : form.length - tail] = model
-    if agreement.method is Method.FEDDBP:
+    if not agreement.method.averages:
         values[: len(agreement.classes) * agreement.dim] = agreement.norm_bound / 5.0
     vectors = form.vector.pack(form.split(values))
     moved = []
