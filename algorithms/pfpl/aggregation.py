@@ -1,4 +1,8 @@
-"""Aggregation of PFPL: the weights w_im of a site's peers, from inner products (equation 4; numpy)."""
+"""Aggregation of PFPL: the weights w_im of a site's peers, from inner products (equation 4; numpy).
+
+Limit: half of a class's holders or more that pool the results of one round can solve these for all other holders'
+prototypes, unless the weighting is ``uniform``. No protection of uploads prevents it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Site half of ``ckks``: encrypts rows, and decrypts the coordinator's answer to a combination of peers.
 
 A site learns its combination of peers and D_i = Σ_m ‖C_i − C_m‖² for the classes it holds. Limit: sites share one
-secret key, so nothing here protects a site from a coordinator that colludes with another site.
+secret key, so nothing here protects a site from a coordinator that colludes with another site, nor from sites that pool
+their results (:mod:`algorithms.pfpl.aggregation`).
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def attack(
 
     SUITE is one of the suites, all of them, or quick: one short attack of four kinds. Each configuration is simulated
     on its own data and model, every message is recorded, and each adversary attacks with what it saw: the coordinator,
-    one other site, all other sites together, and the coordinator with one site. The audit plays the noise mechanism by
-    itself, and poisoning runs further simulations. The undefended system (plain, no noise) is attacked first: an attack
-    that fails there proves nothing, and says so.
+    one other site, half of the sites together, all other sites together, and the coordinator with one site. The audit
+    plays the noise mechanism by itself, and poisoning runs further simulations. The undefended system (plain, no noise)
+    is attacked first: an attack that fails there proves nothing, and says so.
 
     Nothing leaves this machine. Results are in --out: attacks.json and report.html. A second start tries what is left.
     """

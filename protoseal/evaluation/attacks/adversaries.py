@@ -5,7 +5,8 @@ coordinator of a masked sum has the victim's masked upload and the mean that it 
 takes them as if nothing protected them, so that a protection that was silently left out shows as a successful attack.
 
 Limits: the colluding sites here are honest but curious: they follow the protocol and share what they hold. The one
-other site is the one that shares most classes with the victim, under FedPC of the victim's group.
+other site is the one that shares most classes with the victim, under FedPC of the victim's group. Half of n sites are
+⌈n/2⌉ of them, a coalition for PFPL's results; under other methods it subtracts its own part, as all other sites do.
 :mod:`protoseal.evaluation.attacks.result_readings` says what is read of results, and its limits.
 """
 
@@ -48,7 +49,7 @@ from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
 
-__all__ = ["Adversary", "Learned", "accomplice_of", "payload_of", "readings"]
+__all__ = ["Adversary", "Learned", "accomplice_of", "colluding_sites", "payload_of", "readings"]
 
 
 class Adversary(StrEnum):
@@ -56,6 +57,7 @@ class Adversary(StrEnum):
 
     COORDINATOR = "the coordinator"
     PEER = "one other site"
+    HALF = "half of the sites together"
     PEERS = "all other sites together"
     COLLUSION = "the coordinator and one other site"
 
@@ -63,16 +65,27 @@ class Adversary(StrEnum):
 @lru_cache(maxsize=64)
 def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[Learned, ...]:
     """Return what the adversary learns of the victim's prototypes by each reading; the best of a collusion is last."""
-    accomplice = accomplice_of(run, victim)
     match adversary:
         case Adversary.COORDINATOR:
             return (*_uploaded(run, victim), *_opened(run, victim))
-        case Adversary.PEER:
-            return tuple(result_readings(run, victim, [accomplice]))
-        case Adversary.PEERS:
-            return tuple(result_readings(run, victim, sorted(set(run.sites) - {victim})))
         case Adversary.COLLUSION:
-            return tuple(_with_secrets(run, victim, accomplice))
+            return tuple(_with_secrets(run, victim, accomplice_of(run, victim)))
+        case _:
+            return tuple(result_readings(run, victim, colluding_sites(run, adversary, victim)))
+
+
+def colluding_sites(run: RecordedRun, adversary: Adversary, victim: str) -> list[str]:
+    """Return the sites that the adversary controls; half of the sites are the first by name besides the victim."""
+    others = sorted(set(run.sites) - {victim})
+    match adversary:
+        case Adversary.COORDINATOR:
+            return []
+        case Adversary.HALF:
+            return others[: (len(run.sites) + 1) // 2]
+        case Adversary.PEERS:
+            return others
+        case _:
+            return [accomplice_of(run, victim)]
 
 
 def accomplice_of(run: RecordedRun, victim: str) -> str:

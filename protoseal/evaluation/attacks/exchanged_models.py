@@ -16,7 +16,12 @@ import numpy as np
 from agreement import Agreement
 from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum
 from agreement.round_plan import Form
-from protoseal.evaluation.attacks.adversaries import Adversary, accomplice_of, payload_of
+from protoseal.evaluation.attacks.adversaries import (
+    Adversary,
+    accomplice_of,
+    colluding_sites,
+    payload_of,
+)
 from protoseal.evaluation.attacks.group_means import means_known_to
 from protoseal.evaluation.attacks.opened_sums import clusters_in, decrypted, group_of, means_in
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, Rows
@@ -37,18 +42,19 @@ class Exchanged:
 
 def exchanged(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Exchanged]:
     """Yield the models that the adversary reads in the last round; none for a method that exchanges no models."""
-    agreement, accomplice = run.agreement, accomplice_of(run, victim)
+    agreement = run.agreement
     if not agreement.method.averages:
         return
     encrypted = agreement.protection.ckks_key
     if adversary is Adversary.COORDINATOR or (adversary is Adversary.COLLUSION and not encrypted):
         yield _uploaded(run, victim)
     if adversary is Adversary.COLLUSION and encrypted:
-        yield Exchanged("its model, decrypted by a site's key", _decrypted(run, victim, accomplice))
+        yield Exchanged(
+            "its model, decrypted by a site's key", _decrypted(run, victim, accomplice_of(run, victim))
+        )
     elif adversary is not Adversary.COORDINATOR or not encrypted:
-        others = sorted(set(run.sites) - {victim})
-        sites = {Adversary.COORDINATOR: [], Adversary.PEERS: others}.get(adversary, [accomplice])
         opens = adversary in (Adversary.COORDINATOR, Adversary.COLLUSION)
+        sites = colluding_sites(run, adversary, victim)
         yield averaged_model(run, victim, sites, coordinator=opens)
 
 

@@ -18,7 +18,8 @@ from protoseal.evaluation.attacks.verdicts import Verdict
 
 UNPROTECTED = "plain"
 MEMBERS: Mapping[str, tuple[str, ...]] = {
-    Adversary.PEERS: (Adversary.PEER,),
+    Adversary.HALF: (Adversary.PEER,),
+    Adversary.PEERS: (Adversary.PEER, Adversary.HALF),
     Adversary.COLLUSION: (Adversary.COORDINATOR, Adversary.PEER),
 }
 """Adversaries that a coalition contains."""

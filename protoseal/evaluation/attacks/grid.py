@@ -32,6 +32,7 @@ from protoseal.evaluation.attacks.records import (
     PictureFile,
     write_attacks,
 )
+from protoseal.evaluation.attacks.solved_combinations import class_solutions
 from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
 from protoseal.evaluation.privacy_accuracy.records import EXACT
 from protoseal.evaluation.privacy_accuracy.runs import LOCAL, Asked, BudgetCurve, changed
@@ -209,7 +210,7 @@ class AttackGrid:
         write_json(path, done)
         for cached in (
             *(readings, auxiliary, decoder_of, reconstructions),
-            *(groups_of, coordinator_means, solved_means),
+            *(groups_of, coordinator_means, solved_means, class_solutions),
         ):
             cached.cache_clear()  # they hold the run
         return done

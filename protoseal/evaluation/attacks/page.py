@@ -48,6 +48,7 @@ REPORT = "report.html"
 WHO = {
     Adversary.COORDINATOR.value: "Runs the central server and reads all that sites send to it.",
     Adversary.PEER.value: "Takes part, and uses what it holds and receives.",
+    Adversary.HALF.value: "Pool what they hold and receive against the other half.",
     Adversary.PEERS.value: "Pool what they hold and receive against the one site left.",
     Adversary.COLLUSION.value: "Runs the central server, with the keys and data of one site.",
 }

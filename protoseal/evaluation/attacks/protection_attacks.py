@@ -158,11 +158,15 @@ def _by_class(run: RecordedRun, views: Mapping[str, Sequence[Learned]], score: S
     for reading, learned in by_reading(views).items():
         scores = [np.array(list(score(run, learned, number))) for number in range(len(run.agreement.classes))]
         if any(len(each) for each in scores):
-            yield over_clusters([each for each in scores if len(each)], reading)
+            names = dict.fromkeys(name for each in learned.values() for name in each.details)
+            details = {
+                name: float(np.mean([each.details[name] for each in learned.values()])) for name in names
+            }
+            yield replace(over_clusters([each for each in scores if len(each)], reading), details=details)
 
 
 def _exact(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
-    """Yield the share of numbers read exactly, for each site with the class.
+    """Yield the share of numbers read exactly, for each site with the class, each prototype by the nearest row read.
 
     Numbers near zero do not count: features that are zero at every site would be read from any result.
     """
@@ -170,7 +174,8 @@ def _exact(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Ite
         rows, truth = each.of_class(number), _truth(run, site, number)
         counted = np.abs(truth) > 2.0 * EXACT * run.agreement.norm_bound
         if len(rows) and counted.any():
-            yield float(_are_exact(run, rows, truth)[counted].mean()) if rows.shape == truth.shape else 0.0
+            nearest = rows[[int(np.linalg.norm(rows - row, axis=1).argmin()) for row in truth]]
+            yield float(_are_exact(run, nearest, truth)[counted].mean())
 
 
 def _are_exact(run: RecordedRun, rows: Rows, truth: Rows) -> NDArray[np.bool_]:

@@ -91,7 +91,8 @@ class RecordedRun:
 
     ``epsilon`` is the ε that the sites spent in the whole run, None without noise. ``downloads`` maps a site to the
     results that it received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its
-    secrets away.
+    secrets away. ``earlier`` has each site's prototypes of the round before, empty for one round or a method without
+    prototypes.
     """
 
     config: SimulationConfig
@@ -102,6 +103,7 @@ class RecordedRun:
     received: Sequence[Received] = field(repr=False)
     downloads: Mapping[str, Sequence[tuple[PhaseKey, bytes]]] = field(repr=False)
     setups: Mapping[str, GroupSecrets] = field(repr=False)
+    earlier: Mapping[str, SitePrototypes] = field(repr=False)
 
     def upload(self, site: str, phase: Phase = Phase.VALUES) -> Received:
         """Return the site's last upload of the phase."""
@@ -156,14 +158,17 @@ def record_scene(scene: Scene) -> RecordedRun:
 
 def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> RecordedRun:
     ends: list[RecordedRun] = []
+    earlier: dict[str, SitePrototypes] = {}
     downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
 
     # Later rounds repeat prototypes and send none, so that an attack on their messages would prove nothing.
     last = max(number for number in range(1, agreement.rounds + 1) if agreement.sums_rows(number))
 
     def keep(federation: LocalFederation, number: int) -> None:
+        if number == last - 1 and agreement.method.traits.prototypes:
+            earlier.update((site.name, site.trainee.prototypes()) for site in federation.sites)
         if number == last:
-            ends.append(_end_of(federation, scene, downloads))
+            ends.append(_end_of(federation, scene, downloads, earlier))
         if number == agreement.rounds:
             ends.append(replace(ends[-1], epsilon=_spent(federation)))
 
@@ -182,7 +187,10 @@ def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> Recorded
 
 
 def _end_of(
-    federation: LocalFederation, scene: Scene, downloads: Mapping[str, list[tuple[PhaseKey, bytes]]]
+    federation: LocalFederation,
+    scene: Scene,
+    downloads: Mapping[str, list[tuple[PhaseKey, bytes]]],
+    earlier: Mapping[str, SitePrototypes],
 ) -> RecordedRun:
     agreement = federation.agreement
     return RecordedRun(
@@ -193,6 +201,7 @@ def _end_of(
         sites={site.name: _truth_of(site, scene, agreement) for site in federation.sites},
         received=list(federation.store.received()),
         downloads={name: list(each) for name, each in downloads.items()},
+        earlier=earlier,
         setups={
             site.name: _secrets_of(site, party, agreement)
             for site, party in zip(federation.sites, federation.parties, strict=True)

@@ -18,12 +18,12 @@ not solve cosines and inner products of clusters' sums for norms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from agreement import Agreement, Family
+from agreement import Family
 from algorithms.pfpl import Weighting
 from protoseal.evaluation.attacks.group_means import means_known_to
 from protoseal.evaluation.attacks.opened_sums import (
@@ -35,10 +35,10 @@ from protoseal.evaluation.attacks.opened_sums import (
     means_in,
 )
 from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows
+from protoseal.evaluation.attacks.solved_combinations import ClassSolutions, class_solutions
 from protoseal_wire.cluster_assignment import clusters_of
 from protoseal_wire.messages import AssignedRows
 
-_HALVINGS = 60
 _LESS = ", less the colluding sites' own prototypes"
 
 
@@ -47,13 +47,14 @@ class Learned:
     """Vectors for the victim's prototypes: ``rows`` (M, d) in feature units, of classes ``labels`` (M,).
 
     ``reading`` says in words what the vectors are. ``initial`` is true if they are features of the initial model, not
-    of the model of the last round.
+    of the model of the last round. ``details`` are figures on the reading by name.
     """
 
     reading: str
     rows: Rows = field(repr=False)
     labels: Labels = field(repr=False)
     initial: bool = False
+    details: Mapping[str, float] = field(default_factory=dict)
 
     def of_class(self, number: int) -> Rows:
         """Return the rows of one class, (m, d)."""
@@ -64,7 +65,7 @@ def result_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iter
     """Yield what colluding ``sites`` learn from their results and their own prototypes."""
     match run.agreement.method.traits.family:
         case Family.PEERS:
-            yield _others_combination(run, victim, sites)
+            yield from _combination_readings(run, victim, sites)
         case Family.CLUSTERS:
             yield from cluster_readings(run, victim, sites)
         case _:
@@ -139,82 +140,42 @@ def sent_rows(run: RecordedRun, assigned: AssignedRows) -> Rows:
 # Combinations of peers
 
 
-def _others_combination(run: RecordedRun, victim: str, sites: Sequence[str]) -> Learned:
-    """Return the combination of peers that a site received; several sites solve theirs for the victim's prototypes."""
-    received = {name: set(np.flatnonzero(run.sites[name].received.has_personal).tolist()) for name in sites}
-    shared = np.array(
-        [k for k in np.unique(run.sites[victim].labels) if any(k in each for each in received.values())]
-    )
-    if len(sites) == 1:
-        combined = np.array([_combined(run, sites[0], int(k)) for k in shared])
-        return Learned(
-            "the combination of its peers that it received", combined.reshape(-1, run.agreement.dim), shared
-        )
-    holders = {int(k): [name for name in sites if k in received[name]] for k in shared}
-    solved = np.array([_solved(run, names, k) for k, names in holders.items()]).reshape(-1, run.agreement.dim)
-    return Learned("the victim's prototypes, solved from the sites' results", solved, shared)
+def _combination_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iterator[Learned]:
+    """Yield the combination of peers that a site received, or the prototypes that several sites solve theirs for.
 
-
-def _combined(run: RecordedRun, site: str, number: int) -> Rows:
-    """Return Σ_m w_im C_m (d,) of one class, which follows from a site's target and its own prototype."""
-    own, alpha = run.sites[site].received, run.agreement.own_share
-    return np.asarray((own.personal[number] - alpha * own.local[number]) / max(1.0 - alpha, 1e-9))
-
-
-def _solved(run: RecordedRun, holders: list[str], number: int) -> Rows:
-    """Solve the combinations of all ``holders`` but one for that one's prototype (d,) of class ``number``.
-
-    With t = d_iv the only unknown, one site's combination gives C_v(t), and ‖C_i − C_v(t)‖² = t determines t up to a
-    few roots; the other sites' combinations choose the root.
+    The equations do not say whose a solved row is, so that a class has the rows of all sites that were solved for. A
+    class without a solution has the combination of peers. A second round is read where it chooses among solutions.
     """
-    rows = {name: run.sites[name].received.local[number] for name in holders}
-    weigh, first = _weights_of(run.agreement), holders[0]
-    combined = {name: _combined(run, name, number) for name in holders}
-
-    def of(site: str, victim_row: Rows) -> Rows:
-        peers = np.array([*(rows[name] for name in holders if name != site), victim_row])
-        return np.asarray(weigh(np.square(peers - rows[site]).sum(axis=1)) @ peers)
-
-    def candidate(t: float) -> Rows:
-        known = np.array([rows[name] for name in holders[1:]]).reshape(-1, run.agreement.dim)
-        w = weigh(np.append(np.square(known - rows[first]).sum(axis=1), t))
-        return np.asarray((combined[first] - w[:-1] @ known) / max(w[-1], 1e-12))
-
-    def off(t: float) -> float:
-        return float(np.square(rows[first] - candidate(t)).sum() - t)
-
-    grid = np.geomspace(1e-6, 1.0, 400) * (2.0 * run.agreement.norm_bound) ** 2
-    values = np.array([off(t) for t in grid])
-    roots = [_root(off, float(grid[i]), float(grid[i + 1])) for i in np.flatnonzero(np.diff(np.sign(values)))]
-    found = [candidate(t) for t in roots] or [candidate(float(grid[np.abs(values).argmin()]))]
-    return min(
-        found, key=lambda row: sum(float(np.square(of(name, row) - combined[name]).sum()) for name in holders)
-    )
+    shared = [
+        int(k)
+        for k in np.unique(run.sites[victim].labels)
+        if any(run.sites[name].received.has_personal[k] for name in sites)
+    ]
+    solved = {k: class_solutions(run, tuple(sites), k) for k in shared}
+    if len(sites) == 1:
+        yield _of_classes(run, "the combination of its peers that it received", solved)
+    elif run.agreement.pfpl.weighting is Weighting.UNIFORM:
+        yield _of_classes(run, "the mean over sites" + _LESS, solved)
+    else:
+        yield _with_numbers(_of_classes(run, "prototypes solved from the sites' results", solved), solved)
+    if run.earlier and any(len(each.plausible) > 1 for each in solved.values()):
+        before = {k: class_solutions(run, tuple(sites), k, earlier=True) for k in shared}
+        chosen = {k: each.near(before[k]) for k, each in solved.items()}
+        words = "prototypes solved from two rounds of the sites' results"
+        yield _with_numbers(_of_classes(run, words, chosen), chosen)
 
 
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return a root between two points where the function has different signs, by bisection."""
-    rises = function(low) < 0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (function(middle) < 0) == rises else (low, middle)
-    return (low + high) / 2
+def _of_classes(run: RecordedRun, reading: str, solved: Mapping[int, ClassSolutions]) -> Learned:
+    rows = [each.rows for each in solved.values()]
+    labels = np.repeat(np.array([*solved], dtype=np.int64), [len(each) for each in rows])
+    return Learned(reading, np.concatenate([np.empty((0, run.agreement.dim)), *rows]), labels)
 
 
-def _weights_of(agreement: Agreement) -> Callable[[Rows], Rows]:
-    """Return PFPL's weights (m,) as a function of squared distances (m,), for a receiver with m peers."""
-
-    def weights(distances: Rows) -> Rows:
-        total, count = distances.sum(), len(distances)
-        match agreement.pfpl.weighting:
-            case Weighting.DISTANCE:
-                return np.asarray(distances / total)
-            case Weighting.COMPLEMENT:
-                return np.asarray((total - distances) / ((count - 1) * total)) if count > 1 else np.ones(1)
-            case Weighting.INVERSE:
-                near = 1.0 / np.sqrt(distances)
-                return np.asarray(near / near.sum())
-            case _:
-                return np.full(count, 1.0 / count)
-
-    return weights
+def _with_numbers(learned: Learned, solved: Mapping[int, ClassSolutions]) -> Learned:
+    """Return the reading with the mean numbers of solutions of a class's equations."""
+    numbers = {
+        "solutions of a class": [len(each.every) for each in solved.values()],
+        "plausible solutions of a class": [len(each.plausible) for each in solved.values()],
+    }
+    details = {name: float(np.mean(each)) for name, each in numbers.items() if each}
+    return replace(learned, details=details)

@@ -14,25 +14,25 @@ from tests.protoseal.evaluation.attacks.recorded import record_anew, recorded, r
 
 VICTIM = "site-2"
 EXACT, NEAR, USELESS = "exact", "near", "useless"
-COORDINATOR, PEER, PEERS, COLLUSION = Adversary
+COORDINATOR, PEER, HALF, PEERS, COLLUSION = Adversary
 
 EXPECTED: dict[tuple[str, str], dict[Adversary, str]] = {
-    ("pfpl", "plain"): {COORDINATOR: EXACT, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
-    ("pfpl", "masked"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
-    ("pfpl", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
-    ("feddbp", "plain"): {COORDINATOR: EXACT, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
-    ("feddbp", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
-    ("feddbp", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
-    ("fedpc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
-    ("fedplcc", "plain"): {COORDINATOR: EXACT, PEER: NEAR, PEERS: NEAR, COLLUSION: EXACT},
-    ("fedplcc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, PEERS: NEAR, COLLUSION: EXACT},
-    ("fedplcc", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+    ("pfpl", "plain"): {COORDINATOR: EXACT, PEER: NEAR, HALF: EXACT, PEERS: EXACT, COLLUSION: EXACT},
+    ("pfpl", "masked"): {COORDINATOR: USELESS, PEER: NEAR, HALF: EXACT, PEERS: EXACT, COLLUSION: EXACT},
+    ("pfpl", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, HALF: EXACT, PEERS: EXACT, COLLUSION: EXACT},
+    ("feddbp", "plain"): {COORDINATOR: EXACT, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("feddbp", "masked"): {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    ("feddbp", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("fedpc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    ("fedplcc", "plain"): {COORDINATOR: EXACT, PEER: NEAR, HALF: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, HALF: NEAR, PEERS: NEAR, COLLUSION: EXACT},
 }
 """Nearness of an adversary's best reading to the victim's prototypes, by method and protection."""
 IN_GROUPS: dict[str, dict[Adversary, str]] = {
-    "plain": {COORDINATOR: EXACT, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
-    "masked": {COORDINATOR: NEAR, PEER: NEAR, PEERS: EXACT, COLLUSION: NEAR},
-    "ckks": {COORDINATOR: USELESS, PEER: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    "plain": {COORDINATOR: EXACT, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    "masked": {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    "ckks": {COORDINATOR: USELESS, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
 }
 """Nearness by protection, for FedPC with two groups."""
 ENCRYPTED = [pair for pair in EXPECTED if pair[1] == "ckks"]
@@ -41,12 +41,12 @@ PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in ENCRYPTED[1:] els
 
 
 def nearest(run: RecordedRun, learned: Learned) -> np.ndarray[Any, Any]:
-    """Return the cosine of each row with the nearest of the victim's prototypes of its class."""
+    """Return the cosine of each of the victim's prototypes with the nearest row that was read of its class."""
     site, cosines = run.sites[VICTIM], []
-    for row, k in zip(learned.rows, learned.labels, strict=True):
-        own = site.rows[site.labels == k]
-        lengths = np.linalg.norm(own, axis=1) * np.linalg.norm(row)
-        cosines.append(float((own @ row / np.maximum(lengths, 1e-12)).max()))
+    for own, k in zip(site.rows, site.labels, strict=True):
+        rows = learned.of_class(k)
+        lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(own)
+        cosines.extend([float((rows @ own / np.maximum(lengths, 1e-12)).max())] * bool(len(rows)))
     return np.array(cosines)
 
 

@@ -250,7 +250,7 @@ def test_a_standing_is_never_better_than_any_of_its_attacks() -> None:
     standings = {each.adversary: each for each in judged_of(report(*cases))[0].standings}
     assert standings[Adversary.COORDINATOR].verdict is Verdict.TOO_WEAK
     assert {name: each.verdict for name, each in standings.items() if name != Adversary.COORDINATOR} == {
-        str(name): None for name in (Adversary.PEER, Adversary.PEERS, Adversary.COLLUSION)
+        str(name): None for name in Adversary if name is not Adversary.COORDINATOR
     }
 
 

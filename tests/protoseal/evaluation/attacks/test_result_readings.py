@@ -15,7 +15,7 @@ from protoseal.evaluation.attacks.recorded_run import RecordedRun
 from protoseal_wire.cluster_assignment import clusters_of
 from tests.protoseal.evaluation.attacks.recorded import recorded_in_clusters, recorded_in_groups
 
-COORDINATOR, PEER, PEERS, COLLUSION = Adversary
+COORDINATOR, PEER, _, PEERS, COLLUSION = Adversary
 LARGE, SMALL = ["site-2", "site-4", "site-6", "site-7", "site-8"], ["site-1", "site-3", "site-5"]
 FULL = pytest.mark.full
 ERROR = 1e-3
