@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 
-import secure_client.protocol.masked_sum as site_masks
+import crypto.pairwise.masks as site_masks
 import secure_client.site_model.checkpointed_learner
 import secure_server.exchanges.masked_sums as server_masks
 from crypto.pairwise.attempt_binding import Binding
