@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -63,8 +64,7 @@ def append_line(path: Path, line: bytes) -> None:
 
     A partial line that a power cut left during an earlier call is cut off first.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
-    with os.fdopen(handle, "r+b") as file:
+    with os.fdopen(open_state_file(path), "r+b") as file:
         whole = file.read()
         end = whole.rfind(b"\n") + 1
         if end < len(whole):
@@ -88,12 +88,49 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
         sync_folder(made.parent)
 
 
+def make_state_folder(folder: Path) -> None:
+    """Make a folder that only its owner can enter.
+
+    Raises ``OSError`` for an existing folder that others may write to: they could put files of their own in place of
+    the state. The path may be a link. Limit: the folder's owner and the folders above it are not checked.
+    """
+    make_folder(folder, 0o700)
+    if folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(errno.EPERM, "others may write to this folder: run chmod go-w on it", str(folder))
+
+
+def open_state_file(path: Path) -> int:
+    """Open a file of a state folder, made if need be, for reading and writing, and return its descriptor.
+
+    Raises ``OSError`` for a symbolic link, which would let another file be written, and for a device or a pipe. Limit:
+    a hard link is another name of the same file and is not noticed; only the file's owner can make one where the kernel
+    protects hard links, as Linux does by default.
+    """
+    refuse_link(path)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, _OWN)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file; move it away", str(path))
+    return descriptor
+
+
+def refuse_link(path: Path) -> None:
+    """Raise ``OSError`` if the file is a symbolic link."""
+    if path.is_symlink():
+        raise OSError(
+            errno.ELOOP,
+            "is a symbolic link: put the file itself in its place, or name another folder",
+            str(path),
+        )
+
+
 def lock_file(path: Path) -> BinaryIO:
     """Lock a file, made if need be, for as long as the returned file is open; the kernel frees a dead process's lock.
 
     ``BlockingIOError`` if it is held.
     """
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN), "r+b")
+    file = os.fdopen(open_state_file(path), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

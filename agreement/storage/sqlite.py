@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from crypto.durable_files import sync_folder
+from crypto.durable_files import open_state_file, refuse_link, sync_folder
 
 
 class DatabaseOwner:
@@ -54,8 +54,14 @@ def closed_on_error(database: sqlite3.Connection | DatabaseOwner) -> Iterator[No
 def make_private(path: Path) -> None:
     """Create the file if it is missing, readable by its owner alone; its name is on the disk when this returns.
 
-    SQLite gives its own files beside it (-wal, -shm) the same mode.
+    SQLite gives its own files beside it (-wal, -shm) the same mode. Raises ``OSError`` if one of the files is a
+    symbolic link, which SQLite would follow.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    path.chmod(0o600)
+    for suffix in ("-wal", "-shm", "-journal"):
+        refuse_link(path.with_name(path.name + suffix))
+    descriptor = open_state_file(path)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
     sync_folder(path.parent)

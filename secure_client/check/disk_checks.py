@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from crypto.durable_files import make_state_folder, refuse_link
 from secure_client.app import JOURNAL, check_out, open_journal_of, rounds_received
 from secure_client.config import SiteConfig
 from secure_client.errors import StateError
@@ -22,9 +23,14 @@ _LOCKED_FROM, _LOCKED_BYTES = 0x40000002, 510
 
 
 def check_folders(config: SiteConfig) -> str:
-    """Return the folders that a run writes to; raise :class:`StateError` for a folder that cannot be written."""
+    """Return the folders that a run writes to; raise :class:`StateError` for a folder that cannot be written.
+
+    Raises ``OSError`` if others may write to ``state_dir``.
+    """
     for folder in (config.state_dir, config.out):
         _check_writable(folder)
+    if config.state_dir.exists():
+        make_state_folder(config.state_dir)  # refuses a folder that others may write to
     return f"{config.state_dir} and {config.out} can be written"
 
 
@@ -32,7 +38,8 @@ def check_state(config: SiteConfig, party: Party) -> str:
     """Return the number of rounds that this site has completed, as text.
 
     Raises :class:`StateError` for the state or results of another run, and while another process uses the state;
-    :class:`crypto.errors.CryptoError` where this site's key does not decrypt the stored secrets.
+    :class:`crypto.errors.CryptoError` where this site's key does not decrypt the stored secrets, ``OSError`` for a
+    symbolic link.
     """
     journal = config.state_dir / JOURNAL
     if not journal.exists():
@@ -41,6 +48,7 @@ def check_state(config: SiteConfig, party: Party) -> str:
     _check_free(journal)
     with tempfile.TemporaryDirectory(dir=config.state_dir, prefix=".check-") as copies:
         for path in config.state_dir.glob(f"{JOURNAL}*"):  # and the log that a killed process leaves
+            refuse_link(path)
             shutil.copy2(path, copies)
         with open_journal_of(config, Path(copies) / JOURNAL, party) as copy:
             return _progress(config, copy)

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
-from crypto.durable_files import make_folder
+from crypto.durable_files import make_state_folder
 from crypto.keys import StorageKey
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import ConflictingRequest, OtherRun, StateError, Violation
@@ -62,10 +62,11 @@ class Journal(DatabaseOwner):
         """Open or create the file.
 
         Raises :class:`OtherRun` if the file belongs to another run, agreement or site, :class:`StateError` if it is in
-        use or damaged. ``durable`` = false, for simulations only, does not wait for the disk: a killed process loses
-        nothing, but a power cut may lose the last answers or the whole file, after which a site could answer twice.
+        use or damaged, ``OSError`` if it is a symbolic link or others may write to its folder. ``durable`` = false, for
+        simulations only, does not wait for the disk: a killed process loses nothing, but a power cut may lose the last
+        answers or the whole file, after which a site could answer twice.
         """
-        make_folder(path.parent, 0o700)
+        make_state_folder(path.parent)
         make_private(path)
         self._storage = storage
         self._run = run

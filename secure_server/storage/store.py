@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
-from crypto.durable_files import lock_file, make_folder
+from crypto.durable_files import lock_file, make_state_folder
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds.state import State
@@ -113,7 +113,7 @@ class Store(DatabaseOwner):
         Raises :class:`StoreInUse` if a store has the file open, :class:`WrongStore` if the file is of another run,
         agreement or version, or no store at all.
         """
-        make_folder(path.parent, 0o700)
+        make_state_folder(path.parent)
         try:
             lock = lock_file(path.with_name(path.name + ".lock"))
         except BlockingIOError as error:

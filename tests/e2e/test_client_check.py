@@ -165,7 +165,8 @@ def have_the_state_of_another_run(site: Site) -> None:
 
 
 def have_a_folder_for_a_journal(site: Site) -> None:
-    (site.folder / "state" / JOURNAL).mkdir(parents=True)
+    (site.folder / "state").mkdir(0o700)
+    (site.folder / "state" / JOURNAL).mkdir()
 
 
 def have_the_model_of_another_run(site: Site) -> None:

@@ -298,14 +298,14 @@ class TestOpening:
             Store.open(path, "r1", AGREEMENT)
 
     def test_a_file_that_is_no_store_is_refused_and_kept(self, path: Path) -> None:
-        path.parent.mkdir()
+        path.parent.mkdir(0o700)
         path.write_bytes(b"notes" * 1000)
         with pytest.raises(WrongStore, match="is not a coordinator's store"):
             Store.open(path, "r1", AGREEMENT)
         assert path.read_bytes() == b"notes" * 1000
 
     def test_another_programs_database_is_refused(self, path: Path) -> None:
-        path.parent.mkdir()
+        path.parent.mkdir(0o700)
         database = sqlite3.connect(path)
         database.execute("CREATE TABLE notes (text TEXT)")
         database.close()
