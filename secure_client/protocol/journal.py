@@ -11,7 +11,9 @@ log. The limits:
 - A process that is killed or loses its way to the coordinator leaves the secrets of its last attempt, so that it can
   resume, until the journal is next opened and the attempt is over. One killed while it erases leaves them in the log
   until then. Those of a site that never comes back stay.
-- A copy of this file put back after newer answers were sent is not noticed here.
+- A copy of this file put back after newer answers were sent is not noticed here, and no more is a row that was deleted
+  or changed by hand, unless the row is a secret or holds others' signatures. Whoever writes to this file can make the
+  site answer a phase twice.
 - What a file system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out of
   reach. These bytes open only with the site's storage key, a file beside the journal that the passphrase opens.
 """
@@ -27,6 +29,7 @@ from pathlib import Path
 from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
 from crypto.durable_files import make_state_folder
 from crypto.keys import StorageKey
+from crypto.signed_encoding import encode
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import ConflictingRequest, OtherRun, StateError, Violation
 
@@ -69,7 +72,7 @@ class Journal(DatabaseOwner):
         make_state_folder(path.parent)
         make_private(path)
         self._storage = storage
-        self._run = run
+        self._run, self._owner = run, (run.encode(), agreement_hash, site.encode())
         self._synchronous = "FULL" if durable else "OFF"
         self._forgot = False
         # Statements are not cached: each would hold its last bound values, which are as large as a model.
@@ -199,13 +202,17 @@ class Journal(DatabaseOwner):
 
     def put_secret(self, name: str, secret: bytes) -> None:
         """Store a secret encrypted, replacing one of the same name."""
-        sealed = self._storage.encrypt(secret, name.encode())
+        sealed = self._storage.encrypt(secret, self._place(name))
         self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?)", (name, sealed))
 
     def secret(self, name: str) -> bytes | None:
         """Return a secret by name, or None; raise :class:`crypto.errors.DecryptionError` if it was tampered with."""
         row = self._db.execute("SELECT sealed FROM secrets WHERE name=?", (name,)).fetchone()
-        return None if row is None else self._storage.decrypt(bytes(row[0]), name.encode())
+        return None if row is None else self._storage.decrypt(bytes(row[0]), self._place(name))
+
+    def _place(self, name: str) -> bytes:
+        """Return what a stored secret is bound to, so that it opens under no other name and in no other run."""
+        return encode("journal-secret", *self._owner, name.encode())
 
     def check_secrets(self) -> int:
         """Return how many secrets there are. :class:`crypto.errors.DecryptionError` unless each of them opens."""
