@@ -35,8 +35,10 @@ SHORTEST_DELAY = 0.25
 """Seconds; far above the jitter of a process that wakes up and of a network."""
 _MARGIN = 2.0
 """Public factor: later rounds were seen to take up to 1.5 times the first, which has no targets to align with."""
-_MEANS_OF_VALUES = 4.0
-"""Public factor: MEANS was seen to take up to 2.7 times as long as VALUES."""
+_MEANS_OF_VALUES = 3.0
+"""Public factor: MEANS was seen to take 1.5 to 2.7 times as long as VALUES."""
+_RESULT_OF_VALUES = 2.0
+"""Public factor: RESULT without tests was seen to take up to 2.5 times as long as VALUES, whose delay has a margin."""
 _TESTS = 2
 """Most tests of the model after a result: of the trained model, and of the aggregated one."""
 _DELAYED = (Phase.PRESENCE, Phase.DIRECTIONS, Phase.VALUES, Phase.MEANS, Phase.RESULT)
@@ -100,7 +102,7 @@ class AnswerDelays:
             return
         began = self._clock()
         self._test_model()
-        self._set(key, values + _MARGIN * _TESTS * (self._clock() - began))
+        self._set(key, _RESULT_OF_VALUES * values + _MARGIN * _TESTS * (self._clock() - began))
 
     def _set(self, key: PhaseKey, seconds: float) -> None:
         deadline = (
