@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from agreement.agreement import Name
 from agreement.field_types import Count, Positive
 from agreement.party_file import Address, PartyFile
+from agreement.run_settings import FEWEST_SAFE_HOLDERS
 from agreement.sections.training import ModelSpec
 from agreement.toml_loading import LocalPath, data_spec, directory_of, read_toml
 from secure_client.privacy.budget_section import BudgetSection
@@ -26,11 +27,11 @@ class SiteConfig(PartyFile):
     the agreement's are refused, unless ``convert_channels`` lets grey and RGB be converted into each other.
 
     ``min_holders`` and ``min_sites`` are this site's own minima. Loading this file refuses an agreement with fewer
-    holders, so ``min_holders`` bounds every sum and mean that includes the site; the site refuses a roster or a round
-    with fewer sites than ``min_sites``, whatever the coordinator says. Limit: ``min_sites`` counts a round's sites over
-    all groups, so the sum of one group may be over fewer sites, down to ``min_holders``. ``pins`` maps a peer's name to
-    the SHA-256 fingerprint of its certificate: with a pin, not even the CA can put another certificate in the peer's
-    place.
+    holders (3 unless the file says otherwise), so ``min_holders`` bounds every sum and mean that includes the site; the
+    site refuses a roster or a round with fewer sites than ``min_sites``, whatever the coordinator says. Limit:
+    ``min_sites`` counts a round's sites over all groups, so the sum of one group may be over fewer sites, down to
+    ``min_holders``. ``pins`` maps a peer's name to the SHA-256 fingerprint of its certificate: with a pin, not even the
+    CA can put another certificate in the peer's place.
     """
 
     name: Name
@@ -51,8 +52,8 @@ class SiteConfig(PartyFile):
     """Model of this site's own, with the agreed feature dimension."""
     pretrained: LocalPath | None = None
     """File with the pretrained weights."""
-    min_holders: Count | None = None
-    """Fewest holders that this site accepts in an agreement."""
+    min_holders: Count = FEWEST_SAFE_HOLDERS
+    """Fewest holders that this site accepts in an agreement; below 3 a peer computes this site's prototypes."""
     min_sites: Annotated[int, Field(ge=2)] | None = None
     """Fewest sites that this site accepts on a roster or in a round."""
     pins: dict[Name, str] = Field(default_factory=dict)
@@ -96,10 +97,11 @@ class SiteConfig(PartyFile):
 
     @model_validator(mode="after")
     def _agreement_suffices(self) -> Self:
-        if self.min_holders and self.min_holders > self.agreement.min_holders:
+        if self.min_holders > self.agreement.min_holders:
             raise ValueError(
                 f"min_holders: this site requires {self.min_holders} holders of a class, the agreement has "
-                f"{self.agreement.min_holders}; ask the federation to raise it, or do not take part"
+                f"{self.agreement.min_holders}; ask the federation to raise it, or lower min_holders in this file, "
+                "which lets other sites compute this site's prototypes where it is below 3"
             )
         return self
 

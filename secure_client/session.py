@@ -181,6 +181,9 @@ class Session:
 
     def _presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
+        # Every attempt brings vectors of the model's length, so that repeated attempts would fill the disk.
+        self._journal.forget_contents(key.round)
+        self._journal.forget_attempts(key)
         self._exchange.start(key, start)
         # Before training, which may be paid for: a request that is refused after a payment could be repeated until the
         # privacy budget is spent.

@@ -8,7 +8,7 @@ import json
 from agreement.phases import fewest_listed, has_common_group
 from crypto.protection import Payload
 from protoseal_wire import codec
-from protoseal_wire.messages import PhaseKey, RoundStart
+from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
 from secure_client.methods.base import ExchangeParts
 
@@ -41,6 +41,7 @@ class Starts:
             return None
         if start.catch_up is None:
             raise Violation(f"round {key.round} starts from a result that this site has not received")
+        self._check_result_missed(key)
         return start.catch_up
 
     def own_group(self) -> tuple[str, ...]:
@@ -101,6 +102,18 @@ class Starts:
         """Check that all attempts of one round have one base, since a site trains once in a round."""
         if seen != now:
             raise Violation(f"round {key.round} starts again from another result")
+
+    def _check_result_missed(self, key: PhaseKey) -> None:
+        """Check that this site lacks the result of the round before, so that no round gives it two results.
+
+        Two results of one round could be subtracted, and each is a question that later rounds answer. Round 1 has no
+        result before it: the grouping in round 0 gives groups alone.
+        """
+        last = self._journal.latest(Phase.RESULT)
+        if key.round - 1 <= (0 if last is None else last.round):
+            raise Violation(
+                f"round {key.round} starts from a result to catch up with, but this site missed no result before it"
+            )
 
     def _check_hash(self, catch_up: Payload, base: bytes) -> None:
         if hashlib.sha256(codec.encode_payload(catch_up)).digest() != base:

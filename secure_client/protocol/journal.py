@@ -198,6 +198,30 @@ class Journal(DatabaseOwner):
             "UPDATE answers SET request = x'', answer = x'' WHERE round > 0 AND round < ?", (before_round,)
         )
 
+    def forget_attempts(self, before: PhaseKey) -> None:
+        """Drop the largest contents of earlier attempts of the round: results to catch up with, and values sent.
+
+        A coordinator can repeat attempts without end, each with a vector of the model's length. Hashes stay, and so
+        do the lists that later attempts are checked against.
+        """
+        earlier = "round = ? AND attempt < ?"
+        of_attempts = (before.round, before.attempt)
+        self._db.execute(
+            f"UPDATE answers SET request = x'' WHERE phase = ? AND {earlier}",  # noqa: S608 (the two conditions above)
+            (Phase.PRESENCE, *of_attempts),
+        )
+        self._db.execute(
+            f"UPDATE answers SET answer = x'' WHERE phase IN (?, ?, ?) AND {earlier}",  # noqa: S608
+            (Phase.DIRECTIONS, Phase.VALUES, Phase.MEANS, *of_attempts),
+        )
+
+    def forget_set_up(self, before_attempt: int) -> None:
+        """Drop the contents of earlier attempts of the set-up; each of ``ckks`` holds the group's evaluation keys."""
+        self._db.execute(
+            "UPDATE answers SET request = x'', answer = x'' WHERE phase IN (?, ?) AND attempt < ?",
+            (Phase.ROSTER, Phase.SECRET, before_attempt),
+        )
+
     # Secrets and documents
 
     def put_secret(self, name: str, secret: bytes) -> None:
@@ -265,5 +289,6 @@ def check_still_kept(key: PhaseKey, answer: bytes) -> None:
     """Raise :class:`Violation` when the answer's bytes were dropped; no answer is empty by itself."""
     if not answer:
         raise Violation(
-            f"{key.phase.name} of round {key.round} was requested again after later rounds' results"
+            f"{key.phase.name} of round {key.round}, attempt {key.attempt} was requested again after a later "
+            "attempt or round had begun"
         )

@@ -116,9 +116,16 @@ class Setup:
         self._journal.forget_secrets(but=_STATEMENT)
 
     def answer_roster(self, attempt: int, request: bytes) -> bytes:
-        """Verify the roster; the prescribed maker also makes the group's keys."""
+        """Verify the roster; the prescribed maker also makes the group's keys.
+
+        The secret and the messages of the set-up attempt before are erased, since no later phase can use them.
+        """
         now = self._now()
         self._roster = self._verified(request, now)
+        earlier = self._journal.latest(Phase.ROSTER)
+        if earlier is not None:
+            self._journal.forget_secret(_group_name(earlier.attempt))
+            self._journal.forget_set_up(attempt)
         for name in sorted(set(self.party.pins) - set(self._roster.members)):
             _log.warning("pins names %s, but the roster has no such site", name)
         self._journal.put(_VERIFIED_AT, 0, now.isoformat().encode())

@@ -137,8 +137,8 @@ START_ATTACKS: dict[str, MaskedAttack] = {
         other_catch_up,
     ),
     "begins a round again from another result": MaskedAttack(
-        (_START + "_check_same_base",), A, Phase.PRESENCE, "starts again from another result",
-        two_starts_of_a_round,
+        (_START + "_check_same_base", _START + "_check_result_missed"), A, Phase.PRESENCE,
+        "starts again from another result", two_starts_of_a_round,
     ),
 }  # fmt: skip
 """Attacks by what the coordinator does."""

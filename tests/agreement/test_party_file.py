@@ -36,8 +36,17 @@ def test_the_agreement_may_stand_in_the_file_itself(tmp_path: Path) -> None:
 
 def test_a_site_refuses_an_agreement_with_fewer_holders_than_it_insists_on(agreed: Path) -> None:
     assert load_party(agreed, SITE, min_holders=3).min_holders == 3
-    with pytest.raises(ConfigError, match="requires 4 holders of a class, the agreement has 3"):
+    with pytest.raises(ConfigError, match="min_holders"):
         load_party(agreed, SITE, min_holders=4)
+
+
+@pytest.mark.parametrize("protection", ["plain", "masked"])
+def test_site_file_without_min_holders_agreement_of_two_is_refused(tmp_path: Path, protection: str) -> None:
+    few = {"min_holders": 2, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
+    write(tmp_path / "agreement.toml", {**AGREEMENT, **few, "protection": protection})
+    with pytest.raises(ConfigError, match="min_holders"):
+        load_party(tmp_path, SITE)
+    assert load_party(tmp_path, SITE, min_holders=2).agreement.min_holders == 2
 
 
 def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:

@@ -56,6 +56,17 @@ def play(open_sites: OpenSites) -> MaskedPlay:
     return opened
 
 
+def test_later_set_up_attempt_erases_earlier_secret_and_messages(open_sites: OpenSites) -> None:
+    play = open_sites(grouped_agreement())
+    play.set_up(*EVERYONE)
+    earlier = sealed_of(play)
+    play.set_up(*EVERYONE, attempt=2)
+    assert len(sealed_of(play)) == len(earlier)
+    assert len([content for content in earlier if content not in sealed_of(play)]) == 1
+    first = PhaseKey(play.agreement.run, 0, 1, Phase.ROSTER)
+    assert play.site(A).journal.stored_answer(first) == b""
+
+
 def sealed_of(play: MaskedPlay) -> list[bytes]:
     """Return every secret in the site's journal as stored, except the statement, which is public."""
     rows = play.site(A).journal._db.execute("SELECT sealed FROM secrets WHERE name != 'statement'").fetchall()

@@ -139,6 +139,21 @@ def test_a_start_that_a_site_was_not_given_is_refused(play: MaskedPlay) -> None:
         play.attempt(A, round_number=2, start={A: (b"", None)})
 
 
+def test_start_with_crafted_result_before_first_sum_is_refused(play: MaskedPlay) -> None:
+    crafted = some_result()
+    with pytest.raises(Violation):
+        play.attempt(A, start={A: (base_of(crafted), crafted)})
+    assert play.site(A).trainee.base == b""
+
+
+def test_start_with_second_result_of_a_round_is_refused(play: MaskedPlay) -> None:
+    first = play.play_sum(*EVERYONE)
+    second = some_result()
+    with pytest.raises(Violation):
+        play.attempt(A, round_number=2, start={A: (base_of(second), second)})
+    assert play.site(A).trainee.base == base_of(first)
+
+
 @pytest.mark.parametrize("round_number", [1, 2])
 def test_a_result_to_catch_up_with_is_the_one_that_is_named(play: MaskedPlay, round_number: int) -> None:
     result = play.play_sum(*EVERYONE) if round_number == 2 else some_result()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from crypto.keys import StorageKey
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import ConflictingRequest, Violation
 from secure_client.protocol.journal import Journal
 
 NAME = "mask secrets of round 1, attempt 1"
@@ -107,3 +110,23 @@ def test_forgetting_a_missing_secret_keeps_the_others(folder: Path) -> None:
             journal.forget_secret(NAME)
         assert journal.secret(NAME) is None
         assert journal.secret("another") == b"kept"
+
+
+def test_repeated_attempts_keep_no_vector_but_the_last(folder: Path) -> None:
+    vector = bytes(range(256)) * 400
+    with open_journal(folder) as journal:
+        for attempt in range(1, 5):
+            presence = PhaseKey("run", 1, attempt, Phase.PRESENCE)
+            journal.forget_attempts(presence)
+            journal.record(presence, vector, b"statement")
+            journal.record(replace(presence, phase=Phase.SHARES), b"list", b"shares")
+            journal.record(replace(presence, phase=Phase.VALUES), b"received shares", vector)
+        stored = "SELECT SUM(LENGTH(request)), SUM(LENGTH(answer)) FROM answers"
+        requests, answers = journal._db.execute(stored).fetchone()
+        assert max(requests, answers) < 2 * len(vector)
+        assert journal.stored_answer(replace(presence, attempt=1)) == b"statement"
+        with pytest.raises(Violation):
+            journal.answer(replace(presence, attempt=1, phase=Phase.VALUES), b"received shares")
+        with pytest.raises(ConflictingRequest):
+            journal.answer(replace(presence, attempt=1), b"another start")
+        assert journal.answer(replace(presence, phase=Phase.VALUES), b"received shares") == vector
