@@ -45,17 +45,28 @@ def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), *layers), nn.Linear(dim, num_classes)
 
 
-def agreed(protection: Protection = Protection.CKKS, rounds: int = 2) -> Agreement:
-    """Return some rounds of FedPLCC."""
-    averaged = Averaged(SplitModel(*build(CLASSES, DIM)), Method.FEDPLCC.traits.averaged)
+def agreed(
+    protection: Protection = Protection.CKKS,
+    rounds: int = 2,
+    method: Method = Method.FEDPLCC,
+    lr: float = 0.05,
+) -> Agreement:
+    """Return some rounds of a method that averages a model."""
+    averaged = Averaged(SplitModel(*build(CLASSES, DIM)), method.traits.averaged)
     parameters, buffers = averaged.sizes
     return grouped_agreement(
-        protection, method=Method.FEDPLCC, classes=CLASSES, dim=DIM, rounds=rounds, norm_bound=40.0
+        protection,
+        method=method,
+        fedpc={"groups": 1},
+        classes=CLASSES,
+        dim=DIM,
+        rounds=rounds,
+        norm_bound=40.0,
     ).model_copy(
         update={
             "averaging": AveragingSection(parameters=parameters, buffers=buffers),
             "masking": MaskingSection(ring_bits=64),
-            "training": short_training("tests.adversary.presence_oracle:build", batch_size=6, lr=0.05),
+            "training": short_training("tests.adversary.presence_oracle:build", batch_size=6, lr=lr),
         }
     )
 

@@ -17,15 +17,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from agreement import Protection
+from agreement import Agreement, Method, Protection
 from agreement.payload_forms import directions_form, limits_of
+from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.data import SiteData
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.base import Attempt, Outcome
 from tests.adversary.presence_oracle import CLASSES, DIM, PIXELS, agreed
-from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
+from tests.conformance.clustered_runs import run_clustered
+from tests.conformance.grouped_runs import Transcript, run_grouped
 from tests.conformance.runs import data_for
 
 SITES = 4
@@ -47,11 +49,12 @@ class Question:
     bound: float
 
 
-def dying(question: Question) -> Float:
-    """Return a model whose features are (x − bound, 0, …), less a little, where the answer is yes, else zeros."""
+def dying(question: Question, channels: int = 1) -> Float:
+    """Return a model whose features are x − bound, less a little, in some channels if the answer is yes, else zeros."""
     first, second = _dead_layers()
-    first[0][0, question.pixel], first[1][0] = _SLOPE, -_SLOPE * question.bound
-    second[0][0, 0], second[1][0] = 1.0, -_SLOPE * GRID / 4.0  # a margin, since training moves it a little
+    left = np.arange(channels)
+    first[0][left, question.pixel], first[1][left] = _SLOPE, -_SLOPE * question.bound
+    second[0][left, left], second[1][left] = 1.0, -_SLOPE * GRID / 4.0  # a margin for what training moves
     return _model(first, second)
 
 
@@ -88,7 +91,7 @@ class Questioned:
     ``opened`` has, by round, the rows (G, d) and classes (G,) of the clusters' means.
     """
 
-    transcript: ClusterTranscript
+    transcript: Transcript
     questions: Mapping[int, Question]
     data: Mapping[str, SiteData]
     opened: Mapping[int, tuple[Float, Float]]
@@ -134,30 +137,51 @@ def ask(
     patch: pytest.MonkeyPatch,
     craft: Callable[[Question], Float],
     questions: Mapping[int, Question],
+    method: Method = Method.FEDPLCC,
 ) -> Questioned:
-    """Run four sites with all classes under ``masked``. A question's round is the one in which sites answer it."""
-    agreement = agreed(Protection.MASKED, max(questions))
+    """Run four sites with all classes under ``masked``. A question's round is the one in which sites answer it.
+
+    The learning rate is so small that crafted models stay, as they do where training fails and is undone.
+    """
+    agreement = agreed(Protection.MASKED, max(questions), method, lr=1e-4)
     data = data_for(agreement, np.ones((SITES, CLASSES), dtype=np.bool_))
     combine, opened = Aggregator.combine, dict[int, tuple[Float, Float]]()
 
     def crafted(aggregator: Aggregator, attempt: Attempt) -> Outcome:
         outcome = combine(aggregator, attempt)
-        rows, classes, *_ = next(iter(outcome.results.values())).arrays
-        opened[attempt.key.round] = rows, classes
+        if not outcome.results:  # round 0
+            return outcome
+        opened[attempt.key.round] = _centres(agreement, next(iter(outcome.results.values())))
         question = questions.get(attempt.key.round + 1)
         if question is None:
             return outcome
         results = {
-            site: replace(
-                payload, arrays=(np.zeros_like(payload.arrays[0]), *payload.arrays[1:3], craft(question))
-            )
+            site: _with_model(agreement, payload, craft(question))
             for site, payload in outcome.results.items()
         }
         return replace(outcome, results=results)
 
     with patch.context() as inside:
         inside.setattr(Aggregator, "combine", crafted)
-        return Questioned(run_clustered(agreement, data, folder), questions, data, opened)
+        run = run_clustered if agreement.clusters else run_grouped
+        return Questioned(run(agreement, data, folder), questions, data, opened)
+
+
+def _centres(agreement: Agreement, result: Payload) -> tuple[Float, Float]:
+    """Return the rows (G, d) and classes (G,) of a result, which is the coordinator's own computation."""
+    if agreement.clusters:
+        return result.arrays[0], result.arrays[1]
+    rows = result.arrays[0][: CLASSES * DIM].reshape(CLASSES, DIM)
+    return rows, np.arange(CLASSES, dtype=np.float64)
+
+
+def _with_model(agreement: Agreement, result: Payload, model: Float) -> Payload:
+    """Return a result with this model and prototypes of zeros."""
+    averaged = model[: agreement.averaging.parameters]
+    if agreement.clusters:
+        rows, classes, weights, _ = result.arrays
+        return replace(result, arrays=(np.zeros_like(rows), classes, weights, averaged))
+    return replace(result, arrays=(np.concatenate([np.zeros(CLASSES * DIM), averaged]), result.arrays[1]))
 
 
 def pooled(data: SiteData) -> tuple[Float, NDArray[np.int64]]:
