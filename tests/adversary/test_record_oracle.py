@@ -107,7 +107,7 @@ def test_directions_of_killed_features_answer_nothing_at_a_site_with_a_class_ali
 def test_the_stated_limit_directions_of_a_few_channels_tell_zeros(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where features are equal in three channels, prototypes are alike and substitutes are not: 91 of 96 answers."""
+    """Features that are equal in three channels make prototypes alike, and substitutes not: 91 of 96 answers."""
     asked = ask(tmp_path, monkeypatch, partial(dying, channels=3), questions())
     found = {}
     for (number, site), (rows, _) in asked.directions.items():
@@ -155,7 +155,7 @@ def test_the_stated_limit_a_cluster_of_enough_sites_holds_one_real_prototype(dea
 def test_the_stated_limit_a_class_of_enough_holders_has_one_real_prototype(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The same of FedPC's groups, in three of three classes."""
+    """FedPC's groups give the one prototype away as well, in three of three classes."""
     for_one = {number: question for number, question in questions().items() if number < 2 + CLASSES}
     asked = ask(tmp_path, monkeypatch, dying, for_one, Method.FEDPC)
     for number, k, site in answered_by_one(asked):
