@@ -29,7 +29,7 @@ BEHAVIOURS = {
     "crypto/pairwise": "frozen_vectors refused_releases sparse_graph_sums whole_protocol",
     "crypto/pki": "certificate_issuing grpc_tls",
     "privacy/accounting": "discrete_noise_epsilon",
-    "privacy/ledger": "killed_writer tampered_ledger",
+    "privacy/ledger": "hidden_lines killed_writer tampered_ledger",
     "privacy/mechanisms": "query_sensitivity summed_noise",
     "protoseal/commands": "budget_extreme_inputs outputs_and_exit_codes",
     "protoseal/evaluation/coordinator_view": "cluster_view encrypted_view masked_view no_secret_shows",

@@ -7,7 +7,6 @@ an entry is the site's clock, and proves nothing.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -93,15 +92,10 @@ class Spending:
 
 @dataclass(frozen=True)
 class Budget:
-    """Content of the first line: the data set and its initial limit.
-
-    ``salt`` is 16 random bytes in hex, or empty in a ledger that was begun without a salt. The salt never leaves the
-    site, so that nobody who sees a line's hash can find the limit by trying.
-    """
+    """Content of the first line: the data set and its initial limit."""
 
     dataset: str
     limit: Limit
-    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,6 @@ def budget_to_json(budget: Budget) -> dict[str, object]:
         "dataset": budget.dataset,
         **budget.limit.to_json(),
         "neighbours": NEIGHBOURS,
-        **({"salt": budget.salt} if budget.salt else {}),
     }
 
 
@@ -134,10 +127,7 @@ def budget_from_json(content: Mapping[str, object]) -> Budget:
     dataset = content.get("dataset")
     if not isinstance(dataset, str):
         raise ValueError("the first line must name a data set")
-    salt = content.get("salt", "")
-    if not (isinstance(salt, str) and re.fullmatch("|[0-9a-f]{32}", salt)):
-        raise ValueError("the salt must be empty or 32 hexadecimal digits")
-    budget = Budget(dataset, Limit.from_json(content), salt)
+    budget = Budget(dataset, Limit.from_json(content))
     if budget_to_json(budget) != content:
         raise ValueError("the first line is not a budget of this version")
     return budget

@@ -1,24 +1,28 @@
 """Hash chain of JSON lines, in which each line holds the hash of the line before.
 
 A line is the canonical JSON (keys sorted, no spaces, ASCII) of an object with ``seq``, counted from 0, ``prev``, the
-hash of the line before (64 zeros for the first line), and ``hash``: SHA-256, in hexadecimal, over the JSON without
-``hash``.
+hash of the line before (64 zeros for the first line), ``salt``, 16 random bytes, and ``hash``: SHA-256, in hexadecimal,
+over the JSON without ``hash``.
 
-Guarantee: a changed, removed, moved or repeated line is detected. Limit: anyone who can write the file can make
-another valid chain; only a hash that another party has kept reveals the replacement.
+Guarantees: a changed, removed, moved or repeated line is detected. A hash, which others see, tells nothing about its
+line, since the salt stays in the file: neither the time of a release nor a limit can be searched for. Limits: anyone
+who can write the file can make another valid chain; only a hash that another party has kept reveals the replacement.
+Lines of earlier ledgers have no salt, or only the first one has, and can be searched for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 NO_LINE = "0" * 64
 """Value of ``prev`` in the first line."""
-_CHAINING = frozenset({"seq", "prev", "hash"})
+_CHAINING = frozenset({"seq", "prev", "salt", "hash"})
 
 
 class ChainError(ValueError):
@@ -37,10 +41,11 @@ class Anchor(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Checked content of a file. ``contents`` are the lines' objects without ``seq``, ``prev`` and ``hash``.
+    """Checked content of a file.
 
-    ``complete`` is the length in bytes of the valid lines. ``torn`` is the rest of the file: an unfinished line without
-    a newline. ``unended`` is True if the last line is valid and lacks only its newline.
+    ``contents`` are the lines' objects without ``seq``, ``prev``, ``salt`` and ``hash``. ``complete`` is the length in
+    bytes of the valid lines. ``torn`` is the rest of the file: an unfinished line without a newline. ``unended`` is
+    True if the last line is valid and lacks only its newline.
     """
 
     contents: tuple[Mapping[str, object], ...]
@@ -60,13 +65,13 @@ class Chain:
 
 
 def make_line(after: Anchor, content: Mapping[str, object]) -> bytes:
-    """Return the line that follows ``after``, with its newline.
+    """Return a line that follows ``after``, with its newline; each call draws another salt.
 
-    Raises ``ValueError`` for content that JSON cannot hold, or that has ``seq``, ``prev`` or ``hash``.
+    Raises ``ValueError`` for content that JSON cannot hold, or that has ``seq``, ``prev``, ``salt`` or ``hash``.
     """
     if _CHAINING & content.keys():
         raise ValueError(f"content must not have the fields {', '.join(sorted(_CHAINING & content.keys()))}")
-    unsigned = {**content, "seq": after.seq + 1, "prev": after.head}
+    unsigned = {**content, "seq": after.seq + 1, "prev": after.head, "salt": secrets.token_hex(16)}
     return _canonical({**unsigned, "hash": _hash(unsigned)}) + b"\n"
 
 
@@ -108,10 +113,12 @@ def _read_line(number: int, line: bytes) -> dict[str, object]:
         canonical = isinstance(entry, dict) and _canonical(entry) == line
     except (ValueError, RecursionError) as error:
         raise ChainError(f"line {number} is not JSON: it was changed") from error
-    if not canonical or not entry.keys() >= _CHAINING:
+    if not canonical or not entry.keys() | {"salt"} >= _CHAINING:
         raise ChainError(f"line {number} is not a line of a ledger: it was changed")
     if entry["hash"] != _hash({name: value for name, value in entry.items() if name != "hash"}):
         raise ChainError(f"line {number} was changed: its hash is not that of its content")
+    if not re.fullmatch("[0-9a-f]{32}", str(entry.get("salt", "0" * 32))):
+        raise ChainError(f"line {number} has a salt that is not 32 hexadecimal digits")
     return dict(entry)
 
 

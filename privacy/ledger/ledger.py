@@ -13,7 +13,6 @@ either that one data set has two names: a site that renames its records gets ano
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -77,9 +76,7 @@ class Ledger:
         file is damaged, cannot be written, or belongs to another data set or limit.
         """
         self._path, self._epsilon, self._most_payments = path, epsilon, most_payments
-        self._budget = Budget(
-            dataset, limit, secrets.token_hex(16)
-        )  # the salt is used only if the file is new
+        self._budget = Budget(dataset, limit)
         self._account: Account | None = None
         self._broken = False
         with self._opened(create=True):
@@ -108,8 +105,8 @@ class Ledger:
         """Record a planned release. After the return, the release's noise may be drawn once, and the result sent.
 
         Raises :class:`privacy.errors.BudgetError` if the release would exceed the limit, is not covered by the
-        accountant, or has its most payments already; nothing was recorded. Raises :class:`LedgerError` if the entry could not be made durable: the
-        release must not be sent, and may count as spent.
+        accountant, or has its most payments already; nothing was recorded. Raises :class:`LedgerError` if the entry
+        could not be made durable: the release must not be sent, and may count as spent.
         """
         with self._opened() as file:
             history = self.history

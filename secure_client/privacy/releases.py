@@ -138,7 +138,7 @@ class Releases:
         nothing was drawn.
         """
         sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
-        self._ledger.spend(self._of_prototypes(round_number, len(self._agreement.classes)))
+        self._ledger.spend(self._of_prototypes(round_number))
         released = sums.release()
         self._log_spending(round_number)
         return released
@@ -152,11 +152,16 @@ class Releases:
     ) -> ReleasedCells:
         """Release parts of classes: as many prototypes of a class as it has cells of enough records.
 
-        ``cells`` are public, and at most the agreed number for a class.
+        ``cells`` are those of the centres that the site trains from. ``ValueError`` for more cells than are agreed.
+        The cost is that of the agreed number in every round.
         """
+        if len(cells) > self._agreement.most_cells:
+            raise ValueError(
+                f"a release over {len(cells)} cells exceeds the agreed {self._agreement.most_cells}"
+            )
         assigned = ((features, cells.of(features, labels)) for features, labels in batches)
         sums = self._sums(self._query, len(cells), assigned, owners)
-        self._ledger.spend(self._of_prototypes(round_number, len(cells), cells=len(cells)))
+        self._ledger.spend(self._of_prototypes(round_number))
         released = release_cells(sums, cells)
         self._log_spending(round_number)
         return released
@@ -194,7 +199,7 @@ class Releases:
         """
         classes, agreed = len(self._agreement.classes), self._agreed
         facts: dict[str, Fact] = {"noise": agreed.noise.value, "colluding": agreed.colluding}
-        self._ledger.spend(self._of_prototypes(round_number, classes, **facts))
+        self._ledger.spend(self._of_prototypes(round_number, **facts))
         share = self._query.draw(classes, self._agreement.dim)
         self._log_spending(round_number, "to be summed under shared noise")
         return share
@@ -250,12 +255,12 @@ class Releases:
     def _is_guaranteed(self) -> bool:
         return self._agreed.extractor is not Extractor.TRAINED
 
-    def _of_prototypes(self, round_number: int, parts: int, **facts: Fact) -> Spending:
-        """Return the spending of a release over ``parts`` parts of classes: the planned number, or fewer."""
+    def _of_prototypes(self, round_number: int, **facts: Fact) -> Spending:
+        """Return the spending of a release: the same in every round and for every outcome."""
         agreement, query = self._agreement, self._query
         return self._spending(
             ReleaseName(agreement.run, round_number, WHAT),
-            event_of(agreement, self._agreed, parts),
+            event_of(agreement, self._agreed),
             clip=query.clip,
             count_weight=query.count_weight,
             classes=len(agreement.classes),

@@ -19,15 +19,13 @@ _PAID_TWICE = 8
 """Number of rounds that a simulated site may pay for twice, in runs that are killed and resumed."""
 
 
-def event_of(agreement: Agreement, agreed: PrivacySection, cells: int | None = None) -> GaussianRelease:
-    """Return the cost of a release over ``cells`` parts of classes; without a number, the largest cost.
+def event_of(agreement: Agreement, agreed: PrivacySection) -> GaussianRelease:
+    """Return the cost of a release over the agreed number of parts of classes, which bounds that over fewer.
 
-    Raises ``ValueError`` for more parts than are agreed.
+    Every release of a run costs as much. The number of cells around centres follows from a decryption under ``ckks``,
+    so a cost by that number would say in a refusal what the centres were.
     """
-    parts = agreement.most_cells if cells is None else cells
-    if parts > agreement.most_cells:
-        raise ValueError(f"a release over {parts} cells exceeds the agreed {agreement.most_cells}")
-    coordinates = PrototypeQuery.coordinates(parts, agreement.dim)
+    coordinates = PrototypeQuery.coordinates(agreement.most_cells, agreement.dim)
     return GaussianRelease(agreed.noise_multiplier, coordinates)
 
 

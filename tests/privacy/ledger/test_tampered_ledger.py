@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from privacy.errors import LedgerError, RolledBackError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor, ChainError, make_line, read_chain
 from tests.support.budgets import LIMIT, open_ledger, spending
+from tests.support.ledger_search import canonical
 
 Lines = list[bytes]
 
@@ -31,8 +33,18 @@ def changed(line: bytes, name: str, value: object, *, rehashed: bool = False) ->
     entry[name] = value
     if rehashed:
         after = Anchor(entry.pop("seq") - 1, entry.pop("prev"))
-        return make_line(after, {key: each for key, each in entry.items() if key != "hash"})[:-1]
-    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+        return make_line(after, {key: each for key, each in entry.items() if key not in {"hash", "salt"}})[
+            :-1
+        ]
+    return canonical(entry)
+
+
+def salted(line: bytes, salt: str) -> bytes:
+    """Return the line with another salt, and a hash that fits."""
+    entry = json.loads(line) | {"salt": salt}
+    del entry["hash"]
+    entry["hash"] = hashlib.sha256(canonical(entry)).hexdigest()
+    return canonical(entry)
 
 
 def replaced(lines: Lines, index: int, *others: bytes) -> Lines:
@@ -73,6 +85,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Lines], Lines], str]] = {
         lambda old: [*old[:4], changed(old[4], "event", {"mechanism": "none"}, rehashed=True)],
         "line 5 .*mechanism 'none'",
     ),
+    "salt that is none": (lambda old: [*old[:4], salted(old[4], "pepper")], "line 5 .* salt"),
     "other format": (lambda old: [changed(old[0], "format", 2, rehashed=True)], "line 1 .* this version"),
     "other neighbours": (
         lambda old: [changed(old[0], "neighbours", "replace one", rehashed=True)],
