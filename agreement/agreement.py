@@ -19,7 +19,7 @@ from agreement.extensions.settings import (
 from agreement.method_traits import Family, ModelPart
 from agreement.methods import Method
 from agreement.protections import Protection
-from agreement.round_plan import Form, RoundPlan, plan_for
+from agreement.round_plan import Form, RoundPlan
 from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
 from agreement.sections.built_in_models import BUILT_IN_MODELS
 from agreement.sections.clustering import Clustering
@@ -186,7 +186,7 @@ class Agreement(RunSettings):
     @property
     def plan(self) -> RoundPlan:
         """Return the rounds of the agreed method under the agreed protection; ``ValueError`` for a control alone."""
-        return plan_for(self.method, self.protection)
+        return self.plan_of(self.method)
 
     @property
     def delays_answers(self) -> bool:
@@ -214,7 +214,7 @@ class Agreement(RunSettings):
     @property
     def sums(self) -> bool:
         """True if sites' values are added up, over all sites or in groups."""
-        return self.method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
+        return self.method.traits.family is not Family.ALONE and self.plan.sums
 
     @property
     def row_period(self) -> int:
@@ -343,8 +343,11 @@ class Agreement(RunSettings):
         """Return the settings that a party needs to know first."""
         delays = ", answers show how long they took" if self.timing.answers_show_duration else ""
         extensions = "".join(f", {name} of {found}" for name, found in self.distributions.items())
+        secret = (
+            "one secret shared by all sites" if self.needs_group_secret else "no secret shared among sites"
+        )
         return (
-            f"{self.method} under {self.protection}, {self.rounds} rounds,"
+            f"{self.method} under {self.protection} ({self.plan.carries}; {secret}), {self.rounds} rounds,"
             f" min_holders {self.min_holders}, min_sites {self.min_sites}{delays}{extensions}"
         )
 
@@ -366,7 +369,7 @@ class Agreement(RunSettings):
     @property
     def needs_group_secret(self) -> bool:
         """True if the sites share a secret that one of them makes and seals to the others."""
-        return self.protection.secret_bytes > 0
+        return self.plan.shares_secret and self.protection.secret_bytes > 0
 
 
 def load_agreement(path: Path) -> Agreement:

@@ -51,11 +51,10 @@ def check_noise_is_shared(method: Method, protection: Protection, *, personal: b
             f" {protection.value!r}: choose noise = 'local', or protection {hiding}"
         )
     if traits.family not in (Family.GROUPS, Family.SUMS) or not traits.prototypes or traits.weighted:
-        why = (
-            "it sends more than sums of prototypes"
-            if traits.family in (Family.PEERS, Family.CLUSTERS)
-            else "its sums are not of prototypes, or weigh models by sample counts"
-        )
+        why = {
+            Family.PEERS: "its targets use a site's own released prototypes, which no site has then",
+            Family.CLUSTERS: "it sends more than sums of prototypes",
+        }.get(traits.family, "its sums are not of prototypes, or weigh models by sample counts")
         raise ValueError(
             f"noise = 'distributed' does not serve method {method.value}: {why}; choose noise = 'local'"
         )

@@ -27,6 +27,7 @@ def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
         parameters=max(agreement.layout.model, _extension_numbers(agreement)),
         per_class=agreement.clustering.most_of_class if agreement.clusters else 1,
         ciphertexts=most_ciphertexts(agreement),
+        members=agreement.plan.result is Form.PEER_SUMS,
     )
 
 
@@ -128,6 +129,10 @@ def _means(agreement: Agreement) -> PayloadForm:
     return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)))
 
 
+def _peer_sums(agreement: Agreement) -> PayloadForm:
+    return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)), blobs=1)
+
+
 def _clusters(agreement: Agreement) -> PayloadForm:
     rows = _most_clusters(agreement)
     return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.means,)))
@@ -148,6 +153,7 @@ _FORMS: Mapping[Form, Callable[[Agreement], PayloadForm]] = {
     Form.CIPHERTEXTS: sums_form,
     Form.LOCAL_CLUSTERS: _local_clusters,
     Form.MEANS: _means,
+    Form.PEER_SUMS: _peer_sums,
     Form.CLUSTERS: _clusters,
     Form.LABELLED_CIPHERTEXTS: _labelled_sums,
     Form.EXTENSION: extension_form,

@@ -52,9 +52,10 @@ class Protection(Named):
     of its own at both parties (:mod:`agreement.round_plan`), and states in ``computes`` what the coordinator can
     compute under it.
 
-    ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks. One site makes them
-    and seals them to each other site. The limit: one site that helps the coordinator gives them away. ``ckks_key``: a
-    CKKS key follows these bytes. ``settings`` and ``deployable`` are as in :class:`agreement.Method`.
+    ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks, in runs whose plan
+    needs them (:mod:`agreement.round_plan`). One site makes them and seals them to each other site. The limit: one site
+    that helps the coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes. ``settings`` and
+    ``deployable`` are as in :class:`agreement.Method`.
 
     ``sums_hide_terms``: nobody reads a term of a sum, not even a coordinator that a site helps, so that sites may
     share noise; only a built-in protection is believed. ``summary`` is the line of a built-in protection in ``--help``.
@@ -63,8 +64,8 @@ class Protection(Named):
     PLAIN: ClassVar[Protection]
     """No protection: the coordinator sees every site's prototypes."""
     MASKED: ClassVar[Protection]
-    """Vectors rotated by a secret matrix, of which the coordinator sees the inner products; sums under pairwise
-    masks, of which it sees the sum."""
+    """Sums under pairwise masks, of which the coordinator sees the sum; vectors rotated by a secret matrix, of which it
+    sees the inner products, where a method needs these."""
     CKKS: ClassVar[Protection]
     """The coordinator computes on ciphertexts and sees no values or sample counts; inner products of rotated vectors
     where a method clusters."""
@@ -107,8 +108,8 @@ Protection.MASKED = Protection(
     computes=_OF_ALL | {Offer.GRAM},
     secret_bytes=KEY_BYTES,
     sums_hide_terms=True,
-    summary="the coordinator reads sums alone, and rows rotated by a secret matrix; one site that helps the"
-    " coordinator lets it read the rotated rows of every site",
+    summary="the coordinator reads sums alone, and rows rotated by a secret matrix (pfpl unless weighting is"
+    " 'uniform', fedpc once, fedplcc); one site that helps the coordinator lets it read the rotated rows of every site",
 )
 Protection.CKKS = Protection(
     name="ckks",

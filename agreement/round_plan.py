@@ -1,6 +1,7 @@
 """Rounds of every (method family, protection) pair: phases, payload forms and the exchange that runs them.
 
-This table is the only place that says which pair does what. A party maps ``RoundPlan.exchange`` to its class
+This table is the only place that says which pair does what, whether a run adds up values, and whether its sites share
+a secret. A party maps ``RoundPlan.exchange`` to its class
 (:mod:`secure_client.methods.exchange_factory`, :mod:`secure_server.aggregator`); :mod:`agreement.payload_forms` maps a
 :class:`Form` to sizes.
 """
@@ -14,6 +15,7 @@ from enum import Enum, auto
 from agreement.method_traits import Family
 from agreement.methods import Method
 from agreement.protections import Protection
+from algorithms.pfpl import Weighting
 from crypto import plain, rotation
 from protoseal_wire.messages import Phase
 
@@ -38,6 +40,7 @@ class ExchangeKind(Enum):
     EXTENSION_PEERS = auto()
     PLAIN_SUMS = auto()
     MASKED_SUMS = auto()
+    MASKED_PEER_SUMS = auto()
     ENCRYPTED_SUMS = auto()
     ENCRYPTED_GROUPS = auto()
     EXTENSION_SUMS = auto()
@@ -60,6 +63,8 @@ class Form(Enum):
     """Local prototypes, their classes and sample counts, and a contribution to a sum."""
     MEANS = auto()
     """Means, and for each class whether it has a prototype."""
+    PEER_SUMS = auto()
+    """Sums over the holders of each class, the numbers of holders, and the signed members of the sums."""
     CLUSTERS = auto()
     """Centres, classes and weights of clusters, and the mean model."""
     LABELLED_CIPHERTEXTS = auto()
@@ -72,16 +77,22 @@ class Form(Enum):
 class RoundPlan:
     """Rounds of one (method family, protection) pair.
 
-    ``phases`` lie between PRESENCE and the coordinator's computation, in every round but a clustering's round 0.
-    ``values`` is the form of an upload in VALUES, ``result`` that of a RESULT. ``row_scheme`` is the scheme of rows
-    that the coordinator takes inner products of: as they are, or rotated by a secret matrix.
+    ``values`` is the form of an upload in VALUES, ``result`` that of a RESULT; ``carries`` says in words what uploads
+    are. ``phases`` lie between PRESENCE and the coordinator's computation, in every round but a clustering's round 0.
+    ``row_scheme`` is the scheme of rows that the coordinator takes inner products of: as they are, or rotated by a
+    secret matrix. ``sums``: values are added up, over all sites or in groups. ``shares_secret``: all sites hold one
+    secret that the coordinator lacks, if the protection has one (``Protection.secret_bytes``); with it, one site that
+    helps the coordinator reads what the secret protects at every site.
     """
 
     exchange: ExchangeKind
     values: Form
     result: Form
+    carries: str
     phases: tuple[Phase, ...] = ONE_STEP
     row_scheme: str = rotation.SCHEME
+    sums: bool = True
+    shares_secret: bool = True
 
     @property
     def masked(self) -> bool:
@@ -89,43 +100,82 @@ class RoundPlan:
         return Phase.SHARES in self.phases
 
 
-_PLAIN_SUMS = RoundPlan(ExchangeKind.PLAIN_SUMS, Form.VECTOR, Form.MEANS, row_scheme=plain.SCHEME)
-_MASKED_SUMS = RoundPlan(ExchangeKind.MASKED_SUMS, Form.WORDS, Form.MEANS, MASKED_SUM)
-_ENCRYPTED_SUMS = RoundPlan(ExchangeKind.ENCRYPTED_SUMS, Form.CIPHERTEXTS, Form.CIPHERTEXTS)
+_PLAIN_SUMS = RoundPlan(
+    ExchangeKind.PLAIN_SUMS,
+    Form.VECTOR,
+    Form.MEANS,
+    "values in clear",
+    ONE_STEP,
+    plain.SCHEME,
+    shares_secret=False,
+)
+_PLAIN_PEERS = replace(
+    _PLAIN_SUMS, exchange=ExchangeKind.PLAIN_PEERS, values=Form.ROWS, result=Form.ROWS, sums=False
+)
+_MASKED_SUMS = RoundPlan(
+    ExchangeKind.MASKED_SUMS, Form.WORDS, Form.MEANS, "pairwise masked sums", MASKED_SUM, shares_secret=False
+)
+_MASKED_PEER_SUMS = replace(_MASKED_SUMS, exchange=ExchangeKind.MASKED_PEER_SUMS, result=Form.PEER_SUMS)
+_ENCRYPTED_SUMS = RoundPlan(
+    ExchangeKind.ENCRYPTED_SUMS, Form.CIPHERTEXTS, Form.CIPHERTEXTS, "CKKS ciphertexts"
+)
+_EXTENSION_SUMS = RoundPlan(
+    ExchangeKind.EXTENSION_SUMS, Form.EXTENSION, Form.EXTENSION, "the extension's own payloads"
+)
 _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
-    (Family.PEERS, Protection.PLAIN): RoundPlan(
-        ExchangeKind.PLAIN_PEERS, Form.ROWS, Form.ROWS, row_scheme=plain.SCHEME
+    (Family.PEERS, Protection.PLAIN): _PLAIN_PEERS,
+    (Family.PEERS, Protection.MASKED): RoundPlan(
+        ExchangeKind.ROTATED_PEERS, Form.ROWS, Form.ROWS, "rotated rows", sums=False
     ),
-    (Family.PEERS, Protection.MASKED): RoundPlan(ExchangeKind.ROTATED_PEERS, Form.ROWS, Form.ROWS),
-    (Family.PEERS, Protection.CKKS): RoundPlan(
-        ExchangeKind.ENCRYPTED_PEERS, Form.CIPHERTEXTS, Form.CIPHERTEXTS
+    (Family.PEERS, Protection.CKKS): replace(
+        _ENCRYPTED_SUMS, exchange=ExchangeKind.ENCRYPTED_PEERS, sums=False
     ),
-    (Family.PEERS, None): RoundPlan(ExchangeKind.EXTENSION_PEERS, Form.EXTENSION, Form.EXTENSION),
+    (Family.PEERS, None): replace(_EXTENSION_SUMS, exchange=ExchangeKind.EXTENSION_PEERS, sums=False),
     (Family.SUMS, Protection.PLAIN): _PLAIN_SUMS,
     (Family.SUMS, Protection.MASKED): _MASKED_SUMS,
     (Family.SUMS, Protection.CKKS): _ENCRYPTED_SUMS,
-    (Family.SUMS, None): RoundPlan(ExchangeKind.EXTENSION_SUMS, Form.EXTENSION, Form.EXTENSION),
+    (Family.SUMS, None): _EXTENSION_SUMS,
     (Family.GROUPS, Protection.PLAIN): _PLAIN_SUMS,
-    (Family.GROUPS, Protection.MASKED): _MASKED_SUMS,
-    (Family.GROUPS, Protection.CKKS): replace(
-        _ENCRYPTED_SUMS, exchange=ExchangeKind.ENCRYPTED_GROUPS, phases=ENCRYPTED_GROUPS
+    (Family.GROUPS, Protection.MASKED): replace(
+        _MASKED_SUMS, carries="rotated rows once, then pairwise masked sums", shares_secret=True
     ),
-    (Family.CLUSTERS, Protection.PLAIN): RoundPlan(
-        ExchangeKind.PLAIN_CLUSTERS, Form.LOCAL_CLUSTERS, Form.CLUSTERS, row_scheme=plain.SCHEME
+    (Family.GROUPS, Protection.CKKS): replace(
+        _ENCRYPTED_SUMS,
+        exchange=ExchangeKind.ENCRYPTED_GROUPS,
+        carries="rotated rows once, then CKKS ciphertexts",
+        phases=ENCRYPTED_GROUPS,
+    ),
+    (Family.CLUSTERS, Protection.PLAIN): replace(
+        _PLAIN_SUMS, exchange=ExchangeKind.PLAIN_CLUSTERS, values=Form.LOCAL_CLUSTERS, result=Form.CLUSTERS
     ),
     (Family.CLUSTERS, Protection.MASKED): RoundPlan(
-        ExchangeKind.MASKED_CLUSTERS, Form.WORDS, Form.CLUSTERS, CLUSTERED_SUM
+        ExchangeKind.MASKED_CLUSTERS,
+        Form.WORDS,
+        Form.CLUSTERS,
+        "rotated directions, then pairwise masked sums",
+        CLUSTERED_SUM,
     ),
     (Family.CLUSTERS, Protection.CKKS): RoundPlan(
-        ExchangeKind.ENCRYPTED_CLUSTERS, Form.CIPHERTEXTS, Form.LABELLED_CIPHERTEXTS, ENCRYPTED_CLUSTERS
+        ExchangeKind.ENCRYPTED_CLUSTERS,
+        Form.CIPHERTEXTS,
+        Form.LABELLED_CIPHERTEXTS,
+        "rotated directions, then CKKS ciphertexts",
+        ENCRYPTED_CLUSTERS,
     ),
 }
 """Rounds by family and protection; the key ``None`` stands for third parties' protections."""
 
 
-def plan_for(method: Method, protection: Protection) -> RoundPlan:
-    """Return the rounds of a method under a protection; ``ValueError`` for a pair that has none."""
+def plan_for(method: Method, protection: Protection, weighting: Weighting) -> RoundPlan:
+    """Return the rounds of a method under a protection; ``ValueError`` for a pair that has none.
+
+    Equal weights of peers (``weighting``, for a method of ``PEERS`` without weights of its own) need no inner products:
+    under ``masked`` each site subtracts its row from a sum.
+    """
     row = protection if protection.built_in else None
+    by_peers = method.traits.family is Family.PEERS and method.weights is None
+    if by_peers and row is Protection.MASKED and weighting is Weighting.UNIFORM:
+        return _MASKED_PEER_SUMS
     plan = _PLANS.get((method.traits.family, row))
     if plan is None:
         raise ValueError(f"method {method.value} has no rounds under protection {protection.value!r}")

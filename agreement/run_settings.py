@@ -12,7 +12,7 @@ from agreement.field_types import Count, Positive
 from agreement.method_compatibility import check_noise_is_shared, check_protection_serves
 from agreement.method_traits import Family, ModelPart
 from agreement.methods import METHODS, Method
-from agreement.round_plan import plan_for
+from agreement.round_plan import RoundPlan, plan_for
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.methods import (
     BaselinesSection,
@@ -94,6 +94,10 @@ class RunSettings(Section):
         if self.privacy is not None:
             return self.privacy.extractor is Extractor.FROZEN
         return self.training.frozen_extractor
+
+    def plan_of(self, method: Method) -> RoundPlan:
+        """Return the rounds of a method under these settings; ``ValueError`` for a control, which has none."""
+        return plan_for(method, self.protection, self.pfpl.weighting)
 
     def check_served(self, method: Method) -> None:
         """Raise ``ValueError`` unless the agreed protection, ``[privacy]`` and ``[training]`` serve this method."""
@@ -186,7 +190,7 @@ class RunSettings(Section):
 
         Sites would refuse every masked sum of such a group (:meth:`MaskingSection.fewest_listed`).
         """
-        if method.traits.family is Family.ALONE or not plan_for(method, self.protection).masked:
+        if method.traits.family is Family.ALONE or not self.plan_of(method).masked:
             return
         fewest, smallest = self.masking.fewest_listed(sites), self._smallest_group(method, sites)
         self._check_noise_is_held(sites, smallest)

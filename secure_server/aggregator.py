@@ -159,6 +159,7 @@ _EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeInputs], Exchange]] = {
     ExchangeKind.EXTENSION_PEERS: _peers,
     ExchangeKind.PLAIN_SUMS: lambda run: PlainSums(run.agreement, run.limits),
     ExchangeKind.MASKED_SUMS: lambda run: MaskedSums(run.agreement, run.limits),
+    ExchangeKind.MASKED_PEER_SUMS: lambda run: MaskedSums(run.agreement, run.limits),
     ExchangeKind.ENCRYPTED_SUMS: lambda run: EncryptedSums(run.agreement, run.limits),
     ExchangeKind.ENCRYPTED_GROUPS: _encrypted_groups,
     ExchangeKind.EXTENSION_SUMS: _extension_sums,

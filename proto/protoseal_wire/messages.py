@@ -17,7 +17,7 @@ from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 
 class Phase(IntEnum):
@@ -351,6 +351,21 @@ class SignedSurvivors:
     sites: tuple[str, ...]
     signatures: tuple[SurvivorSignature, ...]
     sharers: tuple[SurvivorSignature, ...] = ()
+
+
+@dataclass(frozen=True)
+class SumMembers:
+    """Members of the sum of one attempt, with their signatures; they accompany the sum wherever it is sent.
+
+    ``listed`` are the attempt's participants and ``base`` is the SHA-256 of the result that they trained from: the
+    signatures in ``signed`` cover both, so that a site that took no part can verify them.
+    """
+
+    round: int
+    attempt: int
+    listed: tuple[str, ...]
+    base: bytes
+    signed: SignedSurvivors
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from secure_client.methods.encrypted_clusters import EncryptedClusters
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
 from secure_client.methods.extension_sums import ExtensionSums
 from secure_client.methods.masked_clusters import MaskedClusters
+from secure_client.methods.masked_peer_sums import MaskedPeerSums
 from secure_client.methods.masked_sums import MaskedSums
 from secure_client.methods.peer_combinations import PeerCombinations
 from secure_client.methods.plain_clusters import PlainClusters
@@ -28,6 +29,7 @@ _EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeParts], SiteExchange]] = {
     ExchangeKind.EXTENSION_PEERS: PeerCombinations,
     ExchangeKind.PLAIN_SUMS: PlainSums,
     ExchangeKind.MASKED_SUMS: MaskedSums,
+    ExchangeKind.MASKED_PEER_SUMS: MaskedPeerSums,
     ExchangeKind.ENCRYPTED_SUMS: EncryptedSums,
     ExchangeKind.ENCRYPTED_GROUPS: EncryptedGroupSums,
     ExchangeKind.EXTENSION_SUMS: ExtensionSums,

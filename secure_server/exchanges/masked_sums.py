@@ -16,7 +16,8 @@ import numpy as np
 
 from agreement import Agreement
 from agreement.cohorts import group_cohort
-from agreement.payload_forms import values_form
+from agreement.payload_forms import result_form, values_form
+from agreement.round_plan import Form
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt_binding import Binding, threshold
@@ -36,6 +37,7 @@ from protoseal_wire.messages import (
     Phase,
     ReceivedShares,
     SignedSurvivors,
+    SumMembers,
     SurvivorSet,
     SurvivorSignature,
 )
@@ -104,13 +106,39 @@ class MaskedSums:
         check_means(self._agreement, found)
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
-        """Return each group's result."""
+        """Return each group's result: of PFPL the sum itself, from which each member subtracts its own term."""
+        if self._agreement.plan.result is Form.PEER_SUMS:
+            return [self._last_peer_sum(attempt, each) or self._peer_sum(attempt, each) for each in sums]
         repeated = [with_last_rows(self._agreement, attempt, each, self._limits) for each in sums]
         return results_of(self._agreement, repeated, SCHEME)
 
-    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (as above)
+    def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:
         """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
+        if self._agreement.plan.result is Form.PEER_SUMS:
+            return results
         return [rows_of(self._agreement, each) for each in sums]
+
+    def _last_peer_sum(self, attempt: Attempt, found: GroupSum) -> Payload | None:
+        """Return the last sum, with its own members, in a round whose sums have no prototypes; None otherwise."""
+        content = (
+            None if self._agreement.sums_rows(attempt.key.round) else attempt.last_sum(found.cohort.sites)
+        )
+        if content is None:
+            return None
+        return codec.decode_payload(content, self._limits, result_form(self._agreement))
+
+    def _peer_sum(self, attempt: Attempt, found: GroupSum) -> Payload:
+        """Return a sum, the numbers of holders in it, and its members with their signatures."""
+        group = found.cohort.sites
+        members = SumMembers(
+            attempt.key.round,
+            attempt.key.attempt,
+            group,
+            self.broadcast(attempt, group),
+            SignedSurvivors(found.members, self._all_signed(attempt, group)),
+        )
+        arrays = (found.total, found.holders.astype(np.float64))
+        return Payload(SCHEME, arrays=arrays, blobs=(codec.encode_sum_members(members),))
 
     # Quorums
 

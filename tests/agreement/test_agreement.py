@@ -120,8 +120,9 @@ def test_a_protection_that_lacks_what_a_method_needs_is_refused_by_name(
 @pytest.mark.parametrize("weighting", ["complement", "distance", "inverse", "uniform"])
 def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
     agreed = agreement(tmp_path, protection="masked", pfpl={"weighting": weighting})
-    assert agreed.needs_group_secret
-    assert agreed.layout.length == 0
+    summed = weighting == "uniform"
+    assert (agreed.needs_group_secret, agreed.sums) == (not summed, summed)
+    assert agreed.layout.length == (len(agreed.classes) * agreed.dim if summed else 0)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement, PfplSection, Protection
+from agreement.round_plan import Form
 from algorithms.gram_matrix import squared_distances
 from algorithms.min_holders import active_classes
 from algorithms.pfpl import Weighting
@@ -33,6 +34,9 @@ neither below tau = 1e-4: they are off by 1e-10 / 2 if all distances are as smal
 by less than 1e-14 more. Without protection the same arithmetic is done on the same numbers, in another order of sums
 at most.
 """
+
+_SUMMED = 1e-13
+"""Rounding in float64 of a sum of some tens of rows, of a subtraction and a division, in units of the norm bound."""
 
 _TIE = 1e-3
 """A lead of less than this is a tie, which noise of 1e-5 in a target may break either way in later rounds."""
@@ -84,8 +88,12 @@ def personalised(agreement: Agreement, inputs: Inputs, pfpl: PfplSection) -> Sta
 def bounds(agreement: Agreement, inputs: Inputs) -> Stack:
     """Return the bound (n, K) on each coordinate of a personalised prototype, before it is rounded to float32.
 
-    (1 − α)·R times the bound on a combination of peers.
+    (1 − α)·R times the bound on a combination of peers. In a masked sum each peer's row is off by half a step of the
+    ring at most, and so is the mean of h − 1 peers; the sums and the subtraction are exact, but for float64's rounding.
     """
+    if agreement.plan.result is Form.PEER_SUMS:
+        half = float(agreement.fixed_point().resolution.max()) / 2.0 + agreement.norm_bound * _SUMMED
+        return np.full(inputs.cohort.holds.shape, (1.0 - agreement.pfpl.alpha) * half)
     scale = agreement.norm_bound * (1.0 - agreement.pfpl.alpha)
     if agreement.protection is not Protection.CKKS:
         return np.full(inputs.cohort.holds.shape, scale * _ROTATED)

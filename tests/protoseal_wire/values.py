@@ -43,6 +43,7 @@ from protoseal_wire.messages import (
     SharesMade,
     SignedSurvivors,
     Stopped,
+    SumMembers,
     SurvivorSet,
     SurvivorSignature,
     TaskRequest,
@@ -176,6 +177,18 @@ contents = {
         survivors,
         some(survivor_signatures, "site"),
         st.just(()) | some(survivor_signatures, "site"),
+    ),
+    "sum_members": st.builds(
+        SumMembers,
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**64 - 1),
+        survivors,
+        st.just(b"") | hashes,
+        st.builds(
+            lambda sites, signed: SignedSurvivors(sites, signed[: len(sites)]),
+            survivors,
+            some(survivor_signatures, "site"),
+        ),
     ),
     "released_shares": st.builds(ReleasedShares, some(released_shares, "owner")),
 }

@@ -242,7 +242,7 @@ def _locks_nothing() -> AbstractContextManager[object]:
 
 DOUBLES: Mapping[str, Double] = {
     "forgets its answers": Double(_forgets_its_answers, (Promise.ONE_ANSWER,), "fedavg", 22),
-    "seals twice": Double(_seals_twice, (Promise.ONE_VECTOR,), "fedavg", 121),
+    "seals twice": Double(_seals_twice, (Promise.ONE_VECTOR,), "fedavg", 433),
     "releases another kind": Double(_releases_another_kind, (Promise.ONE_KIND,), "fedavg"),
     "draws before it pays": Double(_draws_before_it_pays, (Promise.PAID_FIRST,), "shared-noise"),
     "pays nothing": Double(_pays_nothing, (Promise.PAID_FIRST,), "shared-noise"),
@@ -251,10 +251,10 @@ DOUBLES: Mapping[str, Double] = {
     "forgets survivors": Double(_forgets_survivors, (Promise.NO_REFUSAL, Promise.ONE_SUM), "fedavg"),
     "keeps no result": Double(_keeps_no_result, (Promise.KEPT,), "plain"),
     "forgets uploads": Double(_forgets_uploads, (Promise.KEPT,), "plain"),
-    "leaves masks in": Double(_leaves_masks_in, (Promise.RIGHT_SUM,), "fedavg", 2748),
+    "leaves masks in": Double(_leaves_masks_in, (Promise.RIGHT_SUM,), "fedavg", 33),
     "asks too few on": Double(_needs_one_fewer, (Promise.NO_REFUSAL,), "fedavg"),
     "refuses a second attempt": Double(_refuses_a_second_attempt, (Promise.RULES,), "fedavg"),
-    "opens too few": Double(_opens_too_few, (Promise.ENOUGH,), "fedavg", 19),
+    "opens too few": Double(_opens_too_few, (Promise.ENOUGH,), "fedavg", 89),
     "forgets late sites": Double(_forgets_late_sites, (Promise.SAME_RESULT,), "plain", 11),
     "waits for all": Double(_waits_for_all, (Promise.ENDS,), "plain", 41),
     "repeats signed rounds": Double(_repeats_signed_rounds, (Promise.NO_REFUSAL,), "sparse", 75),

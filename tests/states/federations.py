@@ -66,6 +66,7 @@ FEDERATIONS: Mapping[str, Federation] = {
     "shared-noise": _of(lambda: grouped_agreement(privacy=_SHARED)),
     "local-noise": _of(lambda: _pfpl(_LOCAL)),
     "rotated": _of(_pfpl),
+    "summed-peers": _of(lambda: small_agreement(Protection.MASKED, Weighting.UNIFORM)),
     "ckks": _of(lambda: small_agreement(Protection.CKKS, Weighting.DISTANCE)),
     "ckks-sums": _of(lambda: method_agreement(Method.FEDDBP, Protection.CKKS)),
     "plain": _of(lambda: method_agreement(Method.FEDDBP, Protection.PLAIN)),

@@ -41,7 +41,8 @@ class Limits:
     """Bounds of one run: K classes, feature dimension d, at most ``sites`` sites.
 
     ``parameters`` counts the averaged part's parameters and buffers, if they are sent; ``per_class`` is the largest
-    number of a class's prototypes in one payload; ``ciphertexts`` counts those of an encrypted sum, if there is one.
+    number of a class's prototypes in one payload; ``ciphertexts`` counts those of an encrypted sum, if there is one;
+    with ``members`` a result also has the signed members of its sum.
     Raises ``ValueError`` unless classes, dimension, sites and ``per_class`` are at least 1, there are at most 1024
     sites, and contents of numbers fit what a header may announce. Limit: a run that is too large only for ciphertexts
     is accepted, because it may use none; such ciphertexts are :class:`protoseal_wire.codec.errors.TooLarge` on arrival.
@@ -53,15 +54,16 @@ class Limits:
     parameters: int = 0
     per_class: int = 1
     ciphertexts: int = 0
+    members: bool = False
 
     def __post_init__(self) -> None:
         if min(self.classes, self.dim, self.per_class) < 1 or not 1 <= self.sites <= MOST_SITES:
             raise ValueError(f"classes, dim and per_class must be at least 1, and sites 1 to {MOST_SITES}")
         if self.parameters < 0 or self.ciphertexts < 0:
             raise ValueError("the numbers of parameters and of ciphertexts must be at least 0")
-        if self._numbers > self._room:
+        if self._shown > self._room:
             raise ValueError(
-                f"the numbers of one site take {self._numbers} bytes, but at most {self._room} can be sent:"
+                f"the numbers of one site take {self._shown} bytes, but at most {self._room} can be sent:"
                 " choose a smaller model, a smaller prototype dimension, or fewer prototypes of a class"
             )
 
@@ -151,7 +153,7 @@ class Limits:
     @property
     def payload(self) -> int:
         """Size of numbers of 8 bytes (prototypes, a model, one or two for each prototype), or of ciphertexts."""
-        return max(self._numbers, min(self.blobs * (BLOB_BYTES + 8), self._room)) + _FRAMING
+        return max(self._shown, min(self.blobs * (BLOB_BYTES + 8), self._room)) + _FRAMING
 
     @property
     def sealed_shares(self) -> int:
@@ -179,6 +181,11 @@ class Limits:
         return self.survivor_set + 2 * self.sites * self.survivor_signature
 
     @property
+    def sum_members(self) -> int:
+        """Size of the names that an attempt lists, a base, and the signed survivors."""
+        return self.survivor_set + self.signed_survivors + _FRAMING
+
+    @property
     def released_shares(self) -> int:
         """Size of a share of every site."""
         return self.sites * (_NAME + SHARE_BYTES + _EMPTY) + _EMPTY
@@ -193,6 +200,11 @@ class Limits:
         # Each prototype has a presence flag, or its class and its weight.
         beside = 1 if self.per_class == 1 else 2
         return 8 * (self.rows * (self.dim + beside) + self.parameters)
+
+    @property
+    def _shown(self) -> int:
+        """Size of a payload without ciphertexts."""
+        return self._numbers + self.sum_members * self.members
 
     @property
     def _around_payload(self) -> int:

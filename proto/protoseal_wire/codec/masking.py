@@ -37,6 +37,7 @@ from protoseal_wire.messages import (
     ReleasedShares,
     SharesMade,
     SignedSurvivors,
+    SumMembers,
     SurvivorSet,
     SurvivorSignature,
 )
@@ -139,17 +140,50 @@ def decode_survivor_signature(content: bytes, limits: Limits) -> SurvivorSignatu
 
 def encode_signed_survivors(signed: SignedSurvivors) -> bytes:
     """Encode the request of UNMASK."""
-    message = pb.SignedSurvivors(
-        sites=signed.sites,
-        signatures=[_signature_message(signature) for signature in signed.signatures],
-        sharers=[_signature_message(signature) for signature in signed.sharers],
-    )
-    return serialise(pb.Content(signed_survivors=message))
+    return serialise(pb.Content(signed_survivors=_signed_message(signed)))
 
 
 def decode_signed_survivors(content: bytes, limits: Limits) -> SignedSurvivors:
     """Decode the request of UNMASK: distinct signers in each list, and no more of them than survivors."""
-    message = parse(content, "signed_survivors", limits.signed_survivors).signed_survivors
+    return _read_signed(parse(content, "signed_survivors", limits.signed_survivors).signed_survivors, limits)
+
+
+def encode_sum_members(members: SumMembers) -> bytes:
+    """Encode the members of a sum, which a result carries as a blob."""
+    message = pb.SumMembers(
+        round=members.round,
+        attempt=members.attempt,
+        listed=members.listed,
+        base=members.base,
+        signed=_signed_message(members.signed),
+    )
+    return serialise(pb.Content(sum_members=message))
+
+
+def decode_sum_members(content: bytes, limits: Limits) -> SumMembers:
+    """Decode the members of a sum: names sorted and distinct, and no signatures on sharers."""
+    message = parse(content, "sum_members", limits.sum_members).sum_members
+    check_count("listed sites", message.listed, 1, limits.sites)
+    check_present(message, "signed")
+    check_count("signatures of owners", message.signed.sharers, 0, 0)
+    return SumMembers(
+        message.round,
+        message.attempt,
+        check_sorted("listed sites", message.listed),
+        check_exact("base", message.base) if message.base else b"",
+        _read_signed(message.signed, limits),
+    )
+
+
+def _signed_message(signed: SignedSurvivors) -> pb.SignedSurvivors:
+    return pb.SignedSurvivors(
+        sites=signed.sites,
+        signatures=[_signature_message(signature) for signature in signed.signatures],
+        sharers=[_signature_message(signature) for signature in signed.sharers],
+    )
+
+
+def _read_signed(message: pb.SignedSurvivors, limits: Limits) -> SignedSurvivors:
     sites = _read_survivors(message.sites, limits)
     check_count("signatures", message.signatures, 1, len(sites))
     check_count("signatures of owners", message.sharers, 0, len(sites))

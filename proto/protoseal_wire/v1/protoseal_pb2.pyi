@@ -565,6 +565,7 @@ class Content(google.protobuf.message.Message):
     RELEASED_SHARES_FIELD_NUMBER: builtins.int
     ASSIGNMENT_FIELD_NUMBER: builtins.int
     MASKED_VALUES_FIELD_NUMBER: builtins.int
+    SUM_MEMBERS_FIELD_NUMBER: builtins.int
     version: builtins.int
     @property
     def statement(self) -> Global___Statement: ...
@@ -600,6 +601,8 @@ class Content(google.protobuf.message.Message):
     def assignment(self) -> Global___Assignment: ...
     @property
     def masked_values(self) -> Global___MaskedValues: ...
+    @property
+    def sum_members(self) -> Global___SumMembers: ...
     def __init__(
         self,
         *,
@@ -621,10 +624,11 @@ class Content(google.protobuf.message.Message):
         released_shares: Global___ReleasedShares | None = ...,
         assignment: Global___Assignment | None = ...,
         masked_values: Global___MaskedValues | None = ...,
+        sum_members: Global___SumMembers | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "masked_values", b"masked_values", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "masked_values", b"masked_values", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature", "version", b"version"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement", "shares_made", "received_shares", "survivor_set", "survivor_signature", "signed_survivors", "released_shares", "assignment", "masked_values"] | None: ...
+    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "masked_values", b"masked_values", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "sum_members", b"sum_members", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "masked_values", b"masked_values", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "sum_members", b"sum_members", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement", "shares_made", "received_shares", "survivor_set", "survivor_signature", "signed_survivors", "released_shares", "assignment", "masked_values", "sum_members"] | None: ...
 
 Global___Content: typing_extensions.TypeAlias = Content
 
@@ -861,8 +865,8 @@ Global___ActiveList: typing_extensions.TypeAlias = ActiveList
 
 @typing.final
 class Payload(google.protobuf.message.Message):
-    """tensors: float64. words: uint32 or uint64, one axis. A payload has one of tensors, blobs and words; the agreement and
-    the phase determine the kind, the number and the shapes.
+    """tensors: float64. words: uint32 or uint64, one axis. The agreement and the phase determine which of the three a
+    payload has, their number and the shapes.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1095,6 +1099,40 @@ class SignedSurvivors(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["sharers", b"sharers", "signatures", b"signatures", "sites", b"sites"]) -> None: ...
 
 Global___SignedSurvivors: typing_extensions.TypeAlias = SignedSurvivors
+
+@typing.final
+class SumMembers(google.protobuf.message.Message):
+    """Members of the sum of an attempt; a blob of the result. listed: the attempt's participants, sorted, each once. base:
+    as in RoundStart, that of the attempt. signed: without sharers.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    LISTED_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
+    SIGNED_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    attempt: builtins.int
+    base: builtins.bytes
+    @property
+    def listed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def signed(self) -> Global___SignedSurvivors: ...
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        attempt: builtins.int = ...,
+        listed: collections.abc.Iterable[builtins.str] | None = ...,
+        base: builtins.bytes = ...,
+        signed: Global___SignedSurvivors | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["signed", b"signed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "base", b"base", "listed", b"listed", "round", b"round", "signed", b"signed"]) -> None: ...
+
+Global___SumMembers: typing_extensions.TypeAlias = SumMembers
 
 @typing.final
 class ReleasedShares(google.protobuf.message.Message):

@@ -143,7 +143,7 @@ def test_shared_noise_that_overflows_the_ring_is_refused() -> None:
     [
         ({"protection": Protection.PLAIN}, "needs protection 'masked'.* not 'plain'"),
         ({"protection": Protection.CKKS}, "needs protection 'masked'.* not 'ckks'"),
-        ({"method": Method.PFPL}, "does not serve method pfpl: it sends more than sums of prototypes"),
+        ({"method": Method.PFPL}, "does not serve method pfpl: its targets use"),
         (
             {
                 "method": Method.FEDDBP,

@@ -34,6 +34,7 @@ from protoseal_wire.messages import (
     RoundStart,
     SharesMade,
     SignedSurvivors,
+    SumMembers,
     SurvivorSet,
     SurvivorSignature,
 )
@@ -148,6 +149,18 @@ def survivor_signature(of: Mapping[str, Any]) -> SurvivorSignature:
     return SurvivorSignature(of["site"], bytes.fromhex(of["signature"]))
 
 
+def signed_survivors(of: Mapping[str, Any]) -> SignedSurvivors:
+    return SignedSurvivors(
+        tuple(of["sites"]),
+        *(tuple(map(survivor_signature, of.get(each, ()))) for each in ("signatures", "sharers")),
+    )
+
+
+def sum_members(of: Mapping[str, Any]) -> SumMembers:
+    listed, base = tuple(of["listed"]), bytes.fromhex(of["base"])
+    return SumMembers(of["round"], of["attempt"], listed, base, signed_survivors(of["signed"]))
+
+
 def released_share(of: Mapping[str, Any]) -> ReleasedShare:
     return ReleasedShare(of["owner"], ShareKind(of["kind"]), bytes.fromhex(of["share"]))
 
@@ -168,10 +181,8 @@ VALUES: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "masked_values": lambda of: MaskedValues(payload(of["payload"]), bytes.fromhex(of["signature"])),
     "survivor_set": lambda of: SurvivorSet(tuple(of["sites"])),
     "survivor_signature": survivor_signature,
-    "signed_survivors": lambda of: SignedSurvivors(
-        tuple(of["sites"]),
-        *(tuple(map(survivor_signature, of.get(each, ()))) for each in ("signatures", "sharers")),
-    ),
+    "signed_survivors": signed_survivors,
+    "sum_members": sum_members,
     "released_shares": lambda of: ReleasedShares(tuple(map(released_share, of["shares"]))),
 }
 

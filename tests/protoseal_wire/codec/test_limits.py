@@ -33,6 +33,7 @@ from protoseal_wire.messages import (
     RoundStart,
     SharesMade,
     SignedSurvivors,
+    SumMembers,
     SurvivorSet,
     SurvivorSignature,
 )
@@ -76,6 +77,7 @@ LARGEST: Mapping[str, object] = {
     "survivor_set": SurvivorSet(SITES),
     "survivor_signature": SIGNED[0],
     "signed_survivors": SignedSurvivors(SITES, SIGNED, SIGNED),
+    "sum_members": SumMembers(2**64 - 1, 2**64 - 1, SITES, bytes(32), SignedSurvivors(SITES, SIGNED)),
     "released_shares": ReleasedShares(tuple(ReleasedShare(site, ShareKind.KEY, bytes(33)) for site in SITES)),
 }
 BOUNDS = {
@@ -129,6 +131,14 @@ def test_the_most_prototypes_of_each_class_fit(classes: int) -> None:
     last = np.full(rows.most, rows.most - 1)
     assignment = Assignment(tuple(AssignedRows(site, last // 256, last) for site in SITES))
     assert plain(codec.decode_assignment(codec.encode_assignment(assignment), limits)) == plain(assignment)
+
+
+def test_the_signed_members_of_a_sum_fit_beside_it() -> None:
+    form = PayloadForm(arrays=((2 * 10**6,), (2,)), blobs=1)
+    members = codec.encode_sum_members(SumMembers(1, 1, SITES, bytes(32), SignedSurvivors(SITES, SIGNED)))
+    value = Payload(SCHEME, (np.ones(2 * 10**6), np.ones(2)), (members,))
+    limits = Limits(classes=2, dim=10**6, sites=5, members=True)
+    assert plain(codec.decode_payload(codec.encode_payload(value), limits, form)) == plain(value)
 
 
 def test_a_plain_payload_of_few_classes_fits() -> None:

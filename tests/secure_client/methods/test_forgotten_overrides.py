@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import Agreement, Method, Protection
+from agreement import Agreement, Method, PfplSection, Protection
 from agreement.phases import first_round, steps_of
+from algorithms.pfpl import Weighting
 from crypto.errors import UnknownSchemeError
 from crypto.plain import SCHEME as PLAIN
 from crypto.plain import PlainSite, PlainValues
@@ -42,6 +43,7 @@ SITE = EVERYONE[0]
 """Site that is asked; it also leads its group."""
 SPARSE = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.0}
 MASKED, CKKS = Protection.MASKED, Protection.CKKS
+BY_DISTANCE = PfplSection(weighting=Weighting.DISTANCE)
 VALUES = (Phase.DIRECTIONS, Phase.VALUES, Phase.MEANS)
 
 
@@ -51,6 +53,7 @@ def _extension(method: str, protection: str) -> Agreement:
 
 
 AGREEMENTS: Mapping[str, Callable[[], Agreement]] = {
+    "pfpl rotated": lambda: method_agreement(Method.PFPL, MASKED, pfpl=BY_DISTANCE),
     "pfpl masked": lambda: method_agreement(Method.PFPL, MASKED),
     "pfpl ckks": lambda: method_agreement(Method.PFPL, CKKS),
     "pfpl extension": lambda: _extension("pfpl", "rotated"),

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import Agreement, Method, Protection
+from agreement import Agreement, Method, PfplSection, Protection
 from agreement.phases import first_round, steps_of
 from agreement.round_plan import _PLANS, Form
+from algorithms.pfpl import Weighting
 from crypto import plain, rotation
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.parameters import SCHEME as CKKS
@@ -69,7 +70,17 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map
 def agreement_on(method: Method, protection: Protection) -> Agreement:
     if method is Method.FEDPLCC:
         return clustered_agreement(protection=protection)
-    return method_agreement(method, protection)
+    return method_agreement(method, protection, pfpl=PfplSection(weighting=Weighting.DISTANCE))
+
+
+def test_equal_weights_under_masked_are_sent_as_masked_words_alone() -> None:
+    agreement = method_agreement(
+        Method.PFPL, Protection.MASKED, pfpl=PfplSection(weighting=Weighting.UNIFORM)
+    )
+    key, words = PhaseKey(agreement.run, 1, 1, Phase.VALUES), payload_of(PAIRWISE)
+    assert encode_answer(agreement, key, made_by(MaskingSite, words)) == codec.encode_payload(words)
+    for answer in other_answers((MaskingSite,)):
+        _refused(agreement, key, answer)
 
 
 def made_by(maker: type, payload: Payload) -> ProtectedPayload:

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from agreement import Method, Protection
+from agreement import Method, PfplSection, Protection
+from algorithms.pfpl import Weighting
 from crypto.keys import KEY_BYTES
 from crypto.pairwise.attempt_secrets import SharePair
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
@@ -42,15 +43,17 @@ from tests.support.summed import method_agreement
 OPENED = "released seed"
 """Beginning of the names of secrets that the coordinator is given in a masked sum."""
 SPARSE = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.0}
-RUNS: list[tuple[Method, Protection, dict[str, Any]]] = [
-    (Method.FEDDBP, Protection.MASKED, {}),
-    (Method.FEDDBP, Protection.MASKED, {"masking": SPARSE}),
-    (Method.PFPL, Protection.MASKED, {}),
-    (Method.PFPL, Protection.CKKS, {}),
-    (Method.FEDPC, Protection.CKKS, {}),
-    (Method.FEDPLCC, Protection.MASKED, {}),
-    (Method.FEDPLCC, Protection.CKKS, {}),
-]
+ROTATED = {"pfpl": PfplSection(weighting=Weighting.COMPLEMENT)}
+RUNS: dict[str, tuple[Method, Protection, dict[str, Any]]] = {
+    "feddbp-masked": (Method.FEDDBP, Protection.MASKED, {}),
+    "feddbp-masked-sparse": (Method.FEDDBP, Protection.MASKED, {"masking": SPARSE}),
+    "pfpl-rotated": (Method.PFPL, Protection.MASKED, ROTATED),
+    "pfpl-masked": (Method.PFPL, Protection.MASKED, {}),
+    "pfpl-ckks": (Method.PFPL, Protection.CKKS, {}),
+    "fedpc-ckks": (Method.FEDPC, Protection.CKKS, {}),
+    "fedplcc-masked": (Method.FEDPLCC, Protection.MASKED, {}),
+    "fedplcc-ckks": (Method.FEDPLCC, Protection.CKKS, {}),
+}
 
 
 @dataclass
@@ -168,8 +171,8 @@ def add_identity(needles: Needles, site: LocalSite) -> None:
 
 @pytest.mark.parametrize(
     ("method", "protection", "changes"),
-    RUNS,
-    ids=[f"{method}-{protection}{'-sparse' * bool(changes)}" for method, protection, changes in RUNS],
+    RUNS.values(),
+    ids=RUNS,
 )
 def test_no_secret_shows(
     method: Method,
@@ -180,8 +183,10 @@ def test_no_secret_shows(
 ) -> None:
     scene = play(method, protection, tmp_path, monkeypatch, **changes)
     kinds = " ".join(sorted(set(scene.needles.named.values())))
-    expected = ["channel key", "group secret", "certificate key", "storage key", "prototypes"]
-    if protection is Protection.MASKED and method is not Method.PFPL:
+    expected = ["channel key", "certificate key", "storage key", "prototypes"]
+    agreement = method_agreement(method, protection, **changes)
+    assert ("group secret" in kinds) is agreement.needs_group_secret
+    if agreement.plan.masked:
         expected += ["mask key", "share key", "a key's share", OPENED]
     if method is Method.FEDPLCC:
         expected += ["local prototypes"]
