@@ -35,10 +35,10 @@ A, B, C, D = EVERYONE
 Change = Callable[[LocalClusters], LocalClusters]
 
 
-@pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
+@pytest.fixture(params=[Protection.MASKED], ids=str)
+def play(request: pytest.FixtureRequest, tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
     with ExitStack() as stack:
-        yield stack.enter_context(ClusterPlay(tmp_path, clustered_agreement(), cast))
+        yield stack.enter_context(ClusterPlay(tmp_path, clustered_agreement(protection=request.param), cast))
 
 
 def with_zero(local: LocalClusters) -> LocalClusters:
@@ -123,6 +123,7 @@ def repeated(play: ClusterPlay) -> float:
     return float(np.abs(second - first[: len(second), : len(second)]).max())
 
 
+@pytest.mark.parametrize("play", [Protection.MASKED, Protection.CKKS], indirect=True, ids=str)
 def test_repeated_attempts_show_the_same_cosines_of_zeros(
     play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_repeated_attempts_show_the_same_cosines_of_zeros(
     assert repeated(play) < 1e-9
 
 
+@pytest.mark.parametrize("play", [Protection.MASKED, Protection.CKKS], indirect=True, ids=str)
 def test_comparison_detects_zeros_whose_directions_are_drawn_anew(
     play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
