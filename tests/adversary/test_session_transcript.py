@@ -17,6 +17,7 @@ import pytest
 
 from agreement import Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
 from agreement.methods import CONTROLS, SIMULATED
+from algorithms.pfpl import Weighting
 from crypto.errors import CryptoError
 from protoseal_wire.messages import Finished
 from secure_client.errors import Violation
@@ -75,6 +76,10 @@ CASES = [
     Case(Method.FEDPC, MASKED, "panicking"),
     Case(Method.FEDDBP, MASKED, "deep", {"privacy": PRIVATE}, "private"),
     Case(Method.FEDPLCC, MASKED, "deep", {"privacy": PRIVATE}, "private"),
+    *(
+        Case(Method.PFPL, MASKED, model, {"pfpl": {"weighting": Weighting.UNIFORM}}, "uniform")
+        for model in ("deep", "brittle")
+    ),
     *(
         Case(method, protection, "deep")
         for method in sorted(SIMULATED - CONTROLS - {Method.AVERAGE}, key=lambda method: method.name)
