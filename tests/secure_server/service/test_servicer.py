@@ -262,6 +262,15 @@ class TestRefusals:
         assert refusal(lambda: upload(stub, frames))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert handler.uploads == {}
 
+    def test_a_message_that_is_larger_than_any_once_decompressed(
+        self, port: int, federation: Federation, site: Credentials, handler: FakeHandler
+    ) -> None:
+        frames = [frames_of(b"x")[0], codec.encode_upload_chunk(bytes(2**25))]
+        with dialling(port, federation.trust, site, ("grpc.max_send_message_length", -1)) as stub:
+            packed = partial(stub.Upload, iter(frames), timeout=SECONDS, compression=grpc.Compression.Gzip)
+            assert refusal(packed)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert handler.uploads == {}
+
 
 CONTENT = bytes(range(256)) * 3000
 HEADER, *CHUNKS = frames_of(CONTENT)
