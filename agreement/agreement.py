@@ -24,7 +24,6 @@ from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
 from agreement.sections.built_in_models import BUILT_IN_MODELS
 from agreement.sections.clustering import Clustering
 from agreement.sections.methods import FedplccSection
-from agreement.sections.privacy import first_of_period
 from agreement.sections.timing import TimingSection
 from agreement.sums.layout import Layout
 from agreement.sums.noisy_sum import NoisySum
@@ -218,27 +217,28 @@ class Agreement(RunSettings):
 
     @property
     def row_period(self) -> int:
-        """Number of rounds in which the rows of a sum are the same at every site.
+        """Number of rounds in which every site's rows are the same.
 
         The rows are those of one noisy release, or of a frozen extractor: 1 where each round has rows of its own.
         """
-        if not self.sums or self.distributed_noise:
+        if self.distributed_noise:
             return 1
         if self.privacy is not None:
             return self.privacy.release_every
         return self.rounds if self.training.frozen_extractor else 1
 
-    def sums_rows(self, round_number: int) -> bool:
-        """Return whether a round's sums have prototypes: in the first round of each :attr:`row_period`, and no other.
+    def sends_rows(self, round_number: int) -> bool:
+        """Return whether sites send rows in a round: in the first round of each :attr:`row_period`, and no other.
 
-        Two sums over the same rows and different sites would differ by single sites' rows. A round without prototypes
-        repeats those of the last sum that had some. Round 0 takes no sum, and counts as a round with prototypes.
+        Two sums, or two answers, over the same rows of different sites would differ by single sites' rows. A round
+        without rows repeats the last sum of some; with a method of ``PEERS`` sites keep their targets. Round 0 is a
+        clustering, with rows of its own.
         """
-        return round_number == 0 or round_number == first_of_period(round_number, self.row_period)
+        return round_number == 0 or (round_number - 1) % self.row_period == 0
 
     def repeats_rows(self, round_number: int) -> bool:
-        """Return whether later rounds repeat the prototypes of this round's sums."""
-        return self.row_period > 1 and round_number > 0 and self.sums_rows(round_number)
+        """Return whether later rounds repeat the rows of this round's sums."""
+        return self.row_period > 1 and round_number > 0 and self.sends_rows(round_number)
 
     @property
     def clusters(self) -> bool:

@@ -15,10 +15,10 @@ from protoseal_wire.messages import ActiveList
 def stated_classes(agreement: Agreement, round_number: int, held: Bool) -> NDArray[np.bool_]:
     """Return the classes that a site with the classes ``held`` (K,) states in a round.
 
-    A site states no class in a round whose sums have no prototypes (:meth:`Agreement.sums_rows`), and all classes where
-    noise is shared, since each site adds its part of the noise to all of them.
+    A site states no class in a round without rows (:meth:`Agreement.sends_rows`), and all classes where noise is
+    shared, since each site adds its part of the noise to all of them.
     """
-    if not agreement.sums_rows(round_number):
+    if not agreement.sends_rows(round_number):
         return np.zeros_like(held)
     return np.ones_like(held) if agreement.distributed_noise else np.array(held)
 

@@ -18,11 +18,6 @@ USUAL_DEVIATIONS = 3.0
 """Deviations of a noisy count: an empty class is taken for one with records once in 740 releases."""
 
 
-def first_of_period(round_number: int, rounds: int) -> int:
-    """Return the first round of a round's period of so many ``rounds``, counted from round 1."""
-    return round_number - (round_number - 1) % rounds
-
-
 class Extractor(StrEnum):
     """Training of the features that prototypes are means of.
 
@@ -149,10 +144,6 @@ class PrivacySection(Section):
                 f"project_from = {self.project_from} in [privacy] must be above dim = {dim}: raise "
                 "project_from to the model's number of features, or lower dim"
             )
-
-    def round_of_release(self, round_number: int) -> int:
-        """Return the round, counted from 1, whose release serves round ``round_number``: the same at every site."""
-        return first_of_period(round_number, self.release_every)
 
     def releases(self, rounds: int) -> int:
         """Return the most releases of so many rounds, counted from 1; a clustering before them has its own."""

@@ -88,7 +88,7 @@ class EncryptedGroupSums(EncryptedSums):
         """Return the means of the group's sum; prototypes of its last sum of these, in a round whose sums have none."""
         ends = len(EncryptedSum(self._agreement).form.answers)
         now = replace(payload, blobs=payload.blobs[ends:])
-        if self._agreement.sums_rows(key.round) or not now.blobs:
+        if self._agreement.sends_rows(key.round) or not now.blobs:
             return self._opened(payload)
         last = self._opened(replace(payload, blobs=payload.blobs[:ends]))
         return replace(last, model=self._opened(now).model)

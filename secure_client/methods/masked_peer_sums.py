@@ -8,7 +8,7 @@ Security: an active coordinator that c sites help learns of one attempt the sum 
 more, if max(3c − 1, c + 2) ≤ ``min_holders``; in a sparse graph if c is at most ``max_colluding`` and
 c + 2 ≤ ``min_holders``.
 
-In a round without prototypes (:meth:`agreement.Agreement.sums_rows`) the result repeats an earlier sum, from which a
+In a round without prototypes (:meth:`agreement.Agreement.sends_rows`) the result repeats an earlier sum, from which a
 site subtracts the row that it sent for that sum.
 
 Limits: every site reads the sum of every class, also of a class that it does not hold. Sums of several rounds can be
@@ -118,7 +118,7 @@ class MaskedPeerSums:
         rows, _ = self._trainee.trained(key.round)
         holds = group.cohort.holds[group.cohort.index(self._site)]
         vector = np.where(holds[:, None], rows, 0.0).ravel()
-        if not self._agreement.sums_rows(key.round):
+        if not self._agreement.sends_rows(key.round):
             return vector  # zeros: the result repeats an earlier sum, whose term stays
         ring = self._agreement.fixed_point()
         rounded = ring.decode_sum(ring.encode(vector), 1).reshape(rows.shape)
@@ -171,7 +171,7 @@ class MaskedPeerSums:
 
     def _check_attempt(self, key: PhaseKey, members: SumMembers) -> None:
         """Check that a result is its own attempt's sum, or in a round without prototypes an earlier one."""
-        repeats = not self._agreement.sums_rows(key.round) and members.round < key.round
+        repeats = not self._agreement.sends_rows(key.round) and members.round < key.round
         if (members.round, members.attempt) != (key.round, key.attempt) and not repeats:
             raise Violation(
                 f"the result of round {key.round}, attempt {key.attempt} is another attempt's sum"

@@ -46,10 +46,15 @@ class PeerCombinations:
         return ProtectedPayload(self._half(key, cohort), self._rows(key), self._site, cohort)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
-        """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers'."""
+        """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers'.
+
+        In a round without rows the targets stay.
+        """
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         # This is the list for which this site protected its values.
         cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
+        if not self._agreement.sends_rows(key.round):
+            return ResultSummary(len(cohort.sites), self._trainee.prototypes().has_personal)
         rows = self._rows(key)
         given = np.asarray(cohort.holds[cohort.index(self._site)])
         peers = self._peers(key, payload, rows, cohort)

@@ -81,7 +81,7 @@ class RotatedClusters(PlainClusters):
         A round whose sums have no prototypes assigns none, and its result repeats earlier clusters.
         """
         request = self._journal.request(replace(key, phase=self.assigned_in))
-        if request is None or not self._agreement.sums_rows(key.round):
+        if request is None or not self._agreement.sends_rows(key.round):
             return
         found = clusters_of(codec.decode_assignment(request, self._limits))
         if not np.array_equal(labels, found.labels):

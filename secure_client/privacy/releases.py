@@ -113,14 +113,10 @@ class Releases:
     def due(self, round_number: int, released: int | None) -> bool:
         """Return True if a round needs a new release; ``released`` is the round of the last release.
 
-        A period's release comes in its first round, or where a site missed that round, in the first round that the site
-        takes part in. Where rows are summed, the period's sum was taken without that site, which then keeps an earlier
-        release. Round 0 is FedPC's clustering, of the initial model: its release serves no later period.
+        Sites send a period's release in its first round alone. A site that missed that round keeps an earlier release
+        until the next period. Round 0 is FedPC's clustering, of the initial model: its release serves no later period.
         """
-        if released is None:
-            return True
-        in_time = self._agreement.sums_rows(round_number)
-        return in_time and released < self._agreed.round_of_release(round_number)
+        return released is None or (released < round_number and self._agreement.sends_rows(round_number))
 
     @property
     def distributed(self) -> bool:

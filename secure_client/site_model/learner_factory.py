@@ -176,20 +176,22 @@ def check_frozen(agreement: Agreement, model: PrototypeModel) -> None:
 
 
 def check_rows_change(agreement: Agreement, learner: Learner) -> None:
-    """Raise :class:`ModelError` for features that training cannot change, where each round's sum would have them.
+    """Raise :class:`ModelError` for features that no training changes, where each round would have an answer of them.
 
-    Sums over the same prototypes and different sites differ by the prototypes of single sites, which drop-outs thereby
-    give away, also those of other sites. Under ``plain`` nothing is hidden. Limit: features that could change and
-    hardly do are not noticed.
+    Sums or combinations of the same prototypes of different sites differ by the prototypes of single sites, which
+    drop-outs thereby give away, also those of other sites. Under ``plain`` nothing is hidden. Limit: features that
+    could change and hardly do are not noticed.
     """
-    hidden = agreement.protection is not Protection.PLAIN and (agreement.layout.classes or agreement.clusters)
+    hidden = agreement.protection is not Protection.PLAIN and (
+        agreement.method.traits.prototypes or agreement.clusters
+    )
     if not hidden or agreement.privacy is not None or agreement.row_period == agreement.rounds:
         return
     if learner.has_fixed_features:
         raise ModelError(
             "no parameter before the model's classifier trains, so that prototypes are the same in every round and two"
-            " rounds' sums give away the prototypes of a site that misses one of them: set frozen_extractor = true in"
-            " [training], by which one sum serves the run, or let a part of the extractor train"
+            " rounds' results give away those of a site that misses one of them: set frozen_extractor = true in"
+            " [training], by which one round's results serve the run, or let a part of the extractor train"
         )
 
 

@@ -95,7 +95,7 @@ class Outcome:
     """Outcome of an attempt: an answer for each site that gets one, or the groups of a clustering.
 
     ``failures`` are groups that get nothing. An attempt without an answer and without a group has failed. ``sums``
-    are those of each site's group, for rounds whose sums have no prototypes (:meth:`agreement.Agreement.sums_rows`).
+    are those of each site's group, for rounds whose sums have no prototypes (:meth:`agreement.Agreement.sends_rows`).
     """
 
     results: Mapping[str, Payload] = field(default_factory=dict)

@@ -97,7 +97,7 @@ def result_of(
 def with_last_clusters(agreement: Agreement, attempt: Attempt, result: Payload, limits: Limits) -> Payload:
     """Return a result with the last clusters, in a round whose sums have no prototypes; otherwise the same result."""
     (group,) = attempt.groups
-    content = None if agreement.sums_rows(attempt.key.round) else attempt.last_sum(group)
+    content = None if agreement.sends_rows(attempt.key.round) else attempt.last_sum(group)
     if content is None:
         return result
     last = codec.decode_payload(content, limits, result_form(agreement))

@@ -59,7 +59,7 @@ class EncryptedClusters(SinglePhaseExchange):
         result = Payload(total.scheme, (labels,), total.blobs)
         if self._agreement.repeats_rows(attempt.key.round):
             return for_members(attempt.groups, [result], [result])
-        content = None if self._agreement.sums_rows(attempt.key.round) else attempt.last_sum(group)
+        content = None if self._agreement.sends_rows(attempt.key.round) else attempt.last_sum(group)
         if content is None:
             return for_members(attempt.groups, [result])
         # The last clusters' sum, with the models of its round, precedes the sum of this round's models alone.

@@ -42,7 +42,7 @@ class EncryptedSums(SinglePhaseExchange):
 
     def last_sum(self, attempt: Attempt, group: tuple[str, ...]) -> Payload | None:
         """Return the group's last sum of rows, in a round whose sums have none; None if there is no such sum."""
-        content = None if self._agreement.sums_rows(attempt.key.round) else attempt.last_sum(group)
+        content = None if self._agreement.sends_rows(attempt.key.round) else attempt.last_sum(group)
         if content is None:
             return None
         return codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))

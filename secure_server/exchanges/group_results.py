@@ -56,7 +56,7 @@ def rows_of(agreement: Agreement, each: GroupSum) -> Payload:
 
 def with_last_rows(agreement: Agreement, attempt: Attempt, each: GroupSum, limits: Limits) -> GroupSum:
     """Return a sum with its group's last rows, in a round whose sums have no prototypes; otherwise the same sum."""
-    content = None if agreement.sums_rows(attempt.key.round) else attempt.last_sum(each.cohort.sites)
+    content = None if agreement.sends_rows(attempt.key.round) else attempt.last_sum(each.cohort.sites)
     if content is None:
         return each
     classes = len(agreement.classes)

@@ -121,7 +121,7 @@ class MaskedSums:
     def _last_peer_sum(self, attempt: Attempt, found: GroupSum) -> Payload | None:
         """Return the last sum, with its own members, in a round whose sums have no prototypes; None otherwise."""
         content = (
-            None if self._agreement.sums_rows(attempt.key.round) else attempt.last_sum(found.cohort.sites)
+            None if self._agreement.sends_rows(attempt.key.round) else attempt.last_sum(found.cohort.sites)
         )
         if content is None:
             return None

@@ -1,19 +1,34 @@
-"""A coordinator that subtracts the sums of two rounds in which the sites' rows are the same."""
+"""A coordinator or a site that subtracts the results of two rounds in which the sites' rows are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agreement import Agreement, AveragingSection, Extractor, FeddbpSection, Method, PrivacySection
+from agreement import (
+    Agreement,
+    AveragingSection,
+    Extractor,
+    FeddbpSection,
+    Method,
+    PrivacySection,
+    Protection,
+)
+from algorithms.pfpl import Weighting
+from protoseal.simulation.local_federation import LocalFederation
+from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
+from secure_client.output.site_log import SiteRound
+from secure_client.privacy.releases import Releases
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_play import MaskedPlay, Vector
+from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
 from tests.support.grouped import EVERYONE, grouped_agreement
-from tests.support.small import short_training
+from tests.support.small import short_training, small_agreement, small_data
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
@@ -58,8 +73,11 @@ def own_rows(play: MaskedPlay, name: str, number: int) -> Vector:
 def test_two_sums_of_unmoved_rows_differ_by_a_row_where_each_round_has_rows(
     open_masked: OpenMasked, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The double: every round's sum has rows."""
-    monkeypatch.setattr(Agreement, "sums_rows", lambda *_: True)
+    """The double: every round's sum has the rows of the one release."""
+    monkeypatch.setattr(Agreement, "sends_rows", lambda *_: True)
+    monkeypatch.setattr(
+        Releases, "due", lambda _, number, released: released is None or released == 0 < number
+    )
     play = open_masked(CASES[case](), {})
     play.set_up(*EVERYONE)
     first, second = rows_in_sum(play, 1, EVERYONE), rows_in_sum(play, 2, WITHOUT_C)
@@ -121,3 +139,41 @@ def test_the_next_release_has_a_sum_of_its_own(open_masked: OpenMasked) -> None:
     rows = {number: rows_in_sum(play, number, EVERYONE) for number in range(1, 6)}
     assert [number for number, each in rows.items() if each.any()] == [1, 4]
     assert np.abs(rows[4] - rows[1]).max() > 1e-3
+
+
+# PFPL, whose sites each get an answer of their own
+
+
+def targets(protection: Protection, folder: Path) -> dict[int, Vector]:
+    """Return clinic-a's targets (K, d) after each round of a run that clinic-d misses the second round of."""
+    agreement = small_agreement(protection, Weighting.UNIFORM, rounds=3)
+    training = short_training("tests.support.small:build", frozen_extractor=True)
+    agreement = agreement.model_copy(update={"training": training})
+    found, clock = {}, Clock()
+
+    def take(name: str, figures: SiteRound) -> None:
+        if name == A:
+            found[figures.round] = by_name[A].trainee.prototypes().personal
+
+    with LocalFederation(agreement, small_data(agreement), on_round=take) as federation:
+        by_name = {site.name: site for site in federation.sites}
+        set_deadlines(federation, folder / "keys.bin", clock)
+        play(federation, clock, [Loss(D, 2, Phase.PRESENCE)])
+        own = by_name[A].trainee.latest()[0] * agreement.own_share
+        found[0] = by_name[D].trainee.latest()[0]
+    return {
+        number: (each - own) / (1 - agreement.own_share) if number else each for number, each in found.items()
+    }
+
+
+@pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.CKKS])
+def test_a_site_cannot_subtract_two_answers_of_unmoved_rows(
+    tmp_path: Path, protection: Protection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Class 0 has four holders: with answers in both rounds, the one that misses the second follows from them."""
+    peers = targets(protection, tmp_path)
+    np.testing.assert_array_equal(peers[1], peers[2])
+    np.testing.assert_array_equal(peers[1], peers[3])
+    monkeypatch.setattr(Agreement, "sends_rows", lambda *_: True)
+    peers = targets(protection, tmp_path)
+    np.testing.assert_allclose(3 * peers[1][0] - 2 * peers[2][0], peers[0][0], atol=1e-5)

@@ -162,7 +162,7 @@ def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> Recorded
     downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
 
     # Later rounds repeat prototypes and send none, so that an attack on their messages would prove nothing.
-    last = max(number for number in range(1, agreement.rounds + 1) if agreement.sums_rows(number))
+    last = max(number for number in range(1, agreement.rounds + 1) if agreement.sends_rows(number))
 
     def keep(federation: LocalFederation, number: int) -> None:
         if number == last - 1 and agreement.method.traits.prototypes:
