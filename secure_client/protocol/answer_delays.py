@@ -13,8 +13,9 @@ The set-up precedes all data. SHARES, SURVIVORS and UNMASK need no delay: they a
 whose number and size are public.
 
 Limits. An answer that takes longer than its delay leaves at once and shows how long it took; the journal counts these
-overruns and the log names them. A delay shows the time of the first answer, to half an octave. A site whose first round
-begins with a result to catch up with measures training from that result.
+overruns and the log names them. A delay shows the time of the first answer, to half an octave. A phase that the
+coordinator asks for only after a result sets its delay then: training from a result to catch up with, or VALUES at a
+site that was left out of the first round's sum.
 """
 
 from __future__ import annotations
