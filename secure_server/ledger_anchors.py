@@ -3,6 +3,11 @@
 A site that joins receives the anchor of its ledger and checks every line of the ledger against it. The anchor is
 replaced only by signed presence statements, which a site makes after that check. If a request to join replaced the
 anchor, a ledger that continues an older copy would be refused once and accepted the next time.
+
+Every peer leaves the run when it is shown an anchor that is behind an earlier one. A statement with such an anchor is
+therefore refused here, so that one malicious site cannot end a run. Limits: a peer may remember anchors that this
+record has lost. After a restart of the coordinator, the record may have an anchor of a concurrent run over the same
+ledger, and an answer that the site signed before that is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import logging
 
 from agreement import Agreement
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.ledger_anchors import AnchorRecord, Owner
 from protoseal_wire.messages import LedgerAnchor, PresenceStatement
 from secure_server.errors import BadPayload
 
@@ -18,10 +23,11 @@ _log = logging.getLogger("protoseal.coordinator")
 
 
 class LedgerAnchors:
-    """Anchors of the sites' ledgers. Without a record, as in a simulation, nothing is kept."""
+    """Anchors of the sites' ledgers. Without a record, as in a simulation, nothing is kept after the run."""
 
     def __init__(self, agreement: Agreement, record: AnchorRecord | None) -> None:
         self._required, self._record = agreement.privacy is not None, record
+        self._seen: dict[Owner, LedgerAnchor] = {} if record is None else record.all()
 
     def kept(self, site: str, joining: LedgerAnchor | None) -> LedgerAnchor | None:
         """Return the anchor for the reply to a site that joins; raise :class:`BadPayload` as :meth:`check` does."""
@@ -44,8 +50,20 @@ class LedgerAnchors:
             raise BadPayload(f"{site} must state the last entry of its privacy ledger")
 
     def note(self, statement: PresenceStatement) -> None:
-        """Store the anchor that a site has signed; the anchor is durable when this returns."""
-        if statement.anchor is None or self._record is None:
+        """Store the anchor that a site has signed; the anchor is durable when this returns.
+
+        Raises :class:`BadPayload` for an anchor behind one of this run, or of earlier runs when this one began.
+        """
+        site, anchor = statement.site, statement.anchor
+        if anchor is None:
             return
-        for site, kept in self._record.note({statement.site: statement.anchor}).items():
-            _log.warning("%s: the privacy ledger has another entry %d than before", site, kept.seq)
+        kept = self._seen.get((site, anchor.key))
+        if (kept is None or not anchor.is_behind(kept)) and self._record is not None:
+            # A concurrent run may be ahead, but no ledger has two entries of one number.
+            kept = self._record.note({site: anchor}).get(site)
+        if kept is not None and anchor.is_behind(kept):
+            raise BadPayload(
+                f"{site}'s privacy ledger ends with entry {anchor.seq} ({anchor.head.hex()[:16]}), but had entry "
+                f"{kept.seq} ({kept.head.hex()[:16]}) before: restore the latest copy of the ledger"
+            )
+        self._seen[site, anchor.key] = anchor

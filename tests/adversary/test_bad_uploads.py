@@ -26,7 +26,8 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_server import errors
 from secure_server.service.status import status_of
 from tests.adversary.bad_set_ups import MAKERS, NOT_MAKERS, OTHER_HASH, SEALED, UNSIGNED, Case
-from tests.adversary.victim import Scene, Upload, personalised, stopped_at
+from tests.adversary.victim import Scene, Upload, personalised, play_up_to, stopped_at
+from tests.support.anchors import anchor
 from tests.support.small import small_agreement, small_data
 
 PLAIN, CKKS = Protection.PLAIN, Protection.CKKS
@@ -277,3 +278,20 @@ def _assert_duplicates_are_harmless(scene: Scene) -> None:
         scene.send(scene.upload(scene.honest + b"\x00"))
     assert status_of(refused.value) is StatusCode.ALREADY_EXISTS
     assert scene.memory() == after
+
+
+def test_ledger_entries_that_fall_exclude_the_site_that_states_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers leave the run at such a statement, so no list may have it."""
+    agreement = _agreement(PLAIN)
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        for site in federation.sites:
+            site.join()
+        bad = next(site for site in federation.sites if site.name == B)
+        monkeypatch.setattr(bad.session._anchor, "show", lambda number: anchor(9 - number))
+        play_up_to(federation, bad, Phase.PRESENCE)
+        bad.step()
+        assert play_up_to(federation, bad, Phase.PRESENCE).round == 2
+        with pytest.raises(errors.BadPayload, match=B):
+            bad.step()
+        assert not federation.coordinator.state.over
+        assert B not in federation.coordinator.state.answered
