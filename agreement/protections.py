@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agreement.named_component import Named
-from crypto.keys import KEY_BYTES
+from crypto.keys import KEY_BYTES, LEAST_SECRET_BYTES
 from crypto.plain import Weights
 from crypto.protection import Offer, PayloadForm, ServerHalf, SiteHalf
 from crypto.sum_protection import SumFacts, SumServerHalf, SumSiteHalf
@@ -53,8 +53,9 @@ class Protection(Named):
     compute under it.
 
     ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks, in runs whose plan
-    needs them (:mod:`agreement.round_plan`). One site makes them and seals them to each other site. The limit: one site
-    that helps the coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes. ``settings`` and
+    needs them (:mod:`agreement.round_plan`): 0, or 16 and more. It has no default, since keys from a forgotten secret
+    would be everybody's. One site makes the bytes and seals them to each other site. The limit: one site that helps the
+    coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes. ``settings`` and
     ``deployable`` are as in :class:`agreement.Method`.
 
     ``sums_hide_terms``: nobody reads a term of a sum, not even a coordinator that a site helps, so that sites may
@@ -72,7 +73,7 @@ class Protection(Named):
 
     peers: PeersHalves | None = None
     sums: SumHalves | None = None
-    secret_bytes: int = 0
+    secret_bytes: int
     ckks_key: bool = False
     computes: frozenset[Offer] = frozenset()
     sums_hide_terms: bool = False
@@ -82,8 +83,10 @@ class Protection(Named):
         super().__post_init__()
         if not self.offers:
             raise ValueError("a protection must serve peers, sums, or both")
-        if not 0 <= self.secret_bytes <= MOST_SECRET_BYTES:
-            raise ValueError(f"secret_bytes must be from 0 to {MOST_SECRET_BYTES}, not {self.secret_bytes}")
+        if self.secret_bytes and not LEAST_SECRET_BYTES <= self.secret_bytes <= MOST_SECRET_BYTES:
+            raise ValueError(
+                f"secret_bytes must be 0, or from {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES}, not {self.secret_bytes}"
+            )
 
     @property
     def built_in(self) -> bool:
@@ -100,6 +103,7 @@ class Protection(Named):
 _OF_ALL = frozenset({Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS})
 Protection.PLAIN = Protection(
     name="plain",
+    secret_bytes=0,
     computes=_OF_ALL | {Offer.GRAM},
     summary="protects nothing: the coordinator reads every upload",
 )

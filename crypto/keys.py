@@ -24,6 +24,8 @@ __all__ = ["KEY_BYTES", "derive"]
 
 KEY_BYTES = 32
 """Length of every key that :func:`derive` returns."""
+LEAST_SECRET_BYTES = 16
+"""Length of the shortest secret that :func:`derive` takes."""
 _FIELD_PRIME = 2**255 - 19
 _LOW_ORDER = frozenset(
     {
@@ -45,8 +47,11 @@ _NONCE_BYTES = 12
 def derive(secret: bytes, label: str, *context: bytes) -> bytes:
     """Derive 32 bytes from ``secret`` for one purpose: HKDF-SHA256 (RFC 5869), no salt, info = ``encode(label, …)``.
 
-    ``secret`` must be hard to guess (a key, never a passphrase), because HKDF is fast.
+    ``secret`` must be hard to guess (a key, never a passphrase), because HKDF is fast. Raises ``ValueError`` for fewer
+    than :data:`LEAST_SECRET_BYTES`: from an empty secret everybody derives the same key.
     """
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ValueError(f"a secret of {len(secret)} bytes can be guessed; {LEAST_SECRET_BYTES} are needed")
     info = encode(label, *context)
     return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
 

@@ -122,6 +122,12 @@ def test_a_derived_key_depends_on_all_it_is_derived_from() -> None:
     assert {len(key) for key in keys} == {32}
 
 
+@pytest.mark.parametrize("length", [0, 15])
+def test_no_key_is_derived_from_a_secret_that_can_be_guessed(length: int) -> None:
+    with pytest.raises(ValueError, match=f"{length} bytes"):
+        derive(bytes(length), "a")
+
+
 # Storage
 
 

@@ -24,6 +24,7 @@ from agreement import (
 from protoseal.simulation.config import load_simulation
 from secure_server.config import load_coordinator
 from tests.support.extensions import METHODS, PROTECTIONS, as_installed, install, installed
+from tests.support.rotation_extension import rotated
 from tests.support.small import small_agreement
 
 GOOD = """
@@ -36,7 +37,8 @@ from crypto.protection import PayloadForm
 from agreement import Protection, SumHalves
 
 form = PayloadForm(words=((64, 1),))
-method = Protection(name="{name}", sums=SumHalves(site=None, server=None, form=lambda settings, facts: form))
+halves = SumHalves(site=None, server=None, form=lambda settings, facts: form)
+method = Protection(name="{name}", secret_bytes=0, sums=halves)
 """
 AGREEMENT = """
 federation = "clinics.example"
@@ -257,9 +259,17 @@ def test_an_extension_with_invalid_fields_is_refused() -> None:
             private=True,
         )
     with pytest.raises(ValueError, match="must serve peers, sums, or both"):
-        Protection(name="mine")
+        Protection(name="mine", secret_bytes=0)
     with pytest.raises(ValueError, match="name 'self-pfpl' must not begin with"):
-        Protection(name="self-pfpl")
+        Protection(name="self-pfpl", secret_bytes=0)
+
+
+def test_a_protection_states_how_long_its_secret_is_and_no_short_one() -> None:
+    with pytest.raises(TypeError, match="secret_bytes"):
+        Protection(name="mine", peers=rotated.peers)  # type: ignore[call-arg]
+    for number in (-1, 1, 15):
+        with pytest.raises(ValueError, match="secret_bytes"):
+            Protection(name="mine", peers=rotated.peers, secret_bytes=number)
 
 
 # Settings and distributions
