@@ -93,6 +93,21 @@ def doubled(play: Hostile, payload: Payload) -> Payload:
     return Payload(payload.scheme, blobs=tuple(blobs))
 
 
+@pytest.mark.parametrize("weighting", [Weighting.COMPLEMENT, Weighting.DISTANCE])
+def test_a_copy_of_rotated_rows_gives_the_copier_one_peers_prototype(
+    tmp_path: Path, cast: Cast, weighting: Weighting
+) -> None:
+    """The copier's own seed undoes the rotation, so that the copied rows told it the victim's before."""
+    with Hostile(tmp_path, small_agreement(Protection.MASKED, weighting), cast) as play:
+        play.set_up(*HOLDERS)
+        active = play.begin(*HOLDERS)
+        payloads = play.all_values(active)
+        copied = {**payloads, COPIER: payloads[VICTIM]}
+        play.give_result(COPIER, play.combine(copied, active)[COPIER])
+        singled_out = VICTIM if weighting is Weighting.COMPLEMENT else THIRD
+        assert np.abs(play.peers_received(COPIER) - play.rows(singled_out)).max() < ERROR
+
+
 def test_a_copy_of_masked_words_spoils_the_sum(tmp_path: Path, cast: Cast) -> None:
     """The copier's masks stay in the sum; the coordinator notices that, and not who did it."""
     with MaskedPlay(tmp_path, grouped_agreement(), cast) as play:
