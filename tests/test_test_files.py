@@ -55,7 +55,8 @@ BEHAVIOURS = {
     "secure_client/site_model": "logged_warnings saved_predictor",
     "secure_client/training": "inference_passes recipes",
     "secure_client/training/dp_sgd": (
-        "dp_sgd_noise dp_sgd_sampling dp_sgd_sensitivity gradients_independent_of_batch subject_gradients"
+        "dp_sgd_noise dp_sgd_sampling dp_sgd_sensitivity gradients_independent_of_batch raising_records "
+        "subject_gradients"
     ),
     "secure_server": "empty_run expiring_certificates last_result restarted_coordinator",
     "secure_server/exchanges": (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from secure_client.error_containment import check_no_signal
 from secure_client.errors import DataError
 
 Batch = tuple[Tensor, Tensor]
+R = TypeVar("R")
+_PARTS = 4
+"""Parts of a failing batch: quarters find one record in as many computations as halves, and several in fewer."""
 
 
 class Source(Protocol):
@@ -132,3 +136,63 @@ def full_and_rest(count: int, size: int, *, join_single: bool = False) -> tuple[
     if join_single and batches > 1 and last == 1:
         batches, last = batches - 1, last + size
     return (batches, 0) if last == size else (batches - 1, last)
+
+
+def isolate_failures(
+    group: Sequence[int],
+    compute: Callable[[Sequence[int]], R],
+    *,
+    probe: Callable[[Sequence[int]], object],
+    failed: Callable[[int, BaseException], R],
+) -> tuple[list[R], Tensor]:
+    """Compute a batch of different records in parts, so that a record on which ``compute`` raises fails alone.
+
+    Return the results of the parts, and the int64 indices (B,) that put the parts' rows into the order of ``group``. A
+    record on which ``compute`` raises, given that record alone, has the result of ``failed``.
+
+    ``probe`` is a cheaper computation that raises on the same records. It decides how a failing batch is split, and no
+    result. If it raises on k of B records, and ``compute`` on the same, there are at most k + 2 calls of ``compute``.
+    The calls of ``probe``, at most 4·k·⌈log4 B⌉, take B + k·(B/3 + ⌈log4 B⌉) records together.
+    """
+    results: list[R] = []
+    places: list[int] = []
+    waiting = [list(group)]
+    while waiting:
+        part = waiting.pop()
+        try:
+            result = compute(part)
+        except BaseException as error:
+            check_no_signal(error)
+            if len(part) > 1:
+                waiting += _smaller(part, probe)
+                continue
+            result = failed(part[0], error)
+        results.append(result)
+        places += part
+    position = {record: place for place, record in enumerate(places)}
+    return results, torch.tensor([position[record] for record in group])
+
+
+def _smaller(group: Sequence[int], probe: Callable[[Sequence[int]], object]) -> list[list[int]]:
+    """Return smaller parts of a failing batch: the records on which ``probe`` raises, one by one, and the others."""
+    raising = _raising(group, probe)
+    if not raising:  # the probe was wrong
+        return _parts(group)
+    others = [record for record in group if record not in set(raising)]
+    return [[record] for record in raising] + ([others] if others else [])
+
+
+def _raising(group: Sequence[int], probe: Callable[[Sequence[int]], object]) -> list[int]:
+    """Return the records on which ``probe`` raises, in a batch with such records."""
+    raising: list[int] = []
+    for part in _parts(group):
+        try:
+            probe(part)
+        except BaseException as error:
+            check_no_signal(error)
+            raising += part if len(part) == 1 else _raising(part, probe)
+    return raising
+
+
+def _parts(group: Sequence[int]) -> list[list[int]]:
+    return split(group, -(-len(group) // _PARTS))

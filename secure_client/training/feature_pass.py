@@ -1,11 +1,14 @@
 """Pass of a model over all records of a site, which no faulty record can abort.
 
-A batch on which the model fails is computed again record by record, so that one record's error changes no other
-record's features. The record that fails, or whose features are not finite, counts as zeros under its own label. With
-noise this keeps the query's sensitivity: a record changes its own row alone. The order and the number of rows never
-depend on what the model computes.
+A batch on which the model fails is computed again without the records that make it fail, so that one record's error
+changes no other record's features. The record that fails, or whose features are not finite, counts as zeros under its
+own label. With noise this keeps the query's sensitivity: a record changes its own row alone. The order and the number
+of rows never depend on what the model computes.
 
-Limit: a model that fails on all records gives zeros for all, which only the site's log reports.
+Limits. The time of a pass shows the number of records on which a plug-in's model raises: a batch with k of them is
+computed k + 2 times, and its records some 1 + k/3 times more, without padding
+(:func:`secure_client.training.batches.isolate_failures`). A model that fails on all records gives zeros for all, which
+only the site's log reports.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from secure_client.error_containment import check_no_signal
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
-from secure_client.training.batches import Source, split
+from secure_client.models.prototype_model import Filled, PrototypeModel, outputs_of
+from secure_client.training.batches import Source, isolate_failures, split
 
 EVALUATION_BATCH = 256
 """Number of records that are computed together."""
@@ -53,24 +55,25 @@ class FeaturePass:
         self._warn()
 
     def _of(self, group: Sequence[int]) -> Embedded:
-        try:
-            return self._computed(group)
-        except BaseException as error:
-            check_no_signal(error)
-            _log.debug("%s: the model failed on a batch: %s", self._where, error, exc_info=True)
-        singles = [self._of_one(each) for each in group]
-        features, labels = zip(*singles, strict=True)
-        return torch.cat(features), torch.cat(labels)
+        parts, order = isolate_failures(group, self._computed, probe=self._probe, failed=self._zeros)
+        if len(parts) == 1:
+            return parts[0]
+        features, labels = (torch.cat(rows) for rows in zip(*parts, strict=True))
+        order = order.to(labels.device)
+        return features[order], labels[order]
 
-    def _of_one(self, record: int) -> Embedded:
-        try:
-            return self._computed([record])
-        except BaseException as error:
-            check_no_signal(error)
-            _log.debug("%s: the model failed on a record: %s", self._where, error)
+    def _zeros(self, record: int, error: BaseException) -> Embedded:
+        """Return zeros under the label of a record on which the model fails."""
+        _log.debug("%s: the model failed on a record: %s", self._where, error, exc_info=error)
         self._failed += 1
         label = self._labels[record : record + 1].to(self._device)
         return torch.zeros(1, self._dim, device=self._device), label
+
+    def _probe(self, group: Sequence[int]) -> None:
+        """Compute features of these records without padding."""
+        ((inputs, _),) = self._source.batches([group])
+        with torch.no_grad():
+            outputs_of(self._model.inner if isinstance(self._model, Filled) else self._model, inputs)
 
     def _computed(self, group: Sequence[int]) -> Embedded:
         ((inputs, labels),) = self._source.batches([group])

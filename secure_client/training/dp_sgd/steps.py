@@ -20,7 +20,9 @@ unit more or less changes them by C at most.
 
 Limits. GPUs were not examined. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid shows nothing of the
 sum, since each whole number stands for some 2^32 of its values (against Mironov 2012), but its probabilities are right
-to some 2^-32, and no draw is beyond 8.6 standard deviations. The duration of a step reveals the number of its records.
+to some 2^-32, and no draw is beyond 8.6 standard deviations. The duration of a step reveals the number of its records,
+and of those on which a plug-in's model raises: a batch with k of them is computed k + 2 times, and its records some
+1 + k/3 times more, without padding (:func:`secure_client.training.batches.isolate_failures`).
 """
 
 from __future__ import annotations
@@ -40,10 +42,9 @@ from torch import Tensor, nn
 from agreement import DpSgdSection
 from crypto.randomness import gaussian
 from privacy.mechanisms.grid import SIGMA
-from secure_client.error_containment import check_no_signal
 from secure_client.errors import ModelError, TrainingError
 from secure_client.models.prototype_model import outputs_of
-from secure_client.training.batches import split
+from secure_client.training.batches import isolate_failures, split
 from secure_client.training.dp_sgd.clipping_units import Records, Subjects
 from secure_client.training.dp_sgd.per_sample_gradients import (
     clear_gradients,
@@ -180,26 +181,32 @@ class _Training:
     def _gradients(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
         """Return each record's gradients and terms, (B, …) and (B,); zeros and NaN for a record that fails.
 
-        A failing batch is computed again record by record, so that a record changes no gradient but its own.
+        A batch in which records fail is computed again without these, so that a record changes no gradient but its own.
         """
-        try:
-            return self._computed(group)
-        except BaseException as error:
-            check_no_signal(error)
-            clear_gradients(self._job.model, self._parameters)
-            failed = error
-        if len(group) > 1:
-            return _joined([self._gradients([each]) for each in group], self._parameters)
-        _log.warning("training by DP-SGD failed on a record, which counts as zeros: %s", failed)
+        parts, order = isolate_failures(
+            group,
+            lambda part: self._computed(part, self._at_once),
+            probe=lambda part: self._computed(part, len(part)),
+            failed=self._failed,
+        )
+        return parts[0] if len(parts) == 1 else _joined(parts, order, self._parameters)
+
+    def _failed(self, _: int, error: BaseException) -> tuple[_Gradients, Sequence[Tensor]]:
+        _log.warning("training by DP-SGD failed on a record, which counts as zeros: %s", error)
         return [None] * len(self._parameters), (torch.full((1,), math.nan, device=self._job.device),) * 3
 
-    def _computed(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
+    def _computed(self, group: Sequence[int], size: int) -> tuple[_Gradients, Sequence[Tensor]]:
+        """Return the gradients (``size``, …) and terms (B,) of a batch that is padded to ``size``."""
         job, count = self._job, len(group)
-        ((inputs, labels),) = job.source.batches([group])
-        inputs, labels = filled(inputs, self._at_once), filled(labels, self._at_once)
-        terms = sample_terms(job.objective, outputs_of(job.model, inputs), labels, job.guide)
-        torch.autograd.backward(terms.total.sum())
-        return take_gradients(job.model, self._parameters), [each[:count] for each in terms]
+        try:
+            ((inputs, labels),) = job.source.batches([group])
+            inputs, labels = filled(inputs, size), filled(labels, size)
+            terms = sample_terms(job.objective, outputs_of(job.model, inputs), labels, job.guide)
+            torch.autograd.backward(terms.total.sum())
+            return take_gradients(job.model, self._parameters), [each[:count] for each in terms]
+        except BaseException:
+            clear_gradients(job.model, self._parameters)
+            raise
 
     def _flat(self, given: _Gradients, first: int, last: int) -> Tensor:
         """Return some records' gradients, float64 (B, P), valid until the next; unused parameters have zeros."""
@@ -239,15 +246,19 @@ def filled(rows: Tensor, size: int) -> Tensor:
 
 
 def _joined(
-    singles: Sequence[tuple[_Gradients, Sequence[Tensor]]], parameters: Sequence[nn.Parameter]
+    parts: Sequence[tuple[_Gradients, Sequence[Tensor]]], order: Tensor, parameters: Sequence[nn.Parameter]
 ) -> tuple[_Gradients, Sequence[Tensor]]:
-    """Put records' gradients and terms together, (B, …) and (B,)."""
-    of_each = zip(parameters, zip(*(given for given, _ in singles), strict=True), strict=True)
-    gradients = [
-        torch.cat([torch.zeros_like(of).unsqueeze(0) if each is None else each[:1] for each in rows])
-        for of, rows in of_each
-    ]
-    return [*gradients], [torch.cat(rows) for rows in zip(*(terms for _, terms in singles), strict=True)]
+    """Put the gradients and terms of a batch's parts together, in this order of records, (B, …) and (B,)."""
+    joined = [torch.cat(rows)[order] for rows in zip(*(terms for _, terms in parts), strict=True)]
+    counts = [len(terms[0]) for _, terms in parts]
+    gradients: _Gradients = []
+    for parameter, given in zip(parameters, zip(*(rows for rows, _ in parts), strict=True), strict=True):
+        rows = [
+            parameter.new_zeros(count, *parameter.shape) if part is None else part[:count]
+            for part, count in zip(given, counts, strict=True)
+        ]
+        gradients.append(torch.cat(rows)[order])
+    return gradients, joined
 
 
 def _summed(terms: Sequence[Tensor]) -> Tensor:
