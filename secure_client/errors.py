@@ -6,7 +6,7 @@
     ├── ModelError      a model that does not keep the contract, or a state that does not fit it
     ├── DeviceError     a compute device that this machine does not have
     ├── TrainingError   training that cannot start or went wrong
-    ├── Unprotected     values that no half of the agreed protection made: nothing was sent
+    ├── Unprotected     values that no half of the agreed protection or no release made: nothing was sent
     ├── StateError      a state directory that is damaged or in use
     │   └── OtherRun    a state directory, or an out folder, of another run or agreement
     ├── RunStopped      the coordinator ended the run early
@@ -47,7 +47,10 @@ class TrainingError(SiteError):
 
 
 class Unprotected(SiteError):
-    """Values that were about to leave the site although no half of the agreed protection made them. None are sent."""
+    """Values that were about to leave the site although no half of the agreed protection made them. None are sent.
+
+    The same holds for exact values where noise is agreed.
+    """
 
 
 class StateError(SiteError):

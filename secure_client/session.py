@@ -46,7 +46,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.phase_order import Order
-from secure_client.protocol.sent_values import encode_answer
+from secure_client.protocol.sent_values import check_released, encode_answer
 from secure_client.protocol.setup import Party, Setup
 from secure_client.site_model.checkpointed_learner import Trainee
 
@@ -176,6 +176,7 @@ class Session:
             case Phase.RESULT:
                 return self._result(key, request)
             case _:
+                check_released(self._agreement, self._trainee.released)
                 with _Stopwatch(self._seconds, "protect"):
                     return encode_answer(self._agreement, key, self._exchange.step(key, request))
 
@@ -191,6 +192,7 @@ class Session:
         self._seconds = {"train": 0.0, "protect": 0.0}
         with _Stopwatch(self._seconds, "train"):
             self._trainee.trained(key.round)
+        check_released(self._agreement, self._trainee.released)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
         base, keys = self._exchange.stated(key)

@@ -3,10 +3,10 @@
 Each step of an exchange returns its answer here, and the session sends what this module encodes. In every phase but
 those of :data:`_WITHOUT_VALUES` the answer must be a :class:`crypto.protection.ProtectedPayload` that a half of the
 agreed protection made. A step that forgets its protection, or that an unprotected exchange's step replaces, therefore
-ends the session before a byte is sent.
+ends the session before a byte is sent. Under ``[privacy]``, :func:`check_released` requires a noisy release besides.
 
-Limit: the check compares the half's class and the payload's scheme. It does not look into a payload, and it does not
-stop code that means to send cleartext.
+Limit: the checks compare the half's class, the payload's scheme and the release's round. They do not look into a
+payload, and they do not stop code that means to send cleartext or exact values.
 """
 
 from __future__ import annotations
@@ -68,6 +68,19 @@ def encode_answer(agreement: Agreement, key: PhaseKey, answer: Answer) -> bytes:
         payload = _checked_payload(agreement, key, answer.values)
         return codec.encode_masked_values(MaskedValues(payload, answer.signature))
     return codec.encode_payload(_checked_payload(agreement, key, answer))
+
+
+def check_released(agreement: Agreement, released: int | None) -> None:
+    """Raise :class:`Unprotected` unless a round's values are those of a noisy release, where noise is agreed.
+
+    ``released`` is the round of the release (:attr:`secure_client.site_model.training_outcome.Trained.released`). Call
+    this before anything is signed: the classes of PRESENCE are the first values to leave.
+    """
+    if agreement.privacy is not None and released is None:
+        raise Unprotected(
+            "exact values were to be sent, but the agreement has noise: nothing was sent; this is a fault of the"
+            " program, so report it"
+        )
 
 
 def check_cleartext_agreed(agreement: Agreement) -> None:

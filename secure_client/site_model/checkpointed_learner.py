@@ -68,8 +68,8 @@ class Trainee:
         journal: Journal,
         bounds: PrototypeBounds,
         *,
+        noisy: NoisyPrototypes | None,
         averaging: AveragingSection | None = None,
-        noisy: NoisyPrototypes | None = None,
     ) -> None:
         """Load the journal's state.
 
@@ -163,6 +163,11 @@ class Trainee:
             *(self._learner.site, round_number),
         )
         return None
+
+    @property
+    def released(self) -> int | None:
+        """Round of the noisy release that the last training's values are; None if they are exact."""
+        return self._require_trained().released
 
     @property
     def losses(self) -> Losses | None:

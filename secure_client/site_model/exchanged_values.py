@@ -36,7 +36,14 @@ class ExchangedValues:
             return self._exact(bare) if self._learner.exchanges_prototypes else bare
         drawn = self._noisy.of_round(number, self._learner.embedded(), guide)
         scores = self._scored(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)
-        return replace(bare, counts=drawn.counts, rows=drawn.rows, local=drawn.local, scores=scores)
+        return replace(
+            bare,
+            counts=drawn.counts,
+            rows=drawn.rows,
+            local=drawn.local,
+            scores=scores,
+            released=drawn.round,
+        )
 
     def rows(self, number: int) -> NDArray[np.float64]:
         """Return exact prototypes of the present model, of round ``number``, for a method that exchanges none."""

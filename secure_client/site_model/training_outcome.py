@@ -18,7 +18,7 @@ from secure_client.training.job import Losses
 
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
 _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
-_SHORTENED = "protoseal.shortened"
+_SHORTENED, _RELEASED = "protoseal.shortened", "protoseal.values-released-in"
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,7 +28,9 @@ class Trained:
     ``counts`` int64 (K,) are samples of each class; ``rows`` float64 (K, d) the prototypes, or None; ``scores`` float64
     (K, d) Fisher scores; ``base`` the hash of what the training started from. ``losses`` are None where training
     failed, and in round 0. ``shortened`` is the number of sent prototypes that were shortened to the norm bound, None
-    where no exact prototypes are sent.
+    where no exact prototypes are sent. ``released`` is the round of the noisy release that made counts and prototypes,
+    None if they are exact; under noise nothing else may leave the site
+    (:func:`secure_client.protocol.sent_values.check_released`).
     """
 
     round: int
@@ -39,6 +41,7 @@ class Trained:
     local: LocalClusters | None = None
     losses: Losses | None = None
     shortened: int | None = None
+    released: int | None = None
 
     def __repr__(self) -> str:
         return f"Trained(round={self.round}, …)"
@@ -69,6 +72,8 @@ class Trained:
             state[_LOSSES] = torch.tensor(astuple(self.losses), dtype=torch.float64)
         if self.shortened is not None:
             state[_SHORTENED] = torch.tensor(self.shortened)
+        if self.released is not None:
+            state[_RELEASED] = torch.tensor(self.released)
         return safetensors.torch.save(state)
 
     @classmethod
@@ -87,5 +92,6 @@ class Trained:
             else None,
             losses=Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None,
             shortened=int(state.pop(_SHORTENED)) if _SHORTENED in state else None,
+            released=int(state.pop(_RELEASED)) if _RELEASED in state else None,
         )
         return found, state

@@ -72,7 +72,9 @@ class Site:
         self.journal = journal_at(self._path)
         bound, relu = self._settings.get("bound", BOUND), self._settings.get("relu", True)
         clip = self._settings.get("clip", True)
-        self.trainee = Trainee(make_learner(relu=relu), self.journal, PrototypeBounds(bound, clip))
+        self.trainee = Trainee(
+            make_learner(relu=relu), self.journal, PrototypeBounds(bound, clip), noisy=None
+        )
 
     def restart(self) -> None:
         self.journal.close()

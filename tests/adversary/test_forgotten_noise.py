@@ -1,0 +1,79 @@
+"""A site whose program forgets its noisy releases sends nothing under ``[privacy]``, not even its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agreement import Agreement, Extractor, PrivacySection, Protection
+from algorithms.pfpl import Weighting
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import Unprotected
+from secure_client.site_model.checkpointed_learner import Trainee
+from tests.adversary.hostile_coordinator import Cast, Hostile
+from tests.support.small import small_agreement
+
+A, B, C = "clinic-a", "clinic-b", "clinic-c"
+NOISE = PrivacySection(clip=1.0, noise_multiplier=5.0, extractor=Extractor.FROZEN)
+
+
+def _forget_in_values(trainee: Trainee) -> None:
+    trainee._exchanged._noisy = None
+
+
+def _forget_everywhere(trainee: Trainee) -> None:
+    trainee._noisy = trainee._exchanged._noisy = None
+
+
+FORGOTTEN: dict[str, Callable[[Trainee], None]] = {
+    "in the exchanged values": _forget_in_values,
+    "everywhere": _forget_everywhere,
+}
+
+
+@pytest.fixture
+def play(tmp_path: Path, cast: Cast) -> Hostile:
+    plain = small_agreement(Protection.PLAIN, Weighting.COMPLEMENT)
+    return Hostile(tmp_path, Agreement.model_validate({**dict(plain), "privacy": NOISE}), cast)
+
+
+def stored(play: Hostile, phase: Phase, attempt: int = 1) -> bytes | None:
+    return play.site(A).journal.stored_answer(PhaseKey(play.agreement.run, 1, attempt, phase))
+
+
+@pytest.mark.parametrize("case", FORGOTTEN)
+def test_exact_values_under_noise_are_refused_before_presence(play: Hostile, case: str) -> None:
+    with play:
+        play.set_up(A, B, C)
+        FORGOTTEN[case](play.site(A).trainee)
+        with pytest.raises(Unprotected):
+            play.presence(A)
+        assert stored(play, Phase.PRESENCE) is None
+        play.restart(A)  # the undamaged program takes no exact values from the journal
+        assert play.presence(A).anchor is not None
+
+
+def test_exact_values_after_an_honest_presence_are_refused(play: Hostile) -> None:
+    """A release that is lost between the phases, as by a journal of another version."""
+    with play:
+        play.set_up(A, B, C)
+        active = play.begin(A, B, C)
+        trainee = play.site(A).trainee
+        _forget_everywhere(trainee)
+        trainee.begin(1)
+        trainee.finish(1, trainee.run(1))
+        with pytest.raises(Unprotected):
+            play.values(A, active)
+        assert stored(play, Phase.VALUES) is None
+
+
+def test_a_stored_release_suffices_after_a_restart(play: Hostile) -> None:
+    with play:
+        play.set_up(A, B, C)
+        active = play.begin(A, B, C)
+        play.restart(A)
+        play.values(A, active)
+        play.presence(A, attempt=2)
+        assert play.site(A).trainee.released == 1
