@@ -149,6 +149,8 @@ def log_progress(agreement: Agreement, before: State, after: State) -> None:
         _log.warning("round %d: continuing without %s", after.round, _list(left_out))
     if len(after.survivors) > len(before.survivors):
         _log_dropped(before, after)
+    if agreement.repeats_rows(before.round) and machine.abandons(before, after):
+        _log_spent_rows(agreement, before.round)
     if after.stage is not before.stage or after.attempt != before.attempt:
         _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
     if after.stage is Stage.PLANNING and before.stage is Stage.PRESENCE:
@@ -176,6 +178,16 @@ def _log_dropped(before: State, after: State) -> None:
     dropped = set(before.asked) - set(over.sites)
     if dropped:
         _log.warning("round %d: %s dropped out in %s", after.round, _list(dropped), over.phase.name)
+
+
+def _log_spent_rows(agreement: Agreement, round_number: int) -> None:
+    """Log that prototypes that cannot change were asked for in a round without a result, and are not sent again."""
+    following = round_number + agreement.row_period
+    _log.warning(
+        "round %d was abandoned: prototypes come again in %s, and results have earlier ones or none until then",
+        round_number,
+        f"round {following}" if following <= agreement.rounds else "no later round of this run",
+    )
 
 
 def _log_sitting_out(before: State, after: State) -> None:

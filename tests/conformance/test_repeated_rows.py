@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from agreement import PROTECTIONS, AveragingSection, FeddbpSection, Method, Protection
+from agreement.payload_forms import limits_of
+from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import Averaged
@@ -89,3 +91,19 @@ def test_a_site_that_missed_the_sum_gets_its_rows_and_adds_none(
                 np.testing.assert_array_equal(got.has, first.has)
                 # Leaders under ckks encrypt their groups' means again.
                 np.testing.assert_allclose(got.rows, first.rows, atol=1e-5)
+
+
+def test_rows_of_an_abandoned_round_are_not_sent_again(
+    transcripts: Transcripts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some sites released shares, so that the first sum may open; the operator is told that the run has no other."""
+    losses = tuple(Loss(site, 1, Phase.UNMASK) for site in (*LOST, "site-3"))
+    transcript = transcripts(Method.FEDDBP, Protection.MASKED, losses)
+    assert transcript.summary() == [(1, 1, True), (2, 1, False), (3, 1, False)]
+    stated = [each for each in transcript.received if each.key and each.key.phase is Phase.PRESENCE]
+    limits = limits_of(transcript.agreement)
+    for each in stated:
+        assert each.key is not None
+        assert codec.decode_presence(each.content, limits).holds.any() == (each.key.round == 1)
+    assert not any(got.has.any() or got.rows.any() for got in transcript.got.values())
+    assert any("no later round of this run" in line for line in caplog.messages)
