@@ -19,7 +19,7 @@ from secure_server.service.status import STATUS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs/reference/protocol.md").read_text(encoding="utf-8")
-AT_HOME = {"simulated-storage-key", "stored-secret", "wrapped-key"}
+AT_HOME = {"journal-secret", "simulated-storage-key", "stored-secret", "wrapped-key"}
 """Labels of what never travels."""
 _CALLS = (r'_LABEL = "([a-z-]+)"', r'(?<![.\w])encode\(\s*"([a-z-]+)"', r'\bderive\(\w+, "([a-z-]+)"')
 
