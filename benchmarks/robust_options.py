@@ -6,7 +6,8 @@ prints the accuracy that honest sites lose on the bundled digits, with one malic
 
 - by the agreed norm bound, in sums of prototypes of FedProto, of which each row is checked (``plain``);
 - by PFPL's weights, which follow from the Gram matrix that a rotation keeps: ``complement``, the default, gives far
-  peers little weight, ``distance``, as printed in the paper, most;
+  peers little weight, ``distance``, as printed in the paper, most; ``uniform`` runs as a masked sum, in which the mean
+  alone is held to the norm bound;
 - by the median over the means of groups (:func:`median_of_groups`), which follows from sums under masks, one for each
   group. The median is no part of the protocol, and every row is taken to keep the norm bound.
 """

@@ -142,11 +142,12 @@ def _opened(run: RecordedRun, victim: str, sites: Sequence[str] = ()) -> Iterato
     """Yield the means that the coordinator opens, less the prototypes of colluding ``sites``."""
     if run.agreement.protection.ckks_key:
         return  # the coordinator cannot decrypt a sum
-    match run.agreement.method.traits.family:
-        case Family.SUMS | Family.GROUPS:
-            yield from mean_readings(run, victim, sites, coordinator=True)
-        case Family.CLUSTERS if run.agreement.plan.masked:  # in plain, the upload tells more
+    plan = run.agreement.plan
+    if run.agreement.method.traits.family is Family.CLUSTERS:
+        if plan.masked:  # in plain, the upload tells more
             yield from cluster_readings(run, victim, sites)
+    elif plan.sums:
+        yield from mean_readings(run, victim, sites, coordinator=True)
 
 
 def _unmasked(payload: Payload, agreement: Agreement) -> Rows:

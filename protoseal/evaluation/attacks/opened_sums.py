@@ -53,6 +53,10 @@ def means_in(run: RecordedRun, site: str, content: bytes) -> Means:
             return groups.mixed(MixingSite(ckks_key_of(run, site), groups.form).unprotect(payload))
         case Form.CIPHERTEXTS:
             return _decrypted_means(run, site, payload)
+        case Form.PEER_SUMS:
+            total, holders = payload.arrays
+            rows, model = agreement.layout.split(total)
+            return Means(rows / holders.clip(1.0)[:, None], holders > 0.0, model)
         case _:
             return _means(agreement, payload)
 

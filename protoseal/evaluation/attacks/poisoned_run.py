@@ -168,15 +168,18 @@ class _PoisonedFederation(LocalFederation):
         poison = self._poisons.get(party.name)
         if poison is None:
             return honest, journal
-        malicious = _MaliciousTrainee(honest, poison, self.agreement, len(self._data))
+        malicious = _MaliciousTrainee(honest, poison, self.agreement, len(self._data), len(self._poisons))
         return cast("Trainee", malicious), journal
 
 
 class _MaliciousTrainee:
-    """Trainee that trains as an honest one does and returns changed values for its uploads."""
+    """Trainee of one of ``malicious`` sites of ``sites``: it trains as an honest one and changes its uploads."""
 
-    def __init__(self, honest: Trainee, poison: Poison, agreement: Agreement, sites: int) -> None:
-        self._honest, self._poison, self._agreement, self._sites = honest, poison, agreement, sites
+    def __init__(
+        self, honest: Trainee, poison: Poison, agreement: Agreement, sites: int, malicious: int
+    ) -> None:
+        self._honest, self._poison, self._agreement = honest, poison, agreement
+        self._sites, self._malicious = sites, malicious
         self._start = honest.averaged()
 
     def __getattr__(self, name: str) -> Any:
@@ -214,9 +217,10 @@ class _MaliciousTrainee:
             return rows
         changed = self._poison.rows(rows, labels, self._sites)
         longest = float(np.linalg.norm(rows, axis=1).max(initial=0.0))
-        bound, sites = self._agreement.norm_bound, self._sites
+        bound, sites, malicious = self._agreement.norm_bound, self._sites, self._malicious
         if seen or not self._agreement.plan.masked:
             return project_to_norm(changed, bound)[0]
-        # The mean is checked, and each number; honest rows are taken to be as long as the site's own.
-        most = max(bound, _CAUTION * (sites * bound - (sites - 1) * longest))
+        # The mean is checked, and each number; honest rows are taken to be as long as the site's own. Malicious sites
+        # share what remains of the mean's bound: together they would exceed it, and the round would be abandoned.
+        most = max(bound, _CAUTION * (sites * bound - (sites - malicious) * longest) / malicious)
         return np.asarray(np.clip(project_to_norm(changed, most)[0], -bound, bound))

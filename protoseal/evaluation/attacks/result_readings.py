@@ -3,7 +3,8 @@
 Colluding sites subtract their own part from the mean of a sum or of a cluster. Under FedPC the coordinator opens each
 group's mean (``plain``, ``masked``), and a group's leader its own group's (``ckks``). Other sites receive a mixture of
 the groups' means (:mod:`protoseal.evaluation.attacks.group_means`). Under FedPLCC every site is sent the assignment of
-all sites' rows to clusters, except under ``plain``.
+all sites' rows to clusters, except under ``plain``. Under PFPL several sites solve their results for the others
+(:mod:`protoseal.evaluation.attacks.solved_combinations`).
 
 Limits: colluding sites subtract nothing
 

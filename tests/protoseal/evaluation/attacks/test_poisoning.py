@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from algorithms.pfpl import Weighting
 from algorithms.prototypes import project_to_norm
 from benchmarks.robust_options import lost_in_sums, median_of_groups
 from crypto.errors import MalformedError
@@ -112,6 +113,13 @@ def test_a_coordinator_that_sees_uploads_refuses_longer_ones(monkeypatch: pytest
     monkeypatch.setattr(poisoned_run, "project_to_norm", lambda rows, bound: (rows, 0))
     with pytest.raises(MalformedError):
         poisoned(config_of("fedproto", split="iid:per=30"), 0, SCALED, triggered)
+
+
+def test_two_malicious_sites_stay_within_the_bound_of_a_masked_mean_together() -> None:
+    config = config_of("pfpl", split="iid:per=30", protection="masked")
+    weighting = config.pfpl.model_copy(update={"weighting": Weighting.UNIFORM})
+    uniform = config.model_copy(update={"norm_bound": 50.0, "dim": 128, "pfpl": weighting})
+    assert len(poisoned(uniform, 0, SCALED, triggered).accuracy) == 8
 
 
 @pytest.mark.parametrize("method", ["fedproto", "pfpl", "fedpc", "fedplcc"])

@@ -144,11 +144,29 @@ def test_the_values_attack_succeeds_and_says_how_many_solutions_remain(by_distan
     assert measured.details["plausible solutions of a class"] >= 1
 
 
-def test_uniform_weights_give_half_of_the_sites_the_mean_of_the_others_alone() -> None:
-    run = record_anew("pfpl", "masked", pfpl={"weighting": "uniform"})
+@pytest.fixture(scope="module")
+def by_uniform() -> RecordedRun:
+    return record_anew("pfpl", "masked", pfpl={"weighting": "uniform"})
+
+
+def test_uniform_weights_give_half_of_the_sites_the_mean_of_the_others_alone(by_uniform: RecordedRun) -> None:
+    run = by_uniform
     (learned,) = readings(run, Adversary.HALF, HIDDEN[0])
     truth = np.array([run.sites[name].rows for name in HIDDEN])
     np.testing.assert_allclose(learned.rows, truth.mean(axis=0), rtol=0, atol=1e-3)
     assert min(worst(run, victim, learned.of_class) for victim in HIDDEN) > 0.1
     (measured,) = Values().measure(run, Adversary.HALF)
     assert measured.high < 0.5
+
+
+@pytest.mark.parametrize(
+    ("adversary", "read"),
+    [(Adversary.COORDINATOR, (*HALF, *HIDDEN)), (Adversary.COLLUSION, HALF[1:] + HIDDEN)],
+)
+def test_uniform_weights_give_the_coordinator_a_masked_sum_less_its_helpers_part(
+    by_uniform: RecordedRun, adversary: Adversary, read: tuple[str, ...]
+) -> None:
+    """The helper has no secret of the others, where rotations gave it all."""
+    *_, learned = readings(by_uniform, adversary, HIDDEN[0])
+    truth = np.array([by_uniform.sites[name].rows for name in read])
+    np.testing.assert_allclose(learned.rows, truth.mean(axis=0), rtol=0, atol=1e-3)
