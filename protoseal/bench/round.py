@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agreement import Method, Protection
+from algorithms.pfpl import Weighting
 from crypto.work_pool import Pool
 from protoseal.bench.record import Case, Spent, Value, spent_on
 from protoseal.simulation.config import SimulationConfig, load_simulation
@@ -37,6 +38,7 @@ class RoundBenchmark:
     """
 
     method: Method = Method.PFPL
+    weighting: Weighting = Weighting.COMPLEMENT
     sites: int = 20
     dim: int = 64
     samples: int | None = None
@@ -56,6 +58,8 @@ class RoundBenchmark:
         """Return the simulation of one protection's rounds; raise :class:`agreement.toml_loading.ConfigError`."""
         training = {"model": self.model, "batch_size": self.batch, "local_epochs": self.epochs}
         settings = [f"training.{name}={value}" for name, value in training.items()]
+        if self.method is Method.PFPL:
+            settings.append(f"pfpl.weighting={self.weighting.value}")
         flags = {
             "method": self.method.name,
             "protection": protection.name,
@@ -63,7 +67,7 @@ class RoundBenchmark:
             "split": "iid" if self.samples is None else f"iid:per={self.samples}",
             "sites": self.sites,
             "dim": self.dim,
-            "norm_bound": 1000.0,  # no prototype exceeds it
+            "norm_bound": 50.0,  # about twice the longest prototype, and summed in words of 32 bits
             "rounds": self.repeats + 2,  # a warm-up round, and a last round, which is tested and not measured
             "data_root": self.data_root,
             "device": "cpu",
@@ -201,12 +205,13 @@ def _named(plan: RoundBenchmark, course: Course) -> dict[str, Value]:
 
 
 def _facts(plan: RoundBenchmark, course: Course, divided: DividedData) -> dict[str, Value]:
-    """Return the parameters, the medians of the parts in seconds, and the bytes of one site."""
+    """Return the parameters, the medians of the parts in seconds, and the bytes of one site and of its prototypes."""
     parts = course.rounds[1:]
     names = ("train", "protect", "aggregate")
     return {
         "case": "round",
         **_named(plan, course),
+        **({"weighting": plan.weighting.value} if plan.method is Method.PFPL else {}),
         "classes": len(divided.classes),
         "dim": plan.dim,
         "model": plan.model,
@@ -218,6 +223,7 @@ def _facts(plan: RoundBenchmark, course: Course, divided: DividedData) -> dict[s
         **{f"{name}_seconds": _median(getattr(part, name) for part in parts) for name in names},
         "cpu_seconds": _median(part.whole.cpu for part in parts),
         "rest_cpu_seconds": _median(part.rest.cpu for part in parts),
+        "float32_bytes": 4 * plan.dim * len(divided.classes),
         "bytes_up": round(_median(part.bytes_up for part in parts)),
         "bytes_down": round(_median(part.bytes_down for part in parts)),
     }

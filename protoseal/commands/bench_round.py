@@ -23,6 +23,7 @@ CAPTION = (
     " and with each site on a machine of its own"
 )
 METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
+WEIGHTINGS = ("complement", "uniform")
 
 
 @click.command("round", epilog=example("protoseal bench round --method pfpl --sites 5 --json round.json"))
@@ -35,6 +36,13 @@ METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
     default="pfpl",
     show_default=True,
     help="Method that the rounds run.",
+)
+@click.option(
+    "--weighting",
+    type=click.Choice(WEIGHTINGS),
+    default="complement",
+    show_default=True,
+    help="Weights of peers under pfpl; uniform runs as a masked sum under masked.",
 )
 @click.option("--sites", type=click.IntRange(min=3), default=20, show_default=True, help="Number of sites.")
 @click.option("--dim", type=COUNT, default=64, show_default=True, help="Dimension of a prototype.")
@@ -73,12 +81,13 @@ METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
     help="Folder with MNIST's files; without it the data are scikit-learn's digits.",
 )
 @one_line_errors
-def round_(path: Path | None, method: str, **settings: object) -> None:
+def round_(path: Path | None, method: str, weighting: str, **settings: object) -> None:
     """Measure whole rounds, training included, under masked and ckks beside plain."""
     from agreement import method_named
+    from algorithms.pfpl import Weighting
     from protoseal.bench.record import machine
     from protoseal.bench.round import RoundBenchmark, measure
 
-    plan = RoundBenchmark(method=method_named(method), **settings)  # type: ignore[arg-type]  # click has checked them
+    plan = RoundBenchmark(method_named(method), Weighting(weighting), **settings)  # type: ignore[arg-type]  # click has checked them
     cases = recorded("round", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)
