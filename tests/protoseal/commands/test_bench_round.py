@@ -65,6 +65,15 @@ def test_bench_round_runs_every_method(method: str, tmp_path: Path) -> None:
     assert {case["method"] for case in cases_of(out)} == {method}
 
 
+@pytest.mark.full
+def test_bench_round_sums_prototypes_of_equal_weights_in_32_bit_words(tmp_path: Path) -> None:
+    out = tmp_path / "round.json"
+    done = invoke("--json", out, "--weighting", "uniform", "--dim", 512)
+    assert done.exit_code == 0, done.output
+    _, masked, _ = cases_of(out)[:3]
+    assert masked["float32_bytes"] < masked["bytes_up"] < 1.1 * masked["float32_bytes"]
+
+
 def test_real_digits_have_to_be_there(tmp_path: Path) -> None:
     result = invoke("--data-root", tmp_path)
     assert result.exit_code == 1
