@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agreement import Agreement
+from agreement import Agreement, Protection
 from agreement.storage.ledger_anchors import AnchorRecord
 from agreement.storage.run_identity import describe_owner, holds, keep_agreement
 from agreement.storage.sqlite import closed_on_error
@@ -50,6 +50,20 @@ NO_LEDGER = (
     "%s: run %r releases exact values, and no privacy ledger records the release, because this site's file has "
     "no [privacy] section; a ledger begun later will not contain it"
 )
+PLAIN = 'protection = "plain": the coordinator reads every value that this site sends'
+SHOWN_DURATION = (
+    "answers_show_duration = true: the coordinator sees how long this site takes to train and to decrypt, which can "
+    "depend on records and on decrypted values"
+)
+
+
+def exposures(agreement: Agreement) -> list[str]:
+    """Return the agreed settings that show the coordinator more than the defaults do, with their effect."""
+    agreed = {
+        PLAIN: agreement.protection is Protection.PLAIN,
+        SHOWN_DURATION: agreement.timing.answers_show_duration,
+    }
+    return [text for text, holds in agreed.items() if holds]
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
@@ -164,6 +178,8 @@ def _run(
     else:
         check_delta(config.privacy, units_at(data, agreement))
         check_kept_beside(config.privacy)
+    for exposure in exposures(agreement):
+        _log.warning("run %r: %s", agreement.run, exposure)
     releases = open_releases(agreement, config.privacy)
     exact = open_exact(agreement, config.privacy)
     trainee = build_trainee(agreement, open_learner(config, data), journal, releases)

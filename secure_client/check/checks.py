@@ -14,7 +14,7 @@ from crypto.pki.certificate_fields import load_certificate
 from privacy.errors import BudgetError, PrivacyError
 from privacy.ledger.budget_account import read_account
 from protoseal_wire.messages import CheckReply
-from secure_client.app import NO_LEDGER, load_data, open_learner, open_party
+from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, open_party
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
 from secure_client.check.disk_checks import check_folders, check_state
 from secure_client.config import SiteConfig
@@ -101,7 +101,8 @@ def _tried(what: str, attempt: Callable[[], str]) -> Finding:
 
 
 def _agreement(agreement: Agreement) -> str:
-    return f"run {agreement.run}: {agreement.summary}; hash {agreement.hash().hex()}"
+    shown = "".join(f"; WARNING: {exposure}" for exposure in exposures(agreement))
+    return f"run {agreement.run}: {agreement.summary}; hash {agreement.hash().hex()}{shown}"
 
 
 def _privacy(config: SiteConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import sqlite3
@@ -24,9 +25,10 @@ from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from protoseal.cli import main
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.app import JOURNAL, STORAGE_KEY, open_party
+from secure_client.app import JOURNAL, STORAGE_KEY, open_party, run_site
 from secure_client.check.checks import Finding, check_site
 from secure_client.config import load_site
+from secure_client.errors import Unreachable
 from secure_client.output.site_files import MODEL, write_agreement
 from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_client.protocol.setup import open_journal
@@ -229,6 +231,32 @@ def test_each_wrong_configuration_fails_where_it_is_wrong(name: str, site: Site)
     assert before == (files_of(coordinator), files_of(state))
     details = " ".join(each.detail for each in findings.values() if not each.ok)
     assert named in details
+
+
+EXPOSING = ("plain", "answers_show_duration")
+"""Settings of this agreement that show the coordinator more than the defaults do."""
+
+
+def test_check_names_settings_that_expose(site: Site) -> None:
+    assert site.findings()["agreement"].ok
+    assert warned_in(site.findings()["agreement"].detail.split("WARNING")[1:]) == set(EXPOSING)
+    site.own_agreement('^protection = "plain"$', 'protection = "masked"')
+    site.change(site.folder / "agreement.toml", "^answers_show_duration = true$", "")
+    assert "WARNING" not in site.findings()["agreement"].detail
+
+
+def test_run_warns_of_settings_that_expose(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    dial_a_wrong_address(site)
+    config = load_site(site.file).model_copy(update={"retry_seconds": 0.1})
+    with caplog.at_level(logging.WARNING), pytest.raises(Unreachable):
+        run_site(config, (site.folder / "passphrase").read_bytes())
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned_in(warnings) == set(EXPOSING)
+
+
+def warned_in(texts: list[str]) -> set[str]:
+    """Return the exposing settings that the texts name."""
+    return {setting for setting in EXPOSING if any(setting in text for text in texts)}
 
 
 HOLDER = """
