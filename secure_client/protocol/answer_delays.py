@@ -4,7 +4,7 @@ How long training, decryption and encryption take can depend on records and on d
 such work is therefore computed, stored, and held until a fixed time after its request has arrived. The delay of a phase
 is set with the site's first answer, when no result has been received: the measured time, times a public factor, rounded
 up on a public grid. The journal keeps it, so that a restart changes nothing. Where the first answer itself depends on a
-decryption, the delay follows from delays that are set already, and from a test of the model as it was before:
+decryption, the delay follows from the time of the first VALUES, and from a test of the model as it was before:
 
 - MEANS decrypts and encrypts again what VALUES encrypted;
 - the acknowledgement of RESULT decrypts as much as VALUES encrypted, and tests the model, some methods twice.
@@ -39,7 +39,7 @@ _MARGIN = 2.0
 _MEANS_OF_VALUES = 3.0
 """Public factor: MEANS was seen to take 1.5 to 2.7 times as long as VALUES."""
 _RESULT_OF_VALUES = 2.0
-"""Public factor: RESULT without tests was seen to take up to 2.5 times as long as VALUES, whose delay has a margin."""
+"""Public factor, beside the margin: RESULT without tests was seen to take up to 2.5 times as long as VALUES."""
 _TESTS = 2
 """Most tests of the model after a result: of the trained model, and of the aggregated one."""
 _DELAYED = (Phase.PRESENCE, Phase.DIRECTIONS, Phase.VALUES, Phase.MEANS, Phase.RESULT)
@@ -82,7 +82,10 @@ class AnswerDelays:
         except Violation:
             raise
         except Exception as error:
-            _log.error("%s of round %d failed: %s", key.phase.name, key.round, error)
+            _log.error(
+                "%s of round %d failed, and the site leaves when its answer would have left: %s",
+                *(key.phase.name, key.round, error),
+            )
             self._hold(key)
             raise
         self._hold(key)
@@ -95,9 +98,8 @@ class AnswerDelays:
     def _derive(self, key: PhaseKey) -> None:
         """Set a delay before the first request of its phase is read."""
         # A site that dropped out before VALUES gets the result of a masked sum all the same.
-        values = (
-            self._delay(_at(key, Phase.VALUES)) or self._delay(_at(key, Phase.PRESENCE)) or SHORTEST_DELAY
-        )
+        stored = self._stored(_at(key, Phase.VALUES)) or self._stored(_at(key, Phase.PRESENCE))
+        values = SHORTEST_DELAY if stored is None else stored[0]
         if key.phase is Phase.MEANS:
             self._set(key, _MEANS_OF_VALUES * values)
             return
@@ -117,12 +119,20 @@ class AnswerDelays:
                 *(key.phase.name, delay, deadline),
             )
         delay = min(delay, deadline)
-        self._journal.put(_name(key), key.round, repr(delay).encode())
+        self._journal.put(_name(key), key.round, f"{seconds!r} {delay!r}".encode())
         _log.info("answers to %s leave %.2f s after their requests", key.phase.name, delay)
 
     def _delay(self, key: PhaseKey) -> float | None:
+        stored = self._stored(key)
+        return None if stored is None else stored[1]
+
+    def _stored(self, key: PhaseKey) -> tuple[float, float] | None:
+        """Return the time that the phase takes, with its margin, and the delay; None before the first answer."""
         stored = self._journal.get(_name(key))
-        return None if stored is None else float(stored[1])
+        if stored is None:
+            return None
+        seconds, delay = map(float, stored[1].split())
+        return seconds, delay
 
     def _hold(self, key: PhaseKey) -> None:
         took = self._clock() - self._arrived

@@ -52,7 +52,7 @@ def agreement(rounds: int, *, protection: Protection = Protection.CKKS, shows: b
         rounds=rounds,
         preprocessing=None,
         dim=8,
-        training=short_training("tests.support.moody_model:build", local_epochs=3, lr=0.01),
+        training=short_training("tests.support.moody_model:build", local_epochs=5, lr=0.01),
         timing=TimingSection(answers_show_duration=shows),
     )
 
@@ -107,6 +107,7 @@ def told_apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_arrival_times_do_not_show_how_training_went(tmp_path: Path, nursery: Nursery) -> None:
     times = by_mood(arrivals(tmp_path / "run", agreement(_ROUNDS), nursery))
     _log.info("seconds per round with delays: %.2f", seconds_per_round(tmp_path / "run"))
