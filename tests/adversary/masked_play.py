@@ -1,4 +1,4 @@
-"""A hostile coordinator of FedPC: masked sums a step at a time, and what it makes of the answers."""
+"""A hostile coordinator of FedPC or PFPL: masked sums a step at a time, and what it makes of the answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from agreement.cohorts import group_cohort
 from agreement.payload_forms import values_form
+from agreement.round_plan import Form
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import SharePair
@@ -29,6 +30,7 @@ from protoseal_wire.messages import (
     ReceivedShares,
     RoundStart,
     SignedSurvivors,
+    SumMembers,
     SurvivorSet,
     SurvivorSignature,
 )
@@ -40,7 +42,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class MaskedPlay(Hostile):
-    """Sites of a FedPC run under masks, for the coordinator to ask."""
+    """Sites of a run under masks, for the coordinator to ask."""
 
     def cluster(self, *names: str, attempt: int = 1) -> dict[str, Payload]:
         """Round 0: each site's turned row."""
@@ -76,9 +78,16 @@ class MaskedPlay(Hostile):
         return np.asarray(terms * self.agreement.fixed_point().resolution / 2 + 1e-12)
 
     def result_of(self, sum_: Vector, begun: Attempt, survivors: Iterable[str]) -> Payload:
-        """Return the means of a single group, as its members are sent them."""
-        stay = [begun.cohort.index(site) for site in survivors]
+        """Return the means of a single group, or PFPL's sum, as its members are sent them."""
+        members = tuple(survivors)
+        stay = [begun.cohort.index(site) for site in members]
         holders = begun.cohort.holds[stay].sum(axis=0)
+        if self.agreement.plan.result is Form.PEER_SUMS:
+            signed = SignedSurvivors(
+                members, tuple(begun.signed[site] for site in members if site in begun.signed)
+            )
+            told = SumMembers(begun.round, begun.number, begun.members, begun.broadcast, signed)
+            return Payload(SCHEME, (sum_, holders.astype(np.float64)), (codec.encode_sum_members(told),))
         split = holders.size * self.agreement.dim
         rows = sum_[:split].reshape(holders.size, -1) / np.maximum(holders, 1)[:, None]
         has = (holders > 0).astype(np.float64)
@@ -108,6 +117,7 @@ class Attempt:
         self.masked: dict[str, Words] = {}
         self.masks_with: dict[str, SurvivorSignature] = {}
         self.released: dict[str, tuple[ReleasedShare, ...]] = {}
+        self.signed: dict[str, SurvivorSignature] = {}
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -194,7 +204,9 @@ class Attempt:
         """SURVIVORS."""
         content = codec.encode_survivor_set(SurvivorSet(tuple(survivors)))
         answers = [self.ask(name, Phase.SURVIVORS, content) for name in names]
-        return tuple(codec.decode_survivor_signature(each, self.play.limits) for each in answers)
+        signed = tuple(codec.decode_survivor_signature(each, self.play.limits) for each in answers)
+        self.signed |= {each.site: each for each in signed}
+        return signed
 
     def release(
         self,

@@ -9,6 +9,8 @@ import sqlite3
 
 import pytest
 
+from agreement import Agreement, Protection
+from algorithms.pfpl import Weighting
 from crypto.errors import CryptoError
 from secure_client.errors import Violation
 from tests.adversary.attack import (
@@ -25,8 +27,25 @@ from tests.adversary.masked_play import MaskedPlay
 from tests.adversary.masked_sparse_attacks import SPARSE_ATTACKS
 from tests.adversary.masked_start_attacks import START_ATTACKS
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.marks import full_but
+from tests.support.small import small_agreement
 
 MASKED_ATTACKS = SUM_ATTACKS | START_ATTACKS | SPARSE_ATTACKS
+OF_FEDPC = {
+    "puts mask keys on statements without any",
+    "gives one member another result",
+    "gives another result to catch up with",
+    "begins a round again from another result",
+}
+"""Attacks by messages of round 0 or by models, which PFPL has not."""
+ON_PEERS = (
+    "names two survivor sets",
+    "sums up those whom it did not ask to unmask",
+    "leaves a site alone with colluders",
+    "leaves a class with one holder",
+    "makes a group of some where all are one",
+)
+"""Attacks on a sum of peers that `make test` plays."""
 
 
 def opened(attack: MaskedAttack, open_masked: OpenMasked) -> MaskedPlay:
@@ -47,6 +66,14 @@ def test_attack_succeeds_against_the_double(
 def test_attack_is_refused(name: str, open_masked: OpenMasked) -> None:
     attack = MASKED_ATTACKS[name]
     assert_refused(attack, opened(attack, open_masked))
+
+
+@pytest.mark.parametrize("name", full_but(sorted(MASKED_ATTACKS.keys() - OF_FEDPC), *ON_PEERS))
+def test_attack_on_a_sum_of_peers_is_refused(name: str, open_masked: OpenMasked) -> None:
+    """PFPL with equal weights: the same steps, checks and coalitions, and results that are sums."""
+    attack = MASKED_ATTACKS[name]
+    summed = {**dict(small_agreement(Protection.MASKED, Weighting.UNIFORM)), **attack.changes}
+    assert_refused(attack, open_masked(Agreement.model_validate(summed), attack.data_of))
 
 
 @pytest.mark.parametrize(("name", "layer"), by_layer(MASKED_ATTACKS))

@@ -115,6 +115,19 @@ def test_a_protection_that_lacks_what_a_method_needs_is_refused_by_name(
     )
 
 
+@pytest.mark.parametrize(
+    ("weighting", "form"),
+    [
+        ("uniform", "pairwise masked sums; no secret shared among sites"),
+        ("complement", "rotated rows; one secret shared by all sites"),
+    ],
+)
+def test_the_summary_that_both_checks_print_names_the_form_that_runs(
+    tmp_path: Path, weighting: str, form: str
+) -> None:
+    assert form in agreement(tmp_path, protection="masked", pfpl={"weighting": weighting}).summary
+
+
 @pytest.mark.parametrize("weighting", ["complement", "distance", "inverse", "uniform"])
 def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
     agreed = agreement(tmp_path, protection="masked", pfpl={"weighting": weighting})

@@ -20,6 +20,7 @@ from agreement import (
     Protection,
     TimingSection,
 )
+from algorithms.pfpl import Weighting
 from protoseal.reports.result_files import site_folder
 from protoseal.splits import SiteArrays, mixed
 from secure_client.data.arrays import Samples
@@ -58,6 +59,13 @@ def small_agreement(
         training=short_training("small-cnn", init_seed=5, batch_size=16, local_epochs=2),
         timing=TimingSection(answers_show_duration=True),
     )
+
+
+def peer_sum_agreement(*, rounds: int) -> Agreement:
+    """PFPL with equal weights under `masked`: a pairwise sum, and no secret that the sites share."""
+    rotated = small_agreement(rounds=rounds, protection=Protection.MASKED)
+    uniform = {"pfpl": rotated.pfpl.model_copy(update={"weighting": Weighting.UNIFORM}), "masking": FINE}
+    return Agreement.model_validate({**dict(rotated), **uniform})
 
 
 def small_sites(count: int) -> tuple[SiteArrays, ...]:

@@ -9,18 +9,28 @@ answers stay away: all keys, masks and rotations are other ones there, so no mas
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agreement import Protection
+from agreement.payload_forms import limits_of
+from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.output.site_files import read_prototypes
 from tests.conformance.stepped_federation import Loss
 from tests.e2e.equations import fedpc_excess, pfpl_excess
 from tests.e2e.expected_run import check_rounds, check_run, expected
-from tests.e2e.federations import fedpc_agreement, small_agreement, small_sites, two_kinds_of_sites
+from tests.e2e.federations import (
+    fedpc_agreement,
+    peer_sum_agreement,
+    small_agreement,
+    small_sites,
+    two_kinds_of_sites,
+)
 from tests.e2e.kill_schedules import COORDINATOR, Killings, see_through, see_through_without
 from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
@@ -195,3 +205,90 @@ def test_pfpl_survives_the_same_kills(nursery: Nursery, tmp_path: Path) -> None:
         for site in sites:  # trained on targets that another rotation left off by its rounding
             saved, simulated = federation.prototypes(site.name), read_prototypes(wanted.site(site.name))
             np.testing.assert_allclose(saved.local, simulated.local, atol=1e-6)
+
+
+PEERS_DIE: Killings = (
+    ("site-1", Point(When.MADE, Phase.ROSTER, 0)),
+    ("site-2", Point(When.KEPT, PRESENCE, 1)),
+    ("site-3", Point(When.MADE, SHARES, 1)),
+    ("site-4", Point(When.KEPT, SHARES, 1)),
+    ("site-1", Point(When.MADE, VALUES, 1)),
+    (COORDINATOR, Point(When.TAKEN, VALUES, 1, "site-2")),
+    ("site-2", Point(When.KEPT, VALUES, 1)),
+    ("site-3", Point(When.KEPT, SURVIVORS, 1)),
+    (COORDINATOR, Point(When.BEGUN, UNMASK, 1)),
+    ("site-4", Point(When.KEPT, UNMASK, 1)),
+    (COORDINATOR, Point(When.COMPUTED, RESULT, 1)),
+    ("site-1", Point(When.MADE, RESULT, 1)),
+    ("site-2", Point(When.KEPT, RESULT, 1)),
+    ("site-3", Point(When.SENT, VALUES, 2)),
+    (COORDINATOR, Point(When.BEGUN, RESULT, 2)),
+    ("site-4", Point(When.SENT, RESULT, 2)),
+)
+
+
+def test_a_sum_of_peers_survives_kills_and_no_disk_has_a_secret_of_the_group(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    agreement, sites = peer_sum_agreement(rounds=2), small_sites(4)
+    wanted = expected(agreement, sites, tmp_path / "undisturbed")
+    with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
+        see_through(federation, PEERS_DIE)
+        check_run(federation, wanted)
+        assert pfpl_excess(federation, sites) <= 1.0
+        assert not sealed_on_disk(federation)
+
+
+PEERS_LOST = (
+    Loss("site-5", 1, SHARES),
+    Loss("site-4", 2, VALUES, answer_lost=True),
+    Loss("site-5", 3, SURVIVORS, answer_lost=True),
+    Loss("site-4", 4, UNMASK),
+)
+
+
+def test_a_sum_of_peers_completes_without_a_site_that_stays_away_in_each_phase(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    agreement, sites = peer_sum_agreement(rounds=5), small_sites(5)
+    wanted = expected(agreement, sites, tmp_path / "simulation", PEERS_LOST)
+    with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:
+        see_through_without(federation, PEERS_LOST, wanted, gate="site-1")
+        check_run(federation, wanted)
+        assert pfpl_excess(federation, sites) <= 1.0
+    # The first two losses leave two holders of a class, which the second attempt withholds.
+    assert [(each.attempt, each.withheld) for each in wanted.rounds] == [
+        (2, ("9",)),
+        (2, ("5", "6")),
+        *[(1, ())] * 3,
+    ]
+    assert not any(each.abandoned for each in wanted.rounds)
+
+
+def test_the_search_of_disks_finds_the_secret_of_rotations(nursery: Nursery, tmp_path: Path) -> None:
+    agreement, sites = small_agreement(rounds=1, protection=Protection.MASKED), small_sites(3)
+    with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
+        see_through(federation, ())
+        assert sealed_on_disk(federation)
+
+
+def sealed_on_disk(federation: Federation) -> set[str]:
+    """Return the parties whose database has a request or an answer of SECRET, or a maker's sealed secrets."""
+    found, limits = set(), limits_of(federation.agreement)
+    tables = {"coordinator": ("uploads", "content"), **dict.fromkeys(federation.names, ("answers", "answer"))}
+    for name, (table, column) in tables.items():
+        state = (
+            federation.root / "coordinator" if name == "coordinator" else federation.folder(name)
+        ) / "state"
+        (path,) = state.glob("*.sqlite")
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            rows = database.execute(f"SELECT phase, {column} FROM {table}").fetchall()  # noqa: S608 (names above)
+        assert any(phase == Phase.ROSTER for phase, _ in rows)
+        rosters = [
+            codec.decode_roster_answer(bytes(kept), limits)
+            for phase, kept in rows
+            if phase == Phase.ROSTER and kept
+        ]
+        if any(phase == Phase.SECRET for phase, _ in rows) or any(each.keys for each in rosters):
+            found.add(name)
+    return found

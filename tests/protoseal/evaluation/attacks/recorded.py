@@ -32,6 +32,12 @@ def recorded_in_clusters(protection: str) -> RecordedRun:
     return record_anew("fedplcc", protection, sites=6)
 
 
+@cache
+def recorded_peer_sum() -> RecordedRun:
+    """Return the recorded run of PFPL with equal weights under ``masked``: a sum, and no secret that sites share."""
+    return record_anew("pfpl", "masked", pfpl={"weighting": "uniform"})
+
+
 def record_anew(
     method: str, protection: str, samples: tuple[int, ...] = (), **settings: object
 ) -> RecordedRun:

@@ -10,7 +10,12 @@ import pytest
 
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
 from protoseal.evaluation.attacks.recorded_run import RecordedRun
-from tests.protoseal.evaluation.attacks.recorded import record_anew, recorded, recorded_in_groups
+from tests.protoseal.evaluation.attacks.recorded import (
+    record_anew,
+    recorded,
+    recorded_in_groups,
+    recorded_peer_sum,
+)
 
 VICTIM = "site-2"
 EXACT, NEAR, USELESS = "exact", "near", "useless"
@@ -65,6 +70,11 @@ def check_nearness(run: RecordedRun, nearness: Mapping[Adversary, str]) -> None:
 @pytest.mark.parametrize(("method", "protection"), PAIRS)
 def test_readings_come_as_near_as_the_trust_model_says(method: str, protection: str) -> None:
     check_nearness(recorded(method, protection), EXPECTED[method, protection])
+
+
+def test_a_sum_of_peers_shows_no_prototype_but_to_all_other_sites() -> None:
+    expected = {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR}
+    check_nearness(recorded_peer_sum(), expected)
 
 
 @pytest.mark.parametrize("protection", ["plain", "masked", pytest.param("ckks", marks=pytest.mark.full)])

@@ -20,7 +20,7 @@ from protoseal.evaluation.attacks.solved_combinations import (
     plausible,
     solutions,
 )
-from tests.protoseal.evaluation.attacks.recorded import record_anew, recorded
+from tests.protoseal.evaluation.attacks.recorded import record_anew, recorded, recorded_peer_sum
 from tests.support.small import small_agreement
 
 ENCRYPTED = pytest.param("ckks", marks=pytest.mark.full)
@@ -146,7 +146,7 @@ def test_the_values_attack_succeeds_and_says_how_many_solutions_remain(by_distan
 
 @pytest.fixture(scope="module")
 def by_uniform() -> RecordedRun:
-    return record_anew("pfpl", "masked", pfpl={"weighting": "uniform"})
+    return recorded_peer_sum()
 
 
 def test_uniform_weights_give_half_of_the_sites_the_mean_of_the_others_alone(by_uniform: RecordedRun) -> None:
