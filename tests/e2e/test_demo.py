@@ -33,7 +33,7 @@ from tests.support.processes import environment, own_nursery
 
 SITES = tuple(f"site-{number}" for number in range(1, 6))
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "digits.toml"
-OF_A_DEPLOYMENT = {"federation", "run", "protection", "max_sites"}
+OF_A_DEPLOYMENT = {"federation", "run", "protection", "max_sites", "timing"}
 """Fields of the demo's agreement that a simulation of it has otherwise."""
 Started = list[Child]
 
