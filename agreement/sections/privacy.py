@@ -74,7 +74,8 @@ class PrivacySection(Section):
 
     With ``noise`` distributed the multiplier is that of the noise in a sum without the shares of ``colluding`` sites,
     which know theirs. **A site that looks at the result is one of them**: with 0 the guarantee is against the
-    coordinator and outsiders alone.
+    coordinator and outsiders alone. ``min_holders`` does not count then: a class that one site has is released if its
+    noisy count reaches ``min_count``.
     """
 
     clip: Positive

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -323,3 +324,21 @@ def test_the_features_that_are_summed_are_those_of_the_model(runs: Runs) -> None
     rows, labels = run.features["site-1"]
     assert rows.shape == (len(labels), DIM)
     assert np.linalg.norm(rows, axis=1).min() > 0.1
+
+
+def test_a_class_of_one_site_is_released_unless_min_count_exceeds_what_fewer_holders_can_have(
+    tmp_path: Path,
+) -> None:
+    """A limit of shared noise: ``min_holders`` does not count, since the number of holders is private."""
+    holds = np.ones((7, 3), dtype=np.bool_)
+    holds[1:, 0] = False  # site-1 alone has class 0
+    for most_samples, min_count, released in ((100_000, None, [0, 1, 2]), (18, 37.0, [1, 2])):
+        privacy = SHARED.model_copy(update={"min_count": min_count})
+        base = private_agreement(
+            Protection.MASKED, Method.FEDPROTO, classes=3, dim=DIM, rounds=1, privacy=privacy
+        )
+        averaging = base.averaging.model_copy(update={"most_samples": most_samples})
+        agreement = Agreement.model_validate({**dict(base), "averaging": averaging})
+        assert agreement.min_holders == 3
+        got = run_grouped(agreement, data_for(agreement, holds), tmp_path / str(most_samples)).got
+        assert np.flatnonzero(got[1, "site-4"].has).tolist() == released
