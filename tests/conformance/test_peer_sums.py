@@ -96,7 +96,9 @@ def check_guides(transcript: PeerTranscript, number: int, site: str, own: Float,
     assert np.abs(guides - without)[given & held].max() > 1000.0 * bound or site in LOST
 
 
-@pytest.fixture(scope="module", params=[{}, FEW], ids=["complete", "sparse"])
+@pytest.fixture(
+    scope="module", params=[{}, pytest.param(FEW, marks=pytest.mark.full)], ids=["complete", "sparse"]
+)
 def losing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PeerTranscript:
     """Each round loses two of nine sites in another phase."""
     agreement = agreement_of(AFTER, **request.param)
