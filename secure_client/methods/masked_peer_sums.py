@@ -151,7 +151,9 @@ class MaskedPeerSums:
             return given
         rows, held = self._trainee.latest()
         given = np.asarray(held & (summed.holders > 0))
-        targets = personalise(rows, self._peers(rows, summed), self._agreement.own_share)
+        # A class that the site does not hold keeps its own row, so that the sum of others' leaves no trace here.
+        peers = np.where(given[:, None], self._peers(rows, summed), rows)
+        targets = personalise(rows, peers, self._agreement.own_share)
         self._trainee.take_base(round_number, base, targets, given, nothing)
         return given
 

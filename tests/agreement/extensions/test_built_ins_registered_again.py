@@ -61,7 +61,7 @@ by_table = Method(name="by-table", traits=peers, objective=pulled)
 by_weights = Method(name="by-weights", traits=peers, objective=pulled, weights=by_distance)
 '''
 NAMES = {"prox": "prox", "proto": "proto", "by-table": "by_table", "by-weights": "by_weights"}
-PFPL = '[pfpl]\nweighting = "distance"\nalpha = {alpha}\nlambda = 1.0\n'
+PFPL = '[pfpl]\nweighting = "{weighting}"\nalpha = {alpha}\nlambda = 1.0\n'
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,13 +73,21 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def ran(folder: Path, method: str, protection: str, *, more: str = "", alpha: float = 0.3) -> Path:
+def ran(
+    folder: Path,
+    method: str,
+    protection: str,
+    *,
+    more: str = "",
+    alpha: float = 0.3,
+    weighting: str = "distance",
+) -> Path:
     out = folder / f"{method}-{protection}"
     folder.mkdir(exist_ok=True)
     # In units of a larger bound these prototypes would be too near each other to be told apart.
     digits = DIGITS.replace("per=40", "per=20").replace("norm_bound = 100.0", "norm_bound = 1.0")
     text = f'method = "{method}"\nprotection = "{protection}"\nrounds = 2\n' + digits
-    simulate(config_in(text + PFPL.format(alpha=alpha) + more, out))
+    simulate(config_in(text + PFPL.format(alpha=alpha, weighting=weighting) + more, out))
     return out
 
 
@@ -124,6 +132,14 @@ def test_alpha_has_no_effect_on_an_extensions_own_weights(tmp_path: Path) -> Non
     one, other = (ran(tmp_path / str(alpha), "by-weights", "plain", alpha=alpha) for alpha in (0.0, 0.9))
     assert off(one, other) == 0.0
     assert off(*(ran(tmp_path / str(alpha), "by-table", "plain", alpha=alpha) for alpha in (0.0, 0.9))) > 1e-4
+
+
+@pytest.mark.full
+def test_peers_without_weights_of_their_own_run_as_a_masked_sum(tmp_path: Path) -> None:
+    """Both add the same numbers, and masks leave no trace in a sum."""
+    summed, built_in = (ran(tmp_path, each, "masked", weighting="uniform") for each in ("by-table", "pfpl"))
+    assert off(summed, built_in) == 0.0
+    assert off(summed, ran(tmp_path, "by-table", "plain", weighting="uniform")) < 1e-3
 
 
 def test_peers_without_weights_of_their_own_run_on_ciphertexts(tmp_path: Path) -> None:

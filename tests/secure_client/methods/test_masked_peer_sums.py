@@ -155,6 +155,7 @@ def test_a_class_that_a_site_does_not_hold_gives_it_no_target(play: MaskedPlay) 
     play.give_result(C, result)
     assert result.arrays[1].tolist() == [4.0, 4.0, 3.0]
     assert play.site(C).trainee.prototypes().has_personal.tolist() == [True, True, False]
+    np.testing.assert_allclose(targets(play, C)[2], play.site(C).trainee.latest()[0][2], atol=1e-15)
 
 
 def test_an_implausible_mean_is_shortened_and_not_refused(play: MaskedPlay) -> None:
