@@ -6,7 +6,9 @@ takes them as if nothing protected them, so that a protection that was silently 
 
 Limits: the colluding sites here are honest but curious: they follow the protocol and share what they hold. The one
 other site is the one that shares most classes with the victim, under FedPC of the victim's group. Half of n sites are
-⌈n/2⌉ of them, a coalition for PFPL's results; under other methods it subtracts its own part, as all other sites do.
+⌈n/2⌉ of them, a coalition for the results of PFPL, and of FedPC, where they are one of each other group and then the
+victim's group: enough to read the victim from g + J − 2 ≤ ⌈n/2⌉ on, for its group of g sites and J groups. Under other
+methods it subtracts its own part, as all other sites do.
 :mod:`protoseal.evaluation.attacks.result_readings` says what is read of results, and its limits.
 """
 
@@ -35,6 +37,7 @@ from protoseal.evaluation.attacks.opened_sums import (
     clusters_in,
     decrypted,
     group_of,
+    groups_of,
 )
 from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows
 from protoseal.evaluation.attacks.result_readings import (
@@ -75,17 +78,29 @@ def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[Learn
 
 
 def colluding_sites(run: RecordedRun, adversary: Adversary, victim: str) -> list[str]:
-    """Return the sites that the adversary controls; half of the sites are the first by name besides the victim."""
+    """Return the sites that the adversary controls.
+
+    Half of the sites are the first by name besides the victim, with several groups those that solve most.
+    """
     others = sorted(set(run.sites) - {victim})
     match adversary:
         case Adversary.COORDINATOR:
             return []
         case Adversary.HALF:
-            return others[: (len(run.sites) + 1) // 2]
+            return _most_telling(run, victim, others)[: (len(run.sites) + 1) // 2]
         case Adversary.PEERS:
             return others
         case _:
             return [accomplice_of(run, victim)]
+
+
+def _most_telling(run: RecordedRun, victim: str, others: list[str]) -> list[str]:
+    """Return the other sites, under FedPC in this order: one of each other group, the victim's group, the rest."""
+    if not run.agreement.method.is_grouped:
+        return others
+    group = group_of(run, victim)
+    firsts = {min(each) for each in groups_of(run)} - {min(group)}
+    return sorted(others, key=lambda name: (name not in firsts, name not in group, name))
 
 
 def accomplice_of(run: RecordedRun, victim: str) -> str:

@@ -138,7 +138,7 @@ def _mean_model(run: RecordedRun, victim: str, known: Sequence[str], *, coordina
         site = known[0] if known else victim
         return _model_in(run, site, run.result(site)[1])
     means = means_known_to(run, victim, known, coordinator=coordinator)
-    return None if means is None else means.model
+    return means[0].model if means else None
 
 
 def _results(run: RecordedRun, site: str) -> list[tuple[int, bytes]]:

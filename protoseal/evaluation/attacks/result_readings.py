@@ -8,8 +8,8 @@ all sites' rows to clusters, except under ``plain``. Under PFPL several sites so
 
 Limits: colluding sites subtract nothing
 
-- under FedPC with several groups, from a mixture that they cannot solve: one site that does not lead the victim's
-  group knows neither the weights ρ nor the other groups' means;
+- under FedPC with several groups, from a mixture that they cannot solve: without a site of each group they know neither
+  the weights ρ nor the other groups' means, unless one of them leads the victim's group;
 - under FedPLCC and ``plain``, since no site is told which rows are in a cluster, nor how many of them are the victim's;
 - under FedPLCC with sample-weighted centres, since the sample counts that a site sends are not recorded.
 
@@ -84,13 +84,14 @@ def mean_readings(
     if not agreement.layout.classes or agreement.distributed_noise:
         return
     group, means = group_of(run, victim), means_known_to(run, victim, sites, coordinator=coordinator)
-    known = [] if means is None else sorted(set(sites) & set(group))
-    found = means or means_in(run, sites[0], run.result(sites[0])[1])
+    known = sorted(set(sites) & set(group)) if means else []
+    found = means[0] if means else means_in(run, sites[0], run.result(sites[0])[1])
     sent = np.intersect1d(np.flatnonzero(holds_in(run, group)[group.index(victim)]), run.sites[victim].labels)
     shared = sent[found.has[sent]]
     left = [_mean_without(run, group, known, int(k), found.rows[k]) for k in shared]
-    words = "a mixture of all groups' means" if means is None else _name_of_mean(run)
-    yield Learned(words + (_LESS if known else ""), np.array(left).reshape(-1, agreement.dim), shared)
+    words = (_name_of_mean(run) if means else "a mixture of all groups' means") + (_LESS if known else "")
+    details = {"solutions of the groups' mixtures": float(len(means))} if len(groups_of(run)) > 1 else {}
+    yield Learned(words, np.array(left).reshape(-1, agreement.dim), shared, details=details)
 
 
 def _name_of_mean(run: RecordedRun) -> str:

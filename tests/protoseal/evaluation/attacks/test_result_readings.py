@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from algorithms.fedpc.aggregation import Groups, mix_groups
+from protoseal.evaluation.attacks import group_means
 from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
-from protoseal.evaluation.attacks.exchanged_models import exchanged
+from protoseal.evaluation.attacks.exchanged_models import averaged_model, exchanged
 from protoseal.evaluation.attacks.opened_sums import assignment_of
 from protoseal.evaluation.attacks.recorded_run import RecordedRun
+from protoseal.evaluation.attacks.result_readings import result_readings
 from protoseal_wire.cluster_assignment import clusters_of
 from tests.protoseal.evaluation.attacks.recorded import recorded_in_clusters, recorded_in_groups
 
-COORDINATOR, PEER, _, PEERS, COLLUSION = Adversary
+COORDINATOR, PEER, HALF, PEERS, COLLUSION = Adversary
 LARGE, SMALL = ["site-2", "site-4", "site-6", "site-7", "site-8"], ["site-1", "site-3", "site-5"]
 FULL = pytest.mark.full
 ERROR = 1e-3
@@ -27,9 +31,14 @@ OF_GROUPS: list[tuple[str, Adversary, str, list[str]]] = [
     ("plain", PEERS, "site-3", ["site-3"]),
     ("masked", COORDINATOR, "site-2", LARGE),
     ("masked", COORDINATOR, "site-3", SMALL),
+    ("plain", HALF, "site-3", ["site-3"]),
+    ("masked", HALF, "site-2", ["site-2", "site-8"]),
+    ("masked", HALF, "site-3", ["site-3"]),
     ("masked", PEERS, "site-2", ["site-2"]),
     ("masked", PEERS, "site-3", ["site-3"]),
     ("masked", COLLUSION, "site-3", ["site-3", "site-5"]),
+    ("ckks", HALF, "site-2", ["site-2", "site-8"]),
+    ("ckks", HALF, "site-3", ["site-3"]),
     ("ckks", PEERS, "site-2", ["site-2"]),
     ("ckks", PEERS, "site-3", ["site-3"]),
     ("ckks", PEER, "site-3", ["site-3", "site-5"]),
@@ -90,6 +99,56 @@ def test_one_site_reads_a_mixture_of_groups(protection: str) -> None:
     found = np.concatenate([learned.of_class(k) for k in both])
     np.testing.assert_allclose(found, [mixed_by_hand(run, k) for k in both], rtol=0, atol=ERROR)
     assert model.sites == len(run.sites)
+
+
+COALITION = ("site-2", "site-3", "site-5")
+"""The small group without its leader, site 1, and one site of the large one: g + J − 2 = 3 of 8 sites."""
+
+
+@pytest.mark.parametrize(
+    ("protection", "victim", "sites"),
+    [
+        ("masked", "site-1", COALITION),
+        pytest.param("ckks", "site-1", COALITION, marks=FULL),
+        pytest.param("ckks", "site-3", ("site-1", "site-5"), marks=FULL),
+    ],
+)
+def test_the_rest_of_a_group_reads_its_last_member_with_a_leader_or_one_site_of_each_group(
+    protection: str, victim: str, sites: tuple[str, ...]
+) -> None:
+    run = recorded_in_groups(protection)
+    (learned,) = result_readings(run, victim, sites)
+    check_rows(learned, [mean_over(run, [victim], int(k)) for k in learned.labels])
+    assert learned.details == {"solutions of the groups' mixtures": 1.0}
+    model = averaged_model(run, victim, sites, coordinator=False)
+    np.testing.assert_allclose(model.vector, run.sites[victim].averaged, rtol=0, atol=ERROR)
+
+
+def test_sites_of_one_group_solve_nothing() -> None:
+    (learned,) = result_readings(recorded_in_groups("masked"), "site-3", ("site-1", "site-5"))
+    assert learned.reading == "a mixture of all groups' means"
+    assert learned.details == {"solutions of the groups' mixtures": 0.0}
+
+
+def test_equations_of_other_weights_have_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double weighs all groups equally, as no coordinator does that follows the method."""
+    equal = partial(mix_groups, one_extractor=True)
+    monkeypatch.setattr(group_means, "mix_groups", equal)
+    assert group_means.solved_means.__wrapped__(recorded_in_groups("masked"), "site-1", COALITION) == ()
+
+
+@pytest.mark.parametrize("groups", [3, 4])
+def test_mixtures_of_more_groups_have_one_solution(groups: int) -> None:
+    """Solve mixtures of groups, two of which lack a class."""
+    random = np.random.default_rng(groups)
+    has = np.ones((groups, 5), bool)
+    has[0, 1] = has[2, 3] = False
+    rows = random.uniform(size=(groups, 5, 12)) * has[:, :, None]
+    mixed = mix_groups(Groups(rows, has, random.normal(size=(groups, 7))))
+    agreement = recorded_in_groups("masked").agreement
+    (solution,) = group_means._unmixed(agreement, mixed, has)
+    np.testing.assert_allclose(solution.rows, rows, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(mix_groups(solution).theta, mixed.theta, rtol=0, atol=1e-9)
 
 
 def test_one_extractor_for_two_groups_is_solved_for_the_victim() -> None:
