@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from time import process_time
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -31,22 +32,23 @@ SIDE = 8
 _NEVER = 10**6
 _NORM_BOUND = 10.0
 _SMALL = 0.01
-"""Factor for pixels up to 1, so that no prototype of a million numbers exceeds its bound."""
+"""First factor for pixels up to 1, so that no prototype of a million numbers exceeds its bound."""
 
 _ACKNOWLEDGED = 64
 """Bytes: an acknowledgement has fewer, a result has more."""
 
 
 class Repeated(nn.Module):
-    """Pixels again and again: (B, 1, 8, 8) to (B, dim), which costs nothing to compute or to keep."""
+    """Pixels again and again, times one trained number: (B, 1, 8, 8) to (B, dim), which costs next to nothing."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self._dim = dim
+        self._factor = nn.Parameter(torch.tensor(_SMALL))
 
     def forward(self, images: Tensor) -> Tensor:
         """Their first ``dim`` numbers."""
-        pixels = _SMALL * images.flatten(1)
+        pixels = self._factor * images.flatten(1)
         return pixels.repeat(1, -(-self._dim // pixels.shape[1]))[:, : self._dim]
 
 

@@ -166,8 +166,8 @@ class Trainee:
 
     @property
     def released(self) -> int | None:
-        """Round of the noisy release that the last training's values are; None if they are exact."""
-        return self._require_trained().released
+        """Round of the noisy release that the last training's values are; None for exact values and before training."""
+        return None if self._trained is None else self._trained.released
 
     @property
     def losses(self) -> Losses | None:

@@ -339,7 +339,8 @@ def test_client_check_looks_at_everything_and_says_what_is_not_ready(federation:
         "certificate",
         "state",
     }
-    assert "ckks, 1 rounds, min_holders 3, min_sites 3; hash" in findings["agreement"]["detail"]
+    for term in ("fedpc under ckks (", "1 rounds, min_holders 3, min_sites 3", "hash"):
+        assert term in findings["agreement"]["detail"]
     assert "more days" in findings["certificate"]["detail"]
     assert "no samples of" in findings["data and model"]["detail"]
     assert "cannot be reached" in findings["coordinator"]["detail"]
