@@ -11,10 +11,12 @@ c + 2 ≤ ``min_holders``.
 In a round without prototypes (:meth:`agreement.Agreement.sends_rows`) the result repeats an earlier sum, from which a
 site subtracts the row that it sent for that sum.
 
-Limits: every site reads the sum of every class, also of a class that it does not hold. Sums of several rounds can be
-subtracted, as :mod:`secure_client.protocol.masked_sum` describes. A site that took no part in an attempt verifies the
-signatures on the sum's members, but not the numbers of holders. No site can verify the sum: a coordinator that lies
-about it, or about the holders to such a site, misleads the site's training.
+Limits: targets of the coordinator's making can silence the other sites' features, so that an honest sum is one site's
+rows (docs: threat model, an active coordinator). Every site reads the sum of every class, also of a class that it
+does not hold. Sums of several rounds can be subtracted, as :mod:`secure_client.protocol.masked_sum` describes. A site
+that took no part in an attempt verifies the signatures on the sum's members, but not the numbers of holders. No site
+can verify the sum: a coordinator that lies about it, or about the holders to such a site, misleads the site's
+training.
 """
 
 from __future__ import annotations

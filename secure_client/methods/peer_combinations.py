@@ -43,7 +43,10 @@ class PeerCombinations:
     def step(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Answer VALUES with the protected prototypes."""
         cohort = cohort_of(self._participants.verified(key, request), self._agreement)
-        return ProtectedPayload(self._half(key, cohort), self._rows(key), self._site, cohort)
+        # Rows of classes that are withheld, or that this round does not send, stay here whatever a third party's half
+        # does with them.
+        sent = np.where(cohort.holds[cohort.index(self._site)][:, None], self._rows(key), 0.0)
+        return ProtectedPayload(self._half(key, cohort), sent, self._site, cohort)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers'.

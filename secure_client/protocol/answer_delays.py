@@ -28,7 +28,6 @@ from contextlib import contextmanager
 
 from agreement import Agreement
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.errors import Violation
 from secure_client.protocol.journal import Journal
 
 _log = logging.getLogger("protoseal.site")
@@ -68,8 +67,8 @@ class AnswerDelays:
     def held(self, key: PhaseKey) -> Iterator[None]:
         """Hold until the answer's time at the end of the ``with`` block, which begins when the request has arrived.
 
-        An error is held as well, since the site then leaves the run. A :class:`Violation` is not: a request that the
-        protocol does not allow is refused for what it is.
+        An error is held as well, since the site then leaves the run. So is the refusal of a request, because a site may
+        have computed on records before it finds that the protocol does not allow the request.
         """
         if key.phase not in self._phases:
             yield
@@ -79,8 +78,6 @@ class AnswerDelays:
             self._derive(key)
         try:
             yield
-        except Violation:
-            raise
         except Exception as error:
             _log.error(
                 "%s of round %d failed, and the site leaves when its answer would have left: %s",

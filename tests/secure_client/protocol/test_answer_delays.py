@@ -176,7 +176,7 @@ def test_failed_answer_sets_no_delay(site: Callable[..., Site]) -> None:
     assert made.answer(Phase.PRESENCE, 1.0) < 3.0
 
 
-def test_violation_is_not_held(site: Callable[..., Site]) -> None:
+def test_violation_is_held_like_an_answer(site: Callable[..., Site]) -> None:
     made = site()
-    made.answer(Phase.PRESENCE, 3.0)
-    assert made.answer(Phase.PRESENCE, 0.125, 2, Violation("refused")) == 0.125
+    delay = made.answer(Phase.PRESENCE, 3.0)
+    assert made.answer(Phase.PRESENCE, 0.125, 2, Violation("refused")) == delay
