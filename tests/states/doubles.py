@@ -257,7 +257,7 @@ DOUBLES: Mapping[str, Double] = {
     "opens too few": Double(_opens_too_few, (Promise.ENOUGH,), "fedavg", 89),
     "forgets late sites": Double(_forgets_late_sites, (Promise.SAME_RESULT,), "plain", 11),
     "waits for all": Double(_waits_for_all, (Promise.ENDS,), "plain", 41),
-    "repeats signed rounds": Double(_repeats_signed_rounds, (Promise.NO_REFUSAL,), "sparse", 75),
+    "repeats signed rounds": Double(_repeats_signed_rounds, (Promise.NO_REFUSAL,), "sparse", 19),
     "trains unpaid": Double(_trains_unpaid, (Promise.PAID_FIRST,), "dp-sgd"),
     "hides exact values": Double(_hides_exact_values, (Promise.PAID_FIRST,), "exact"),
     "overlooks lost lines": Double(_overlooks_lost_lines, (Promise.NOTICED,), "shared-noise", 875),
