@@ -30,11 +30,11 @@ class Groups:
 
 
 def means_within_groups(
-    sends_rows: Float, holders: Counts, sums_theta: Float, members: Counts, min_holders: int
+    sums_rows: Float, holders: Counts, sums_theta: Float, members: Counts, min_holders: int
 ) -> Groups:
     """Return unweighted means within each group: P_j^k over the members that hold class k, θ_j over all members.
 
-    ``sends_rows`` (J, K, d) and ``sums_theta`` (J, P) are sums over a group's members; ``holders`` (J, K) and
+    ``sums_rows`` (J, K, d) and ``sums_theta`` (J, P) are sums over a group's members; ``holders`` (J, K) and
     ``members`` (J,) are the numbers of sites in them. A class with fewer than ``min_holders`` holders in a group is
     withheld in that group. θ_j is a mean over at least min_holders sites too. Both have the limit that
     :func:`algorithms.averaging.prototype_means` states.
@@ -42,8 +42,8 @@ def means_within_groups(
     Raises ``ValueError`` for shapes that do not fit, a group of fewer than ``min_holders`` members, a class with
     more holders than members, or min_holders below 1.
     """
-    _check_counts(sends_rows, holders, members, min_holders)
-    rows, has = prototype_means(sends_rows, holders, min_holders)
+    _check_counts(sums_rows, holders, members, min_holders)
+    rows, has = prototype_means(sums_rows, holders, min_holders)
     return Groups(rows, has, weighted_mean(sums_theta, members))
 
 
@@ -86,10 +86,10 @@ def mix_groups(
     return Groups(mixed / divisors[:, :, None], has, weights @ groups.theta)
 
 
-def _check_counts(sends_rows: Float, holders: Counts, members: Counts, min_holders: int) -> None:
-    if sends_rows.ndim != 3 or holders.shape != sends_rows.shape[:2] or members.shape != holders.shape[:1]:
+def _check_counts(sums_rows: Float, holders: Counts, members: Counts, min_holders: int) -> None:
+    if sums_rows.ndim != 3 or holders.shape != sums_rows.shape[:2] or members.shape != holders.shape[:1]:
         raise ValueError(
-            f"sums {sends_rows.shape}, holders {holders.shape} and members {members.shape} do not fit together"
+            f"sums {sums_rows.shape}, holders {holders.shape} and members {members.shape} do not fit together"
         )
     if min_holders < 1:
         raise ValueError("min_holders must be at least 1")
