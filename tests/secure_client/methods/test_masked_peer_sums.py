@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from agreement import Protection
 from algorithms.pfpl import Weighting
+from crypto.pairwise.survivor_signatures import sign_survivors
 from crypto.protection import Payload
 from protoseal_wire import codec
-from protoseal_wire.messages import SignedSurvivors, SumMembers
+from protoseal_wire.messages import SignedSurvivors, SumMembers, SurvivorSignature
 from secure_client.errors import Violation
 from tests.adversary.masked_play import Attempt, MaskedPlay, base_of
 from tests.secure_client.conftest import OpenSites
@@ -52,6 +53,19 @@ def with_members(result: Payload, play: MaskedPlay, **changes: object) -> Payloa
 def with_signed(result: Payload, play: MaskedPlay, **changes: object) -> Payload:
     signed = replace(members_of(result, play).signed, **changes)  # type: ignore[arg-type]
     return with_members(result, play, signed=signed)
+
+
+def signed_anew(
+    result: Payload, play: MaskedPlay, begun: Attempt, listed: tuple[str, ...], round_number: int = 1
+) -> Payload:
+    """Return the result of a sum of this round and these sites, who all help the coordinator and signed that."""
+    binding = replace(begun.binding, group=listed, round=round_number)
+    signatures = tuple(
+        SurvivorSignature(site, sign_survivors(play.parties[site].credentials, binding, listed))
+        for site in listed
+    )
+    signed = SignedSurvivors(listed, signatures)
+    return with_members(result, play, round=round_number, listed=listed, signed=signed)
 
 
 def targets(play: MaskedPlay, name: str) -> Float:
@@ -139,13 +153,17 @@ def test_a_member_that_catches_up_subtracts_its_row_from_that_attempts_sum(play:
     np.testing.assert_allclose(targets(play, D)[:2], own, atol=2.0**-16)
 
 
-def test_a_site_without_values_of_the_attempt_in_its_journal_subtracts_nothing(play: MaskedPlay) -> None:
-    """The set names the site, whose journal has the term of another round, as after a journal was put back."""
+@pytest.mark.parametrize(("round_number", "attempt"), [(9, 1), (1, 2)])
+def test_a_site_without_values_of_the_attempt_in_its_journal_subtracts_nothing(
+    play: MaskedPlay, round_number: int, attempt: int
+) -> None:
+    """The set names the site, whose journal has the term of another attempt, as after a journal was put back."""
     _, result = carried_out(play, *EVERYONE)
     journal = play.site(A).journal
     stored = journal.get("term of the last sum")
     assert stored is not None
-    journal.put("term of the last sum", 9, stored[1])
+    kept = safetensors.numpy.load(stored[1]) | {"attempt": np.array([attempt])}
+    journal.put("term of the last sum", round_number, safetensors.numpy.save(kept))
     play.give_result(A, result)
     np.testing.assert_allclose(targets(play, A)[:2], expected(play, A, EVERYONE), atol=2.0**-16)
 
@@ -180,10 +198,44 @@ def test_a_site_that_never_trained_takes_no_targets(play: MaskedPlay) -> None:
 
 
 def test_a_result_of_a_later_round_is_no_base(play: MaskedPlay) -> None:
-    _, result = carried_out(play, A, B, D)
-    ahead = with_members(result, play, round=2)
+    begun, result = carried_out(play, A, B, D)
+    ahead = signed_anew(result, play, begun, (A, B, D), round_number=2)
     with pytest.raises(Violation):
         play.attempt(C, round_number=2, start={C: (base_of(ahead), ahead)})
+
+
+def test_result_that_replays_the_sum_of_the_round_before_is_refused(play: MaskedPlay) -> None:
+    _, first = carried_out(play, *EVERYONE)
+    for name in EVERYONE:
+        play.give_result(name, first)
+    _, second = carried_out(play, *EVERYONE, round_number=2)
+    with pytest.raises(Violation):
+        play.give_result(A, first, round_number=2)
+    play.give_result(A, second, round_number=2)
+    assert play.site(A).trainee.base == base_of(second)
+
+
+def test_result_signed_by_helpers_for_fewer_participants_than_the_site_knows_is_refused(
+    play: MaskedPlay,
+) -> None:
+    begun, honest = carried_out(play, A, B, D)
+    with pytest.raises(Violation):
+        play.give_result(A, signed_anew(honest, play, begun, (A, B, D)))
+    play.give_result(A, honest)
+
+
+@pytest.mark.parametrize("fault", ["holders", "participants"])
+def test_result_to_catch_up_with_over_too_few_sites_is_refused(play: MaskedPlay, fault: str) -> None:
+    begun = play.attempt(A, B, C)
+    honest = play.result_of(begun.carried_out((A, B, C)), begun, (A, B, C))
+    if fault == "holders":
+        few = replace(honest, arrays=(honest.arrays[0], np.array([2.0, 2.0, 0.0])))
+    else:
+        nothing = replace(honest, arrays=(np.zeros_like(honest.arrays[0]), np.zeros(3)))
+        few = signed_anew(nothing, play, begun, (A, B))
+    with pytest.raises(Violation):
+        play.attempt(D, round_number=2, start={D: (base_of(few), few)})
+    assert play.site(D).trainee.base == b""
 
 
 def test_signatures_of_sharers_do_not_belong_to_a_result(play: MaskedPlay) -> None:

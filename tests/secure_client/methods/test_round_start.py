@@ -154,6 +154,16 @@ def test_start_with_second_result_of_a_round_is_refused(play: MaskedPlay) -> Non
     assert play.site(A).trainee.base == base_of(first)
 
 
+def test_later_attempt_drops_the_vector_of_an_earlier_one(play: MaskedPlay) -> None:
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    begun.mask(*EVERYONE)
+    sent = PhaseKey("run-1", 1, 1, Phase.VALUES)
+    assert play.site(A).journal.stored_answer(sent)
+    play.attempt(*EVERYONE, attempt=2)
+    assert play.site(A).journal.stored_answer(sent) == b""
+
+
 @pytest.mark.parametrize("round_number", [1, 2])
 def test_a_result_to_catch_up_with_is_the_one_that_is_named(play: MaskedPlay, round_number: int) -> None:
     result = play.play_sum(*EVERYONE) if round_number == 2 else some_result()

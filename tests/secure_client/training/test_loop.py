@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NoReturn, cast
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from algorithms.model_outputs import Terms
 from protoseal.simulation.batched import training as batched
 from protoseal.simulation.batched.training import Batching, run_together
-from secure_client.errors import DataError, TrainingError
+from secure_client import app
+from secure_client.config import SiteConfig
+from secure_client.errors import DataError, StateError, TrainingError
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.batches import Batch, Source
 from secure_client.training.job import Job
@@ -136,3 +139,19 @@ def test_denormal_numbers_are_flushed_also_in_threads_that_start_later() -> None
         thread.join()
     assert inside == [0.0, 0.0]
     assert product() > 0.0
+
+
+def test_site_process_flushes_denormal_numbers_before_it_opens_its_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    products: list[float] = []
+
+    def open_state(*_: object) -> NoReturn:
+        products.append(float(torch.tensor(1e-38) * torch.tensor(1e-4)))
+        raise StateError("no state in this test")
+
+    monkeypatch.setattr(app, "open_party", lambda *_: None)
+    monkeypatch.setattr(app, "open_state", open_state)
+    with pytest.raises(StateError):
+        app.run_site(cast(SiteConfig, None), b"")
+    assert products == [0.0]
