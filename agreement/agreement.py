@@ -231,7 +231,7 @@ class Agreement(RunSettings):
         """Return whether sites send rows in a round: in the first round of each :attr:`row_period`, and no other.
 
         Two sums, or two answers, over the same rows of different sites would differ by single sites' rows. A round
-        without rows repeats the last sum of some; with a method of ``PEERS`` sites keep their targets. Round 0 is a
+        without rows repeats the last sum of rows; with a method of ``PEERS`` sites keep their targets. Round 0 is a
         clustering, with rows of its own.
         """
         return round_number == 0 or (round_number - 1) % self.row_period == 0

@@ -53,9 +53,9 @@ class Protection(Named):
     compute under it.
 
     ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks, in runs whose plan
-    needs them (:mod:`agreement.round_plan`): 0, or 16 and more. It has no default, since keys from a forgotten secret
-    would be everybody's. One site makes the bytes and seals them to each other site. The limit: one site that helps the
-    coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes. ``settings`` and
+    needs them (:mod:`agreement.round_plan`): 0, or 16 and more. It has no default, since everybody could derive the
+    keys of a protection that forgot its secret. One site makes the bytes and seals them to each other site. The limit:
+    one site that helps the coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes. ``settings`` and
     ``deployable`` are as in :class:`agreement.Method`.
 
     ``sums_hide_terms``: nobody reads a term of a sum, not even a coordinator that a site helps, so that sites may

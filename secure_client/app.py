@@ -59,11 +59,11 @@ SHOWN_DURATION = (
 
 def exposures(agreement: Agreement) -> list[str]:
     """Return the agreed settings that show the coordinator more than the defaults do, with their effect."""
-    agreed = {
+    conditions = {
         PLAIN: agreement.protection is Protection.PLAIN,
         SHOWN_DURATION: agreement.timing.answers_show_duration,
     }
-    return [text for text, holds in agreed.items() if holds]
+    return [text for text, holds in conditions.items() if holds]
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
@@ -189,7 +189,10 @@ def _run(
         book = _LogBook(config, data, transport, journal, on_round)
         delays = AnswerDelays(journal, agreement, trainee.evaluate)
         session = Session(
-            *(agreement, party, trainee, journal),
+            agreement,
+            party,
+            trainee,
+            journal,
             on_round=book.add,
             on_answer=delays.keep,
             peers=peers,

@@ -212,7 +212,7 @@ class MaskedPeerSums:
             raise Violation(
                 f"the sum's attempt lists {len(members.listed)} sites, at least {least} are required"
             )
-        signatures = {each.site: each.signature for each in members.signed.signatures}
+        signatures = {signature.site: signature.signature for signature in members.signed.signatures}
         try:
             binding = Binding(
                 run,

@@ -25,6 +25,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from agreement import Agreement
 from protoseal_wire.messages import Phase, PhaseKey
@@ -81,7 +82,9 @@ class AnswerDelays:
         except Exception as error:
             _log.error(
                 "%s of round %d failed, and the site leaves when its answer would have left: %s",
-                *(key.phase.name, key.round, error),
+                key.phase.name,
+                key.round,
+                error,
             )
             self._hold(key)
             raise
@@ -95,7 +98,9 @@ class AnswerDelays:
     def _derive(self, key: PhaseKey) -> None:
         """Set a delay before the first request of its phase is read."""
         # A site that dropped out before VALUES gets the result of a masked sum all the same.
-        stored = self._stored(_at(key, Phase.VALUES)) or self._stored(_at(key, Phase.PRESENCE))
+        stored = self._stored(replace(key, phase=Phase.VALUES)) or self._stored(
+            replace(key, phase=Phase.PRESENCE)
+        )
         values = SHORTEST_DELAY if stored is None else stored[0]
         if key.phase is Phase.MEANS:
             self._set(key, _MEANS_OF_VALUES * values)
@@ -113,7 +118,9 @@ class AnswerDelays:
             _log.warning(
                 "answers to %s would leave %.0f s after their requests, but the agreed deadline is %.0f s, so some may "
                 "show how long they took: agree on a longer deadline in [timing] for the next run",
-                *(key.phase.name, delay, deadline),
+                key.phase.name,
+                delay,
+                deadline,
             )
         delay = min(delay, deadline)
         self._journal.put(_name(key), key.round, f"{seconds!r} {delay!r}".encode())
@@ -147,7 +154,11 @@ class AnswerDelays:
         _log.warning(
             "the answer to %s of round %d took %.2f s, longer than its delay of %.2f s, which the coordinator can see "
             "(overrun %d of this run): give this process a machine that is as fast and as free as in the first round",
-            *(key.phase.name, key.round, took, delay, count),
+            key.phase.name,
+            key.round,
+            took,
+            delay,
+            count,
         )
 
 
@@ -160,7 +171,3 @@ def _rounded_up(seconds: float) -> float:
 def _name(key: PhaseKey) -> str:
     """Return the name of the delay in the journal; FedPC's clustering before training has phases of its own."""
     return f"delay of {key.phase.name}" + (" before training" if key.round == 0 else "")
-
-
-def _at(key: PhaseKey, phase: Phase) -> PhaseKey:
-    return PhaseKey(key.run, key.round, key.attempt, phase)

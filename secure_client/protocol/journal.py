@@ -11,9 +11,9 @@ log. The limits:
 - A process that is killed or loses its way to the coordinator leaves the secrets of its last attempt, so that it can
   resume, until the journal is next opened and the attempt is over. One killed while it erases leaves them in the log
   until then. Those of a site that never comes back stay.
-- A copy of this file put back after newer answers were sent is not noticed here, and no more is a row that was deleted
-  or changed by hand, unless the row is a secret or holds others' signatures. Whoever writes to this file can make the
-  site answer a phase twice.
+- A copy of this file that is put back after newer answers were sent is not noticed here. A row that was deleted or
+  changed by hand is not noticed either, unless the row is a secret or holds others' signatures. Whoever writes to this
+  file can make the site answer a phase twice.
 - What a file system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out of
   reach. These bytes open only with the site's storage key, a file beside the journal that the passphrase opens.
 """

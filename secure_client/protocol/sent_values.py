@@ -52,6 +52,8 @@ class SignedValues:
     signature: bytes
 
 
+_FAULT = "nothing was sent; this is a fault of the program, so report it"
+
 Answer: TypeAlias = bytes | ProtectedPayload | SignedValues
 """Answer of a site to a step between PRESENCE and RESULT."""
 
@@ -77,18 +79,14 @@ def check_released(agreement: Agreement, released: int | None) -> None:
     this before anything is signed: the classes of PRESENCE are the first values to leave.
     """
     if agreement.privacy is not None and released is None:
-        raise Unprotected(
-            "exact values were to be sent, but the agreement has noise: nothing was sent; this is a fault of the"
-            " program, so report it"
-        )
+        raise Unprotected(f"exact values were to be sent, but the agreement has noise: {_FAULT}")
 
 
 def check_cleartext_agreed(agreement: Agreement) -> None:
     """Raise :class:`Unprotected` unless the agreed protection is ``plain``; call this before a plain half is made."""
     if agreement.protection is not Protection.PLAIN:
         raise Unprotected(
-            f"values were to be sent in the clear, but protection {agreement.protection.value!r} is agreed:"
-            " nothing was sent; this is a fault of the program, so report it"
+            f"values were to be sent in the clear, but protection {agreement.protection.value!r} is agreed: {_FAULT}"
         )
 
 
@@ -97,15 +95,14 @@ def _checked_payload(agreement: Agreement, key: PhaseKey, values: object) -> Pay
     if type(values) is not ProtectedPayload:
         raise Unprotected(
             f"{key.phase.name} of round {key.round}: the values are a {type(values).__name__}, which no protection"
-            " has made: nothing was sent; this is a fault of the program, so report it"
+            f" has made: {_FAULT}"
         )
     makers = _agreed_makers(agreement, key)
     if not issubclass(values.maker, makers):
         names = " or ".join(maker.__name__ for maker in makers) or "nothing"
         raise Unprotected(
             f"{key.phase.name} of round {key.round}: {values.maker.__name__} made the values, but under protection"
-            f" {agreement.protection.value!r} it is {names}: nothing was sent; this is a fault of the program, so"
-            " report it"
+            f" {agreement.protection.value!r} it is {names}: {_FAULT}"
         )
     # A third party's half chooses its scheme, and a row of the tables above can be wrong.
     if values.payload.scheme == plain.SCHEME:

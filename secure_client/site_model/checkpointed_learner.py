@@ -73,9 +73,9 @@ class Trainee:
     ) -> None:
         """Load the journal's state.
 
-        ``averaging`` has the bounds of the averaged part, if any. With ``noisy``, the
-        prototypes, the present classes and the sample counts come from its releases, and scores are taken at these
-        prototypes: the records affect the site's stored values, messages and targets in no other way.
+        ``averaging`` has the bounds of the averaged part, if any. With ``noisy``, the prototypes, the present classes
+        and the sample counts come from its releases, and scores are taken at these prototypes: the records affect the
+        site's stored values, messages and targets in no other way.
         """
         self._learner, self._averaging, self._noisy = learner, averaging, noisy
         self._checkpoints = Checkpoints(journal)

@@ -176,7 +176,7 @@ def check_frozen(agreement: Agreement, model: PrototypeModel) -> None:
 
 
 def check_rows_change(agreement: Agreement, learner: Learner) -> None:
-    """Raise :class:`ModelError` for features that no training changes, where each round would have an answer of them.
+    """Raise :class:`ModelError` for features that no training changes, if several rounds would send prototypes of them.
 
     Sums or combinations of the same prototypes of different sites differ by the prototypes of single sites, which
     drop-outs thereby give away, also those of other sites. Under ``plain`` nothing is hidden. Limit: features that

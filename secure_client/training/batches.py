@@ -143,12 +143,12 @@ def isolate_failures(
     compute: Callable[[Sequence[int]], R],
     *,
     probe: Callable[[Sequence[int]], object],
-    failed: Callable[[int, BaseException], R],
+    fallback: Callable[[int, BaseException], R],
 ) -> tuple[list[R], Tensor]:
     """Compute a batch of different records in parts, so that a record on which ``compute`` raises fails alone.
 
     Return the results of the parts, and the int64 indices (B,) that put the parts' rows into the order of ``group``. A
-    record on which ``compute`` raises, given that record alone, has the result of ``failed``.
+    record on which ``compute`` raises, given that record alone, has the result of ``fallback``.
 
     ``probe`` is a cheaper computation that raises on the same records. It decides how a failing batch is split, and no
     result. If it raises on k of B records, and ``compute`` on the same, there are at most k + 2 calls of ``compute``.
@@ -156,17 +156,17 @@ def isolate_failures(
     """
     results: list[R] = []
     places: list[int] = []
-    waiting = [list(group)]
-    while waiting:
-        part = waiting.pop()
+    pending = [list(group)]
+    while pending:
+        part = pending.pop()
         try:
             result = compute(part)
         except BaseException as error:
             check_no_signal(error)
             if len(part) > 1:
-                waiting += _smaller(part, probe)
+                pending += _smaller(part, probe)
                 continue
-            result = failed(part[0], error)
+            result = fallback(part[0], error)
         results.append(result)
         places += part
     position = {record: place for place, record in enumerate(places)}

@@ -55,7 +55,7 @@ class FeaturePass:
         self._warn()
 
     def _of(self, group: Sequence[int]) -> Embedded:
-        parts, order = isolate_failures(group, self._computed, probe=self._probe, failed=self._zeros)
+        parts, order = isolate_failures(group, self._computed, probe=self._probe, fallback=self._zeros)
         if len(parts) == 1:
             return parts[0]
         features, labels = (torch.cat(rows) for rows in zip(*parts, strict=True))

@@ -131,7 +131,8 @@ class OuterEnd(RelayEnd):
 
     def vouch(self, site: str) -> None:
         """Relay without a limit from now on: ``site`` authenticated."""
-        self.site, waiting, self._waiting = site, self._waiting, b""
+        self.site = site
+        waiting, self._waiting = self._waiting, b""
         super().data_received(waiting)
         self.read_if_allowed()
 

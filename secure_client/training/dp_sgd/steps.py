@@ -187,11 +187,11 @@ class _Training:
             group,
             lambda part: self._computed(part, self._at_once),
             probe=lambda part: self._computed(part, len(part)),
-            failed=self._failed,
+            fallback=self._zeros,
         )
         return parts[0] if len(parts) == 1 else _joined(parts, order, self._parameters)
 
-    def _failed(self, _: int, error: BaseException) -> tuple[_Gradients, Sequence[Tensor]]:
+    def _zeros(self, _: int, error: BaseException) -> tuple[_Gradients, Sequence[Tensor]]:
         _log.warning("training by DP-SGD failed on a record, which counts as zeros: %s", error)
         return [None] * len(self._parameters), (torch.full((1,), math.nan, device=self._job.device),) * 3
 

@@ -69,7 +69,7 @@ def test_isolation_takes_few_computations_for_few_records(size: int, number: int
     group = torch.randperm(1000, generator=drawn)[:size].tolist()
     raising = frozenset(group[place] for place in torch.randperm(size, generator=drawn)[:number].tolist())
     compute, probe = Computation(raising), Computation(raising)
-    parts, order = isolate_failures(group, compute, probe=probe, failed=lambda record, _: [-record])
+    parts, order = isolate_failures(group, compute, probe=probe, fallback=lambda record, _: [-record])
     rows = [record for part in parts for record in part]
     assert [rows[place] for place in order] == [-record if record in raising else record for record in group]
     assert len(compute.sizes) <= (len(raising) + 2 if raising else 1)
@@ -83,7 +83,7 @@ def test_isolation_takes_no_result_from_the_probe(guess: frozenset[int]) -> None
     """A probe that finds no record, all, or a wrong one costs time only."""
     group, raising = list(range(64)), frozenset({3, 40})
     parts, order = isolate_failures(
-        group, Computation(raising), probe=Computation(guess), failed=lambda record, _: [-record]
+        group, Computation(raising), probe=Computation(guess), fallback=lambda record, _: [-record]
     )
     rows = [record for part in parts for record in part]
     assert [rows[place] for place in order] == [-record if record in raising else record for record in group]
