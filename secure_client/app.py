@@ -37,7 +37,7 @@ from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.learner import Learner
-from secure_client.training.loop import flushed_denormals
+from secure_client.training.loop import flush_denormals
 from secure_client.transport import GrpcTransport
 
 _log = logging.getLogger("protoseal.site")
@@ -163,7 +163,7 @@ def run_site(
     last round's result needs no coordinator, and one whose model is saved needs no data either.
     """
     party = open_party(config, passphrase)
-    with flushed_denormals(), open_state(config, party) as journal:
+    with flush_denormals(), open_state(config, party) as journal:
         if journal.get(_SAVED) and all((config.out / name).exists() for name in _RESULTS):
             return _stored_log(config, journal)
         return _run(config, party, journal, on_round)
@@ -198,7 +198,9 @@ def _run(
             peers=peers,
             exact=exact,
         )
-        outcome = _outcome(config, journal, session, lambda: take_part(session, transport, delays.held))
+        outcome = _outcome(
+            config, journal, session, lambda: take_part(session, transport, delays.hold_answer)
+        )
     # The journal records completion before any write that may fail: a site that is restarted after a failed write must
     # not join again, since the coordinator would see it.
     if is_complete(outcome, agreement.rounds, trained=trainee.has_trained):

@@ -14,8 +14,8 @@ from secure_client.session import Session
 
 _log = logging.getLogger("protoseal.site")
 _SHORTEST_TURN_SECONDS = 0.05
-Held = Callable[[PhaseKey], AbstractContextManager[object]]
-"""Context in which a request is answered: its end is the time at which the answer may leave."""
+AnswerTime = Callable[[PhaseKey], AbstractContextManager[object]]
+"""Context in which a request is answered: the context ends when the answer may leave."""
 
 
 def at_once(_: PhaseKey) -> AbstractContextManager[object]:
@@ -47,8 +47,10 @@ class Transport(Protocol):
         ...
 
 
-def take_part(session: Session, transport: Transport, held: Held = at_once) -> Finished | Stopped:
-    """Join, then work until the run ends. Each request is answered within ``held``.
+def take_part(
+    session: Session, transport: Transport, answer_time: AnswerTime = at_once
+) -> Finished | Stopped:
+    """Join, then work until the run ends. Each request is answered within ``answer_time``.
 
     A site that cannot continue tells the coordinator that it leaves, so that the coordinator does not wait, and raises
     the error: a :class:`secure_client.errors.Violation`, a refusal, an exhausted budget, or an error of the site's own
@@ -61,7 +63,7 @@ def take_part(session: Session, transport: Transport, held: Held = at_once) -> F
     try:
         session.take_welcome(reply)
         _log.info("joined as %s", session.site)
-        return _work(session, transport, held)
+        return _work(session, transport, answer_time)
     except Unreachable:
         raise
     except Exception as error:
@@ -71,17 +73,17 @@ def take_part(session: Session, transport: Transport, held: Held = at_once) -> F
         raise
 
 
-def _work(session: Session, transport: Transport, held: Held) -> Finished | Stopped:
+def _work(session: Session, transport: Transport, answer_time: AnswerTime) -> Finished | Stopped:
     while True:
         start = time.monotonic()
-        task = step(session, transport, held)
+        task = step(session, transport, answer_time)
         if isinstance(task, Finished | Stopped):
             return task
         # The coordinator holds a poll open. The pause bounds the rate of polls if the coordinator does not.
         time.sleep(max(0.0, _SHORTEST_TURN_SECONDS - (time.monotonic() - start)))
 
 
-def step(session: Session, transport: Transport, held: Held = at_once) -> Task:
+def step(session: Session, transport: Transport, answer_time: AnswerTime = at_once) -> Task:
     """Fetch one task; if the task is work, do the work and upload the answer."""
     task = transport.next_task()
     if isinstance(task, Finished):
@@ -92,7 +94,7 @@ def step(session: Session, transport: Transport, held: Held = at_once) -> Task:
         session.check_size(task)
         try:
             request = transport.download(task)
-            with held(task.key):
+            with answer_time(task.key):
                 answer = session.answer(task.key, request)
             transport.upload(task.key, answer)
             _log.debug("uploaded %s of round %d", task.key.phase.name, task.key.round)

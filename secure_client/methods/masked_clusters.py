@@ -11,6 +11,8 @@ is below the class's number of prototypes in the round. Zero prototypes are amon
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,21 +31,11 @@ class MaskedClusters(RotatedClusters):
     assigned_in = Phase.SHARES
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
-        """Answer one of the steps."""
-        match key.phase:
-            case Phase.DIRECTIONS:
-                return self._directions(key, request)
-            case Phase.SHARES:
-                return self._masks.shares(key, self._assigned(key, request))
-            case Phase.VALUES:
-                group = self._agreed(key)
-                return self._masks.values(key, group, request, self._vector(key, group))
-            case Phase.SURVIVORS:
-                return self._masks.survivors(key, self._agreed(key), request)
-            case Phase.UNMASK:
-                return self._masks.unmask(key, self._agreed(key), request)
-            case _:
-                raise ValueError(f"a masked sum over clusters has no step {key.phase.name}")
+        """Answer DIRECTIONS, or one of the masked sum's steps."""
+        if key.phase is Phase.DIRECTIONS:
+            return self._directions(key, request)
+        assignment = request if key.phase is Phase.SHARES else self._asked(key, self.assigned_in)
+        return self._masks.step(key, self._assigned(key, assignment), request, partial(self._vector, key))
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return this site's part in each cluster, then its model."""
@@ -53,6 +45,3 @@ class MaskedClusters(RotatedClusters):
 
     def _check_result(self, key: PhaseKey, payload: Payload) -> None:
         self._check_assigned(key, payload.arrays[1])
-
-    def _agreed(self, key: PhaseKey) -> Group:
-        return self._assigned(key, self._asked(key, self.assigned_in))

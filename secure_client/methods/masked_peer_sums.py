@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import safetensors.numpy
@@ -87,18 +88,8 @@ class MaskedPeerSums:
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer one of the masked sum's steps."""
-        match key.phase:
-            case Phase.SHARES:
-                return self._masks.shares(key, self._members.asked(key, request))
-            case Phase.VALUES:
-                group = self._members.agreed(key)
-                return self._masks.values(key, group, request, self._vector(key, group))
-            case Phase.SURVIVORS:
-                return self._masks.survivors(key, self._members.agreed(key), request)
-            case Phase.UNMASK:
-                return self._masks.unmask(key, self._members.agreed(key), request)
-            case _:
-                raise ValueError(f"a masked sum has no step {key.phase.name}")
+        group = self._members.asked(key, request) if key.phase is Phase.SHARES else self._members.agreed(key)
+        return self._masks.step(key, group, request, partial(self._vector, key))
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers' mean."""

@@ -6,6 +6,8 @@ The checks of :mod:`secure_client.methods.plain_sums` hold here as well; the ste
 
 from __future__ import annotations
 
+from functools import partial
+
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.plain_sums import PlainSums
@@ -21,15 +23,5 @@ class MaskedSums(PlainSums):
         """Answer the clustering's one step, or one of the masked sum's."""
         if key.round == 0:
             return super().step(key, request)
-        match key.phase:
-            case Phase.SHARES:
-                return self._masks.shares(key, self._members.asked(key, request))
-            case Phase.VALUES:
-                group = self._members.agreed(key)
-                return self._masks.values(key, group, request, self._vector(key, group))
-            case Phase.SURVIVORS:
-                return self._masks.survivors(key, self._members.agreed(key), request)
-            case Phase.UNMASK:
-                return self._masks.unmask(key, self._members.agreed(key), request)
-            case _:
-                raise ValueError(f"a masked sum has no step {key.phase.name}")
+        group = self._members.asked(key, request) if key.phase is Phase.SHARES else self._members.agreed(key)
+        return self._masks.step(key, group, request, partial(self._vector, key))

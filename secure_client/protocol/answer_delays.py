@@ -65,8 +65,8 @@ class AnswerDelays:
         self._arrived = 0.0
 
     @contextmanager
-    def held(self, key: PhaseKey) -> Iterator[None]:
-        """Hold until the answer's time at the end of the ``with`` block, which begins when the request has arrived.
+    def hold_answer(self, key: PhaseKey) -> Iterator[None]:
+        """Enter the ``with`` block when the request has arrived; its end waits until the answer may leave.
 
         An error is held as well, since the site then leaves the run. So is the refusal of a request, because a site may
         have computed on records before it finds that the protocol does not allow the request.

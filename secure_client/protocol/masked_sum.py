@@ -23,7 +23,7 @@ coordinator sees but cannot trace to a member.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -57,7 +57,7 @@ from protoseal_wire.messages import (
 from secure_client.errors import Violation
 from secure_client.protocol.assignment_checks import check_holders
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.sent_values import SignedValues
+from secure_client.protocol.sent_values import Answer, SignedValues
 from secure_client.protocol.setup import Party, Setup
 
 _log = logging.getLogger("protoseal.site")
@@ -122,6 +122,22 @@ class MaskedSum:
         return noise
 
     # Steps of the sum
+
+    def step(
+        self, key: PhaseKey, group: Group, request: bytes, vector: Callable[[Group], NDArray[np.float64]]
+    ) -> Answer:
+        """Answer the step that ``key`` names, in the group that this site accepted; VALUES takes ``vector`` of it."""
+        match key.phase:
+            case Phase.SHARES:
+                return self.shares(key, group)
+            case Phase.VALUES:
+                return self.values(key, group, request, vector(group))
+            case Phase.SURVIVORS:
+                return self.survivors(key, group, request)
+            case Phase.UNMASK:
+                return self.unmask(key, group, request)
+            case _:
+                raise ValueError(f"a masked sum has no step {key.phase.name}")
 
     def shares(self, key: PhaseKey, group: Group) -> bytes:
         """Answer SHARES: shares of this site's secrets, one sealed to each other member or neighbour."""

@@ -5,7 +5,7 @@ then does a failure show. Otherwise the time that training takes would tell the 
 skipped step is shorter than the others.
 
 Arithmetic on denormal numbers takes many times longer than on others, so a site's process flushes them to zero
-(:func:`flushed_denormals`).
+(:func:`flush_denormals`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Training:
 
 
 @contextmanager
-def flushed_denormals() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Flush denormal numbers to zero inside the ``with`` block, in this thread and in threads that it starts there.
 
     Enter the block before the process computes with torch for the first time, because torch keeps its threads. Limit:

@@ -46,7 +46,7 @@ class Site:
     def answer(self, phase: Phase, took: float, number: int = 1, error: Exception | None = None) -> float:
         """Return the time from the request to the answer, whose computation ``took`` so long, or to its ``error``."""
         began = self.now
-        with self._raises(error), self.delays.held(key(phase, number)):
+        with self._raises(error), self.delays.hold_answer(key(phase, number)):
             self._pass(took)
             if error is not None:
                 raise error

@@ -20,7 +20,7 @@ from secure_client.errors import DataError, StateError, TrainingError
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.batches import Batch, Source
 from secure_client.training.job import Job
-from secure_client.training.loop import flushed_denormals, run
+from secure_client.training.loop import flush_denormals, run
 from tests.secure_client.jobs import CLASSES, DIM, SIDE, jobs_of
 
 _STEPS = 6
@@ -132,7 +132,7 @@ def test_denormal_numbers_are_flushed_also_in_threads_that_start_later() -> None
         return float(torch.tensor(1e-38) * torch.tensor(1e-4))
 
     inside: list[float] = []
-    with flushed_denormals():
+    with flush_denormals():
         inside.append(product())
         thread = threading.Thread(target=lambda: inside.append(product()))
         thread.start()
