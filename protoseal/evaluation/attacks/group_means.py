@@ -83,11 +83,15 @@ def solved_means(run: RecordedRun, victim: str, sites: tuple[str, ...]) -> tuple
 
 
 def _unmixed(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
-    """Return the groups' means that ``mixed`` can be the mixtures of, the best first; they ``has`` (J, K) classes."""
+    """Return the groups' means that have these mixtures, one for each solution, the best first.
+
+    ``mixed`` are the J groups' mixtures; ``has`` (J, K) says which classes each group has.
+    """
     upper = np.triu_indices(len(has), 1)
     literal, scale = agreement.fedpc.literal_absent, float(np.abs(mixed.rows).max()) or 1.0
 
     def means(cosines: Rows, theta: Rows) -> Groups:
+        # The cosines fix the weights of the mixtures, and then the means solve linear equations.
         weights = np.eye(len(has))
         weights[upper] = weights.T[upper] = cosines
         weights /= weights.sum(axis=1, keepdims=True)
@@ -101,6 +105,7 @@ def _unmixed(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
         return Groups(rows, has, np.asarray(np.linalg.lstsq(weights, theta, rcond=None)[0], np.float64))
 
     def errors(cosines: Rows) -> Rows:
+        # At a solution the means have the cosines that were guessed, and so mix to the same results again.
         without_models = means(cosines, np.zeros((len(has), 1)))
         again = mix_groups(without_models, literal_absent=literal, tau=agreement.agreement_threshold)
         return np.asarray((again.rows - mixed.rows).ravel() / scale)

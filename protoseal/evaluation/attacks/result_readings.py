@@ -84,12 +84,12 @@ def mean_readings(
     if not agreement.layout.classes or agreement.distributed_noise:
         return
     group, means = group_of(run, victim), means_known_to(run, victim, sites, coordinator=coordinator)
-    known = sorted(set(sites) & set(group)) if means else []
-    found = means[0] if means else means_in(run, sites[0], run.result(sites[0])[1])
+    colluders = sorted(set(sites) & set(group)) if means else []
+    mean = means[0] if means else means_in(run, sites[0], run.result(sites[0])[1])
     sent = np.intersect1d(np.flatnonzero(holds_in(run, group)[group.index(victim)]), run.sites[victim].labels)
-    shared = sent[found.has[sent]]
-    left = [_mean_without(run, group, known, int(k), found.rows[k]) for k in shared]
-    words = (_name_of_mean(run) if means else "a mixture of all groups' means") + (_LESS if known else "")
+    shared = sent[mean.has[sent]]
+    left = [_mean_without(run, group, colluders, int(k), mean.rows[k]) for k in shared]
+    words = (_name_of_mean(run) if means else "a mixture of all groups' means") + (_LESS if colluders else "")
     details = {"solutions of the groups' mixtures": float(len(means))} if len(groups_of(run)) > 1 else {}
     yield Learned(words, np.array(left).reshape(-1, agreement.dim), shared, details=details)
 

@@ -80,12 +80,13 @@ def class_solutions(
     targets = np.array([received[name].personal[number] for name in holders])
     combined = (targets - agreement.own_share * own) / max(1.0 - agreement.own_share, 1e-9)
     if agreement.pfpl.weighting is Weighting.UNIFORM:
+        # The combination is the mean of all peers, so that the others' sum follows, and no single term of it.
         peers = len(holders) + len(others) - 1
         mean = (peers * combined[:1] - own[1:].sum(axis=0)) / max(len(others), 1)
-        found = [mean] if len(others) == 1 else []
-        return ClassSolutions(found, found, mean)
-    found = solutions(agreement, own, combined, len(others)) if others else []
-    return ClassSolutions(found, plausible(agreement, own, found), combined[:1])
+        last = [mean] if len(others) == 1 else []
+        return ClassSolutions(last, last, mean)
+    every = solutions(agreement, own, combined, len(others)) if others else []
+    return ClassSolutions(every, plausible(agreement, own, every), combined[:1])
 
 
 def solutions(agreement: Agreement, own: Rows, combined: Rows, others: int) -> list[Rows]:
@@ -94,8 +95,9 @@ def solutions(agreement: Agreement, own: Rows, combined: Rows, others: int) -> l
     ``own`` (c, d) are the colluding sites' prototypes of a class, and ``combined`` (c, d) is the combination that each
     received. There are several solutions, one, or none, as for fewer colluding sites than others.
     """
-    known, receivers = len(own), min(len(own), others + 1)  # one combination more than unknown rows is enough
-    if known < others or others > MOST_OTHERS:
+    colluders = len(own)
+    receivers = min(colluders, others + 1)  # one combination more than unknown rows is enough
+    if colluders < others or others > MOST_OTHERS:
         return []
     # All unknown rows lie in the span of the known ones, in which a row has at most 2c coordinates instead of d.
     basis = np.linalg.qr((np.concatenate([own, combined[:receivers]]) - own[0]).T)[0]
@@ -104,19 +106,20 @@ def solutions(agreement: Agreement, own: Rows, combined: Rows, others: int) -> l
     scale = max(
         float(np.sqrt(between.max())), float(np.linalg.norm(results - near[:receivers], axis=1).max())
     )
-    peers = ~np.eye(receivers, known, dtype=bool)
+    peers = ~np.eye(receivers, colluders, dtype=bool)
 
     def errors(coordinates: Rows) -> Rows:
         """Return by how much the combinations with guessed rows differ from the results, relative to ``scale``."""
         rows = scale * coordinates.reshape(others, -1)
         distances = np.square(near[:receivers, None] - rows).sum(axis=-1)
-        weights = weights_of(agreement, np.hstack([between[peers].reshape(receivers, known - 1), distances]))
-        of_known = np.zeros_like(between)
-        of_known[peers] = weights[:, : known - 1].ravel()
-        left = of_known @ near + weights[:, known - 1 :] @ rows - results
+        squares = np.hstack([between[peers].reshape(receivers, colluders - 1), distances])
+        weights = weights_of(agreement, squares)
+        of_colluders = np.zeros_like(between)
+        of_colluders[peers] = weights[:, : colluders - 1].ravel()
+        left = of_colluders @ near + weights[:, colluders - 1 :] @ rows - results
         return np.asarray(left.ravel() / scale)
 
-    found: list[Rows] = []
+    roots: list[Rows] = []
     middle, spread = results.mean(axis=0) / scale, _SPREAD / np.sqrt(basis.shape[1])
     for draw in np.random.default_rng(0).normal(size=(_STARTS, others, basis.shape[1])):
         start = (middle + spread * draw).ravel()
@@ -125,17 +128,17 @@ def solutions(agreement: Agreement, own: Rows, combined: Rows, others: int) -> l
         )
         if np.abs(end.fun).max() <= (_ROOT if receivers == others else _LEAST_SQUARES):
             rows = scale * end.x.reshape(others, -1) @ basis.T + own[0]
-            if all(movement(rows, other) > _SAME * scale for other in found):
-                found.append(rows)
-        if found and receivers > others:
+            if all(movement(rows, other) > _SAME * scale for other in roots):
+                roots.append(rows)
+        if roots and receivers > others:
             break  # more equations than unknowns have one solution
-    return found
+    return roots
 
 
-def plausible(agreement: Agreement, own: Rows, found: Sequence[Rows]) -> list[Rows]:
+def plausible(agreement: Agreement, own: Rows, every: Sequence[Rows]) -> list[Rows]:
     """Return the solutions that can be prototypes: within the norm bound, and not negative where no own row is."""
     most = (1.0 + _BELOW_ZERO) * agreement.norm_bound
-    within = [rows for rows in found if np.linalg.norm(rows, axis=1).max() <= most]
+    within = [rows for rows in every if np.linalg.norm(rows, axis=1).max() <= most]
     if own.min() < 0.0:
         return within
     return [rows for rows in within if rows.min() >= -_BELOW_ZERO * np.abs(rows).max()]
