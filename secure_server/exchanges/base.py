@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
-from crypto.protection import Payload
+from agreement import Agreement
+from crypto.protection import Payload, PayloadForm
 from crypto.roster import Roster
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
 from secure_server.rounds.state import Groups, Quorum
 
@@ -65,6 +68,17 @@ class Attempt:
         """Return the same attempt with its last sums read now, for another thread."""
         sums = {group: self.last_sum(group) for group in self.groups}
         return replace(self, last_sum=sums.get)
+
+
+def repeated_sum(
+    agreement: Agreement, attempt: Attempt, group: tuple[str, ...], form: PayloadForm, limits: Limits
+) -> Payload | None:
+    """Return the group's last sum of rows, in a round whose sums have no prototypes.
+
+    None in other rounds, and before the first such sum.
+    """
+    content = None if agreement.sends_rows(attempt.key.round) else attempt.last_sum(group)
+    return None if content is None else codec.decode_payload(content, limits, form)
 
 
 class AttemptCache(Generic[T]):

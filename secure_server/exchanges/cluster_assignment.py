@@ -16,9 +16,8 @@ from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError
 from crypto.protection import Payload
 from crypto.prototype_row_checks import whole_numbers
-from protoseal_wire import codec
 from protoseal_wire.codec import Limits
-from secure_server.exchanges.base import Attempt
+from secure_server.exchanges.base import Attempt, repeated_sum
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,9 @@ def result_of(
 def with_last_clusters(agreement: Agreement, attempt: Attempt, result: Payload, limits: Limits) -> Payload:
     """Return a result with the last clusters, in a round whose sums have no prototypes; otherwise the same result."""
     (group,) = attempt.groups
-    content = None if agreement.sends_rows(attempt.key.round) else attempt.last_sum(group)
-    if content is None:
+    last = repeated_sum(agreement, attempt, group, result_form(agreement), limits)
+    if last is None:
         return result
-    last = codec.decode_payload(content, limits, result_form(agreement))
     return replace(result, arrays=(*last.arrays[:3], result.arrays[3]))
 
 

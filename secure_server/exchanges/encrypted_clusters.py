@@ -15,10 +15,9 @@ from agreement.aggregation.encrypted_sums import EncryptedClusterSum
 from agreement.payload_forms import result_form
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
-from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
-from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.base import Attempt, Outcome, repeated_sum
 from secure_server.exchanges.group_results import for_members
 from secure_server.exchanges.rotated_clusters import RotatedClusters
 from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
@@ -59,11 +58,10 @@ class EncryptedClusters(SinglePhaseExchange):
         result = Payload(total.scheme, (labels,), total.blobs)
         if self._agreement.repeats_rows(attempt.key.round):
             return for_members(attempt.groups, [result], [result])
-        content = None if self._agreement.sends_rows(attempt.key.round) else attempt.last_sum(group)
-        if content is None:
+        last = repeated_sum(self._agreement, attempt, group, result_form(self._agreement), self._limits)
+        if last is None:
             return for_members(attempt.groups, [result])
         # The last clusters' sum, with the models of its round, precedes the sum of this round's models alone.
-        last = codec.decode_payload(content, self._limits, result_form(self._agreement))
         return for_members(attempt.groups, [replace(last, blobs=last.blobs + total.blobs)])
 
     def _server(self, attempt: Attempt) -> SummingServer:

@@ -11,9 +11,8 @@ from agreement.payload_forms import values_form
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
 from crypto.sum_protection import SumServerHalf
-from protoseal_wire import codec
 from protoseal_wire.codec import Limits
-from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.base import Attempt, Outcome, repeated_sum
 from secure_server.exchanges.group_results import for_members
 from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
 
@@ -41,11 +40,9 @@ class EncryptedSums(SinglePhaseExchange):
         return for_members(attempt.groups, sums, repeated)
 
     def last_sum(self, attempt: Attempt, group: tuple[str, ...]) -> Payload | None:
-        """Return the group's last sum of rows, in a round whose sums have none; None if there is no such sum."""
-        content = None if self._agreement.sends_rows(attempt.key.round) else attempt.last_sum(group)
-        if content is None:
-            return None
-        return codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))
+        """Return the group's :func:`repeated_sum`."""
+        form = values_form(self._agreement, attempt.key.round)
+        return repeated_sum(self._agreement, attempt, group, form, self._limits)
 
     def sum_over(self, attempt: Attempt, group: tuple[str, ...]) -> Payload:
         """Return the sum of payloads that are read one at a time."""

@@ -14,9 +14,8 @@ from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups
 from algorithms.gram_matrix import Bool
 from crypto.plain import SCHEME
 from crypto.protection import Cohort, Payload, PayloadForm
-from protoseal_wire import codec
 from protoseal_wire.codec import Limits
-from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.base import Attempt, Outcome, repeated_sum
 from secure_server.rounds.state import Groups as SiteGroups
 
 Vector = NDArray[np.float64]
@@ -56,12 +55,12 @@ def rows_of(agreement: Agreement, each: GroupSum) -> Payload:
 
 def with_last_rows(agreement: Agreement, attempt: Attempt, each: GroupSum, limits: Limits) -> GroupSum:
     """Return a sum with its group's last rows, in a round whose sums have no prototypes; otherwise the same sum."""
-    content = None if agreement.sends_rows(attempt.key.round) else attempt.last_sum(each.cohort.sites)
-    if content is None:
-        return each
     classes = len(agreement.classes)
     form = PayloadForm(arrays=((classes, agreement.dim), (classes,)))
-    rows, holders = codec.decode_payload(content, limits, form).arrays
+    last = repeated_sum(agreement, attempt, each.cohort.sites, form, limits)
+    if last is None:
+        return each
+    rows, holders = last.arrays
     total = np.concatenate([rows.ravel(), each.total[agreement.layout.prototypes :]])
     return replace(each, total=total, last_holders=holders.astype(np.int64))
 

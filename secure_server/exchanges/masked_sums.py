@@ -42,7 +42,7 @@ from protoseal_wire.messages import (
     SurvivorSignature,
 )
 from secure_server.errors import BadPayload
-from secure_server.exchanges.base import Attempt, AttemptCache, GroupFailure, Outcome
+from secure_server.exchanges.base import Attempt, AttemptCache, GroupFailure, Outcome, repeated_sum
 from secure_server.exchanges.fault_attribution import Released, suspicions
 from secure_server.exchanges.group_results import (
     GroupSum,
@@ -108,7 +108,7 @@ class MaskedSums:
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return each group's result: of PFPL the sum itself, from which each member subtracts its own term."""
         if self._agreement.plan.result is Form.PEER_SUMS:
-            return [self._last_peer_sum(attempt, each) or self._peer_sum(attempt, each) for each in sums]
+            return [self._peer_sum(attempt, group_sum) for group_sum in sums]
         repeated = [with_last_rows(self._agreement, attempt, each, self._limits) for each in sums]
         return results_of(self._agreement, repeated, SCHEME)
 
@@ -118,26 +118,23 @@ class MaskedSums:
             return results
         return [rows_of(self._agreement, each) for each in sums]
 
-    def _last_peer_sum(self, attempt: Attempt, found: GroupSum) -> Payload | None:
-        """Return the last sum, with its own members, in a round whose sums have no prototypes; None otherwise."""
-        content = (
-            None if self._agreement.sends_rows(attempt.key.round) else attempt.last_sum(found.cohort.sites)
-        )
-        if content is None:
-            return None
-        return codec.decode_payload(content, self._limits, result_form(self._agreement))
+    def _peer_sum(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
+        """Return a sum, the numbers of holders in it, and its members with their signatures.
 
-    def _peer_sum(self, attempt: Attempt, found: GroupSum) -> Payload:
-        """Return a sum, the numbers of holders in it, and its members with their signatures."""
-        group = found.cohort.sites
+        In a round whose sums have no prototypes this is the last sum, with the members of that sum.
+        """
+        group = group_sum.cohort.sites
+        last = repeated_sum(self._agreement, attempt, group, result_form(self._agreement), self._limits)
+        if last is not None:
+            return last
         members = SumMembers(
             attempt.key.round,
             attempt.key.attempt,
             group,
             self.broadcast(attempt, group),
-            SignedSurvivors(found.members, self._all_signed(attempt, group)),
+            SignedSurvivors(group_sum.members, self._all_signed(attempt, group)),
         )
-        arrays = (found.total, found.holders.astype(np.float64))
+        arrays = (group_sum.total, group_sum.holders.astype(np.float64))
         return Payload(SCHEME, arrays=arrays, blobs=(codec.encode_sum_members(members),))
 
     # Quorums
