@@ -85,16 +85,16 @@ class CoordinatorConfig(PartyFile):
         if not self.agreement.delays_answers:
             return self
         timing, deadlines = self.agreement.timing, self.deadlines
-        for name, own, agreed in (
-            ("train", deadlines.train, "training_deadline"),
-            ("values", deadlines.values, "answer_deadline"),
-            ("result", deadlines.result, "answer_deadline"),
+        for name, seconds, delay, longest in (
+            ("train", deadlines.train, "training_deadline", timing.training_deadline),
+            ("values", deadlines.values, "answer_deadline", timing.answer_deadline),
+            ("result", deadlines.result, "answer_deadline", timing.answer_deadline),
         ):
-            if own <= getattr(timing, agreed):
+            if seconds <= longest:
                 raise ValueError(
-                    f"deadlines.{name} ({own:g} s) must be longer than {agreed} of the agreement's [timing] "
-                    f"({getattr(timing, agreed):g} s), until which sites may hold their answers: raise {name}, or "
-                    f"agree on a shorter {agreed}"
+                    f"deadlines.{name} ({seconds:g} s) must be longer than {delay} of the agreement's [timing] "
+                    f"({longest:g} s), until which sites may hold their answers: raise {name}, or agree on a shorter "
+                    f"{delay}"
                 )
         return self
 

@@ -85,8 +85,8 @@ class MaskedClusters(MaskedSums):
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return the result of the one group."""
-        results = [self._result(attempt, each) for each in sums]
-        return [with_last_clusters(self._agreement, attempt, each, self._limits) for each in results]
+        results = [self._result(attempt, group_sum) for group_sum in sums]
+        return [with_last_clusters(self._agreement, attempt, result, self._limits) for result in results]
 
     def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:  # noqa: ARG002 (as the base class)
         """Return the result, of whose clusters rounds whose sums have no prototypes make theirs."""

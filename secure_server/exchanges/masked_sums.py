@@ -109,14 +109,14 @@ class MaskedSums:
         """Return each group's result: of PFPL the sum itself, from which each member subtracts its own term."""
         if self._agreement.plan.result is Form.PEER_SUMS:
             return [self._peer_sum(attempt, group_sum) for group_sum in sums]
-        repeated = [with_last_rows(self._agreement, attempt, each, self._limits) for each in sums]
+        repeated = [with_last_rows(self._agreement, attempt, group_sum, self._limits) for group_sum in sums]
         return results_of(self._agreement, repeated, SCHEME)
 
     def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:
         """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
         if self._agreement.plan.result is Form.PEER_SUMS:
             return results
-        return [rows_of(self._agreement, each) for each in sums]
+        return [rows_of(self._agreement, group_sum) for group_sum in sums]
 
     def _peer_sum(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
         """Return a sum, the numbers of holders in it, and its members with their signatures.

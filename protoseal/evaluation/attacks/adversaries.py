@@ -99,7 +99,7 @@ def _most_telling(run: RecordedRun, victim: str, others: list[str]) -> list[str]
     if not run.agreement.method.is_grouped:
         return others
     group = group_of(run, victim)
-    firsts = {min(each) for each in groups_of(run)} - {min(group)}
+    firsts = {min(members) for members in groups_of(run)} - {min(group)}
     return sorted(others, key=lambda name: (name not in firsts, name not in group, name))
 
 

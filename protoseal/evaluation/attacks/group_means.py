@@ -71,14 +71,14 @@ def solved_means(run: RecordedRun, victim: str, sites: tuple[str, ...]) -> tuple
         return (_other_of_two(run, victim, groups[1 - hidden]),) if solvable else ()
     results = [means_in(run, site, run.result(site)[1]) for site in receivers]
     mixed = Groups(
-        np.array([each.rows for each in results]),
-        np.array([each.has for each in results]),
-        np.array([each.model for each in results]),
+        np.array([result.rows for result in results]),
+        np.array([result.has for result in results]),
+        np.array([result.model for result in results]),
     )
     has = np.array([_has(run, group) for group in groups])
     return tuple(
-        Means(each.rows[hidden], each.has[hidden], each.theta[hidden])
-        for each in _unmixed(agreement, mixed, has)
+        Means(solution.rows[hidden], solution.has[hidden], solution.theta[hidden])
+        for solution in _unmixed(agreement, mixed, has)
     )
 
 
