@@ -1,14 +1,16 @@
 """Recorded run: a simulated federation with everything that each party saw, and the truth that attacks are judged by.
 
 A record has the messages that the coordinator received, the results that each site downloaded, the secrets that the
-sites share, and, as the truth, each site's samples, its model and the prototypes that it protected in the last round.
-An attack gets what :mod:`protoseal.evaluation.attacks.adversaries` derives from the messages, and the truth scores it.
+sites share, and, as the truth, each site's samples, the prototypes that it protected in the last round, and its model
+after each of the last rounds. An attack gets what :mod:`protoseal.evaluation.attacks.adversaries` derives from the
+messages, and the truth scores it.
 Beside that an attack may take what its case grants the adversary: colluding sites' own prototypes, numbers of samples,
 holders of classes, known rows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -39,6 +41,8 @@ from secure_server.storage.store import Received
 Rows = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
+KEPT = 8
+"""Most rounds before the last of which a record keeps the sites' models."""
 _CPU = torch.device("cpu")
 _BATCH = 256
 
@@ -85,14 +89,24 @@ class SiteTruth:
         return features_of(self.model, inputs)
 
 
+@dataclass(frozen=True)
+class EarlierRound:
+    """One site's secrets after the round ``number``, which sent rows and was not the last to do so."""
+
+    number: int
+    model: PrototypeModel = field(repr=False)
+    received: SitePrototypes = field(repr=False)
+
+
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
     """One run of one configuration, ``config`` with one ``seed``, up to the last round that sends prototypes.
 
     ``epsilon`` is the ε that the sites spent in the whole run, None without noise. ``downloads`` maps a site to the
     results that it received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its
-    secrets away. ``earlier`` has each site's prototypes of the round before, empty for one round or a method without
-    prototypes.
+    secrets away. ``received`` has the uploads of every round. ``earlier`` has each site's earlier rounds that sent
+    rows, the last :data:`KEPT` of them, oldest first; it is empty for a method without prototypes. ``initial`` is the
+    common model whose features a round 0 sends, None without a round 0.
     """
 
     config: SimulationConfig
@@ -103,12 +117,31 @@ class RecordedRun:
     received: Sequence[Received] = field(repr=False)
     downloads: Mapping[str, Sequence[tuple[PhaseKey, bytes]]] = field(repr=False)
     setups: Mapping[str, GroupSecrets] = field(repr=False)
-    earlier: Mapping[str, SitePrototypes] = field(repr=False)
+    earlier: Mapping[str, Sequence[EarlierRound]] = field(repr=False)
+    initial: PrototypeModel | None = field(repr=False)
 
-    def upload(self, site: str, phase: Phase = Phase.VALUES) -> Received:
-        """Return the site's last upload of the phase."""
-        mine = [each for each in self.received if each.site == site and each.key and each.key.phase is phase]
+    def upload(self, site: str, phase: Phase = Phase.VALUES, number: int | None = None) -> Received:
+        """Return the site's last upload of the phase, or its upload of the round ``number``."""
+        mine = [
+            received
+            for received in self.received
+            if received.site == site
+            and received.key is not None
+            and received.key.phase is phase
+            and number in (None, received.key.round)
+        ]
         return mine[-1]
+
+    @property
+    def last_round(self) -> int:
+        """Return the last round that sends rows."""
+        return self.result(min(self.sites))[0].round
+
+    def models(self, site: str) -> Mapping[int, PrototypeModel]:
+        """Return the model of each round, in order, whose features the site's rows of the round average."""
+        start = {} if self.initial is None else {0: self.initial}
+        earlier = {each.number: each.model for each in self.earlier.get(site, ())}
+        return {**start, **earlier, self.last_round: self.sites[site].model}
 
     def result(self, site: str) -> tuple[PhaseKey, bytes]:
         """Return the last RESULT that the site received."""
@@ -158,20 +191,24 @@ def record_scene(scene: Scene) -> RecordedRun:
 
 def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> RecordedRun:
     ends: list[RecordedRun] = []
-    earlier: dict[str, SitePrototypes] = {}
+    earlier: dict[str, deque[EarlierRound]] = {name: deque(maxlen=KEPT) for name in scene.data}
+    sends_prototypes = agreement.method.traits.prototypes or agreement.clusters
     downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
 
     # Later rounds repeat prototypes and send none, so that an attack on their messages would prove nothing.
     last = max(number for number in range(1, agreement.rounds + 1) if agreement.sends_rows(number))
 
     def keep(federation: LocalFederation, number: int) -> None:
-        if number == last - 1 and agreement.method.traits.prototypes:
-            earlier.update((site.name, site.trainee.prototypes()) for site in federation.sites)
+        if number < last and agreement.sends_rows(number) and sends_prototypes:
+            for site in federation.sites:
+                model = site.trainee.embedding_model().to(_CPU).eval()
+                earlier[site.name].append(EarlierRound(number, model, site.trainee.prototypes()))
         if number == last:
-            ends.append(_end_of(federation, scene, downloads, earlier))
+            ends.append(_end_of(federation, scene, downloads, earlier, initial))
         if number == agreement.rounds:
             ends.append(replace(ends[-1], epsilon=_spent(federation)))
 
+    initial: PrototypeModel | None = None
     with LocalFederation(
         agreement,
         scene.data,
@@ -182,6 +219,8 @@ def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> Recorded
     ) as federation:
         for site in federation.sites:
             site.transport = _Tap(site.transport, downloads[site.name])
+        if agreement.method.is_grouped:
+            initial = federation.sites[0].trainee.embedding_model().to(_CPU).eval()
         federation.run()
     return ends[-1]
 
@@ -190,7 +229,8 @@ def _end_of(
     federation: LocalFederation,
     scene: Scene,
     downloads: Mapping[str, list[tuple[PhaseKey, bytes]]],
-    earlier: Mapping[str, SitePrototypes],
+    earlier: Mapping[str, Sequence[EarlierRound]],
+    initial: PrototypeModel | None,
 ) -> RecordedRun:
     agreement = federation.agreement
     return RecordedRun(
@@ -201,7 +241,8 @@ def _end_of(
         sites={site.name: _truth_of(site, scene, agreement) for site in federation.sites},
         received=list(federation.store.received()),
         downloads={name: list(each) for name, each in downloads.items()},
-        earlier=earlier,
+        earlier={name: tuple(rounds) for name, rounds in earlier.items()},
+        initial=initial,
         setups={
             site.name: _secrets_of(site, party, agreement)
             for site, party in zip(federation.sites, federation.parties, strict=True)

@@ -160,7 +160,7 @@ def _combination_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -
         yield _of_classes(run, "the mean over sites" + _LESS, solved)
     else:
         yield _with_numbers(_of_classes(run, "prototypes solved from the sites' results", solved), solved)
-    if run.earlier and any(len(each.plausible) > 1 for each in solved.values()):
+    if all(run.earlier.values()) and any(len(each.plausible) > 1 for each in solved.values()):
         before = {k: class_solutions(run, tuple(sites), k, earlier=True) for k in shared}
         chosen = {k: each.near(before[k]) for k, each in solved.items()}
         words = "prototypes solved from two rounds of the sites' results"

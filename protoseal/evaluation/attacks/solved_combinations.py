@@ -73,7 +73,9 @@ def class_solutions(
     One of the sites at least received a result for the class.
     """
     agreement = run.agreement
-    received = {name: run.earlier[name] if earlier else run.sites[name].received for name in sites}
+    received = {
+        name: run.earlier[name][-1].received if earlier else run.sites[name].received for name in sites
+    }
     holders = [name for name in sites if received[name].has_personal[number]]
     others = [name for name, site in run.sites.items() if name not in sites and number in site.labels]
     own = np.array([received[name].local[number] for name in holders])

@@ -129,7 +129,7 @@ def test_weights_as_printed_are_solved_in_both_rounds(by_distance: RecordedRun) 
     run = by_distance
     for victim in HIDDEN:
         assert worst(run, victim, lambda k: class_solutions(run, HALF, k).rows) < EXACT
-        earlier = run.earlier[victim].local
+        earlier = run.earlier[victim][-1].received.local
         errors = [
             np.linalg.norm(class_solutions(run, HALF, k, earlier=True).rows - row, axis=1).min()
             / np.linalg.norm(row)
