@@ -19,6 +19,7 @@ from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.training.batches import Source
 from secure_client.training.optimisers import Adam, Sgd
+from secure_client.training.step_records import StepRecorder
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Job:
     and batch normalisation's statistics in the whole model. With ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to the
     loss, ``anchor`` holding a tensor for each parameter by name. ``seed`` determines the order of batches and dropout.
     With ``dp_sgd`` the operating system's entropy determines both, and the noise: pay for such a job before each run. A
-    step then samples ``owners``, int64 (N,), of the source's records, or records if ``owners`` is None.
+    step then samples ``owners``, int64 (N,), of the source's records, or records if ``owners`` is None. ``recorder``
+    records these steps for an audit, if the site asks for it.
     """
 
     model: PrototypeModel
@@ -75,6 +77,7 @@ class Job:
     proximal: float = 0.0
     dp_sgd: DpSgdSection | None = None
     owners: NDArray[np.int64] | None = None
+    recorder: StepRecorder | None = None
 
 
 def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Parameter]:

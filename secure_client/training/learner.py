@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from secure_client.training.evaluation import Evaluation, shares
 from secure_client.training.feature_pass import EVALUATION_BATCH, Embedded, FeaturePass
 from secure_client.training.job import Job, Losses, Schedule, has_batch_norm, training_seed
 from secure_client.training.loop import run
+from secure_client.training.step_records import StepRecords
 
 
 def choose_device(name: str) -> torch.device:
@@ -96,6 +98,7 @@ class Learner:
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
         self._owners = data.subjects
+        self._records: StepRecords | None = None
         self._check()
         self._labels = _known_labels(self._train, self._classes)
         self._train_counts = torch.bincount(self._labels, minlength=classes).numpy()
@@ -112,6 +115,10 @@ class Learner:
         for job in self.jobs(round_number, guide):
             losses = run(job)
         return losses
+
+    def record_steps(self, folder: Path) -> None:
+        """Record the steps of DP-SGD from now on, in files of ``folder``, for an audit at the site."""
+        self._records = StepRecords(folder)
 
     def jobs(self, round_number: int, guide: Guide | None) -> list[Job]:
         """Return the jobs of :meth:`train`, to be run in order. They change this learner's model in place."""
@@ -139,6 +146,7 @@ class Learner:
                 proximal=proximal,
                 dp_sgd=recipe.dp_sgd,
                 owners=self._owners,
+                recorder=None if self._records is None else self._records.of_training(round_number),
             )
             for number, (model, stage, proximal) in enumerate(plan)
         ]

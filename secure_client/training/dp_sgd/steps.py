@@ -123,9 +123,13 @@ def run_privately(job: Job, settings: DpSgdSection) -> Losses:
         raise ModelError("DP-SGD is accounted for without a proximal term")
     training = _Training(job, settings)
     job.model.train()
-    # The job's seed is public and therefore not used: dropout must not be a function of a record's place in a batch.
-    with hooked(job.model), seeded(job.device, secrets.randbits(63)):
-        return training.run()
+    try:
+        # The job's seed is public and so not used: dropout must not be a function of a record's place in a batch.
+        with hooked(job.model), seeded(job.device, secrets.randbits(63)):
+            return training.run()
+    finally:
+        if job.recorder is not None:
+            job.recorder.end()
 
 
 class _Training:
@@ -142,6 +146,9 @@ class _Training:
         rows = max(1, _CLIPPED_AT_ONCE.get(job.device.type, 2**17) // max(1, numbers))
         self._buffer = torch.empty(rows, numbers, dtype=torch.float64, device=job.device)
         self._units = Records(len(job.source)) if job.owners is None else Subjects(job.owners)
+        self._recorder = job.recorder
+        if self._recorder is not None:
+            self._recorder.begin(self._units.number, self._sizes, job.device)
 
     def run(self) -> Losses:
         steps = self._settings.steps(self._job.epochs)
@@ -160,7 +167,10 @@ class _Training:
 
     def _step(self) -> Tensor:
         """Take one step; return the sums of its records' losses and the number of records with losses: (4,)."""
-        chosen = self._units.records(poisson_sample(self._units.number, self._settings.sampling_rate))
+        sample = poisson_sample(self._units.number, self._settings.sampling_rate)
+        if self._recorder is not None:
+            self._recorder.sample(sample)
+        chosen = self._units.records(sample)
         total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
         sums = torch.zeros(4, dtype=torch.float64, device=self._job.device)
         for group in split(chosen, self._at_once):
@@ -175,7 +185,10 @@ class _Training:
         given, terms = self._gradients(group)
         for first in range(0, len(group), len(self._buffer)):
             rows = self._flat(given, first, min(first + len(self._buffer), len(group)))
-            total += self._grid.clip_(self._units.joined(rows)).sum(dim=0)
+            clipped = self._grid.clip_(self._units.joined(rows))
+            total += clipped.sum(dim=0)
+            if self._recorder is not None:
+                self._recorder.clip(clipped)
         return _summed(terms)
 
     def _gradients(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
@@ -224,6 +237,10 @@ class _Training:
         parts = torch.split((total + noise) * unit, self._sizes)
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
+        if self._recorder is not None:
+            # Read back from the parameters, so that the record is of what the optimiser gets.
+            given = [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
+            self._recorder.noise(torch.cat([each.flatten().double() for each in given]) / unit)
 
 
 def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expected: int) -> int:

@@ -1,0 +1,135 @@
+"""Records of DP-SGD as it ran: what they hold, what they do not, and that training is the same without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from privacy.mechanisms.grid import SIGMA
+from secure_client.training import step_records
+from secure_client.training.dp_sgd import steps
+from secure_client.training.loop import run
+from secure_client.training.step_records import StepRecords, TrainingRecord, read_records
+from tests.secure_client.training.dp_sgd.private_training import flat, images, job_of, tiny
+from tests.support.audit_doubles import weaken_training
+
+UNITS, EPOCHS = 40, 3
+RADIUS = SIGMA  # at a noise multiplier of 1
+
+
+def recorded(folder: Path, **changes: Any) -> TrainingRecord:
+    """Train a tiny model with a recorder, and return the record that is read back."""
+    inputs, labels = images(UNITS)
+    run(job_of(tiny(), inputs, labels, epochs=EPOCHS, recorder=StepRecords(folder).of_training(1), **changes))
+    (record,) = read_records(folder)
+    return record
+
+
+def test_a_record_has_the_samples_the_clipped_norms_and_the_noise_of_every_step(tmp_path: Path) -> None:
+    record = recorded(tmp_path / "steps")
+    parameters = flat(tiny()).numel()
+    assert (record.round, record.steps, record.units, int(record.sizes.sum())) == (1, 12, UNITS, parameters)
+    np.testing.assert_array_equal(record.watched.sum(axis=1), record.sampled)
+    np.testing.assert_array_equal(record.sampled, record.distinct)
+    np.testing.assert_array_equal(record.sampled, record.clipped)
+    assert 0.99 * RADIUS < record.largest.max() <= RADIUS
+    deviation = float(np.sqrt((record.squares * record.sizes).sum(axis=1).mean() / parameters))
+    assert deviation == pytest.approx(1.0, abs=0.02)
+    assert record.fourths.mean() == pytest.approx(3.0, abs=0.3)
+
+
+@pytest.mark.parametrize(("double", "deviation"), [("half", 0.5), ("none", 0.0)])
+def test_noise_is_measured_where_the_optimiser_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: Any, deviation: float
+) -> None:
+    weaken_training(monkeypatch, double)
+    squares = recorded(tmp_path).squares
+    assert float(np.sqrt(np.median(squares))) == pytest.approx(deviation, abs=0.05)
+
+
+def test_a_gradient_that_is_not_clipped_has_its_norm_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weaken_training(monkeypatch, "no clipping")
+    assert recorded(tmp_path).largest.max() > 2 * RADIUS
+
+
+def test_training_with_a_recorder_is_the_same_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(**changes: Any) -> torch.Tensor:
+        drawn = np.random.default_rng(5)
+        monkeypatch.setattr(steps, "poisson_sample", lambda units, rate: sorted(drawn.permutation(units)[:9]))
+        monkeypatch.setattr(steps, "draw_noise", lambda count: np.rint(drawn.normal(0.0, SIGMA, count)))
+        inputs, labels = images(UNITS)
+        job = job_of(tiny(), inputs, labels, epochs=EPOCHS, **changes)
+        losses = run(job)
+        return torch.cat([flat(job.model), torch.tensor([losses.total], dtype=torch.float64)])
+
+    assert torch.equal(trained(), trained(recorder=StepRecords(tmp_path).of_training(1)))
+
+
+def test_subjects_are_the_units_where_records_have_owners(tmp_path: Path) -> None:
+    record = recorded(tmp_path, owners=np.arange(UNITS) // 4)
+    assert record.units == UNITS // 4
+    np.testing.assert_array_equal(record.sampled, record.clipped)
+
+
+def test_places_of_units_are_drawn_and_in_no_file(tmp_path: Path) -> None:
+    records = StepRecords(tmp_path)
+    assert records.places(500).tolist() == records.places(500).tolist()
+    assert records.places(500).tolist() != StepRecords(tmp_path).places(500).tolist()
+    assert (records.places(5000) >= 0).sum() == step_records.WATCHED
+    assert {name for name in vars(recorded(tmp_path)) if "place" in name} == set()
+
+
+def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+    recorded(tmp_path / "steps")
+    (file,) = (tmp_path / "steps").iterdir()
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_file_is_bounded_and_counts_the_later_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_records, "MOST_STEPS", 5)
+    record = recorded(tmp_path)
+    assert (record.steps, len(record.sampled), len(record.squares)) == (12, 5, 5)
+
+
+def test_training_that_fails_leaves_its_complete_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, calls = steps.draw_noise, iter(range(100))
+
+    def fail_at_the_fifth(count: int) -> Any:
+        if next(calls) == 4:
+            raise RuntimeError
+        return draw(count)
+
+    monkeypatch.setattr(steps, "draw_noise", fail_at_the_fifth)
+    inputs, labels = images(UNITS)
+    job = job_of(tiny(), inputs, labels, epochs=EPOCHS)
+    with pytest.raises(RuntimeError):
+        run(replace(job, recorder=StepRecords(tmp_path).of_training(1)))
+    assert read_records(tmp_path)[0].steps == 4
+
+
+def test_a_record_that_cannot_be_written_does_not_end_training(tmp_path: Path) -> None:
+    taken = tmp_path / "steps"
+    taken.write_text("")
+    inputs, labels = images(UNITS)
+    run(job_of(tiny(), inputs, labels, recorder=StepRecords(taken).of_training(1)))
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=file.name):
+        read_records(tmp_path)
