@@ -63,6 +63,11 @@ def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
     help="Values of ε to attack, with commas between; inf is without noise. Needs [privacy], whose noise is scaled."
     "  [default: as the configuration has it]",
 )
+@click.option(
+    "--pictures",
+    is_flag=True,
+    help="Keep pictures in the results: training images beside what attacks reconstruct of them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print attacks.json instead of a table.")
 @one_line_errors
 def attack(
@@ -73,6 +78,7 @@ def attack(
     settings: tuple[str, ...],
     protections: tuple[str, ...],
     epsilons: tuple[float, ...],
+    pictures: bool,
     as_json: bool,
     **flags: object,
 ) -> None:
@@ -85,6 +91,10 @@ def attack(
     is attacked first: an attack that fails there proves nothing, and says so.
 
     Nothing leaves this machine. Results are in --out: attacks.json and report.html. A second start tries what is left.
+
+    Results are computed from the records, and no ε covers them. On private records they are private, and an agreement
+    that is chosen by them is itself a release: attack public records that resemble yours, and choose by these. Pictures
+    of records are kept with --pictures alone.
     """
     from protoseal.evaluation.attacks.grid import AttackGrid
     from protoseal.evaluation.attacks.page import write_page
@@ -94,8 +104,15 @@ def attack(
     loaded = load_simulation(config, {**flags, "out": out}, settings)
     command = " ".join(["protoseal", *sys.argv[1:]])
     grid = AttackGrid(
-        loaded, cases_of(suite), loaded.out, protections=protections, epsilons=epsilons, command=command
+        loaded,
+        cases_of(suite),
+        loaded.out,
+        protections=protections,
+        epsilons=epsilons,
+        pictures=pictures,
+        command=command,
     )
+    click.echo("\n".join(grid.notices), err=True)
     seconds = _minutes(grid.training_seconds())
     click.echo(
         f"{grid.runs} runs to attack; training them takes about {seconds}, attacks come on top", err=True

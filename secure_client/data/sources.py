@@ -92,6 +92,14 @@ def join(
     return TrainTest(join_samples(train), join_samples(test) if test else None, classes, domains)
 
 
+def is_public(spec: str) -> bool:
+    """Return True if ``spec`` names the bundled digits or published data sets alone.
+
+    Files and functions of a user count as private. Limit: published records can be about people, too.
+    """
+    return all(part.strip() in NAMES for part in spec.split("+"))
+
+
 def is_own(spec: str) -> bool:
     """Return True if ``spec`` is a single ``module:function``."""
     form, separator, _ = spec.partition(":")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,24 @@ from protoseal.evaluation.attacks.records import (
     CaseRecord,
     CurveLine,
     PictureFile,
+    notices_of,
     write_attacks,
 )
 from protoseal.evaluation.attacks.solved_combinations import class_solutions
 from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
 from protoseal.evaluation.privacy_accuracy.records import EXACT
 from protoseal.evaluation.privacy_accuracy.runs import LOCAL, Asked, BudgetCurve, changed
-from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import scene_of
+from secure_client.data.sources import is_public
 from secure_client.output.json_records import Record, read_json, write_json
 from secure_client.privacy.run_cost import SIMULATED_DELTA
 
 ENOUGH = 20
 """Training samples of the classes of a thinned run that no case asks for: enough to train on."""
-RUNS, REFERENCE = "runs", "undefended"
+RUNS, PICTURED_RUNS = "runs", "runs-with-pictures"
+"""Folders of the runs' outcomes; those with pictures of records are apart, so that their folder can be deleted."""
+REFERENCE = "undefended"
 
 
 @dataclass(frozen=True)
@@ -116,9 +120,9 @@ class Part:
 
     @property
     def file(self) -> str:
-        """Path of its outcomes under the grid's folder."""
+        """Path of its outcomes under the folder of all runs."""
         few = f"-samples-{'-'.join(map(str, self.samples))}" if self.samples else ""
-        return f"{RUNS}/{self.setting.folder}/seed-{self.seed}{few}.json"
+        return f"{self.setting.folder}/seed-{self.seed}{few}.json"
 
 
 class AttackGrid:
@@ -132,13 +136,16 @@ class AttackGrid:
         *,
         protections: Sequence[str] = (),
         epsilons: Sequence[float] = (),
+        pictures: bool = False,
         command: str = "",
     ) -> None:
         """Take the ``cases`` by suite. By default the only setting besides undefended is the configuration's own.
 
-        Raises ``UserError`` for finite ``epsilons`` without ``[privacy]``, or an ε that no noise gives.
+        With ``pictures`` the outcomes keep training images and reconstructions of them. Raises ``UserError`` for finite
+        ``epsilons`` without ``[privacy]``, or an ε that no noise gives.
         """
         self._config, self._cases, self._out, self._command = config, cases, out, command
+        self._pictures, self._runs = pictures, out / (PICTURED_RUNS if pictures else RUNS)
         own = math.inf if config.privacy is None else None
         asked = product(protections or (config.protection.value,), tuple(epsilons) or (own,))
         self._settings = tuple(dict.fromkeys([UNDEFENDED, *(Setting(*each) for each in asked)]))
@@ -151,15 +158,25 @@ class AttackGrid:
             Part(setting, seed, kind) for setting in self._settings for seed in config.seeds for kind in kinds
         )
         self._configs = {part: self._config_of(part) for part in self._parts}
+        self._sites = len(scene_of(config, config.seeds[0]).divided.sites)
 
     @property
     def runs(self) -> int:
         """Number of runs to record and attack."""
         return len(self._parts)
 
+    @property
+    def notices(self) -> list[str]:
+        """Sentences on whose records the results show, and on pictures of records in the folder."""
+        said = list(notices_of(self._config.dataset, pictures=self._pictures))
+        left = self._out / PICTURED_RUNS
+        if left.exists() and not self._pictures:
+            said.append(f"{left} still holds pictures of records from an earlier start: delete that folder.")
+        return said
+
     def training_seconds(self) -> float:
         """Return about how long the missing runs take without the attacks, from one timed round."""
-        missing = [part for part in self._parts if not (self._out / part.file).exists()]
+        missing = [part for part in self._parts if not (self._runs / part.file).exists()]
         if not missing:
             return 0.0
         start = time.monotonic()
@@ -187,7 +204,7 @@ class AttackGrid:
 
     def _outcomes(self, part: Part) -> RunOutcomes:
         """Return the outcomes of a run; cases that an earlier start has tried are read, the others tried now."""
-        path, config = self._out / part.file, self._configs[part]
+        path, config = self._runs / part.file, self._configs[part]
         settings = config.model_dump(mode="json", by_alias=True, exclude={"out"})
         data = scene_of(config, part.seed).divided.sha256
         stored = self._stored(path, settings, data)
@@ -197,7 +214,10 @@ class AttackGrid:
             return stored
         start = time.monotonic()
         run = record_run(config, part.seed, samples=part.samples)
-        found = tuple(_outcome(case, who, each) for case, who, each in _attacked(run, missing))
+        found = tuple(
+            _outcome(case, who, each if self._pictures else replace(each, pictures=()))
+            for case, who, each in _attacked(run, missing)
+        )
         done = RunOutcomes(
             config=settings,
             data_sha256=data,
@@ -227,6 +247,10 @@ class AttackGrid:
             raise UserError(
                 f"{path} is of another configuration or other data: choose another --out, or delete the folder"
             )
+        if not self._pictures and any(
+            each.pictures for each in stored.outcomes
+        ):  # of a version that always kept them
+            raise UserError(f"{path} holds pictures of records: choose another --out, or delete the folder")
         return stored
 
     def _report(self, found: Mapping[Part, RunOutcomes], seconds: float, *, complete: bool) -> AttackReport:
@@ -235,11 +259,15 @@ class AttackGrid:
             method=config.method.value,
             protection=config.protection.value,
             dataset=config.dataset,
-            sites=config.sites,
+            public_records=is_public(config.dataset),
+            pictures=self._pictures,
+            sites=self._sites,
             seeds=config.seeds,
             delta=SIMULATED_DELTA,
             command=self._command,
-            config=config.model_dump(mode="json", by_alias=True, exclude={"out"}),
+            config=config.model_dump(
+                mode="json", by_alias=True, exclude={"out", *(SPLITTING if config.is_split else ())}
+            ),
             seconds=seconds,
             cases=tuple(self._case_records(found)),
             complete=complete,

@@ -38,7 +38,7 @@ from protoseal.evaluation.attacks.findings import (
     undefended_of,
     worst,
 )
-from protoseal.evaluation.attacks.records import AttackReport, CaseRecord
+from protoseal.evaluation.attacks.records import AttackReport, CaseRecord, notices_of
 from protoseal.evaluation.attacks.verdicts import Verdict
 from protoseal.reports.figures import data_uri
 from protoseal.reports.html_pages import Filters, template
@@ -130,6 +130,7 @@ def write_page(folder: Path, report: AttackReport) -> Path:
     ]
     page = template(TEMPLATE, _FILTERS).render(
         report=report,
+        notices=notices_of(report.dataset, pictures=report.pictures),
         judged=judged_of(report),
         topics=[topic for topic in _topics(columns, sections) if topic.sections],
         sections=sections,

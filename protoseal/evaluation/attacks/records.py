@@ -9,6 +9,7 @@ from pydantic import Field
 
 from agreement.storage.atomic_files import write_text
 from protoseal.evaluation.attacks.verdicts import Verdict
+from secure_client.data.sources import is_public
 from secure_client.output.json_records import Record
 
 ATTACKS = "attacks.json"
@@ -72,12 +73,18 @@ class CaseRecord(Record):
 
 
 class AttackReport(Record):
-    """Content of ``attacks.json``; ``complete`` is true once every requested case has run."""
+    """Content of ``attacks.json``; ``complete`` is true once every requested case has run.
+
+    ``public_records`` is true for bundled and published data sets. ``pictures`` is true if cases may hold pictures of
+    training images and of their reconstructions.
+    """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     method: str
     protection: str
     dataset: str
+    public_records: bool
+    pictures: bool
     sites: int
     seeds: tuple[int, ...]
     delta: float
@@ -86,6 +93,21 @@ class AttackReport(Record):
     seconds: float
     cases: tuple[CaseRecord, ...]
     complete: bool
+
+
+def notices_of(dataset: str, *, pictures: bool) -> tuple[str, str]:
+    """Return two sentences for the first screen: whose records results show, and whether they hold pictures of them."""
+    if is_public(dataset):
+        whose = f"These results are computed from public records: {dataset}."
+    else:
+        whose = (
+            f"These results are computed from private records: {dataset}. No ε covers the results. Whoever sees them,"
+            " or an agreement that was chosen by them, learns something about the records. To choose an agreement,"
+            " attack public records that resemble yours."
+        )
+    if pictures:
+        return whose, "The results hold pictures of training images and reconstructions of them (--pictures)."
+    return whose, "The results hold no pictures of records; --pictures would keep them."
 
 
 def write_attacks(folder: Path, report: AttackReport) -> Path:

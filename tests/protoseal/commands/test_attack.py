@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -15,8 +16,13 @@ from protoseal.evaluation.attacks import extractor_membership, update_inversion
 from protoseal.evaluation.attacks import grid as grid_module
 from protoseal.evaluation.attacks import suites as suites_module
 from protoseal.evaluation.attacks.adversaries import Adversary
+from protoseal.evaluation.attacks.case import Case
+from protoseal.evaluation.attacks.image_similarity import picture
 from protoseal.evaluation.attacks.poisoning import poisoning_cases
+from protoseal.evaluation.attacks.recorded_run import RecordedRun
+from protoseal.evaluation.attacks.records import notices_of
 from protoseal.evaluation.attacks.suites import cases_of, suite_names
+from protoseal.evaluation.attacks.verdicts import Measured, Picture
 
 FILE = """
 method = "pfpl"
@@ -88,7 +94,7 @@ def test_the_report_loads_nothing_from_elsewhere(
 ) -> None:
     page = (attacked[0] / "out" / "report.html").read_text(encoding="utf-8")
     assert report["cases"][0]["question"] in page
-    assert "data:image/png;base64," in page
+    assert "data:image/svg+xml" in page
     assert 'src="http' not in page
 
 
@@ -108,6 +114,53 @@ def test_results_of_another_configuration_are_kept(attacked: tuple[Path, Result]
     refused = attack(attacked[0], "--set", "training.lr=0.5")
     assert refused.exit_code == 1
     assert "--out" in refused.output
+
+
+class Drawn(Case):
+    """Case that gives a picture of each site's first training image."""
+
+    attack, metric, chance, margin = "drawing", "share drawn", 0.0, 0.5
+    question, ability, not_covered = "Is it drawn?", "draw", "Others."
+    adversaries = (Adversary.COORDINATOR,)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> list[Measured]:  # noqa: ARG002 (the interface's)
+        images = {name: picture(site.train.inputs[0]) for name, site in run.sites.items()}
+        return [Measured(1.0, 0.9, 1.0, 9, pictures=(Picture("first images", images),))]
+
+
+def files_with_pictures(out: Path) -> set[str]:
+    """Return the files that hold a PNG, by its first bytes in base64."""
+    return {
+        str(path.relative_to(out).parts[0])
+        for path in out.rglob("*")
+        if path.is_file() and "iVBORw0KGgo" in path.read_text(encoding="utf-8")
+    }
+
+
+def test_pictures_of_private_records_are_kept_only_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first screen says whose records the results show, and that they hold pictures or none."""
+    monkeypatch.setitem(suites_module.SUITES, "membership", lambda: [Drawn()])
+    data, rng = tmp_path / "data", np.random.default_rng(0)
+    data.mkdir()
+    for number in range(4):
+        images = rng.integers(0, 255, size=(40, 8, 8), dtype=np.uint8)
+        np.savez(data / f"site-{number}.npz", x_train=images, y_train=np.arange(40) % 2)
+    text = f'method = "pfpl"\nprotection = "masked"\ndataset = "sites:{data}"\nrounds = 1\ndevice = "cpu"\n'
+    for arguments, pictured in (((), False), (("--pictures",), True), ((), False)):
+        done = attack(tmp_path, *arguments, text=text, suite="membership")
+        assert done.exit_code == 0, done.output
+        report = json.loads((tmp_path / "out" / "attacks.json").read_text(encoding="utf-8"))
+        page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+        notices = notices_of(report["dataset"], pictures=pictured)
+        assert (report["public_records"], report["pictures"], report["sites"]) == (False, pictured, 4)
+        assert all(each in " ".join(done.stderr.split()) for each in notices)
+        assert all(page.index(each) < page.index("In short") for each in notices)
+        assert any(case["pictures"] for case in report["cases"]) == pictured
+        pictures = {"attacks.json", "report.html"} if pictured else set()
+        assert files_with_pictures(tmp_path / "out") - {"runs-with-pictures"} == pictures
+    assert "delete that folder" in done.stderr
 
 
 @pytest.mark.parametrize(

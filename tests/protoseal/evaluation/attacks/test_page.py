@@ -70,6 +70,8 @@ def report(*cases: CaseRecord, **fields: Any) -> AttackReport:
         "method": "pfpl",
         "protection": "masked",
         "dataset": "digits",
+        "public_records": True,
+        "pictures": True,
         "sites": 4,
         "seeds": (0, 1),
         "delta": 1e-5,
