@@ -12,14 +12,12 @@ from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
 from crypto.pki.certificate_fields import load_certificate
 from privacy.errors import BudgetError, PrivacyError
-from privacy.ledger.budget_account import read_account
 from protoseal_wire.messages import CheckReply
 from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, open_party
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
 from secure_client.check.disk_checks import check_folders, check_state
 from secure_client.config import SiteConfig
 from secure_client.errors import SiteError
-from secure_client.privacy.affordability import check_room
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
@@ -124,7 +122,6 @@ def _privacy(config: SiteConfig) -> str:
     releases = open_releases(agreement, own)
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")
-    check_room(agreement, agreement.privacy, read_account(own.ledger))
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant), releases.spent
     worst = worst_epsilon(agreement, agreement.privacy, own.delta, own.accountant, own.most_paid_attempts)
     label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "

@@ -1,7 +1,8 @@
-"""Check before a run begins or resumes that a site's remaining budget covers the rest of the run.
+"""Check, whenever a run begins or resumes at a site, that the remaining budget covers the rest of the run.
 
-Limit: the plan has no retries. A repeated round may be paid for twice, so a run that exactly fits the plan can still
-end early.
+Limits. The plan has no retries: a repeated round may be paid for again, up to ``most_paid_attempts`` times, so a run
+that exactly fits the plan can still end early. Rounds that the site missed count until a later round is paid for. Other
+runs on the same ledger can spend the rest after the check.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from privacy.errors import BudgetError
 from privacy.ledger.accountants_by_name import accountant_of
 from privacy.ledger.budget_account import Account
 from privacy.ledger.entries import ReleaseName
-from secure_client.privacy.releases import TRAINING, WHAT
-from secure_client.privacy.run_cost import event_of, training_of
+from secure_client.privacy.run_cost import TRAINING, WHAT, event_of, training_of
 
 
 def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[ReleaseName, Event]]:
@@ -33,14 +33,17 @@ def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[t
 
 
 def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> int | None:
-    """Return the first round that the remaining budget does not cover; None if the whole run fits.
+    """Return the first round that the remaining budget does not cover; None if the rest of the run fits.
 
-    Entries of this run in the ledger are already paid for.
+    Entries of this run in the ledger are already paid for. The coordinator does not return to a round before the last
+    one that is paid for, so payments that the site missed in earlier rounds are never due.
     """
     paid = {
         each.spending.release for each in account.entries if each.spending.agreement_hash == agreement.hash()
     }
-    left = [each for each in planned_by_round(agreement, agreed) if each[0] not in paid]
+    reached = max((release.round for release in paid), default=0)
+    planned = planned_by_round(agreement, agreed)
+    left = [(name, event) for name, event in planned if name.round >= reached and name not in paid]
     events, limit = [event for _, event in left], account.limit
     cost = accountant_of(limit.accountant)
 
@@ -54,14 +57,14 @@ def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Ac
 
 
 def check_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> None:
-    """Raise :class:`BudgetError` unless the remaining budget covers the rest of the run."""
+    """Raise :class:`BudgetError` unless the remaining budget covers the rest of the run, without retries."""
     number = first_without_room(agreement, agreed, account)
     if number is None:
         return
     limit = account.limit
     spent = accountant_of(limit.accountant)(account.history, limit.delta) if account.history else 0.0
     raise BudgetError(
-        f"the budget of {account.budget.dataset!r} does not cover round {number} of {agreement.rounds}: epsilon "
-        f"{spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal budget plan`), or "
-        "raise the limit (`protoseal budget allow`, which records a reason)"
+        f"the budget of {account.budget.dataset!r} does not cover round {number} of {agreement.rounds}, even without"
+        f" a repeated round: epsilon {spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal"
+        " budget plan`), or raise the limit (`protoseal budget allow`, which records a reason)"
     )

@@ -14,6 +14,7 @@ from agreement import Agreement
 from agreement.sections.privacy import USUAL_DEVIATIONS, Extractor, PrivacySection
 from privacy.accounting.events import Event
 from privacy.errors import BudgetError
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import GUARANTEE, Fact, ReleaseName, Spending
 from privacy.ledger.hash_chain import Anchor
 from privacy.mechanisms.cell_query import Cells, ReleasedCells, release_cells
@@ -21,8 +22,11 @@ from privacy.mechanisms.grid import Float, Ints
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Bool, PrototypeQuery, Released, Sums
 from privacy.units import Unit
+from secure_client.privacy.affordability import check_room
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.run_cost import (
+    TRAINING,
+    WHAT,
     event_of,
     planned_epsilon,
     planned_history,
@@ -32,7 +36,6 @@ from secure_client.privacy.run_cost import (
 from secure_client.privacy.site_ledger import site_ledger
 
 _log = logging.getLogger("protoseal.site")
-WHAT, TRAINING = "prototypes", "training"
 NO_GUARANTEE = "NO GUARANTEE"
 """First words of every message on a data set without a guarantee, after a release or a run without noise."""
 WEIGHTS = "weights"
@@ -66,8 +69,9 @@ class Releases:
     def __init__(self, agreement: Agreement, agreed: PrivacySection, budget: BudgetSection) -> None:
         """Open or create the ledger.
 
-        Raises :class:`BudgetError` if the agreement's releases alone exceed the site's limit, so that no run starts
-        that cannot finish; :class:`privacy.errors.LedgerError` for a ledger that cannot record spending.
+        Raises :class:`BudgetError` if the agreement's releases alone exceed the site's limit, or what they still take
+        exceeds the rest of it, so that no run starts or resumes that cannot finish;
+        :class:`privacy.errors.LedgerError` for a ledger that cannot record spending.
         """
         self._agreement, self._agreed, self._budget = agreement, agreed, budget
         try:
@@ -86,6 +90,7 @@ class Releases:
             self._ledger.check_covered(
                 Spending(ReleaseName(agreement.run, 1, TRAINING), agreement.hash(), event)
             )
+        check_room(agreement, agreed, read_account(budget.ledger))
 
     def begin_with(self, weights: str) -> None:
         """Set the SHA-256 of the initial model, in hex, which the ledger records with every payment."""

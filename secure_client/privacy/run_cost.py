@@ -14,6 +14,8 @@ from privacy.ledger.accountants_by_name import accountant_of, cost
 from privacy.mechanisms.prototype_query import PrototypeQuery
 from secure_client.privacy.budget_section import BudgetSection
 
+WHAT, TRAINING = "prototypes", "training"
+"""Names in the ledger of a run's two kinds of payments: a release, and a round's training by DP-SGD."""
 SIMULATED_DELTA = 1e-5
 _PAID_TWICE = 8
 """Number of rounds that a simulated site may pay for twice, in runs that are killed and resumed."""

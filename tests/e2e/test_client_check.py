@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from agreement import Agreement, Method, PrivacySection
 from crypto.keys import StorageKey
+from privacy.errors import BudgetError
 from privacy.ledger.accountants_by_name import cost
 from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
@@ -254,6 +255,19 @@ def test_run_warns_of_settings_that_expose(site: Site, caplog: pytest.LogCapture
     assert warned_in(warnings) == set(EXPOSING)
 
 
+@pytest.mark.parametrize("spoil", [exhaust_the_budget, leave_budget_for_one_round])
+def test_run_refuses_a_budget_that_cannot_finish_before_it_dials(
+    spoil: Callable[[Site], None], site: Site
+) -> None:
+    spoil(site)
+    dial_a_wrong_address(site)
+    config = load_site(site.file).model_copy(update={"retry_seconds": 0.1})
+    before = (site.folder / "ledger.jsonl").read_bytes()
+    with pytest.raises(BudgetError, match="does not cover round"):
+        run_site(config, (site.folder / "passphrase").read_bytes())
+    assert (site.folder / "ledger.jsonl").read_bytes() == before
+
+
 def warned_in(texts: list[str]) -> set[str]:
     """Return the exposing settings that the texts name."""
     return {setting for setting in EXPOSING if any(setting in text for text in texts)}
@@ -263,6 +277,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from crypto.keys import StorageKey
+from privacy.errors import BudgetError
 from secure_client.protocol.journal import Journal
 path, run, agreement_hash, name = sys.argv[1:]
 key = StorageKey(bytes(32))

@@ -44,14 +44,14 @@ def allow(federation: Federation, site: str, limit: float) -> None:
         )
 
 
-def spent_before(federation: Federation, site: str, limit: float, releases: int) -> None:
-    """Spend releases of another run over the same data."""
+def spent_meanwhile(federation: Federation, site: str, limit: float, releases: int) -> None:
+    """Spend releases of another run over the same data, which began when both runs had room."""
     ledger = Ledger(federation.folder(site) / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon)
     for number in range(1, releases + 1):
         event = event_of(federation.agreement, PRIVACY)
         ledger.spend(
             Spending(
-                ReleaseName("earlier", number, "prototypes"), bytes(32), event, {GUARANTEE: Unit.RECORD.value}
+                ReleaseName("other", number, "prototypes"), bytes(32), event, {GUARANTEE: Unit.RECORD.value}
             )
         )
 
@@ -73,13 +73,14 @@ def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) ->
         for name in federation.names:
             allow(federation, name, limit)
         check_that_begins_nothing(federation.folder("site-1"))
-        spent_before(federation, "site-1", limit, ROUNDS - PAID)
+        coordinator, poor = federation.start_coordinator(), federation.start_site("site-1")
+        coordinator.wait_for_log("site-1 joined")
+        spent_meanwhile(federation, "site-1", limit, ROUNDS - PAID)
         checked = check_site(load_site(federation.folder("site-1") / "site.toml"), lambda: b"")
         finding = next(each for each in checked if each.what == "privacy")
         assert not finding.ok
         assert f"'scans' does not cover round {PAID + 1} of {ROUNDS}" in finding.detail
-        coordinator, running = federation.start_coordinator(), federation.start_sites()
-        poor = running.pop("site-1")
+        running = {name: federation.start_site(name) for name in federation.names if name != "site-1"}
 
         assert poor.exit_code() == 1
         log = poor.log()

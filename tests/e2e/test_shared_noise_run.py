@@ -47,15 +47,17 @@ def test_a_site_without_budget_leaves_and_the_others_make_its_share_of_noise(tmp
                     '[privacy]\ndataset = "scans"\nledger = "ledger.jsonl"\n'
                     f"epsilon = {limit!r}\ndelta = {DELTA}\nleast_colluding = 1\n"
                 )
-        earlier = Ledger(
+        # The site joins while it has room for the whole run; then another run over the same data spends.
+        coordinator, poor = federation.start_coordinator(), federation.start_site("site-1")
+        coordinator.wait_for_log("site-1 joined")
+        other = Ledger(
             federation.folder("site-1") / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon
         )
         event = event_of(agreed, SHARED)
         for number in range(ROUNDS - PAID):
-            release = ReleaseName("earlier", number + 1, "prototypes")
-            earlier.spend(Spending(release, bytes(32), event, {GUARANTEE: Unit.RECORD.value}))
-        coordinator, running = federation.start_coordinator(), federation.start_sites()
-        poor = running.pop("site-1")
+            release = ReleaseName("other", number + 1, "prototypes")
+            other.spend(Spending(release, bytes(32), event, {GUARANTEE: Unit.RECORD.value}))
+        running = {name: federation.start_site(name) for name in federation.names if name != "site-1"}
         assert poor.exit_code() == 1
         assert f"prototypes of round {PAID + 1} in run 'e2e' would bring data set 'scans'" in poor.log()
         assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]

@@ -25,7 +25,7 @@ from privacy.ledger.hash_chain import Anchor
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey
-from secure_client.privacy.releases import TRAINING, WHAT
+from secure_client.privacy.run_cost import TRAINING, WHAT
 from secure_server.rounds.state import State
 from secure_server.storage.store import Store
 from tests.states.faults import COORDINATOR

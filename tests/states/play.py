@@ -27,7 +27,7 @@ from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import Ledger
 from privacy.mechanisms.prototype_query import PrototypeQuery
 from secure_client import client_loop
-from secure_client.privacy.releases import TRAINING, WHAT
+from secure_client.privacy.run_cost import TRAINING, WHAT
 from secure_client.training.job import Job, Losses
 from tests.states.disks import Extent, watched
 from tests.states.ending import Ending, together

@@ -96,16 +96,49 @@ def test_a_ledger_that_cannot_be_written_draws_nothing(
         releases.release(1, batches(agreed))
 
 
-def test_a_budget_that_is_spent_refuses_the_next_and_says_what_remains(tmp_path: Path) -> None:
-    """Ten rounds fit; the eleventh is of another run on the same data."""
+def test_a_budget_that_another_run_spends_meanwhile_refuses_the_release_and_says_what_remains(
+    tmp_path: Path,
+) -> None:
+    """Ten rounds fit, and both runs begin; the eleventh release is the later run's."""
     first, second = agreement(10), agreement(10).model_copy(update={"run": "later"})
     own = budget(tmp_path, planned(first))
-    releases = opened(first, own)
+    releases, later = opened(first, own), opened(second, own)
     for number in range(1, 11):
         releases.release(number, batches(first))
     with pytest.raises(BudgetError, match=r"would bring data set 'scans' .* Of this kind 0 releases"):
-        opened(second, own).release(1, batches(second))
+        later.release(1, batches(second))
     assert len(read_account(own.ledger).entries) == 10
+
+
+def test_a_run_that_the_rest_of_the_budget_does_not_cover_is_refused_before_it_pays(tmp_path: Path) -> None:
+    first, second = agreement(10), agreement(10).model_copy(update={"run": "later"})
+    own = budget(tmp_path, planned(first))
+    opened(first, own).release(1, batches(first))
+    with pytest.raises(BudgetError, match=r"does not cover round 10 of 10, even without a repeated round"):
+        opened(second, own)
+    assert len(read_account(own.ledger).entries) == 1
+
+
+def test_a_resumed_run_counts_what_it_has_paid_and_no_round_before(tmp_path: Path) -> None:
+    """The site missed rounds 1 to 3. Two payments of round 4 take the room of one missed round."""
+    agreed = agreement(10)
+    own = budget(tmp_path, planned(agreed))
+    opened(agreed, own).release(4, batches(agreed))
+    opened(agreed, own).release(4, batches(agreed))
+    releases = opened(agreed, own)
+    for number in range(5, 11):
+        releases.release(number, batches(agreed))
+    opened(agreed, own)  # nothing is left to pay
+    assert len(read_account(own.ledger).entries) == 8
+
+
+def test_a_resumed_run_whose_repeated_rounds_took_the_rest_is_refused(tmp_path: Path) -> None:
+    agreed = agreement(10)
+    own = budget(tmp_path, planned(agreed))
+    for _ in range(2):
+        opened(agreed, own).release(1, batches(agreed))
+    with pytest.raises(BudgetError, match="does not cover round 10 of 10"):
+        opened(agreed, own)
 
 
 def test_an_agreement_that_alone_is_too_much_is_refused_before_the_run(tmp_path: Path) -> None:
@@ -131,9 +164,9 @@ def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path
 
 def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(tmp_path: Path) -> None:
     """The epsilon is of all that the ledger has."""
-    loose = opened(agreement(extractor=Extractor.TRAINED), budget(tmp_path, allow_no_guarantee=True))
+    loose = opened(agreement(extractor=Extractor.TRAINED), budget(tmp_path, 4.0, allow_no_guarantee=True))
     loose.release(1, batches(agreement()))
-    strict = opened(agreement().model_copy(update={"run": "later"}), budget(tmp_path))
+    strict = opened(agreement().model_copy(update={"run": "later"}), budget(tmp_path, 4.0))
     strict.release(1, batches(agreement()))
     assert [each.spending.facts["guarantee"] for each in read_account(tmp_path / "ledger.jsonl").entries] == [
         "none",
