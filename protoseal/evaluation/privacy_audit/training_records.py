@@ -1,0 +1,387 @@
+"""Audit of DP-SGD as it ran, from the records that a site kept of its steps.
+
+The records are those of :mod:`secure_client.training.step_records`. The audit compares what steps sampled, clipped and
+added as noise with the agreement and with the ledger's entries. Each check finds one kind of weakness, or stands, or is
+not covered: a check stands only if it would have found the weakness that it names. Statistical checks raise a false
+alarm with the probability ``level`` each, at most.
+
+Limits. The records are the site's own: a program that writes false records passes. Gradients of single records are not
+computed again, so a gradient that depends on other records is not found. Noise from a generator with a fixed seed looks
+like drawn noise unless it comes twice. What an optimiser makes of a noisy gradient is not recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import comb, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+
+from privacy.accounting.events import DpSgd
+from privacy.mechanisms.grid import SIGMA
+from protoseal.evaluation.privacy_audit.record_statistics import (
+    BinomialSpread,
+    alike_p,
+    common_tails,
+    fourth_p,
+    largest_cosine,
+    least_factor_refuted,
+    normal_p,
+    overlap_tails,
+    repeats_would_show,
+    square_tails,
+    successive_p,
+)
+from secure_client.training.step_records import TrainingRecord
+
+POWER = 0.95
+"""Least probability with which a check that stands would have found the weakness that it names."""
+STATISTICAL = 10
+"""Number of statistical tests of a site, for a level of each."""
+_ROUNDING = 1e-9
+
+
+class Outcome(StrEnum):
+    """Outcome of a check of a run: a weakness was found, the claim stands, or the check says nothing."""
+
+    FOUND = "found"
+    STANDS = "stands"
+    NOT_COVERED = "not covered"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of the check for one ``weakness``, with its reason in words and its p-value, if the check has one."""
+
+    weakness: str
+    outcome: Outcome
+    reason: str
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingClaim:
+    """Claim of a site's training: the ``agreed`` event of a round, and the events ``paid`` for each round."""
+
+    agreed: DpSgd
+    paid: Mapping[int, Sequence[DpSgd]]
+
+
+def check_training(records: Sequence[TrainingRecord], claim: TrainingClaim, level: float) -> list[Check]:
+    """Check one site's records against its claim; ``level`` is the false alarm's probability of one test."""
+    if not records:
+        return [Check("training as it ran", Outcome.NOT_COVERED, "no steps of DP-SGD were recorded")]
+    return [
+        *_payments(records, claim),
+        *_samples(records, claim.agreed, level),
+        *_gradients(records, claim.agreed),
+        *_noise(records, level),
+    ]
+
+
+def _payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterator[Check]:
+    name = "training that the ledger does not charge"
+    executions = Counter(record.round for record in records)
+    unpaid = [number for number, count in executions.items() if count > len(claim.paid.get(number, ()))]
+    cheaper = sorted(
+        number
+        for number, events in claim.paid.items()
+        if any(_costs_less(event, claim.agreed) for event in events)
+    )
+    longer = sorted({record.round for record in records if record.steps > claim.agreed.steps})
+    if unpaid:
+        yield _found(name, f"round {unpaid[0]} trained more often than the ledger has entries for it")
+    elif cheaper:
+        yield _found(
+            name, f"the ledger's entry of round {cheaper[0]} costs less than the agreement's training"
+        )
+    elif longer:
+        yield _found(
+            name, f"training of round {longer[0]} took more steps than the {claim.agreed.steps} agreed"
+        )
+    else:
+        yield _stands(name, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
+    missing = sum(len(events) for events in claim.paid.values()) - len(records)
+    cut = sum(record.steps - len(record.sampled) for record in records)
+    if missing > 0 or cut:
+        words = f"{missing} trainings in the ledger without a record, {cut} steps beyond the record's bound"
+        yield Check("steps without a record", Outcome.NOT_COVERED, words)
+
+
+def _costs_less(event: DpSgd, agreed: DpSgd) -> bool:
+    return (
+        event.noise_multiplier > agreed.noise_multiplier
+        or event.sampling_rate < agreed.sampling_rate
+        or event.steps < agreed.steps
+    )
+
+
+# Samples
+
+
+def _samples(records: Sequence[TrainingRecord], agreed: DpSgd, level: float) -> Iterator[Check]:
+    rate = agreed.sampling_rate
+    yield _duplicates(records)
+    yield _rate(records, rate, level)
+    if rate >= 1.0:
+        yield _stands("samples that are not independent", "the rate is 1, so that each step has every unit")
+        return
+    yield _fixed_sizes(records, rate, level)
+    yield from _batches(records, rate, level)
+    yield from _alike(records, rate, level)
+
+
+def _duplicates(records: Sequence[TrainingRecord]) -> Check:
+    name = "a unit counted more than once in a step"
+    for record in records:
+        if (record.sampled != record.distinct).any():
+            return _found(name, f"a step of round {record.round} sampled a unit more than once")
+        if (record.sampled != record.clipped).any():
+            return _found(
+                name,
+                f"a step of round {record.round} did not add one clipped gradient for each unit of its sample",
+            )
+    return _stands(name, "each step added one clipped gradient for each unit of its sample")
+
+
+def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
+    name = "a sampling rate above the agreed one"
+    trials = sum(record.units * len(record.sampled) for record in records)
+    sampled = sum(int(record.sampled.sum()) for record in records)
+    p = float(stats.binom.sf(sampled - 1, trials, min(1.0, rate)))
+    seen = f"{sampled / trials:.4g} sampled, {rate:g} agreed"
+    if p < level:
+        return _found(name, seen, p)
+    margin = float(stats.norm.isf(level) + stats.norm.ppf(POWER))
+    least = rate + margin * sqrt(rate * (1 - rate) / trials)
+    return _stands(name, f"{seen}; a rate of {least:.3g} would have been found", p)
+
+
+def _fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
+    """Compare the spread of sample sizes with the binomial's; sites' numbers of units do not change in a run."""
+    name = "samples of a fixed size"
+    sizes = np.concatenate([record.sampled for record in records])
+    if len({record.units for record in records}) > 1:
+        return _not_covered(name, "the number of units changed between trainings")
+    law = BinomialSpread(len(sizes), records[0].units, rate)
+    spread = law.of(sizes)
+    p = law.tails(spread).both
+    seen = f"variance of {len(sizes)} sizes {spread / len(sizes):.3g} of the binomial's"
+    if p < level:
+        return _found(name, seen, p)
+    if not law.tails(law.of_one_size).low < level / 2:
+        return _not_covered(name, f"too few steps ({seen})", p)
+    return _stands(name, seen, p)
+
+
+def _batches(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
+    """Look for batches of shuffled epochs: by how often a unit takes part, and by the overlap of successive steps."""
+    for process, own in _by_process(records).items():
+        among = f" of process {process}" if len(_by_process(records)) > 1 else ""
+        watched = np.concatenate([record.watched for record in own])
+        steps, units = watched.shape
+        law = BinomialSpread(units, steps, rate)
+        spread = law.of(watched.sum(axis=0))
+        p = law.tails(spread).both
+        name = "batches of epochs, or the same batches again"
+        seen = f"variance of {units} units' numbers of steps{among} {spread / units:.3g} of the binomial's"
+        if p < level:
+            yield _found(name, seen, p)
+        elif law.tails(law.of_one_size).low < level / 2:
+            yield _stands(name, seen, p)
+        else:
+            yield _not_covered(name, f"too few steps or units ({seen})", p)
+        yield _overlap([record.watched for record in own], among, level)
+
+
+def _overlap(watched: Sequence[NDArray[np.bool_]], among: str, level: float) -> Check:
+    name = "successive steps that share too few or too many units"
+    rows = np.concatenate(watched)
+    sizes = rows.sum(axis=1).astype(np.int64)
+    overlap = int((rows[1:] & rows[:-1]).sum())
+    expected = float((sizes[1:] * sizes[:-1]).sum() / rows.shape[1])
+    seen = f"{overlap} units shared by successive steps{among}, {expected:.3g} expected"
+    p = overlap_tails(sizes, rows.shape[1], overlap).both
+    if p < level:
+        return _found(name, seen, p)
+    least = int(np.maximum(sizes[1:] + sizes[:-1] - rows.shape[1], 0).sum())
+    if not overlap_tails(sizes, rows.shape[1], least).low < level / 2:
+        return _not_covered(name, f"too few steps or units ({seen})", p)
+    return _stands(name, seen, p)
+
+
+def _alike(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
+    """Look for equal samples in two steps, and for two units that take part in the same steps."""
+    steps, units = _Alike(), _Alike()
+    for own in _by_process(records).values():
+        rows = np.concatenate([record.watched for record in own])
+        steps.add(rows, rate)
+        units.add(rows.T, rate)
+    yield steps.check("the same sample in two steps", level)
+    yield units.check("units that are sampled together", level)
+
+
+class _Alike:
+    """Counts of equal rows of bits, and of the most that there can be, with the number that chance makes expect."""
+
+    def __init__(self) -> None:
+        self._equal, self._most, self._expected = 0, 0, 0.0
+
+    def add(self, rows: NDArray[np.bool_], rate: float) -> None:
+        """Add rows (M, B) of bits that are true with a probability of ``rate``."""
+        count, bits = rows.shape
+        self._equal += count - len(np.unique(rows, axis=0))
+        self._most += count // 2
+        self._expected += comb(count, 2) * (1 - 2 * rate * (1 - rate)) ** bits
+
+    def check(self, name: str, level: float) -> Check:
+        """Return the check; the p-value is Markov's bound on so many equal rows."""
+        p = min(1.0, self._expected / max(1, self._equal))
+        seen = f"{self._equal} equal to another, {self._expected:.2g} expected"
+        if self._equal and p < level:
+            return _found(name, seen, p)
+        if self._expected >= level * self._most:
+            return _not_covered(name, f"too few steps or units ({seen})", p)
+        return _stands(name, seen, p)
+
+
+def _by_process(records: Sequence[TrainingRecord]) -> dict[str, list[TrainingRecord]]:
+    """Return the records by process: only bits of one process are of the same units."""
+    parts: dict[str, list[TrainingRecord]] = {}
+    for record in records:
+        parts.setdefault(record.process, []).append(record)
+    return parts
+
+
+# Gradients
+
+
+def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Check]:
+    name = "gradients longer than the clip"
+    bound = SIGMA / agreed.noise_multiplier
+    largest = max(float(record.largest.max()) for record in records)
+    seen = f"the longest added gradient has {largest / bound:.6g} of the clip"
+    if largest > bound * (1 + _ROUNDING):
+        yield _found(name, seen)
+    elif largest < 0.99 * bound:
+        yield _not_covered(
+            name, f"no gradient reached the clip, so that a missing clip would not show ({seen})"
+        )
+    else:
+        yield _stands(name, seen)
+    yield _not_covered(
+        "gradients that depend on other records", "gradients of single records are not computed again"
+    )
+
+
+# Noise
+
+
+def _noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Check]:
+    sizes = records[0].sizes
+    if any(not np.array_equal(record.sizes, sizes) for record in records):
+        yield _not_covered("noise", "the number of parameters changed between trainings")
+        return
+    yield _deviation(records, level)
+    yield _shape(records, level)
+    yield _repeats([record.projections for record in records], level)
+    yield _not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
+
+
+def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
+    """Test the mean square of the noise: over all parameters and steps, of each tensor, and of each in each step."""
+    name = "noise that is too small"
+    sizes = records[0].sizes
+    sums = np.concatenate([record.squares for record in records]) * sizes
+    numbers = sums.shape[0] * float(sizes.sum())
+    tails = square_tails(float(sums.sum()), numbers)
+    of_tensors = stats.chi2.cdf(sums.sum(axis=0), len(sums) * sizes).min() * len(sizes)
+    of_steps = stats.chi2.cdf(sums, np.broadcast_to(sizes, sums.shape)).min() * sums.size
+    p = min(1.0, 2 * tails.low, 2 * tails.high, 4 * float(of_tensors), 4 * float(of_steps))
+    seen = f"deviation {sqrt(float(sums.sum()) / numbers):.4g} of the claimed one over {numbers:.3g} numbers"
+    if p < level:
+        if p < 2 * min(tails.low, tails.high):
+            seen += ", and less on a part of the parameters or in a step"
+        elif tails.high < tails.low:
+            seen += ": the noisy sum has more than the clipped gradients and the noise"
+        return _found(name, seen, p)
+    factor = least_factor_refuted(numbers, level / 2, POWER)
+    if factor < 0.5:
+        return _not_covered(name, f"too few steps and parameters ({seen})", p)
+    return _stands(name, f"{seen}; {factor:.3g} of it would have been found", p)
+
+
+def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
+    name = "noise that is not normal, or equal in neighbouring parameters"
+    count = int(records[0].sizes.sum())
+    fourths = np.concatenate([record.fourths for record in records])
+    neighbours = np.concatenate([record.neighbours for record in records])
+    by_fourth = fourth_p(float(fourths.mean()), count * len(fourths))
+    by_neighbour = normal_p(float(neighbours.mean()), sqrt(1 / (max(1, count - 1) * len(neighbours))))
+    p = min(1.0, 2 * by_fourth, 2 * by_neighbour)
+    seen = f"mean fourth power {fourths.mean():.4g} (3 claimed), product of neighbours {neighbours.mean():.2g} (0)"
+    if p < level:
+        return _found(name, seen, p)
+    if count * len(fourths) < 1000:
+        return _not_covered(name, f"too few steps and parameters ({seen})", p)
+    return _stands(name, seen, p)
+
+
+def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
+    """Look for noise that comes again, with either sign, that steps have in common, or that follows the step before."""
+    name = "noise that repeats"
+    rows = np.concatenate(parts)
+    if len(rows) < 2:
+        return _not_covered(name, "a single step was recorded")
+    pairs = comb(len(rows), 2)
+    cosine = largest_cosine(rows)
+    chances = {
+        "noise of two steps is equal or opposite": alike_p(cosine, pairs, rows.shape[1]),
+        "steps have noise in common, or noise that cancels": common_tails(rows).both,
+        "noise follows that of the step before": successive_p(parts),
+    }
+    reason, p = min(chances.items(), key=lambda item: item[1])
+    p = min(1.0, len(chances) * p)
+    if p < level:
+        return _found(name, reason, p)
+    if not repeats_would_show(pairs, rows.shape[1], level / len(chances)):
+        return _not_covered(name, "too few parameters to tell noise of different steps apart", p)
+    return _stands(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
+
+
+def check_shared(parts: Mapping[str, Sequence[TrainingRecord]], level: float) -> Check:
+    """Look for noise that two sites have in common, by site: sites of one model size alone can be compared."""
+    name = "noise that sites share"
+    alike: dict[int, list[NDArray[np.float64]]] = {}
+    for records in parts.values():
+        for size in {int(record.sizes.sum()) for record in records}:
+            own = [record.projections for record in records if int(record.sizes.sum()) == size]
+            alike.setdefault(size, []).append(np.concatenate(own))
+    groups = [sites for sites in alike.values() if len(sites) > 1]
+    if not groups:
+        return _not_covered(name, "no two sites have records of models of one size")
+    rows = [np.concatenate(sites) for sites in groups]
+    pairs = sum(comb(len(row), 2) for row in rows)
+    p = min(alike_p(largest_cosine(row), pairs, row.shape[1]) for row in rows)
+    if p < level:
+        return _found(name, "two sites added equal or opposite noise", p)
+    if not all(repeats_would_show(pairs, row.shape[1], level) for row in rows):
+        return _not_covered(name, "too few parameters to tell noise of different sites apart", p)
+    return _stands(name, "no two steps of any sites have equal noise", p)
+
+
+def _found(weakness: str, reason: str, p: float | None = None) -> Check:
+    return Check(weakness, Outcome.FOUND, reason, p)
+
+
+def _stands(weakness: str, reason: str, p: float | None = None) -> Check:
+    return Check(weakness, Outcome.STANDS, reason, p)
+
+
+def _not_covered(weakness: str, reason: str, p: float | None = None) -> Check:
+    return Check(weakness, Outcome.NOT_COVERED, reason, p)
