@@ -203,7 +203,38 @@ class Agreement(RunSettings):
         """Most noisy releases of a run, that of FedPC's clustering included; 0 without noise."""
         if self.privacy is None:
             return 0
-        return self.privacy.releases(self.rounds) + int(self.method.is_grouped)
+        periods = -(-self.rounds // self.release_every)
+        return periods + int(self.method.is_grouped and not self.has_fixed_query)
+
+    @property
+    def has_fixed_query(self) -> bool:
+        """True if every noisy release of a site asks the same query of the same features, with noise of its own.
+
+        Features are then frozen, and no class is divided by the clusters of an earlier round.
+        """
+        noisy = self.privacy is not None and not self.privacy.distributed
+        return noisy and self.extractor_is_frozen and not self.clusters
+
+    @property
+    def release_every(self) -> int:
+        """Rounds that one noisy release serves.
+
+        The number is that of ``[privacy]``; unset, it is the whole run where :attr:`has_fixed_query`, since another
+        release would tell the same again at a further cost, and 1 elsewhere.
+        """
+        agreed = None if self.privacy is None else self.privacy.release_every
+        return agreed or (self.rounds if self.has_fixed_query else 1)
+
+    def release_round(self, round_number: int) -> int:
+        """Return the round whose noisy release serves a round: the first round of its period.
+
+        Round 0 is FedPC's clustering, of the initial model's features. Its release serves the first period as well
+        where :attr:`has_fixed_query` (ADR 23).
+        """
+        if round_number == 0:
+            return 0
+        first = round_number - (round_number - 1) % self.release_every
+        return 0 if first == 1 and self.method.is_grouped and self.has_fixed_query else first
 
     @property
     def most_cells(self) -> int:
@@ -224,7 +255,7 @@ class Agreement(RunSettings):
         if self.distributed_noise:
             return 1
         if self.privacy is not None:
-            return self.privacy.release_every
+            return self.release_every
         return self.rounds if self.training.frozen_extractor else 1
 
     def sends_rows(self, round_number: int) -> bool:

@@ -86,8 +86,8 @@ class PrivacySection(Section):
     """Weight of a record's count beside its features; by default `clip`/d^¼."""
     min_count: Positive | None = None
     """Noisy count below which a class counts as absent; by default three deviations of its noise."""
-    release_every: Count = 1
-    """Rounds that one noisy release serves, from round 1 on."""
+    release_every: Count | None = None
+    """Rounds that one noisy release serves; by default all where features are frozen and noise is local, else 1."""
     extractor: Extractor = Extractor.FROZEN
     """Training of the features: not at all, by DP-SGD, or without any guarantee."""
     dp_sgd: DpSgdSection | None = None
@@ -122,7 +122,7 @@ class PrivacySection(Section):
 
     @model_validator(mode="after")
     def _each_sum_is_a_release(self) -> Self:
-        if self.distributed and self.release_every > 1:
+        if self.distributed and self.release_every not in (None, 1):
             raise ValueError(
                 "distributed noise must be fresh in each sum, because the difference of two sums "
                 "with the same noise has hardly any: set release_every = 1, and fewer rounds"
@@ -145,7 +145,3 @@ class PrivacySection(Section):
                 f"project_from = {self.project_from} in [privacy] must be above dim = {dim}: raise "
                 "project_from to the model's number of features, or lower dim"
             )
-
-    def releases(self, rounds: int) -> int:
-        """Return the most releases of so many rounds, counted from 1; a clustering before them has its own."""
-        return -(-rounds // self.release_every)

@@ -71,7 +71,7 @@ class Agreed:
 
     @property
     def _beside(self) -> int:
-        return self.agreement.releases - self.privacy.releases(self.agreement.rounds)
+        return self.agreement.releases - -(-self.agreement.rounds // self.agreement.release_every)
 
     def facts(self) -> dict[str, object]:
         """Return the settings taken from the file, beside those that every plan has."""
@@ -80,7 +80,7 @@ class Agreed:
             "method": agreement.method.value,
             "protection": agreement.protection.value,
             "rounds": agreement.rounds,
-            "release_every": self.privacy.release_every,
+            "release_every": self.agreement.release_every,
             "extractor": self.privacy.extractor.value,
             "classes": len(agreement.classes),
         }

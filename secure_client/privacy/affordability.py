@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 
 from agreement import Agreement
 from agreement.sections.privacy import PrivacySection
@@ -23,13 +24,16 @@ from secure_client.privacy.run_cost import TRAINING, WHAT, event_of, training_of
 def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[ReleaseName, Event]]:
     """Yield the events of :func:`secure_client.privacy.run_cost.planned_history` with their names, oldest first."""
     training, release = training_of(agreement, agreed), event_of(agreement, agreed)
-    if agreement.method.is_grouped:
-        yield ReleaseName(agreement.run, 0, WHAT), release
-    for number in range(1, agreement.rounds + 1):
-        if training is not None:
+    for number in range(0 if agreement.method.is_grouped else 1, agreement.rounds + 1):
+        if training is not None and number:
             yield ReleaseName(agreement.run, number, TRAINING), training
-        if (number - 1) % agreed.release_every == 0:
+        if agreement.release_round(number) == number:
             yield ReleaseName(agreement.run, number, WHAT), release
+
+
+def _planned_name(agreement: Agreement, paid: ReleaseName) -> ReleaseName:
+    """Return the name under which a plan has a payment: a site that came late pays later in a release's period."""
+    return paid if paid.what != WHAT else replace(paid, round=agreement.release_round(paid.round))
 
 
 def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> int | None:
@@ -39,7 +43,9 @@ def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Ac
     one that is paid for, so payments that the site missed in earlier rounds are never due.
     """
     paid = {
-        each.spending.release for each in account.entries if each.spending.agreement_hash == agreement.hash()
+        _planned_name(agreement, entry.spending.release)
+        for entry in account.entries
+        if entry.spending.agreement_hash == agreement.hash()
     }
     reached = max((release.round for release in paid), default=0)
     planned = planned_by_round(agreement, agreed)

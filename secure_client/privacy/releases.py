@@ -119,9 +119,10 @@ class Releases:
         """Return True if a round needs a new release; ``released`` is the round of the last release.
 
         Sites send a period's release in its first round alone. A site that missed that round keeps an earlier release
-        until the next period. Round 0 is FedPC's clustering, of the initial model: its release serves no later period.
+        until the next period.
         """
-        return released is None or (released < round_number and self._agreement.sends_rows(round_number))
+        first = self._agreement.release_round(round_number) == round_number
+        return released is None or (released < round_number and first)
 
     @property
     def distributed(self) -> bool:

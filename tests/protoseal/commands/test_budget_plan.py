@@ -45,6 +45,13 @@ def agreement(folder: Path, **changes: Any) -> Path:
     return write(folder / "agreement.toml", PRIVATE | {"privacy": PRIVACY} | changes)
 
 
+def test_an_agreement_without_release_every_has_one_release(tmp_path: Path) -> None:
+    file = agreement(tmp_path, privacy={"clip": 2.0, "noise_multiplier": 4.0})
+    found = planned("--agreement", file)
+    assert (found["releases"], found["agreement"]["release_every"]) == (1, 10)
+    assert found["epsilon"] == epsilon([GaussianRelease(4.0, 18)], 1e-5)
+
+
 def test_an_agreement_has_its_releases_noise_and_query(tmp_path: Path) -> None:
     file = agreement(tmp_path)
     found = planned("--agreement", file, "--records", 100)
@@ -77,8 +84,9 @@ def test_plan_by_agreement_solves_for_noise_or_releases(tmp_path: Path) -> None:
 
 
 def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none(tmp_path: Path) -> None:
-    """FedPC has one before its rounds: that alone is no run."""
-    for least, changes in ((1, {}), (2, FEDPC)):
+    """FedPC with trained features has one before its rounds: that alone is no run."""
+    trained = {"privacy": PRIVACY | {"extractor": "trained"}}
+    for least, changes in ((1, {}), (2, FEDPC | trained)):
         file = agreement(tmp_path, **changes)
         cost = epsilon([GaussianRelease(4.0, 18)] * least, 1e-5)
         little = plan("--agreement", file, "--epsilon", cost * 0.999, "--solve", "releases", "--records", 9)
@@ -91,8 +99,9 @@ def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none
         assert (enough["releases"], enough["agreement"]["release_every"]) == (least, 10)
 
 
-def test_the_clustering_of_fedpc_is_a_release_too(tmp_path: Path) -> None:
-    file = agreement(tmp_path, **FEDPC)
+def test_the_clustering_of_fedpc_is_a_release_too_unless_it_serves_the_rounds(tmp_path: Path) -> None:
+    assert planned("--agreement", agreement(tmp_path, **FEDPC))["releases"] == 4
+    file = agreement(tmp_path, **FEDPC, privacy=PRIVACY | {"extractor": "trained"})
     assert planned("--agreement", file)["releases"] == 5
     assert planned("--agreement", file, "--epsilon", 3, "--releases", 1)["solved_for"] == "noise_multiplier"
     found = planned("--agreement", file, "--epsilon", 3, "--solve", "releases")

@@ -117,11 +117,6 @@ def test_noise_changes_the_agreements_hash() -> None:
     assert agreed.model_copy(update={"privacy": AGREED}).hash() != agreed.hash()
 
 
-@pytest.mark.parametrize(("every", "releases"), [(1, 10), (3, 4), (10, 1), (20, 1)])
-def test_how_many_releases_a_run_has(every: int, releases: int) -> None:
-    assert AGREED.model_copy(update={"release_every": every}).releases(ROUNDS) == releases
-
-
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement, Extractor, Method, PrivacySection
+from agreement.sections.privacy import Noise
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import SIGMA
+from secure_client.privacy.affordability import check_room, planned_by_round
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import Releases, check_delta, open_releases, query_of
 from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon, simulated_budget
@@ -25,7 +28,7 @@ Batch = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
 def agreement(rounds: int = 20, **changes: Any) -> Agreement:
-    privacy = PrivacySection(clip=1.0, noise_multiplier=NOISE, **changes)
+    privacy = PrivacySection(clip=1.0, noise_multiplier=NOISE, **{"release_every": 1, **changes})
     return small_agreement(rounds=rounds).model_copy(update={"privacy": privacy})
 
 
@@ -198,38 +201,86 @@ def test_a_query_without_a_grid_is_refused_by_name(tmp_path: Path) -> None:
         opened(agreement(count_weight=1e-9), budget(tmp_path))
 
 
-@pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (5, [1])])
-def test_which_rounds_have_a_release(tmp_path: Path, every: int, due: list[int]) -> None:
-    releases, last, found = opened(agreement(release_every=every), budget(tmp_path)), None, []
-    for number in range(1, 6):
-        if releases.due(number, last):
-            last = number
-            found.append(number)
-    assert found == due
+def rounds_due(agreed: Agreement, folder: Path, taken_part: Iterable[int]) -> list[int]:
+    """Return the rounds in which a site draws a release, of those in which it takes part."""
+    releases, due = opened(agreed, budget(folder, allow_no_guarantee=True)), list[int]()
+    for number in taken_part:
+        if releases.due(number, due[-1] if due else None):
+            due.append(number)
+    return due
+
+
+def planned_rounds(agreed: Agreement) -> list[int]:
+    """Return the rounds in which the plan has a release."""
+    assert agreed.privacy is not None
+    return [name.round for name, _ in planned_by_round(agreed, agreed.privacy)]
+
+
+@pytest.mark.parametrize(
+    ("every", "due"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (5, [1]), (9, [1]), (None, [1])]
+)
+def test_which_rounds_have_a_release(tmp_path: Path, every: int | None, due: list[int]) -> None:
+    agreed = agreement(5, release_every=every)
+    assert rounds_due(agreed, tmp_path, range(1, 6)) == due
+    assert planned_rounds(agreed) == due
+    assert agreed.releases == len(due)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        (Method.PFPL, {"extractor": Extractor.TRAINED}),
+        (Method.PFPL, {"noise": Noise.DISTRIBUTED}),
+        (Method.FEDPLCC, {}),
+    ],
+)
+def test_a_query_that_may_change_is_asked_in_every_round_by_default(
+    method: Method, changes: dict[str, Any]
+) -> None:
+    """Features are trained, noise must be fresh in each sum, or cells follow the round before."""
+    agreed = agreement(5, release_every=None, **changes).model_copy(update={"method": method})
+    assert (agreed.release_every, agreed.row_period, agreed.releases) == (1, 1, 5)
 
 
 def test_a_site_that_missed_a_periods_first_round_pays_for_no_release_of_it(tmp_path: Path) -> None:
     """Periods are the same at every site, and nobody would receive the site's rows."""
-    releases, last, found = opened(agreement(9, release_every=3), budget(tmp_path)), None, []
-    for number in (1, 2, 5, 6, 7, 8):
-        if releases.due(number, last):
-            last = number
-            found.append(number)
-    assert found == [1, 7]
+    assert rounds_due(agreement(9, release_every=3), tmp_path, (1, 2, 5, 6, 7, 8)) == [1, 7]
 
 
-@pytest.mark.parametrize(("every", "due"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 3, 5]), (5, [0, 1])])
-def test_the_clustering_has_a_release_of_its_own(tmp_path: Path, every: int, due: list[int]) -> None:
-    """The plan counts the clustering's release: a run has as many releases as are planned."""
-    agreed = agreement(5, release_every=every).model_copy(update={"method": Method.FEDPC})
-    releases, last, found = opened(agreed, budget(tmp_path)), None, []
-    for number in range(6):
-        if releases.due(number, last):
-            last = number
-            found.append(number)
-    assert found == due
+@pytest.mark.parametrize(
+    ("extractor", "every", "due"),
+    [
+        (Extractor.FROZEN, None, [0]),
+        (Extractor.FROZEN, 1, [0, 2, 3, 4, 5]),
+        (Extractor.FROZEN, 2, [0, 3, 5]),
+        (Extractor.TRAINED, None, [0, 1, 2, 3, 4, 5]),
+        (Extractor.TRAINED, 2, [0, 1, 3, 5]),
+    ],
+)
+def test_the_clusterings_release_serves_the_first_period_if_features_are_frozen(
+    tmp_path: Path, extractor: Extractor, every: int | None, due: list[int]
+) -> None:
+    """A run has as many releases as are planned."""
+    agreed = agreement(5, release_every=every, extractor=extractor).model_copy(
+        update={"method": Method.FEDPC}
+    )
+    assert rounds_due(agreed, tmp_path, range(6)) == due
+    assert planned_rounds(agreed) == due
     assert agreed.releases == len(due)
-    assert agreed.model_copy(update={"method": Method.PFPL}).releases == len(due) - 1
+
+
+@pytest.mark.parametrize(("method", "late"), [(Method.PFPL, 4), (Method.FEDPC, 1)])
+def test_a_site_that_came_late_and_has_paid_has_room_for_the_rest(
+    tmp_path: Path, method: Method, late: int
+) -> None:
+    """The plan has the release in the first round of its period, the ledger in the round in which the site came."""
+    agreed = agreement(release_every=None).model_copy(update={"method": method})
+    own = budget(tmp_path, planned(agreed))
+    opened(agreed, own).release(late, batches(agreed))
+    assert agreed.privacy is not None
+    check_room(agreed, agreed.privacy, read_account(own.ledger))
+    with pytest.raises(BudgetError):
+        check_room(agreed.model_copy(update={"run": "later"}), agreed.privacy, read_account(own.ledger))
 
 
 def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> None:
