@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from protoseal.commands.budget_evaluate import parse_epsilons
 from protoseal.commands.error_output import one_line_errors
@@ -96,6 +95,7 @@ def attack(
     that is chosen by them is itself a release: attack public records that resemble yours, and choose by these. Pictures
     of records are kept with --pictures alone.
     """
+    from protoseal.evaluation.attacks.findings import TOLD_BY_DESIGN
     from protoseal.evaluation.attacks.grid import AttackGrid
     from protoseal.evaluation.attacks.page import write_page
     from protoseal.evaluation.attacks.suites import cases_of
@@ -127,7 +127,8 @@ def attack(
     if as_json:
         click.echo(report.model_dump_json(by_alias=True, indent=2))
         return
-    Console().print(_table(report))
+    click.echo("\n".join(_lines(report)))
+    click.echo(f"Told by design: {TOLD_BY_DESIGN}")
     click.echo(f"Everything is in {loaded.out}")
 
 
@@ -148,21 +149,35 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < _LONG else f"{seconds / 60:.0f} min"
 
 
-def _table(report: AttackReport) -> Table:
-    """Return a table of what each adversary can do: a row for each adversary and configuration."""
-    from protoseal.evaluation.attacks.findings import WORDS, columns_of
-    from protoseal.evaluation.attacks.verdicts import Verdict
-
-    table = Table(
-        title=f"Attacks on {report.method}, {report.dataset}", title_justify="left", title_style="bold"
+def _lines(report: AttackReport) -> Iterator[str]:
+    """Yield what each adversary can do on each configuration, a line for each verdict."""
+    from protoseal.evaluation.attacks.findings import (
+        WORST_FIRST,
+        Subject,
+        columns_of,
+        reason_text,
+        subject_of,
+        words_of,
     )
-    for name in ("configuration", "adversary", *(WORDS[verdict] for verdict in Verdict)):
-        table.add_column(name)
+
+    yield f"Attacks on {report.method}, {report.dataset}, {report.sites} sites"
     for column in columns_of(report):
-        found = [column.standing.with_verdict(verdict) for verdict in Verdict]
-        lists = ["\n".join(f"{name} ({each.case.value:.2f})" for name, each in by.items()) for by in found]
-        table.add_row(column.configuration, column.adversary, *lists)
-    return table
+        findings = [
+            (name, finding.case)
+            for name, finding in column.standing.findings.items()
+            if subject_of(finding.case) is not Subject.BY_DESIGN
+        ]
+        if findings:
+            yield f"{column.configuration}: {column.adversary}"
+        for verdict in WORST_FIRST:
+            same = [(name, case) for name, case in findings if case.verdict is verdict]
+            reasons = [reason_text(case, report.seeds) for _, case in same]
+            figures = [
+                f"{name} ({case.value:.2f}{f'; {why}' if why else ''})"
+                for (name, case), why in zip(same, reasons, strict=True)
+            ]
+            if same:
+                yield f"  {words_of(same[0][1])}: {', '.join(figures)}"
 
 
 attack.params.extend(each for each in simulate.params if each.name not in _NOT_HERE)

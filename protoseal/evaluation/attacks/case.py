@@ -20,7 +20,8 @@ class Case(ABC):
 
     The attack succeeds at ``chance + margin`` of ``metric``. ``question`` is what the attack answers, in words that a
     reader without cryptography understands, and ``ability`` is what success shows, in words that complete "it can";
-    ``not_covered`` says what failure does not show. A ``thinned`` case runs on sites with few samples of each class
+    ``not_covered`` says what failure does not show. ``by_design`` is true if the protocol itself tells every member
+    what the attack asks, under every protection. A ``thinned`` case runs on sites with few samples of each class
     (:func:`protoseal.evaluation.attacks.recorded_run.thinned`). ``samples`` is the number of samples behind what is
     attacked, where the case fixes it.
     """
@@ -32,6 +33,7 @@ class Case(ABC):
     question: str
     ability: str
     not_covered: str
+    by_design: bool = False
     thinned: bool = False
     samples: int | None = None
     adversaries: Sequence[Adversary] = tuple(Adversary)

@@ -1,6 +1,7 @@
 """Findings of an attack report: the worst verdicts by configuration, adversary, attack and question.
 
-Questions on what an adversary can learn are apart from those on sabotage: what a malicious site can do to others.
+Questions on what an adversary can learn are apart from what the protocol tells every member by design, and from
+sabotage: what a malicious site can do to others.
 
 A finding never says more than the verdicts: one successful case outweighs an undecided one, which outweighs one that
 was held off. Limit: an attack that did not run has no finding.
@@ -8,8 +9,10 @@ was held off. Limit: an attack that did not run has no finding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from protoseal.evaluation.attacks.adversaries import Adversary
@@ -31,8 +34,25 @@ WORDS: Mapping[Verdict | None, str] = {
     None: "not run",
 }
 """Verdicts as readers of a report see them; None means that no attack ran."""
+TOLD_BY_DESIGN = (
+    "The coordinator and every site are told who takes part, and which classes each site has. This is no attack, and"
+    " neither a protection nor ε covers it."
+)
+"""Statement on what is no attack, for the first screen."""
+MOST_SEEDS = 1000
+"""Most seeds that are proposed: a value that needs more is too near the threshold."""
 _SABOTAGE = "poisoning"
 """Suite of sabotage."""
+_AUDIT = "audit"
+"""Suite of the noise."""
+
+
+class Subject(StrEnum):
+    """Kinds of questions, by the heading of their tables."""
+
+    LEARNT = "What each adversary can learn"
+    BY_DESIGN = "What every member is told by design"
+    SABOTAGE = "Sabotage: what malicious sites can do to the others"
 
 
 @dataclass(frozen=True)
@@ -82,7 +102,7 @@ class Judged:
 
         A coalition can do what its member can, so that it has a member's finding where that is worse than its own.
         """
-        asked = [case for case in self.cases if not is_sabotage(case)]
+        asked = self._cases_on(Subject.LEARNT)
         names = dict.fromkeys([*map(str, Adversary), *(case.adversary for case in asked)])
         own = {
             name: Standing(name, _findings((case for case in asked if case.adversary == name), _question))
@@ -92,9 +112,22 @@ class Judged:
         return sorted(standings, key=lambda each: [*WORST_FIRST, None].index(each.verdict))
 
     @property
+    def by_design(self) -> Standing:
+        """Findings by question on what the protocol itself tells the coordinator and every site."""
+        return Standing("every member", _findings(self._cases_on(Subject.BY_DESIGN), _question))
+
+    @property
     def sabotage(self) -> Standing:
         """Findings by question on what a malicious site can do to others."""
-        return Standing(Adversary.PEER, _findings(filter(is_sabotage, self.cases), _question))
+        return Standing(Adversary.PEER, _findings(self._cases_on(Subject.SABOTAGE), _question))
+
+    @property
+    def noise(self) -> list[CaseRecord]:
+        """Cases that compare the claimed noise with what was measured."""
+        return [case for case in self.cases if case.suite == _AUDIT]
+
+    def _cases_on(self, subject: Subject) -> list[CaseRecord]:
+        return [case for case in self.cases if subject_of(case) is subject]
 
 
 @dataclass(frozen=True)
@@ -165,9 +198,50 @@ def _own_cases(report: AttackReport) -> list[CaseRecord]:
     return noisy
 
 
-def is_sabotage(case: CaseRecord) -> bool:
-    """Return whether the attack asks what a malicious site can do, not what an adversary can learn."""
-    return case.suite == _SABOTAGE
+def subject_of(case: CaseRecord) -> Subject:
+    """Return what the attack's question is about."""
+    if case.suite == _SABOTAGE:
+        return Subject.SABOTAGE
+    return Subject.BY_DESIGN if case.by_design else Subject.LEARNT
+
+
+def words_of(case: CaseRecord) -> str:
+    """Return the verdict as a reader sees it: with noise, "defended" is about the noise that this run drew."""
+    in_this_run = case.verdict is Verdict.DEFENDED and case.epsilon is not None
+    return WORDS[case.verdict] + (" in this run" if in_this_run else "")
+
+
+def reason_text(case: CaseRecord, seeds: Sequence[int]) -> str:
+    """Return why the verdict is undecided, and which seeds would decide it; empty for another verdict."""
+    if case.verdict is not Verdict.TOO_WEAK:
+        return ""
+    needed = seeds_to_decide(case, len(seeds))
+    if needed is not None:
+        return f"--seeds {min(seeds)}-{min(seeds) + needed - 1} would decide, if values stay"
+    if case.undefended < case.chance + case.margin:
+        return "fails even undefended: no seeds would decide"
+    return "too near the threshold: no practical number of seeds would decide"
+
+
+def seeds_to_decide(case: CaseRecord, seeds: int) -> int | None:
+    """Return about how many seeds would decide a verdict that ``seeds`` seeds leave open; None if no number would.
+
+    Values are taken to stay, and intervals to shrink with the root of the number of seeds. Limit: values move, so that
+    a verdict can stay open with that many seeds.
+    """
+    success = case.chance + case.margin
+    if case.value >= success:
+        needs = [(case.value - case.low, case.value - case.chance)]
+    elif case.undefended >= success:
+        needs = [
+            (case.high - case.value, success - case.value),
+            (case.undefended - case.undefended_low, case.undefended - case.chance),
+        ]
+    else:
+        return None
+    # Each interval must shrink to the distance of its value from what the interval has to exclude.
+    needed = max(seeds + 1, *(math.ceil(seeds * (width / room) ** 2) for width, room in needs))
+    return needed if needed <= MOST_SEEDS else None
 
 
 def is_exact_plain(case: CaseRecord) -> bool:

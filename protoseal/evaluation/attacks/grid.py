@@ -383,14 +383,17 @@ def _record(
     suite: str, case: Case, setting: Setting, epsilon: float | None, outcome: Outcome, undefended: Outcome
 ) -> CaseRecord:
     verdict = verdict_of(outcome, undefended, chance=case.chance, margin=case.margin)
+    reading = outcome.reading
     return CaseRecord(
-        **dict(outcome),
+        **dict(outcome)
+        | {"reading": reading if "round" in reading or not reading else f"{reading}, of one round"},
         family=case.family,
         suite=suite,
         question=case.question,
         ability=case.ability,
         protection=setting.protection,
         epsilon=epsilon,
+        by_design=case.by_design,
         samples_behind=case.samples,
         metric=case.metric,
         undefended=undefended.value,

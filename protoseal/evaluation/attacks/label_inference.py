@@ -63,6 +63,7 @@ class Presence(Case):
     question = "Can the adversary tell which classes a site has records of?"
     ability = "tell which classes a site has records of"
     not_covered = "Classes of which a site has few records, and records that leave or join between rounds."
+    by_design = True
     adversaries = (Adversary.COORDINATOR, Adversary.PEER)
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:

@@ -86,7 +86,7 @@ def _measured(done: Audit, ratio: float, claimed: float) -> Measured:
         low=ratio if refuted else 0.0,
         high=max(ratio, _NO_POWER) if weak else ratio,
         trials=CANARIES,
-        basis="the mechanism at the agreed noise, played with canaries",
+        basis="the mechanism at the agreed noise, played with canaries, and no round's messages",
         details={
             "claimed ε": claimed,
             "lower bound of ε": ratio * claimed,

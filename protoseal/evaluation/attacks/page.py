@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,19 +26,23 @@ from protoseal.evaluation.attacks.figures import (
     values_over_samples,
 )
 from protoseal.evaluation.attacks.findings import (
+    TOLD_BY_DESIGN,
     WORDS,
     WORST_FIRST,
     Column,
     Finding,
     Standing,
+    Subject,
     columns_of,
     finding_of,
-    is_sabotage,
     judged_of,
-    succeeds_undefended,
+    reason_text,
+    subject_of,
     undefended_of,
+    words_of,
     worst,
 )
+from protoseal.evaluation.attacks.poisoned_run import malicious_of
 from protoseal.evaluation.attacks.records import AttackReport, CaseRecord, notices_of
 from protoseal.evaluation.attacks.verdicts import Verdict
 from protoseal.reports.figures import data_uri
@@ -86,18 +91,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Topic:
-    """Attacks either on what can be learnt or of ``sabotage``: the columns of their matrix, and a section for each."""
+    """Attacks on one subject: the columns of their matrix, and a section for each."""
 
-    sabotage: bool
+    subject: Subject
     columns: list[Column] = field(repr=False)
     sections: list[Section] = field(repr=False)
-
-    @property
-    def title(self) -> str:
-        """Heading of tables."""
-        if self.sabotage:
-            return "Sabotage: what a malicious site can do to the others"
-        return "What each adversary can learn"
 
     @property
     def questions(self) -> list[str]:
@@ -128,7 +126,8 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         _section(name, cases, [case for case in cases if id(case) in ran], columns)
         for name, cases in undefended_of(report.cases).items()
     ]
-    page = template(TEMPLATE, _FILTERS).render(
+    filters: Filters = {**_FILTERS, "reason": partial(reason_text, seeds=report.seeds)}
+    page = template(TEMPLATE, filters).render(
         report=report,
         notices=notices_of(report.dataset, pictures=report.pictures),
         judged=judged_of(report),
@@ -136,7 +135,10 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         sections=sections,
         numbers={section.attack: number for number, section in enumerate(sections, 1)},
         who=WHO,
+        Subject=Subject,
+        told_by_design=TOLD_BY_DESIGN,
         Verdict=Verdict,
+        malicious=len(malicious_of([str(number) for number in range(report.sites)])),
         WORST_FIRST=WORST_FIRST,
         config=json.dumps(report.config, indent=2, ensure_ascii=False, default=str),
     )
@@ -144,15 +146,15 @@ def write_page(folder: Path, report: AttackReport) -> Path:
 
 
 def _topics(columns: Sequence[Column], sections: Sequence[Section]) -> Iterator[Topic]:
-    for sabotage in (False, True):
+    for subject in Subject:
         own = [
-            replace(each, cases=[case for case in each.cases if is_sabotage(case) == sabotage])
+            replace(each, cases=[case for case in each.cases if subject_of(case) is subject])
             for each in columns
         ]
         yield Topic(
-            sabotage,
+            subject,
             [each for each in own if each.cases],
-            [each for each in sections if is_sabotage(each.undefended.case) == sabotage],
+            [each for each in sections if subject_of(each.undefended.case) is subject],
         )
 
 
@@ -261,15 +263,6 @@ def samples_text(samples: Sequence[int]) -> str:
     return f"of {numbers} record{'s' if list(samples) != [1] else ''}"
 
 
-def reason_text(case: CaseRecord) -> str:
-    """Return why the verdict is undecided; empty for another verdict."""
-    if case.verdict is not Verdict.TOO_WEAK:
-        return ""
-    if not succeeds_undefended(case):
-        return "fails even undefended"
-    return "the interval includes success and failure"
-
-
 _SYMBOLS = {
     Verdict.DEFENDED: "✓",
     Verdict.NOT_DEFENDED: "✗",
@@ -281,11 +274,11 @@ _CLASSES = {verdict: words.replace(" ", "-") for verdict, words in WORDS.items()
 _FILTERS: Filters = {
     "number": number_text,
     "short": lambda number: f"{round(number, 3):.3g}",
-    "reason": reason_text,
     "samples": samples_text,
     "worst_first": worst_first,
     "finding": lambda cases: finding_of(cases) if cases else None,
     "css": _CLASSES.__getitem__,
     "symbol": _SYMBOLS.__getitem__,
     "words": WORDS.__getitem__,
+    "case_words": words_of,
 }

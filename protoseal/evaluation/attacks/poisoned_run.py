@@ -1,4 +1,4 @@
-"""Poisoned federation: one site in five is malicious, in its data or in what it uploads, and the others are honest.
+"""Poisoned federation: one site in five, one at least, is malicious in its data or uploads, and the others are honest.
 
 A malicious site changes what its trainee returns before the protection is applied, so that one attack works under every
 protection. The site stays within what the parties would refuse: under sums whose terms are hidden, only the mean

@@ -1,4 +1,4 @@
-"""Poisoning and backdoors by one site in five, and what each costs the honest sites.
+"""Poisoning and backdoors by one site in five, one at least, and what each costs the honest sites.
 
 Every attack runs twice: on the configuration, and on the same without what holds poison off
 (:func:`protoseal.evaluation.attacks.poisoned_run.unguarded`). The difference to the run in which no site is
@@ -120,13 +120,13 @@ class Poisoning(Case):
         """Measure the attack against the run's configuration; nothing if it does not apply."""
         if adversary not in self.adversaries or not self.applies(run.agreement.method.traits):
             return ()
-        return (self._measured(run.config, run.seed, "poison within the agreed bounds"),)
+        return (self._measured(run.config, run.seed, "poison in all rounds, within the agreed bounds"),)
 
     def reference(self, run: RecordedRun) -> Measured | None:
         """Measure the attack where nothing holds it off; None if it does not apply."""
         if not self.applies(run.agreement.method.traits):
             return None
-        return self._measured(unguarded(run.config), run.seed, "poison, unguarded")
+        return self._measured(unguarded(run.config), run.seed, "poison in all rounds, unguarded")
 
     def _measured(self, config: SimulationConfig, seed: int, basis: str) -> Measured:
         seeds = range(seed * self.repeats, (seed + 1) * self.repeats)
@@ -174,39 +174,39 @@ def poisoning_cases(repeats: int = 4) -> tuple[Poisoning, ...]:
     return (
         make(
             "label flip",
-            words + "one site in five trains with wrong labels?",
+            words + "malicious sites train with wrong labels?",
             able + "training with wrong labels",
             Poison(data=flipped),
         ),
         make(
             "sign flip",
-            words + "one site in five uploads the opposite of what it learnt?",
-            able + "uploading the opposite of what it learnt",
+            words + "malicious sites upload the opposite of what they learnt?",
+            able + "uploading the opposite of what malicious sites learnt",
             multiplied(-1.0),
         ),
         make(
             "scaled upload",
-            words + "one site in five uploads the opposite of what it learnt, as large as bounds allow?",
-            able + "uploading the opposite of what it learnt, as large as bounds allow",
+            words + "malicious sites upload the opposite of what they learnt, as large as bounds allow?",
+            able + "uploading the opposite of what malicious sites learnt, as large as bounds allow",
             multiplied(BOOST),
         ),
         make(
             "prototype shift",
-            words + "one site in five moves its prototypes to other classes?",
-            able + "moving its prototypes to other classes",
+            words + "malicious sites move their prototypes to other classes?",
+            able + "moving prototypes to other classes",
             Poison(rows=shifted),
             applies=lambda traits: traits.prototypes,
         ),
         make(
             "inflated sample count",
-            words + "one site in five uploads the opposite of what it learnt, and claims very many samples?",
-            able + "uploading the opposite of what it learnt, and claiming very many samples",
+            words + "malicious sites upload the opposite of what they learnt, and claim very many samples?",
+            able + "uploading the opposite of what malicious sites learnt, and claiming very many samples",
             multiplied(-1.0, _CLAIM),
             applies=lambda traits: traits.weighted,
         ),
         make(
             "backdoor",
-            "Do honest sites take marked images for another class if one site in five trains with such marks?",
+            "Do honest sites take marked images for another class if malicious sites train with such marks?",
             "make honest sites take marked images for another class by training with such marks",
             Poison(data=with_backdoor),
             metric="marked images taken for the target, honest sites' mean beyond a run without poison",

@@ -45,7 +45,7 @@ from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
 
 EXACT = 1e-5
-"""Largest error of a number that was read exactly, in units of the norm bound."""
+"""Largest error of a number that was read exactly, in units of the norm bound; questions state it."""
 FEWEST_HOLDERS = 3
 """Fewest holders of a class in which rows are known and one is not."""
 ORDERS = 5
@@ -58,8 +58,10 @@ class Values(Case):
     attack = "reading protected values"
     metric = "share of the numbers of prototypes other than zero that are read exactly"
     chance, margin = 0.0, 0.5
-    question = "Can the adversary read a site's prototypes, with the noise that they are sent with, if any?"
-    ability = "read a site's prototypes as they were sent"
+    question = (
+        "Can the adversary read prototypes, with their noise if any, as numbers to 1e-5 of the norm bound?"
+    )
+    ability = "read a site's prototypes, with their noise if any, as numbers to 1e-5"
     not_covered = "Values that are read approximately, and what the prototypes show of records."
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
@@ -138,7 +140,7 @@ class KeyRecovery(Case):
         if not run.agreement.protection.ckks_key or run.agreement.clusters:
             return []
         opened = np.array(list(_opened(run)))
-        basis = "the results sent, and the sites' acknowledgements"
+        basis = "the results sent, and the sites' acknowledgements, of all rounds"
         return [Measured(*share_interval(opened), len(opened), basis)] if len(opened) else []
 
     def reference(self, run: RecordedRun) -> Measured | None:

@@ -35,7 +35,8 @@ class CaseRecord(Record):
     ``epsilon`` is None without noise. ``value`` has a 95 % interval from ``low`` to ``high`` over ``trials``
     independent releases or runs; the attack succeeds at ``chance`` + ``margin``; ``undefended`` is its value under
     ``plain`` without noise, or with ``own_reference`` that of the case's own undefended system. ``defended`` is None if
-    the attack is too weak to tell. Attacks of a ``family`` differ in ``samples_behind`` alone.
+    the attack is too weak to tell. ``by_design`` is true if the protocol itself tells every member what was asked.
+    Attacks of a ``family`` differ in ``samples_behind`` alone.
     """
 
     attack: str
@@ -47,6 +48,7 @@ class CaseRecord(Record):
     reading: str
     protection: str
     epsilon: float | None
+    by_design: bool = False
     samples_behind: int | None = None
     metric: str
     value: float

@@ -61,7 +61,9 @@ class DependentMessages(Case):
         differs = np.array([_differ(*(_messages(each, *cell) for each in (run, other))) for cell in cells])
         return [
             Measured(
-                *share_interval(differs), len(cells), "the messages of two runs that differ in one record"
+                *share_interval(differs),
+                len(cells),
+                "the messages of all rounds of two runs that differ in one record",
             )
         ]
 

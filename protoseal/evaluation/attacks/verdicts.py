@@ -64,7 +64,8 @@ class Measured:
     """Result of an attack: ``value`` with its 95 % interval, in the unit of the case's metric.
 
     ``trials`` is the number of independent releases or runs behind the interval. ``details`` are further figures by
-    name, ``curves`` are lines (x, y) by name, and ``basis`` says what the adversary computed from.
+    name, and ``curves`` are lines (x, y) by name. ``basis`` says what the adversary computed from, and names the rounds
+    unless it is one.
     """
 
     value: float

@@ -19,6 +19,7 @@ from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case
 from protoseal.evaluation.attacks.image_similarity import picture
 from protoseal.evaluation.attacks.poisoning import poisoning_cases
+from protoseal.evaluation.attacks.protection_attacks import EXACT
 from protoseal.evaluation.attacks.recorded_run import RecordedRun
 from protoseal.evaluation.attacks.records import notices_of
 from protoseal.evaluation.attacks.suites import cases_of, suite_names
@@ -87,6 +88,13 @@ def test_undefended_attacks_succeed_and_rotations_hold_the_coordinator_off(repor
 def test_a_colluding_site_opens_what_rotations_hide(report: dict[str, Any]) -> None:
     for adversary in (Adversary.COLLUSION, Adversary.PEERS):
         assert verdicts(report, "membership", "masked")[adversary] == {"not defended"}
+
+
+def test_a_reading_names_its_rounds_and_exact_numbers_their_error(report: dict[str, Any]) -> None:
+    assert all("round" in case["reading"] for case in report["cases"])
+    questions = {case["question"] for case in report["cases"] if case["attack"] == "reading protected values"}
+    assert questions
+    assert all(f"{EXACT:g}".replace("e-05", "e-5") in each for each in questions)
 
 
 def test_the_report_loads_nothing_from_elsewhere(

@@ -19,10 +19,13 @@ from protoseal.evaluation.attacks.findings import (
     columns_of,
     finding_of,
     judged_of,
+    reason_text,
+    seeds_to_decide,
     undefended_of,
+    words_of,
     worst,
 )
-from protoseal.evaluation.attacks.page import reason_text, samples_text, worst_first, write_page
+from protoseal.evaluation.attacks.page import samples_text, worst_first, write_page
 from protoseal.evaluation.attacks.records import AttackReport, CaseRecord, CurveLine, PictureFile
 from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
 
@@ -233,7 +236,7 @@ def test_a_report_without_cases_claims_nothing(tmp_path: Path) -> None:
     text = Page(write_page(tmp_path, report(complete=False))).text
     assert "Incomplete" in text
     assert "says nothing about its safety" in text
-    assert "No success for" not in text[: text.index("Verdicts")]
+    assert "No success for" not in text[: text.index("Words and verdicts")]
 
 
 @pytest.mark.parametrize(
@@ -334,10 +337,63 @@ def test_a_case_with_its_own_reference_has_that_as_undefended() -> None:
 
 def test_too_weak_has_its_reason() -> None:
     """An attack that fails undefended differs from one whose interval is too wide."""
-    reasons = [reason_text(each) for each in (case(undefended=0.5), case(0.59, half=0.05), case())]
-    assert reasons[0] != reasons[1]
-    assert all(reasons[:2])
-    assert not reasons[2]
+    undecided = (case(undefended=0.5), case(0.59, half=0.05), case(0.5999, half=0.05))
+    fails, wide, near, decided = (reason_text(each, (2, 3)) for each in (*undecided, case()))
+    assert len({fails, wide, near}) == 3
+    assert "--seeds 2-51" in wide
+    assert "--seeds" not in fails + near
+    assert not decided
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "undefended"), [(0.58, 0.03, 0.95), (0.61, 0.14, 0.5), (0.55, 0.051, 0.6001)]
+)
+def test_as_many_seeds_as_are_named_decide_if_values_stay(
+    value: float, half: float, undefended: float
+) -> None:
+    """Intervals that shrink with the root of the number of seeds exclude what they have to then, and not earlier."""
+
+    def verdict(seeds: int) -> Verdict:
+        shrunk = (2 / seeds) ** 0.5
+        measured = Measured(value, value - half * shrunk, value + half * shrunk, 40)
+        baseline = Measured(undefended, undefended - 0.02 * shrunk, undefended + 0.02 * shrunk, 40)
+        return verdict_of(measured, baseline, chance=0.5, margin=0.1)
+
+    needed = seeds_to_decide(case(value, half, undefended), 2)
+    assert needed is not None
+    assert verdict(needed - 1) is Verdict.TOO_WEAK
+    assert verdict(needed) is not Verdict.TOO_WEAK
+
+
+def test_what_the_protocol_tells_every_member_is_no_success(tmp_path: Path) -> None:
+    """The finding stands apart from what each adversary can learn, in the first block and in the tables."""
+    told = case(
+        0.99,
+        attack="presence",
+        question="Which classes?",
+        ability="list classes",
+        epsilon=3.0,
+        by_design=True,
+    )
+    (judged,) = judged_of(report(told, case(0.5, epsilon=3.0)))
+    assert {each.verdict for each in judged.standings} == {Verdict.DEFENDED, None}
+    assert set(judged.by_design.findings) == {told.question}
+    short = Page(write_page(tmp_path, report(told))).text
+    assert "Not safe against" not in short
+    assert short.index("Told by design") < short.index("list classes")
+
+
+def test_a_defence_by_noise_is_about_this_run(tmp_path: Path) -> None:
+    """With noise the verdict says so, and the page has the claimed ε beside what was measured."""
+    words = [words_of(each) for each in (case(), case(epsilon=3.0), case(0.9, epsilon=3.0))]
+    assert words == ["defended", "defended in this run", "not defended"]
+    measured = case(0.5, attack="audit", suite="audit", epsilon=3.0, details={"lower bound of ε": 0.25})
+    for found, bound in (([measured], True), ([case(epsilon=3.0)], False)):
+        text = Page(write_page(tmp_path, report(*found))).text
+        claimed = text.index("Noise claimed masked, ε = 3")
+        assert (
+            "lower bound of ε 0.250" in text[claimed : text.index("What each adversary can learn")]
+        ) == bound
 
 
 def test_only_rising_rates_are_an_roc() -> None:
