@@ -64,6 +64,7 @@ class LedgerAnchors:
         if kept is not None and anchor.is_behind(kept):
             raise BadPayload(
                 f"{site}'s privacy ledger ends with entry {anchor.seq} ({anchor.head.hex()[:16]}), but had entry "
-                f"{kept.seq} ({kept.head.hex()[:16]}) before: restore the latest copy of the ledger"
+                f"{kept.seq} ({kept.head.hex()[:16]}) before, which no crash removes: restore the "
+                "latest copy of the ledger"
             )
         self._seen[site, anchor.key] = anchor

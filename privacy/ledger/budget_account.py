@@ -73,15 +73,30 @@ class Account:
 
     @property
     def unfinished(self) -> int:
-        """Number of bytes of an unfinished last line. A line cut off by a crash was never acknowledged or sent for."""
+        """Number of bytes of an unfinished last line.
+
+        A line that a crash cut off was never acknowledged, so nothing was sent for it. A line that was cut off later
+        looks the same: only an anchor of that line, for :meth:`check_anchor`, tells one from the other.
+        """
         return len(self._chain.torn)
 
     def check_anchor(self, anchor: Anchor) -> None:
-        """Raise :class:`RolledBackError` unless the ledger has the anchored entry."""
-        if anchor.seq > self.anchor.seq:
+        """Raise :class:`RolledBackError` unless the ledger has the anchored entry.
+
+        An anchor is of an entry that was acknowledged, hence whole on the disk, so a missing one is never the effect of
+        a crash. The limit: a disk that loses what it has synced looks like a cut.
+        """
+        last = self.anchor.seq
+        if anchor.seq == last + 1 and self.unfinished:
             raise RolledBackError(
-                f"{self.path} ends with entry {self.anchor.seq}, and has had {anchor.seq}: an older copy was put in "
-                "its place, or the ledger was begun anew; restore the latest copy"
+                f"{self.path}: entry {anchor.seq} was cut after it was acknowledged, and {self.unfinished} bytes of it "
+                "are left: a crash while writing leaves no anchor; restore the latest copy"
+            )
+        if anchor.seq > last:
+            raise RolledBackError(
+                f"{self.path} ends with entry {last}, and entry {anchor.seq} was acknowledged: its end was cut off "
+                "after that, an older copy was put in its place, or the ledger was begun anew; a crash does none of "
+                "these; restore the latest copy"
             )
         if not self._chain.has(anchor):
             raise RolledBackError(

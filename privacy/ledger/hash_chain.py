@@ -43,14 +43,13 @@ class Anchor(NamedTuple):
 class Chain:
     """Checked content of a file.
 
-    ``contents`` are the lines' objects without ``seq``, ``prev``, ``salt`` and ``hash``. ``complete`` is the length in
-    bytes of the valid lines. ``torn`` is the rest of the file: an unfinished line without a newline. ``unended`` is
-    True if the last line is valid and lacks only its newline.
+    ``contents`` are the lines' objects without ``seq``, ``prev``, ``salt`` and ``hash``. ``torn`` is the rest of the
+    file: an unfinished line without a newline. ``unended`` is True if the last line is valid and lacks only its
+    newline.
     """
 
     contents: tuple[Mapping[str, object], ...]
     hashes: tuple[str, ...]
-    complete: int
     torn: bytes = b""
     unended: bool = False
 
@@ -83,11 +82,10 @@ def read_chain(content: bytes) -> Chain:
     *ended, rest = content.split(b"\n")
     found = [_read_line(number, line) for number, line in enumerate(ended, 1)]
     _check_order(found)
-    complete = len(content) - len(rest)
     last = _finished(rest, found)
     if last is not None:
-        return _chain([*found, last], complete + len(rest), unended=True)
-    return _chain(found, complete, rest)
+        return _chain([*found, last], unended=True)
+    return _chain(found, rest)
 
 
 def _finished(rest: bytes, found: Sequence[dict[str, object]]) -> dict[str, object] | None:
@@ -99,11 +97,9 @@ def _finished(rest: bytes, found: Sequence[dict[str, object]]) -> dict[str, obje
     return last
 
 
-def _chain(
-    found: Sequence[dict[str, object]], complete: int, torn: bytes = b"", *, unended: bool = False
-) -> Chain:
+def _chain(found: Sequence[dict[str, object]], torn: bytes = b"", *, unended: bool = False) -> Chain:
     contents = tuple({name: value for name, value in each.items() if name not in _CHAINING} for each in found)
-    return Chain(contents, tuple(str(each["hash"]) for each in found), complete, torn, unended)
+    return Chain(contents, tuple(str(each["hash"]) for each in found), torn, unended)
 
 
 def _read_line(number: int, line: bytes) -> dict[str, object]:

@@ -79,6 +79,7 @@ class Ledger:
         self._budget = Budget(dataset, limit)
         self._account: Account | None = None
         self._broken = False
+        self._unfinished = 0
         with self._opened(create=True):
             # Sync on every opening: a process may have died after it began the file and before it synced the folder.
             append_only_file.sync_folder(path.resolve().parent)  # the target's folder if the path is a link
@@ -140,6 +141,7 @@ class Ledger:
         Raises :class:`LedgerError` if the line could not be made durable.
         """
         with self._opened() as file:
+            self._drop_unfinished(file, "the entry was cut after it was acknowledged, and is lost")
             self._append(file, self.anchor, loss_to_json(Loss(seq, now())))
 
     def allow(self, limit: Limit, reason: str) -> Anchor:
@@ -224,8 +226,7 @@ class Ledger:
     def _catch_up(self, file: int, *, create: bool) -> None:
         """Read the whole file again, so that any change is seen; the accountant takes longer than the reading."""
         chain = read_chain(append_only_file.read_all(file))
-        if self._mend(file, chain):
-            chain = read_chain(append_only_file.read_all(file))
+        self._finish(file, chain)
         if not chain.contents:
             self._begin(file, create=create)
             return
@@ -242,28 +243,35 @@ class Ledger:
         _log.warning("%s: a new privacy budget begins for data set %r", self._path, self._budget.dataset)
         self._append(file, _NOTHING, budget_to_json(self._budget))
 
-    def _mend(self, file: int, chain: Chain) -> bool:
-        """Finish or drop the line of a process that died while writing; return True if there was such a line.
+    def _finish(self, file: int, chain: Chain) -> None:
+        """Give the last line its newline if a process died before it wrote that; on return, the file is on the disk.
 
-        A partial line is dropped: the line was never acknowledged, so nothing was sent for it. A whole line without
-        its newline is finished, because others may have read the line. On return, all that was read is on the disk.
+        Others may have read a whole line without its newline. An unfinished line stays until another one is written:
+        until then an anchor may show that the line was acknowledged and cut later (:meth:`Account.check_anchor`).
         """
         if chain.torn and not chain.contents and not self._is_begun(chain.torn):
             raise LedgerError(f"{self._path} is not a privacy ledger; give the ledger a place of its own")
         try:
             if chain.unended:
                 append_only_file.append(file, b"\n")
-            elif chain.torn:
-                _log.warning(
-                    "%s: dropped %d bytes of an entry that a crash cut off", self._path, len(chain.torn)
-                )
-                append_only_file.cut(file, chain.complete)
             else:
                 append_only_file.sync(file)
         except OSError:
             self._broken = True
             raise
-        return chain.unended or bool(chain.torn)
+        self._unfinished = len(chain.torn)
+
+    def _drop_unfinished(self, file: int, why: str) -> None:
+        """Drop an unfinished last line, if there is one."""
+        if not self._unfinished:
+            return
+        _log.warning("%s: dropped %d bytes of an unfinished entry: %s", self._path, self._unfinished, why)
+        try:
+            append_only_file.cut(file, append_only_file.size(file) - self._unfinished)
+        except OSError:
+            self._broken = True
+            raise
+        self._unfinished = 0
 
     def _is_begun(self, torn: bytes) -> bool:
         """Return True if ``torn`` may be part of this data set's first line, by the bytes before the line's hash."""
@@ -271,6 +279,12 @@ class Ledger:
         return known.startswith(torn[: len(known)])
 
     def _append(self, file: int, after: Anchor, content: dict[str, object]) -> None:
+        """Write a line durably, in place of an unfinished one.
+
+        A site has compared the ledger with all anchors that it was shown before it writes, so the unfinished line had
+        not been acknowledged to anyone.
+        """
+        self._drop_unfinished(file, "a crash while writing; no anchor has it, so nothing was released for it")
         line, end = make_line(after, content), append_only_file.size(file)
         try:
             append_only_file.append(file, line)

@@ -14,9 +14,9 @@ from privacy.ledger.entries import Limit
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.budget_ledger import accountant as accountant_by
-from protoseal.commands.budget_ledger import check_fields
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
+from secure_client.privacy.rollback_record import check_shown
 
 
 @click.command(
@@ -49,7 +49,7 @@ def allow_command(
     renyi-filter also covers agreements that are chosen after looking at earlier results; it cannot be undone.
     """
     before = read_account(ledger)
-    check_fields(before)  # opening it would drop a torn end, and another line would take its place
+    check_shown(before)  # another line would take the place of a torn end
     was = before.limit
     account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_by(was))
     try:

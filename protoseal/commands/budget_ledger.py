@@ -12,7 +12,6 @@ import click
 
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, event_to_json
-from privacy.errors import RolledBackError
 from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.decisions import exposure_to_json, loss_to_json
 from privacy.ledger.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
@@ -20,7 +19,7 @@ from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words, remaining
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
-from secure_client.privacy.rollback_record import PEERS, lacking
+from secure_client.privacy.rollback_record import PEERS, check_shown, lacking, shown
 
 _LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
 _SCHEMA: dict[str, object] = {"schema": 2}
@@ -29,6 +28,14 @@ TORN = 3
 _RECORDED_ALONE = (
     "This is what the ledger records. What left of the same records without it (in a run of a site whose file has no"
     " [privacy], under another ledger, or under another name of the data set) cannot be known from it."
+)
+_CRASHED = (
+    f"A crash while writing left them, and nothing was released for them: {PEERS} beside the ledger has the last entry"
+    " that the site has shown, which is not this one. The site drops them when it writes the next entry."
+)
+_CRASHED_OR_CUT = (
+    "If a crash while writing left them, nothing was released for them. If the entry was cut after it was acknowledged,"
+    " something may have been: only an anchor of that entry tells, and none of this ledger is stored beside it."
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -96,7 +103,7 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
 
 
 def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None:
-    check_fields(account)
+    kept = check_shown(account)
     if anchor is not None:
         account.check_anchor(anchor)
     facts = _facts(account) | {"anchored": None if anchor is None else str(anchor)}
@@ -107,26 +114,13 @@ def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None
         click.echo(words)
     click.echo(f"The chain holds. Entries: {len(account.lines)}; the head is {account.anchor}.")
     if account.unfinished:
-        click.echo(
-            f"TORN END: {account.unfinished} bytes of an unfinished entry lie behind it. If a crash cut it off, nothing"
-            " was sent for it, and the site drops it when it next opens the ledger. If anything else did, something may"
-            " have been sent: only an anchor would tell."
-        )
+        what = f"{account.unfinished} bytes of an unfinished entry {account.anchor.seq + 1} lie behind it"
+        click.echo(f"TORN END: {what}. {_CRASHED_OR_CUT if kept is None else _CRASHED}")
     click.echo(
         "An older copy would look the same: give --anchor an entry that others have kept."
         if anchor is None
         else f"It has the entry that others have kept: {anchor.seq}."
     )
-
-
-def check_fields(account: Account) -> None:
-    """Raise :class:`RolledBackError` where the ledger lacks an entry that the site has shown, as it keeps beside it."""
-    kept = lacking(account)
-    if kept is not None:
-        raise RolledBackError(
-            f"{account.path} lacks entry {kept.seq}, which the site has shown, as {PEERS} beside it says: it was"
-            " removed, an older copy was put in its place, or its end was cut off; bring the latest back"
-        )
 
 
 def accountant(limit: Limit) -> Accountant:
@@ -160,7 +154,7 @@ def _facts(account: Account) -> dict[str, object]:
 def _guarantee(account: Account) -> str:
     if _why_none(account) is not None:
         return "none"
-    if account.unfinished:
+    if account.unfinished and shown(account) is None:
         return "unknown, the end is torn"
     if account.limit.accountant is Accounting.PLANNED:
         return "for what is recorded here, if all its agreements were fixed before the first release"

@@ -39,8 +39,8 @@ def kept_of(record: AnchorRecord, dataset: str) -> Anchor | None:
     return None if kept is None else Anchor(kept.seq, kept.head.hex())
 
 
-def lacking(account: Account) -> Anchor | None:
-    """Return the entry that the site has shown and the ledger lacks, or None. Changes nothing.
+def shown(account: Account) -> Anchor | None:
+    """Return the last entry that the site has shown, by the record beside the ledger; None without a record.
 
     Raises :class:`agreement.storage.ledger_anchors.AnchorRecordError` for a record that cannot be read.
     """
@@ -48,11 +48,21 @@ def lacking(account: Account) -> Anchor | None:
     if not path.exists():
         return None
     with AnchorRecord.open(path, read_only=True) as record:
-        kept = kept_of(record, account.budget.dataset)
-    if kept is None:
-        return None
-    try:
+        return kept_of(record, account.budget.dataset)
+
+
+def check_shown(account: Account) -> Anchor | None:
+    """Return :func:`shown`; raise :class:`RolledBackError` if the ledger lacks that entry. Changes nothing."""
+    kept = shown(account)
+    if kept is not None:
         read_account(account.path).check_anchor(kept)  # read again: a run may have added entries in between
+    return kept
+
+
+def lacking(account: Account) -> Anchor | None:
+    """Return the entry that the site has shown and the ledger lacks, or None. Changes nothing."""
+    try:
+        check_shown(account)
     except RolledBackError:
-        return kept
+        return shown(account)
     return None

@@ -194,7 +194,7 @@ class PeerAnchors:
 def check_kept_beside(budget: BudgetSection) -> None:
     """Raise :class:`RolledBackError` if the ledger is missing or lacks the last entry that this site has shown.
 
-    Call this function before opening the ledger, which would create a missing ledger or drop an incomplete last line.
+    Call this function before opening the ledger, which would create a missing ledger.
     With ``ledger_lost`` in the site's file, the ledger continues or begins with a line that records the loss: the data
     set then has no guarantee any more.
     """
@@ -203,34 +203,38 @@ def check_kept_beside(budget: BudgetSection) -> None:
         return
     with AnchorRecord.open(path) as record:
         kept = kept_of(record, budget.dataset)
-        if kept is None or _has(budget.ledger, kept):
+        fault = None if kept is None else _fault(budget.ledger, kept)
+        if kept is None or fault is None:
             return
         if not budget.ledger_lost:
             raise RolledBackError(
-                f"{budget.ledger} lacks entry {kept.seq}, which data set {budget.dataset!r} has had: the ledger "
-                "was removed, replaced by an older copy, or cut off; restore the latest copy, or, if that is "
-                "lost, set ledger_lost = true in [privacy] of the site's file, after which the data set has no "
-                "guarantee"
+                f"{fault}; if the latest copy is lost, set ledger_lost = true in [privacy] of the site's file, after "
+                f"which data set {budget.dataset!r} has no guarantee"
             )
         site_ledger(budget).lose(kept.seq)
         record.forget(OWN, own_anchor(budget.dataset, kept).key)
         _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, kept.seq, budget.ledger)
 
 
-def _has(ledger: Path, kept: Anchor) -> bool:
+def _fault(ledger: Path, kept: Anchor) -> str | None:
+    """Return what happened to a ledger that lacks the entry of the anchor; None if the ledger has it."""
     if not ledger.exists() or not ledger.stat().st_size:
-        return False
+        return (
+            f"{ledger} is missing or empty, and entry {kept.seq} was acknowledged: the ledger was removed after that; "
+            "restore the latest copy"
+        )
     try:
         read_account(ledger).check_anchor(kept)
-    except RolledBackError:
-        return False
-    return True
+    except RolledBackError as error:
+        return str(error)
+    return None
 
 
 def _other_ledger(site: str, anchor: LedgerAnchor, kept: LedgerAnchor) -> str:
     found = f"ends with entry {anchor.seq}" if anchor.seq < kept.seq else f"has another entry {anchor.seq}"
     return (
-        f"{site}'s privacy ledger {found}, but has had entry {kept.seq} ({kept.head.hex()[:16]}): an older copy "
-        f"or a new ledger took its place, and {site} may release more than its budget; {site} must restore the "
+        f"{site}'s privacy ledger {found}, but has had entry {kept.seq} ({kept.head.hex()[:16]}): its end was "
+        "cut off, or an older copy or a new ledger took its place, which no crash does, since a shown entry is on the "
+        f"disk; {site} may release more than its budget; {site} must restore the "
         "latest copy"
     )

@@ -170,8 +170,9 @@ def test_a_line_that_a_crash_cut_off_is_dropped_and_the_limit_before_it_holds(pa
     whole = path.read_bytes()
     for end in (len(exposed) + 1, len(whole) - 2):
         path.write_bytes(whole[:end])
-        open_ledger(path)
-        assert path.read_bytes() == exposed
+        open_ledger(path).spend(spending(9))
+        assert path.read_bytes().startswith(exposed)
+        assert read_account(path).limit == LIMIT
     path.write_bytes(whole[:-1])
     open_ledger(path, limit=MORE)
     assert path.read_bytes() == whole

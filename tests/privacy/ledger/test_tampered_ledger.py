@@ -117,24 +117,41 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_unfinished_line_is_dropped_with_a_warning_and_a_whole_one_is_kept(
+def test_an_unfinished_line_stays_until_the_next_one_is_written_and_a_whole_one_is_kept(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Cut at every byte of the last line. Without its newline alone, it may have been an editor: it stays spent."""
-    whole = path.read_bytes()
+    """Cut at every byte of the last line. Without its newline alone, it may have been an editor: it stays spent.
+
+    Until the next line is written, an anchor tells a crash, which leaves none, from a cut.
+    """
+    whole, anchor = path.read_bytes(), open_ledger(path).anchor
     start = whole.rindex(b"\n", 0, -1) + 1
     for end in range(start, len(whole)):
         path.write_bytes(whole[:end])
         caplog.clear()
-        assert read_account(path).unfinished == (end - start if end < len(whole) - 1 else 0)
+        left, kept = end - start, end == len(whole) - 1
+        assert read_account(path).unfinished == (0 if kept else left)
         assert path.read_bytes() == whole[:end]  # by reading alone nothing is changed
-        with caplog.at_level(logging.WARNING):
-            ledger = open_ledger(path)
-        kept = end == len(whole) - 1
-        assert path.read_bytes() == (whole if kept else whole[:start])
+        ledger = open_ledger(path)
+        assert path.read_bytes() == (whole if kept else whole[:end])
         assert len(ledger.history) == 3 + kept
-        assert bool(caplog.messages) == (start < end < len(whole) - 1)
         assert kept or not ledger.spent(spending(4).release)
+        if not kept:
+            cut = (
+                f"entry 4 was cut .* {left} bytes"
+                if left
+                else "ends with entry 3, and entry 4 was acknowledged"
+            )
+            with pytest.raises(RolledBackError, match=cut):
+                ledger.check_anchor(*anchor)
+        assert not caplog.messages
+        with caplog.at_level(logging.WARNING):
+            ledger.spend(spending(5))
+        assert path.read_bytes().startswith(whole if kept else whole[:start])
+        assert len(read_account(path).entries) == 4 + kept
+        assert ["a crash while writing" in text for text in caplog.messages] == [True] * bool(
+            left and not kept
+        )
 
 
 @pytest.mark.usefixtures("quick")
@@ -155,11 +172,11 @@ def test_a_restored_older_copy_is_told_by_its_anchor(path: Path) -> None:
     at_that_time = ledger.anchor
     kept = ledger.spend(spending(5))
     path.write_bytes(older)
-    with pytest.raises(RolledBackError, match="ends with entry 4, and has had 5"):
+    with pytest.raises(RolledBackError, match="ends with entry 4, and entry 5 was acknowledged"):
         ledger.spend(spending(6))  # the process that saw the newer one
     restarted = open_ledger(path)
     restarted.check_anchor(*at_that_time)
-    with pytest.raises(RolledBackError, match="ends with entry 4, and has had 5"):
+    with pytest.raises(RolledBackError, match="ends with entry 4, and entry 5 was acknowledged"):
         restarted.check_anchor(*kept)
     restarted.spend(spending(7))
     with pytest.raises(RolledBackError, match="another entry 5"):
@@ -174,7 +191,7 @@ def test_a_vanished_ledger_is_not_recreated_by_a_process_that_read_it(path: Path
     path.unlink()
     if begun_anew:
         open_ledger(path)
-    with pytest.raises(LedgerError, match=r"ends with entry 0, and has had 4|is not there"):
+    with pytest.raises(LedgerError, match=r"ends with entry 0, and entry 4 was|is not there"):
         ledger.spend(spending(9))
     assert path.exists() == begun_anew
     path.write_bytes(b"")

@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd
-from privacy.ledger.entries import Limit, ReleaseName, Spending
+from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
 from secure_client.privacy.rollback_record import OWN, own_anchor, record_beside
-from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
+from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_verify_tells_a_whole_ledger_from_a_changed_and_from_an_older_one(path: 
     assert json.loads(output_of("verify", path, "--anchor", kept, "--json"))["anchored"] == str(kept)
     path.write_bytes(older)
     assert "An older copy would look the same" in output_of("verify", path)
-    assert "ends with entry 3, and has had 4" in failure("verify", path, "--anchor", kept)
+    assert "ends with entry 3, and entry 4 was acknowledged" in failure("verify", path, "--anchor", kept)
     path.write_bytes(older.replace(b'"round":3', b'"round":2'))
     for command in ("verify", "show"):
         assert "line 3 was changed" in failure(command, path)
@@ -121,6 +121,30 @@ def test_verify_tells_of_an_unfinished_entry_and_leaves_it(path: Path) -> None:
     assert said.splitlines()[2].startswith("TORN END: ")
     as_json = json.loads(output_of("verify", path, "--json", code=TORN))
     assert as_json["unfinished_bytes"] > 0
+    assert path.read_bytes() == torn
+
+
+def test_verify_tells_a_crash_from_a_cut_by_anchors_and_knows_when_it_cannot(tmp_path: Path) -> None:
+    """The end is torn in the same way: while entry 2 was written, and after it was acknowledged."""
+    path = tmp_path / "scans.ledger"
+    ledger = open_ledger(path)
+    for_records = {GUARANTEE: "record"}
+    shown = ledger.spend(replace(spending(1), facts=for_records))
+    acknowledged = ledger.spend(replace(spending(2), facts=for_records))
+    torn = path.read_bytes()[:-40]
+    path.write_bytes(torn)
+    assert "only an anchor of that entry tells" in output_of("verify", path, code=TORN)
+    assert "only an anchor of that entry tells" in output_of("verify", path, "--anchor", shown, code=TORN)
+    assert "entry 2 was cut after it was acknowledged" in failure("verify", path, "--anchor", acknowledged)
+    with AnchorRecord.open(record_beside(path)) as record:
+        record.note({OWN: own_anchor(DATASET, shown)})
+        assert "A crash while writing left them" in output_of("verify", path, code=TORN)
+        assert json.loads(output_of("show", path, "--json"))["guarantee"] == "for what is recorded here"
+        assert "entry 2 was cut after it was acknowledged" in failure(
+            "verify", path, "--anchor", acknowledged
+        )
+        record.note({OWN: own_anchor(DATASET, acknowledged)})
+        assert "entry 2 was cut after it was acknowledged" in failure("verify", path)
     assert path.read_bytes() == torn
 
 
@@ -157,7 +181,7 @@ def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path:
     whole = real.read_bytes()
     real.write_bytes(whole[:-40])
     for command in (("verify",), ("allow", "--epsilon", 4, "--reason", "more")):
-        assert "lacks entry 1" in failure(command[0], named, *command[1:])
+        assert "entry 1 was cut after it was acknowledged" in failure(command[0], named, *command[1:])
     assert real.read_bytes() == whole[:-40]
     assert output_of("show", named).startswith("NO GUARANTEE for any record: the ledger lacks entry 1")
     assert json.loads(output_of("show", named, "--json"))["guarantee"] == "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,11 +106,17 @@ def test_a_kept_anchor_of_another_ledger_is_refused(path: Path) -> None:
         OwnAnchor(small_agreement(), A, None, Nothing(), None).check_kept(last(path))
 
 
-TORN: dict[str, Callable[[Path], object]] = {
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
-    "shorter": lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes()[:-1].rindex(b"\n") + 1]),
-    "empty": lambda path: path.write_bytes(b""),
-    "gone": Path.unlink,
+TORN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        "entry 1 was cut after it was acknowledged",
+    ),
+    "shorter": (
+        lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes()[:-1].rindex(b"\n") + 1]),
+        "ends with entry 0, and entry 1 was acknowledged",
+    ),
+    "empty": (lambda path: path.write_bytes(b""), "missing or empty, and entry 1 was acknowledged"),
+    "gone": (Path.unlink, "missing or empty, and entry 1 was acknowledged"),
 }
 
 
@@ -131,13 +138,43 @@ def test_a_ledger_that_lost_what_the_site_has_shown_is_refused_before_another_be
             open_ledger(path).spend(spending(1))
             OwnAnchor(agreed, A, Books(path), journal, record).show(1)
         check_kept_beside(budget)
-        TORN[harm](path)
+        spoil, told = TORN[harm]
+        spoil(path)
         left = path.read_bytes() if path.exists() else None
-        with pytest.raises(RolledBackError):
+        with pytest.raises(RolledBackError, match=told):
             check_kept_beside(budget)
         assert (path.read_bytes() if path.exists() else None) == left
         with pytest.raises(RolledBackError):
             OwnAnchor(agreed, A, Books(path), journal, record)
+
+
+def test_a_line_that_a_crash_tore_is_no_loss_and_the_next_takes_its_place(
+    path: Path, record: AnchorRecord, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tear the line as a later cut would; no anchor has the line."""
+    with journal_of(tmp_path, with_noise()) as journal:
+        OwnAnchor(with_noise(), A, Books(path), journal, record).show(1)
+        open_ledger(path).spend(spending(4))
+        path.write_bytes(path.read_bytes()[:-9])
+        check_kept_beside(budget_of(path))
+        OwnAnchor(with_noise(), A, Books(path), journal, record).check_kept(last(path))
+        with caplog.at_level(logging.WARNING):
+            open_ledger(path).spend(spending(4))
+    assert "a crash while writing" in caplog.text
+    assert [each.spending.release.round for each in read_account(path).entries] == [1, 2, 3, 4]
+
+
+def test_a_cut_line_that_the_coordinator_has_seen_is_told_from_a_crash_without_a_record_at_the_site(
+    path: Path,
+) -> None:
+    kept = last(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    before = path.read_bytes()
+    with pytest.raises(
+        RolledBackError, match=r"entry 3 was cut after it was acknowledged.*the coordinator reports"
+    ):
+        own(path).check_kept(kept)
+    assert path.read_bytes() == before
 
 
 def test_by_a_word_in_the_sites_file_a_lost_ledger_goes_on_without_a_guarantee(
