@@ -42,7 +42,10 @@ class Predicts(StrEnum):
 
 
 class Inference(StrEnum):
-    """Kind of prediction. Both accuracies are reported; this is the method's own."""
+    """Kind of prediction with trained features. Both accuracies are reported; this is the method's own.
+
+    With frozen features every method predicts by prototype: see ``RunSettings.inference``.
+    """
 
     CLASSIFIER = "classifier"
     PROTOTYPE = "prototype"

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from agreement.extensions.lookup import KnownMethod, KnownProtection
 from agreement.field_types import Count, Positive
 from agreement.method_compatibility import check_noise_is_shared, check_protection_serves
-from agreement.method_traits import Family, ModelPart
+from agreement.method_traits import Family, Inference, ModelPart
 from agreement.methods import METHODS, Method
 from agreement.round_plan import RoundPlan, plan_for
 from agreement.sections.averaging import AveragingSection, MaskingSection
@@ -95,6 +95,15 @@ class RunSettings(Section):
             return self.privacy.extractor is Extractor.FROZEN
         return self.training.frozen_extractor
 
+    @property
+    def inference(self) -> Inference:
+        """Kind of prediction by which accuracies are reported, the method's and those of its controls.
+
+        With frozen features every method predicts by the nearest prototype: each site's classifier then trains on that
+        site's records alone, so that its accuracy would show nothing of the values that sites exchange.
+        """
+        return Inference.PROTOTYPE if self.extractor_is_frozen else self.method.traits.inference
+
     def plan_of(self, method: Method) -> RoundPlan:
         """Return the rounds of a method under these settings; ``ValueError`` for a control, which has none."""
         return plan_for(method, self.protection, self.pfpl.weighting)
@@ -118,6 +127,11 @@ class RunSettings(Section):
             raise ValueError(
                 f"method {method.value!r} averages models with their classifiers, but frozen_extractor = true in"
                 " [training] leaves nothing else to train: remove frozen_extractor, or choose another method"
+            )
+        if method.averages and not method.traits.prototypes:
+            raise ValueError(
+                f"method {method.value!r} exchanges nothing but extractors, which frozen_extractor = true in"
+                " [training] does not train: remove frozen_extractor, or choose a method with prototypes"
             )
         if method is Method.FEDDBP and self.feddbp.decision:
             raise ValueError(

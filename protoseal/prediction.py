@@ -22,7 +22,7 @@ from secure_client.output.site_files import MODEL, read_agreement, read_prototyp
 from secure_client.output.site_log import read_site_log
 from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.site_model.learner_factory import build_agreed_model
-from secure_client.site_model.prototype_targets import inference_guide
+from secure_client.site_model.prototype_targets import deciding_guide, inference_guide
 from secure_client.training.learner import choose_device
 
 _BATCH = 256
@@ -61,9 +61,9 @@ def load_trained(folder: Path) -> Trained:
 
 
 def own_inference(trained: Trained) -> By:
-    """Return the basis of the method's predictions: prototypes, or the classifier as long as there are none."""
-    by_nearest = trained.agreement.method.traits.inference is Inference.PROTOTYPE
-    return By.PROTOTYPE if by_nearest and trained.prototypes.has_personal.any() else By.CLASSIFIER
+    """Return the basis of the method's predictions: prototypes, or the classifier as long as none decides."""
+    by_nearest = trained.agreement.inference is Inference.PROTOTYPE
+    return By.PROTOTYPE if by_nearest and deciding_guide(trained.prototypes) is not None else By.CLASSIFIER
 
 
 def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:

@@ -212,15 +212,16 @@ class Session:
     def _report(self, key: PhaseKey) -> None:
         withheld = self._trainee.held_classes() & ~self._given.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
-        accuracy = self._trainee.evaluate() if self._tests_in(key.round) else None
         trainee = self._trainee
+        tested = trainee.evaluate() if self._tests_in(key.round) else None
         figures = site_round(
             key.round,
             key.attempt,
             self._given.sites,
             names,
-            accuracy,
+            tested,
             self._seconds,
+            inference=self._agreement.inference,
             shortened=trainee.shortened,
         )
         figures = figures.model_copy(update={"trained": trainee.losses is not None})

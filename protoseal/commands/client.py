@@ -104,13 +104,12 @@ def _passphrase_to_try(config: SiteConfig) -> bytes:
 
 
 def _show(figures: SiteRound) -> None:
-    from protoseal.reports.tables import epsilon_text
+    from protoseal.reports.tables import accuracy_text, epsilon_text
 
-    accuracy = figures.accuracy_classifier
     parts = [
         f"round {figures.round} with {figures.sites} sites",
         *([] if figures.trained else ["training failed: see the log"]),
-        *([] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]),
+        *([] if figures.accuracy is None else [f"accuracy {accuracy_text(figures)}"]),
         *(f"{phase} {seconds:.1f} s" for phase, seconds in figures.seconds.items()),
         *([f"withheld: {', '.join(figures.withheld)}"] if figures.withheld else []),
         *([] if figures.epsilon is None else [f"epsilon {epsilon_text(figures)}"]),

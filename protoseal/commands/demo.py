@@ -84,16 +84,17 @@ def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
 
 
 def _table(progress: Progress) -> Table:
+    from protoseal.reports.tables import percent
+
     table = Table(title=progress.step, title_justify="left")
     for name in ("site", "round", "accuracy %", "kB up", "kB down"):
         table.add_column(name, justify="left" if name == "site" else "right")
     for name, log in sorted(progress.sites.items()):
         if log.rounds:
             last, traffic = log.rounds[-1], (log.bytes_up, log.bytes_down)
-            accuracy = (
-                f"{100 * last.accuracy_classifier:.1f}" if last.accuracy_classifier is not None else "-"
+            table.add_row(
+                name, str(last.round), percent(last.accuracy), *(f"{count / 1000:,.0f}" for count in traffic)
             )
-            table.add_row(name, str(last.round), accuracy, *(f"{count / 1000:,.0f}" for count in traffic))
     return table
 
 
@@ -107,6 +108,8 @@ class _Lines:
 
     def show(self, progress: Progress) -> None:
         """Print the steps and rounds since the last call."""
+        from protoseal.reports.tables import accuracy_text
+
         if progress.step != self._step:
             self._step = progress.step
             self._console.print(progress.step)
@@ -114,9 +117,5 @@ class _Lines:
             if len(log.rounds) > self._rounds.get(name, 0):
                 self._rounds[name] = len(log.rounds)
                 last = log.rounds[-1]
-                accuracy = (
-                    ""
-                    if last.accuracy_classifier is None
-                    else f", accuracy {100 * last.accuracy_classifier:.1f} %"
-                )
+                accuracy = "" if last.accuracy is None else f", accuracy {accuracy_text(last)}"
                 self._console.print(f"  {name}: round {last.round}{accuracy}")

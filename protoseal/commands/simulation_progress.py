@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from agreement import Method
 from protoseal.reports.report import write_report
 from protoseal.reports.run_results import mean
 from protoseal.reports.tables import percent
@@ -18,7 +17,6 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Completed, Ended, Watcher, Written
 from protoseal.simulation.tensorboard import Scalars
 from secure_client.output.site_log import SiteRound
-from secure_client.output.site_rounds import own_accuracy
 
 LINE_SECONDS = 5.0
 """Least seconds between two progress lines without a terminal; the end of a method is always printed."""
@@ -47,13 +45,13 @@ class Lines(Watcher):
             where = (
                 f"seed {completed.seed}, {completed.method.value}, round {completed.round} of {self._rounds}"
             )
-            self._line(where + _tested(completed.method, completed.reports))
+            self._line(where + _tested(completed.reports))
 
     def on_run(self, ended: Ended) -> None:
         """Print a line at the end of every run."""
         last = {name: rounds[-1] for name, rounds in ended.outcome.site_rounds.items() if rounds}
         had_ended = "" if ended.anew else " (read from an earlier start)"
-        self._line(f"seed {ended.seed}, {ended.method.value}{_tested(ended.method, last)}{had_ended}")
+        self._line(f"seed {ended.seed}, {ended.method.value}{_tested(last)}{had_ended}")
 
     def _line(self, text: str) -> None:
         seconds = time.monotonic() - self._began
@@ -70,7 +68,7 @@ class Bars(Watcher):
     def on_completed(self, completed: Completed) -> None:
         """Advance the bar by one round."""
         done = self._ended * self._rounds + completed.round
-        tested = _tested(completed.method, completed.reports)
+        tested = _tested(completed.reports)
         text = f"seed {completed.seed}, {completed.method.value}{tested}"
         self._bar.update(self._task, completed=done, description=text)
 
@@ -126,7 +124,7 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
         yield Several(watchers)
 
 
-def _tested(method: Method, reports: Mapping[str, SiteRound]) -> str:
+def _tested(reports: Mapping[str, SiteRound]) -> str:
     """Return the sites' mean accuracy as text, empty for a round without tests."""
-    accuracy = mean(own_accuracy(method, each) for each in reports.values())
+    accuracy = mean(each.accuracy for each in reports.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

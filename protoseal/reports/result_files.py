@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from agreement import Inference
 from secure_client.output.diagnoses import Diagnosis
 from secure_client.output.json_records import Bytes, Duration, Record, Samples, Share, read_json, write_json
 from secure_client.output.site_log import Personalised, SiteLog
@@ -31,7 +32,8 @@ class Seconds(Record):
 class Accuracies(Personalised):
     """Shares of a site's own test set predicted correctly: by the method's own inference, by classifier, by prototype.
 
-    The control ``self`` has the inference of the method that it aligns as. Values are None without a test set; the
+    The control ``self`` has the inference of the method that it aligns as. With frozen features every method and
+    control predicts by the nearest prototype, where it has any. Values are None without a test set; the
     value by prototype also for a method without prototypes.
     """
 
@@ -121,6 +123,8 @@ class RunResult(Record):
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     method: str
+    inference: Inference | None = None
+    """Kind of prediction by which ``accuracy`` is counted; None in older files."""
     protection: str
     dataset: str
     seed: int

@@ -9,7 +9,6 @@ from agreement import Agreement, Method
 from protoseal.reports.result_files import Accuracies, RoundFigures, RunResult, Seconds, SiteFigures, ViewLine
 from secure_client.output.diagnoses import Diagnosis
 from secure_client.output.site_log import SiteLog, SiteRound
-from secure_client.output.site_rounds import own_accuracy
 from secure_server.round_log import CoordinatorRound
 
 Compared = Mapping[str, Mapping[str, Sequence[SiteRound]]]
@@ -53,6 +52,7 @@ def run_result(
     reported = [each for each in rounds if each.round <= best.get(name, each.round)][-1:]
     return RunResult(
         method=name,
+        inference=agreement.inference,
         protection=agreement.protection.value,
         dataset=dataset,
         seed=seed,
@@ -63,7 +63,7 @@ def run_result(
         classes=agreement.classes,
         withheld=reported[0].withheld if reported else (),
         compared=_means(last, [str(each) for each in compared]),
-        metrics={each: _mean_accuracies(each, logs) for each, logs in last.items()},
+        metrics={each: _mean_accuracies(logs) for each, logs in last.items()},
         best_round=best.get(name),
         groups=reported[0].groups if reported else (),
         coordinator_view=view,
@@ -87,17 +87,16 @@ def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:
 
 def _means(logs: Compared, names: Iterable[str]) -> dict[str, float]:
     """Return each method's mean accuracy over the sites, after the last of the rounds given."""
-    means = {name: mean(_accuracy(name, log) for log in logs[name].values()) for name in names}
+    means = {name: mean(_accuracy(log) for log in logs[name].values()) for name in names}
     return {name: value for name, value in means.items() if value is not None}
 
 
-def _accuracies(method: str, figures: SiteRound) -> Accuracies:
-    known = figures.model_dump(include=set(Accuracies.model_fields))
-    return Accuracies(**known | {"accuracy": own_accuracy(method, figures)})
+def _accuracies(figures: SiteRound) -> Accuracies:
+    return Accuracies(**figures.model_dump(include=set(Accuracies.model_fields)))
 
 
-def _mean_accuracies(method: str, logs: Mapping[str, Sequence[SiteRound]]) -> Accuracies:
-    last = [_accuracies(method, log[-1]) for log in logs.values() if log]
+def _mean_accuracies(logs: Mapping[str, Sequence[SiteRound]]) -> Accuracies:
+    last = [_accuracies(log[-1]) for log in logs.values() if log]
     return Accuracies(
         **{name: mean(getattr(each, name) for each in last) for name in Accuracies.model_fields}
     )
@@ -106,10 +105,10 @@ def _mean_accuracies(method: str, logs: Mapping[str, Sequence[SiteRound]]) -> Ac
 def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
     """Return a site's figures; ``last`` has each method's last round, the site's own run included."""
     here = {name: logs[log.name] for name, logs in last.items() if log.name in logs}
-    beside = {name: _accuracy(name, rounds) for name, rounds in here.items() if name != method}
+    beside = {name: _accuracy(rounds) for name, rounds in here.items() if name != method}
     known = {str(name): value for name, value in beside.items() if value is not None}
     own = here[method][-1] if here[method] else None
-    accuracies = Accuracies() if own is None else _accuracies(method, own)
+    accuracies = Accuracies() if own is None else _accuracies(own)
     return SiteFigures(
         name=log.name,
         train_samples=log.train_samples,
@@ -132,9 +131,7 @@ def _round_figures(completed: CoordinatorRound, method: str, by_round: ByRound) 
         for name, logs in by_round.items()
     }
     here = then.pop(method)
-    accuracies = {
-        site: value for site, one in here.items() if (value := own_accuracy(method, one)) is not None
-    }
+    accuracies = {site: one.accuracy for site, one in here.items() if one.accuracy is not None}
     beside = _means({name: {site: [one] for site, one in logs.items()} for name, logs in then.items()}, then)
     return RoundFigures(
         round=completed.round,
@@ -150,8 +147,8 @@ def _round_figures(completed: CoordinatorRound, method: str, by_round: ByRound) 
     )
 
 
-def _accuracy(method: str, rounds: Sequence[SiteRound]) -> float | None:
-    return own_accuracy(method, rounds[-1]) if rounds else None
+def _accuracy(rounds: Sequence[SiteRound]) -> float | None:
+    return rounds[-1].accuracy if rounds else None
 
 
 def _longest(rounds: Iterable[SiteRound], part: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from agreement import Inference
 from privacy.units import Unit
 from protoseal.reports.result_files import Paired, RunResult, SiteFigures, Spread
 from secure_client.output.site_log import Personalised, SiteRound
@@ -35,7 +36,7 @@ def result_tables(result: RunResult) -> list[Table]:
     and the others are of the first seed.
     """
     tables = [sites_table(result), rounds_table(result)]
-    if len(result.metrics) > 1 or has_personalised(result):
+    if len(result.metrics) > 1 or has_personalised(result) or result.inference is Inference.PROTOTYPE:
         tables.append(metrics_table(result))
     if any(site.per_class for site in result.sites):
         tables.append(classes_table(result))
@@ -57,7 +58,10 @@ def sites_table(result: RunResult) -> Table:
     """Return each site's accuracy beside the others', payload bytes each way, and classes withheld from it."""
     others = list(result.compared)
     until = f", as of round {result.best_round}" if result.best_round else ""
-    table = _table(f"{result.method} under {result.protection}, {result.dataset}{of_seed(result)}{until}")
+    how = f", by {result.inference.value}" if result.inference else ""
+    table = _table(
+        f"{result.method} under {result.protection}, {result.dataset}{of_seed(result)}{until}{how}"
+    )
     _columns(
         table,
         ["site"],
@@ -94,6 +98,12 @@ def epsilon_text(figures: SiteFigures | SiteRound) -> str:
     if figures.epsilon is None:
         return "-"
     return ("" if figures.guaranteed else "NO GUARANTEE, ") + f"{figures.epsilon:.3g}"
+
+
+def accuracy_text(figures: SiteRound) -> str:
+    """Return a round's accuracy in per cent, with the classifier's beside it if the two differ."""
+    beside = f" (by classifier {percent(figures.accuracy_classifier)} %)"
+    return f"{percent(figures.accuracy)} %{'' if figures.accuracy == figures.accuracy_classifier else beside}"
 
 
 def has_personalised(result: RunResult) -> bool:

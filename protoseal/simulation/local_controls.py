@@ -53,7 +53,10 @@ class LocalControl:
             self._log = self._stack.enter_context(RunLog(self._state / "log.sqlite"))
             self._sites = {
                 name: build_trainee(
-                    agreement, training.learner(agreement, name, data[name], at), self._journal(name)
+                    agreement,
+                    training.learner(agreement, name, data[name], at),
+                    self._journal(name),
+                    alone=True,
                 )
                 for at, name in enumerate(sorted(data))
             }
@@ -108,7 +111,9 @@ class LocalControl:
             trainee.take_targets(number, *trainee.latest())
         tested = trainee.evaluate() if self._trainees.tests_in(number) else None
         shortened = trainee.shortened if self._control is Method.SELF else None
-        self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds, shortened=shortened))
+        how = self._agreement.inference
+        figures = site_round(number, 1, 1, (), tested, seconds, inference=how, shortened=shortened)
+        self._trainees.tell(name, figures)
 
     def _log_completed_rounds(self) -> None:
         """Log completed rounds: a process may have been killed between a round's last site and the round itself."""

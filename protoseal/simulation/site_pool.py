@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from agreement import Agreement, Inference, Method
+from agreement import Agreement, Method
 from protoseal.reports.run_results import mean
 from protoseal.simulation.batched.training import Batching, run_together
 from protoseal.simulation.run_log import RunLog
@@ -19,7 +19,7 @@ from secure_client.data import SiteData
 from secure_client.error_containment import contained
 from secure_client.errors import DataError
 from secure_client.output.site_log import SiteLog, SiteRound
-from secure_client.output.site_rounds import loss_figures, own_accuracy, site_round
+from secure_client.output.site_rounds import loss_figures, site_round
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.site_model.learner_factory import build_learner, warn_of_fedavg
 from secure_client.training.evaluation import Evaluation
@@ -154,11 +154,12 @@ class Trainees:
         trainee, seconds = self._trainees[name], dict(figures.seconds)
         # Each site's time is an equal share of the common training's time.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
-        update: dict[str, Any] = {"seconds": seconds, "accuracy": own_accuracy(self._method, figures)}
+        update: dict[str, Any] = {"seconds": seconds}
         update |= loss_figures(trainee.losses, trainee.label_entropy)
         validation = self._data[name].validation
         if self._testing.patience is not None and validation is not None:
-            update["accuracy_validation"] = own_accuracy(self._method, trainee.evaluate_on(validation))
+            validated = trainee.evaluate_on(validation)
+            update["accuracy_validation"] = validated.accuracy_by(self._agreement.inference)
         return self._keep(name, figures.model_copy(update=update))
 
     def end_round(self, round_number: int) -> None:
@@ -264,14 +265,12 @@ class Trainees:
 
     def _tested(self, figures: SiteRound, tested: Evaluation) -> dict[str, Any]:
         """Return the figures that follow from a test."""
-        after = site_round(figures.round, figures.attempt, figures.sites, (), tested, {})
-        names = ("accuracy_classifier", "accuracy_prototype", "accuracy_trained", "pm_v", "pm_l")
+        how = self._agreement.inference
+        after = site_round(figures.round, figures.attempt, figures.sites, (), tested, {}, inference=how)
+        names = ("accuracy", "accuracy_classifier", "accuracy_prototype", "accuracy_trained", "pm_v", "pm_l")
         update: dict[str, Any] = {name: getattr(after, name) for name in names}
-        update["accuracy"] = own_accuracy(self._method, tested)
         if self._testing.per_class:
-            near = self._method.traits.inference is Inference.PROTOTYPE and tested.by_prototype
-            shares = tested.by_prototype if near else tested.by_classifier
-            named = zip(self._agreement.classes, shares, strict=True)
+            named = zip(self._agreement.classes, tested.shares_by(how), strict=True)
             update["per_class"] = {name: share for name, share in named if share is not None}
         return update
 

@@ -10,7 +10,6 @@ from agreement import Method
 from agreement.errors import UserError
 from protoseal.reports.run_results import mean
 from protoseal.simulation.experiment import Completed, Ended, Watcher
-from secure_client.output.site_rounds import own_accuracy
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -40,8 +39,7 @@ class Scalars(Watcher):
         """Write one step of each scalar, without values that were not tested."""
         reports, number = completed.reports, completed.round
         writer = self._writer(completed.seed, completed.method)
-        own = {site: own_accuracy(completed.method, each) for site, each in reports.items()}
-        _add(writer, number, "accuracy", own)
+        _add(writer, number, "accuracy", {site: each.accuracy for site, each in reports.items()})
         _add(writer, number, "loss", {site: each.loss for site, each in reports.items()})
         for part in sorted({part for each in reports.values() for part in each.seconds}):
             slowest = max(each.seconds.get(part, 0.0) for each in reports.values())

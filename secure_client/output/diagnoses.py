@@ -19,7 +19,6 @@ from agreement import Agreement, Method
 from secure_client.output import remedies
 from secure_client.output.json_records import Record
 from secure_client.output.site_log import SiteRound
-from secure_client.output.site_rounds import own_accuracy
 
 DROWNING = 2.0
 """Least loss of a drowned run in one of its rounds, in multiples of that round's cross entropy."""
@@ -179,9 +178,9 @@ def _of_training(
         figures = f"in the last round at {failed} of {len(logs)} sites, whose models stayed unchanged"
         return _diagnosis(method, Symptom.FAILED, figures, remedies.stable_training(agreement, aligned))
     losses = None if agreement.privacy is not None else _losses(logs, agreement, aligned)
-    tested = _tested(method, logs)
+    tested = _tested(logs)
     figures = "; ".join(str(each) for each in (losses, tested) if each is not None)
-    if losses is not None and losses.drowned:
+    if losses is not None and losses.drowned and not agreement.extractor_is_frozen:
         peak = f"loss {losses.peak_loss:.2f} with cross entropy {losses.peak_classification:.2f} in round"
         weaker = remedies.weaker_alignment(agreement, aligned)
         return _diagnosis(method, Symptom.DROWNED, f"{figures}; {peak} {losses.peak_round}", weaker)
@@ -190,14 +189,17 @@ def _of_training(
         return _diagnosis(method, Symptom.NOT_FALLING, figures, rate)
     begun = max((each[-1].round for each in logs), default=0) >= CHANCE_ROUNDS
     if tested is not None and tested.at_chance and begun:
-        return _diagnosis(method, Symptom.CHANCE, figures, _better_accuracy(agreement, aligned, losses))
+        return _diagnosis(method, Symptom.CHANCE, figures, _better_accuracy(agreement, method, losses))
     return None
 
 
-def _better_accuracy(agreement: Agreement, aligned: Method, losses: _Losses | None) -> str:
+def _better_accuracy(agreement: Agreement, method: Method, losses: _Losses | None) -> str:
     """Return the remedy for an accuracy that is no better than the constant answer's."""
     if agreement.privacy is not None:
-        return remedies.less_noise(agreement, agreement.privacy, aligned)
+        return remedies.private_accuracy(agreement, agreement.privacy, method)
+    if agreement.extractor_is_frozen:
+        return remedies.other_features(agreement)
+    aligned = agreement.method if method is Method.SELF else method
     if losses is not None and not losses.is_high:
         return remedies.comparison(aligned)
     return remedies.more_training(agreement, aligned, diverged=losses is not None and losses.diverged)
@@ -268,13 +270,13 @@ def _mean_losses(rounds: Iterable[SiteRound]) -> _MeanLosses | None:
     return _MeanLosses(*map(fmean, zip(*found, strict=True))) if found else None
 
 
-def _tested(method: Method, logs: Sequence[Sequence[SiteRound]]) -> _Tested | None:
+def _tested(logs: Sequence[Sequence[SiteRound]]) -> _Tested | None:
     """Return the last tested round's accuracies, weighted by test samples; None without any."""
     right = constant = variance = 0.0
     samples = 0
     for log in logs:
         for each in reversed(log):
-            accuracy, share, number = own_accuracy(method, each), each.accuracy_constant, each.test_samples
+            accuracy, share, number = each.accuracy, each.accuracy_constant, each.test_samples
             if accuracy is not None and share is not None and number is not None:
                 right, constant, samples = (
                     right + number * accuracy,

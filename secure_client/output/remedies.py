@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from agreement import Agreement, Method, Optimiser, PrivacySection
+from agreement import CONTROLS, Agreement, Inference, Method, Optimiser, PrivacySection
 
 _ALIGNMENT = {
     Method.PFPL: ("lower", "pfpl", ("lambda",)),
@@ -54,18 +54,53 @@ def comparison(aligned: Method) -> str:
     )
 
 
-def less_noise(agreement: Agreement, privacy: PrivacySection, aligned: Method) -> str:
-    """Return how to lessen the effect of noise, and how to tune the rest without spending budget."""
+def private_accuracy(agreement: Agreement, privacy: PrivacySection, method: Method) -> str:
+    """Return how to raise an accuracy under ``[privacy]``: less noise that matters, then what costs no budget.
+
+    ``method`` is the method or the control that ran.
+    """
+    aligned = agreement.method if method is Method.SELF else method
     weaken = _weaken(agreement, aligned)
     first = f"{weaken}, which costs no budget; then " if weaken and privacy.dp_sgd is not None else ""
-    noise = f"noise_multiplier (now {privacy.noise_multiplier:g}) in [privacy]"
+    matter = []
+    if _has_noisy_prototypes(agreement, method):
+        matter.append(f"noise_multiplier (now {privacy.noise_multiplier:g}) in [privacy]")
     if privacy.dp_sgd is not None:
-        noise += f" or noise_multiplier (now {privacy.dp_sgd.noise_multiplier:g}) in [privacy.dp_sgd]"
-    return (
-        f"{first}use more records per class, or lower {noise}, which raises ε (`protoseal budget plan` shows "
-        "the effect of either); try another lr on public data or with the control local, since rounds, and epochs of "
-        "DP-SGD, cost budget"
+        matter.append(f"noise_multiplier (now {privacy.dp_sgd.noise_multiplier:g}) in [privacy.dp_sgd]")
+    lower = (
+        f", or lower {' or '.join(matter)}, which raises ε (`protoseal budget plan` shows the effect of either)"
+        if matter
+        else ""
     )
+    return f"{first}use more records per class{lower}; {_unpaid(agreement)}"
+
+
+def other_features(agreement: Agreement) -> str:
+    """Return how to change features that no training changes."""
+    trains = "" if agreement.privacy is not None else ", or remove frozen_extractor in [training]"
+    return (
+        "no training changes frozen features or the nearest prototype: use another model, or set pretrained_sha256 in"
+        f" [training] for weights that were trained on public data{trains}"
+    )
+
+
+def _has_noisy_prototypes(agreement: Agreement, method: Method) -> bool:
+    """Return whether the noise of prototypes reaches the predictions of a run under ``[privacy]``."""
+    if method in CONTROLS:
+        return False
+    if agreement.inference is Inference.PROTOTYPE:
+        return True
+    # The classifier reads trained features, which follow prototypes by the alignment alone.
+    _, _, keys = _ALIGNMENT.get(method, ("", "", ()))
+    settings = agreement.settings_of(method).model_dump(by_alias=True)
+    return any(settings[key] for key in keys)
+
+
+def _unpaid(agreement: Agreement) -> str:
+    """Return what to try under ``[privacy]`` without spending budget."""
+    if agreement.extractor_is_frozen:
+        return other_features(agreement)
+    return "try another lr on public data or with the control local, since rounds, and epochs of DP-SGD, cost budget"
 
 
 def larger_bound(agreement: Agreement) -> str:
@@ -77,8 +112,8 @@ def larger_bound(agreement: Agreement) -> str:
 
 
 def _weaken(agreement: Agreement, aligned: Method) -> str:
-    """Return how to weaken the alignment; empty without a known setting."""
-    if aligned not in _ALIGNMENT:
+    """Return how to weaken the alignment; empty without a known setting, or with features that it cannot change."""
+    if aligned not in _ALIGNMENT or agreement.extractor_is_frozen:
         return ""
     change, section, keys = _ALIGNMENT[aligned]
     settings = agreement.settings_of(aligned).model_dump(by_alias=True)

@@ -1,11 +1,11 @@
-"""Records of rounds in a site's log, from what the session measured, and the accuracy of a round."""
+"""Records of rounds in a site's log, from what the session measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from agreement import Inference, Method, method_named
+from agreement import Inference
 from secure_client.output.site_log import SiteRound
 from secure_client.training.evaluation import Evaluation
 
@@ -18,24 +18,26 @@ def site_round(
     attempt: int,
     sites: int,
     withheld: tuple[str, ...],
-    accuracy: Evaluation | None,
+    tested: Evaluation | None,
     seconds: Mapping[str, float],
     *,
+    inference: Inference,
     shortened: float | None = None,
 ) -> SiteRound:
-    """Return the log's record of one round."""
+    """Return the log's record of one round, in which the site predicts by ``inference``."""
     return SiteRound(
         round=number,
         attempt=attempt,
         sites=sites,
         withheld=withheld,
-        accuracy_classifier=accuracy.accuracy_classifier if accuracy else None,
-        accuracy_prototype=accuracy.accuracy_prototype if accuracy else None,
-        pm_v=accuracy.pm_v if accuracy else None,
-        pm_l=accuracy.pm_l if accuracy else None,
-        accuracy_trained=accuracy.accuracy_trained if accuracy else None,
-        accuracy_constant=accuracy.constant if accuracy else None,
-        test_samples=accuracy.samples if accuracy else None,
+        accuracy=tested.accuracy_by(inference) if tested else None,
+        accuracy_classifier=tested.accuracy_classifier if tested else None,
+        accuracy_prototype=tested.accuracy_prototype if tested else None,
+        pm_v=tested.pm_v if tested else None,
+        pm_l=tested.pm_l if tested else None,
+        accuracy_trained=tested.accuracy_trained if tested else None,
+        accuracy_constant=tested.constant if tested else None,
+        test_samples=tested.samples if tested else None,
         shortened=shortened,
         seconds=dict(seconds),
     )
@@ -50,30 +52,3 @@ def loss_figures(losses: Losses | None, label_entropy: float) -> dict[str, Any]:
         "loss_classification": losses.classification,
         "loss_constant": label_entropy,
     }
-
-
-class TwoWays(Protocol):
-    """Interface of a test's two accuracies."""
-
-    @property
-    def accuracy_classifier(self) -> float | None:
-        """Accuracy by the classifier."""
-        ...
-
-    @property
-    def accuracy_prototype(self) -> float | None:
-        """Accuracy by the nearest prototype."""
-        ...
-
-
-def own_accuracy(method: Method | str, figures: TwoWays) -> float | None:
-    """Return the accuracy by the method's own inference, and by the classifier while there is no prototype.
-
-    The run's own figure takes precedence: only the run knows which method's inference the control ``self`` uses.
-    """
-    if isinstance(figures, SiteRound) and figures.accuracy is not None:
-        return figures.accuracy
-    by_prototype = method_named(str(method)).traits.inference is Inference.PROTOTYPE
-    if by_prototype and figures.accuracy_prototype is not None:
-        return figures.accuracy_prototype
-    return figures.accuracy_classifier

@@ -314,9 +314,10 @@ class Trainee:
         self._checkpoints.put_base(round_number, taken)
 
     def evaluate(self) -> Evaluation | None:
-        """Evaluate on the site's own test set; the result stays at the site. By prototype only with personalised ones.
+        """Evaluate on the site's own test set; the result stays at the site.
 
-        Returns None without a test set, and if the test fails.
+        Accuracy by prototype needs personalised prototypes, or frozen features. Returns None without a test set, and if
+        the test fails.
         """
         return contained(
             lambda: self._evaluated(self._learner.evaluate), lambda: None, f"{self._learner.site}: the test"
@@ -351,9 +352,9 @@ class Trainee:
 
     def _evaluated(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
         """Run ``test`` with the method's predicting model; personalised accuracies are of the last trained model."""
-        guide, aggregates = self._guide, self._predicts_with_base
-        # A site's own prototypes belong to the model that it trained and do not fit another model's features.
-        near = guide is not None and (not aggregates or isinstance(guide, Clusters))
+        guide, aggregates, frozen = self._guide, self._predicts_with_base, self._learner.has_initial_features
+        # A site's own prototypes belong to the model that it trained and do not fit another model's trained features.
+        near = frozen or (guide is not None and (not aggregates or isinstance(guide, Clusters)))
         decides = deciding_guide(self.prototypes()) if near else None
         trained = test(decides)
         if trained is None or not aggregates:

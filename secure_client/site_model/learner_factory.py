@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from agreement import CONTROLS, Agreement, ModelPart, Protection
+from agreement import Agreement, ModelPart, Protection
 from privacy.errors import BudgetError
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
@@ -112,13 +112,18 @@ def build_learner(
 
 
 def build_trainee(
-    agreement: Agreement, learner: Learner, journal: Journal, releases: Releases | None = None
+    agreement: Agreement,
+    learner: Learner,
+    journal: Journal,
+    releases: Releases | None = None,
+    *,
+    alone: bool = False,
 ) -> Trainee:
     """Return the learner with its checkpoints, and with its releases where the agreement has noise.
 
-    Raises :class:`BudgetError` for such an agreement without releases, unless nothing of the method leaves a site,
-    and for more samples than sums with shared noise have room for. Logs a warning where the site's model weighs less
-    than its samples.
+    A site ``alone``, as in a control, sends nothing and has exact prototypes under any agreement. Raises
+    :class:`BudgetError` for an agreement with noise without releases, unless the site is alone, and for more samples
+    than sums with shared noise have room for. Logs a warning where the site's model weighs less than its samples.
     """
     samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
     # With noise, the site's weight is its noisy count, so an exact number would be misleading.
@@ -133,7 +138,7 @@ def build_trainee(
             f"this site has more training samples than the {most} that sums with shared noise have room for: agree on a"
             " larger most_samples in [averaging]"
         )
-    if agreement.privacy is not None and releases is None and agreement.method not in CONTROLS:
+    if agreement.privacy is not None and releases is None and not alone:
         raise BudgetError(
             "the agreement has noisy prototypes, but no privacy budget was given to release them"
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agreement import Inference
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -29,6 +31,17 @@ class Evaluation:
     by_prototype: tuple[float | None, ...] = ()
     samples: int | None = None
     constant: float | None = None
+
+    def accuracy_by(self, inference: Inference) -> float:
+        """Return the accuracy by this inference, and by the classifier where no prototype decides."""
+        if inference is Inference.PROTOTYPE and self.accuracy_prototype is not None:
+            return self.accuracy_prototype
+        return self.accuracy_classifier
+
+    def shares_by(self, inference: Inference) -> tuple[float | None, ...]:
+        """Return the shares of each class by this inference, and by the classifier where no prototype decides."""
+        near = inference is Inference.PROTOTYPE and self.by_prototype
+        return self.by_prototype if near else self.by_classifier
 
 
 def shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:

@@ -310,6 +310,11 @@ class Learner:
         return self._site
 
     @property
+    def has_initial_features(self) -> bool:
+        """True if the agreement freezes the extractor, so that features are the initial model's."""
+        return self._initial is not None
+
+    @property
     def has_fixed_features(self) -> bool:
         """True if no training can change the model's features: see :func:`has_fixed_features`."""
         return has_fixed_features(self._model, next(self._train.batches([[0]]))[0])

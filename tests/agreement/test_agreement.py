@@ -56,6 +56,7 @@ def test_rounds_whose_sums_have_prototypes() -> None:
     ("changes", "named"),
     [
         ({"method": "fedplcc", "averaging": {"parameters": 1}}, "averages models with their classifiers"),
+        ({"method": "fedrep", "averaging": {"parameters": 1}}, "extractors"),
         ({"method": "feddbp"}, "decision = false"),
         ({"privacy": {"clip": 1.0, "noise_multiplier": 6.0}}, r"\[privacy\]"),
     ],

@@ -134,4 +134,4 @@ def _content(reported: CoordinatorRound) -> tuple[object, ...]:
 
 def _figures(logged: SiteRound) -> dict[str, object]:
     """Return a site's figures of a round, without times and without those that only a simulation reports."""
-    return logged.model_dump(exclude={"seconds", "loss", "loss_classification", "loss_constant", "accuracy"})
+    return logged.model_dump(exclude={"seconds", "loss", "loss_classification", "loss_constant"})

@@ -29,7 +29,6 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
 from secure_client.data import SiteData
-from secure_client.output.site_rounds import own_accuracy
 from secure_client.privacy.value_bounds import saturated
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party
@@ -143,10 +142,8 @@ def _dataset(images: LabelledImages) -> TensorDataset:
 
 def _share(site: LocalSite, agreement: Agreement, images: LabelledImages) -> float:
     """Return the share of images that the site's method predicts as labelled."""
-    found = own_accuracy(agreement.method, site.trainee.evaluate_on(_dataset(images)))
-    if found is None:
-        raise ValueError(f"{site.name} has no accuracy")
-    return found
+    tested = site.trainee.evaluate_on(_dataset(images))
+    return tested.accuracy_by(agreement.inference)
 
 
 class _PoisonedFederation(LocalFederation):

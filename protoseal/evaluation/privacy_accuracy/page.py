@@ -16,9 +16,9 @@ from protoseal.reports.tables import METRICS, paired_text, percent
 PAGE = "evaluate.html"
 FREEZING = (
     "The runs at ∞ have no [privacy] section, so their features train, while all other runs keep the features "
-    "frozen: a loss is the joint cost of noise, clipping and freezing. Runs at ε = 100 have frozen features "
-    "and hardly any noise: their loss is due to freezing and clipping, and any further loss of other runs to "
-    "noise."
+    "frozen and predict by prototype: a loss is the joint cost of noise, clipping and freezing. Runs at ε = 100 "
+    "have frozen features and hardly any noise: their loss is due to freezing and clipping, and any further loss "
+    "of other runs to noise."
 )
 """Note on the page if :attr:`Evaluation.freezes` is true."""
 

@@ -21,6 +21,7 @@ def site_round(number: int, accuracy: float | None, *, train: float = 1.0, attem
         attempt=attempt,
         sites=3,
         withheld=("2",),
+        accuracy=accuracy,
         accuracy_classifier=accuracy,
         accuracy_prototype=None if accuracy is None else accuracy / 2,
         pm_v=None if accuracy is None else accuracy / 4,

@@ -15,7 +15,6 @@ from protoseal.reports.result_files import Accuracies
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import Completed, Watcher, simulate
 from secure_client.output.site_log import SiteRound
-from secure_client.output.site_rounds import own_accuracy
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.evaluation import Evaluation
 
@@ -81,9 +80,7 @@ def test_beside_a_method(tmp_path: Path, method: str) -> None:
     assert metrics.accuracy == result.compared["self"] == own(metrics, method)
     best = [each for each in told.rounds if each.round == best_of(told.rounds)]
     assert [site.compared["self"] for site in result.sites] == [own(each, method) for each in best]
-    assert [own_accuracy(Method.SELF, each) for each in told.rounds] == [
-        own(each, method) for each in told.rounds
-    ]
+    assert [each.accuracy for each in told.rounds] == [own(each, method) for each in told.rounds]
     of_round = [own(each, method) or 0.0 for each in told.rounds[: len(result.sites)]]
     assert result.rounds[0].compared["self"] == pytest.approx(sum(of_round) / len(of_round))
 

@@ -113,6 +113,7 @@ def test_rounds_after_the_best_one_are_diagnosed_too() -> None:
             sites=4,
             withheld=(),
             seconds={},
+            accuracy=0.9,
             accuracy_classifier=0.9,
             accuracy_prototype=None,
             loss=2.0,

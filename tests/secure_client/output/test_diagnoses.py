@@ -21,10 +21,10 @@ from agreement import (
 )
 from secure_client.output.diagnoses import Symptom, diagnose
 from secure_client.output.site_log import SiteRound
-from tests.support.small import small_agreement
+from tests.support.small import short_training, small_agreement
 
-CHANCE = {"accuracy_classifier": 0.5, "accuracy_constant": 0.5, "test_samples": 100}
-GOOD = CHANCE | {"accuracy_classifier": 0.9}
+CHANCE = {"accuracy": 0.5, "accuracy_constant": 0.5, "test_samples": 100}
+GOOD = CHANCE | {"accuracy": 0.9}
 
 
 def training(number: int, cross_entropy: float, *, loss: float | None = None, **figures: Any) -> SiteRound:
@@ -71,7 +71,7 @@ def unknown_settings(agreement: Agreement, texts: Iterable[str]) -> set[str]:
             for part in path.split("."):
                 table = table[part]
             keys |= set(table)
-        named = re.findall(r"(\w+) \(now ", text) + re.findall(r"[a-z]+(?:_[a-z]+)+", text)
+        named = re.findall(r"(\w+) \(now ", text) + re.findall(r"[a-z]+(?:_[a-z0-9]+)+", text)
         unknown |= set(named) - keys
     return unknown
 
@@ -164,7 +164,7 @@ def test_losses_are_means_over_the_sites() -> None:
 def test_an_accuracy_is_no_better_than_a_constant_answer_within_two_standard_errors(
     accuracy: float, samples: int, expected: list[Symptom]
 ) -> None:
-    figures = {"accuracy_constant": 0.5, "test_samples": samples, "accuracy_classifier": accuracy}
+    figures = {"accuracy_constant": 0.5, "test_samples": samples, "accuracy": accuracy}
     assert symptoms(course(1.0, 0.9, **figures)) == expected
     assert symptoms(course(1.0, **figures)) == []  # too early
 
@@ -174,7 +174,7 @@ def test_an_accuracy_is_no_better_than_a_constant_answer_within_two_standard_err
 def test_no_accuracy_counts_where_none_could_exceed_the_threshold(
     constant: float, samples: int, accuracy: float
 ) -> None:
-    figures = {"accuracy_constant": constant, "test_samples": samples, "accuracy_classifier": accuracy}
+    figures = {"accuracy_constant": constant, "test_samples": samples, "accuracy": accuracy}
     assert symptoms(course(1.0, 0.9, **figures)) == []
     assert symptoms(course(1.0, 0.9, **figures | {"accuracy_constant": 0.8})) == (
         [] if accuracy == 1.0 else [Symptom.CHANCE]
@@ -182,7 +182,7 @@ def test_no_accuracy_counts_where_none_could_exceed_the_threshold(
 
 
 def test_an_accuracy_is_over_all_test_samples() -> None:
-    large, small = CHANCE | {"test_samples": 900}, GOOD | {"accuracy_classifier": 1.0}
+    large, small = CHANCE | {"test_samples": 900}, GOOD | {"accuracy": 1.0}
     assert (
         symptoms(course(1.0, 0.9, **small), course(1.0, 0.9, **large)) == []
     )  # 55 %, with a margin of 3.2 points
@@ -197,7 +197,7 @@ def test_the_last_tested_round_counts() -> None:
 
 
 def test_a_method_is_judged_by_its_own_inference() -> None:
-    figures = CHANCE | {"accuracy_prototype": 0.9}
+    figures = CHANCE | {"accuracy_classifier": 0.9, "accuracy_prototype": 0.9}
     assert symptoms(course(1.0, 0.9, **figures)) == [Symptom.CHANCE]
     assert symptoms(course(1.0, 0.9, **figures | {"accuracy": 0.9})) == []
 
@@ -245,9 +245,40 @@ def test_the_remedy_with_noise_is_less_noise() -> None:
         assert not re.search(r"epsilon|raise lr|train longer", found)
 
 
+@pytest.mark.parametrize(
+    ("method", "extractor", "lowers"),
+    [
+        (Method.PFPL, Extractor.FROZEN, True),  # by prototype
+        (Method.AVERAGE, Extractor.FROZEN, True),
+        (Method.SELF, Extractor.FROZEN, False),  # exact prototypes, which never leave
+        (Method.LOCAL, Extractor.FROZEN, False),
+        (Method.PFPL, Extractor.TRAINED, True),
+        (Method.AVERAGE, Extractor.TRAINED, False),  # by a classifier that is aligned with nothing
+        (Method.LOCAL, Extractor.TRAINED, False),
+    ],
+)
+def test_less_noise_is_a_remedy_only_where_noise_reaches_the_predictions(
+    method: Method, extractor: Extractor, lowers: bool
+) -> None:
+    privacy = PrivacySection(clip=1.0, noise_multiplier=5.0, extractor=extractor)
+    own = Method.FEDPC if method is Method.AVERAGE else Method.PFPL
+    found = remedy(agreement_on(own, privacy=privacy), method, course(2.0, 2.0, **CHANCE))
+    assert ("noise_multiplier" in found) == lowers
+    assert ("lr" in re.findall(r"\w+", found)) == (extractor is Extractor.TRAINED)
+
+
+def test_a_frozen_extractor_makes_neither_alignment_nor_training_a_remedy() -> None:
+    agreement = agreement_on(Method.PFPL, training=short_training("small-cnn", frozen_extractor=True))
+    drowned = course(2.0, 2.0, 2.0, loss=9.0)
+    assert [each.symptom for each in diagnose(agreement, Method.PFPL, [drowned])] == [Symptom.NOT_FALLING]
+    found = remedy(agreement, Method.PFPL, course(2.0, 1.5, 1.0, **CHANCE))
+    assert unknown_settings(agreement, [found]) == set()
+    assert not re.search(r"lambda|lr|rounds|epochs", found)
+
+
 def test_older_logs_have_no_symptom() -> None:
     bare = training(1, 1.0).model_dump(exclude={"loss", "loss_classification", "loss_constant"})
-    assert symptoms([SiteRound(**bare | {"accuracy_classifier": 0.1})]) == []
+    assert symptoms([SiteRound(**bare | {"accuracy": 0.1})]) == []
     assert symptoms([]) == symptoms() == []
 
 

@@ -1,0 +1,118 @@
+"""Runs with frozen features: each method and control is reported by prototype, as ``protoseal predict`` predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from protoseal.prediction import By, load_trained, own_inference, predict
+from protoseal.reports.result_files import RunResult
+from protoseal.simulation.config import SimulationConfig, load_simulation
+from protoseal.simulation.experiment import scene_of, simulate
+from secure_client.models.prototype_model import PrototypeModel, outputs_of
+
+FILE = """
+method = "{method}"
+protection = "plain"
+dataset = "digits"
+split = "iid:per=550"
+sites = 3
+rounds = 1
+dim = 16
+device = "cpu"
+[training]
+model = "tests.support.grouped:build"
+lr = 0.01
+local_epochs = 1
+[feddbp]
+decision = false
+[privacy]
+clip = 0.3
+noise_multiplier = {noise}
+min_count = 1.0
+extractor = "frozen"
+"""
+LOUD, QUIET = 20.0, 0.3
+METHODS = ("pfpl", "fedpc", "feddbp", "fedproto", "average")
+Run = tuple[SimulationConfig, RunResult]
+Rows = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], Run]:
+    """Return a function that runs a method with some noise, once; PFPL with its controls beside it."""
+    folder = tmp_path_factory.mktemp("frozen")
+
+    @cache
+    def run(method: str, noise: float) -> Run:
+        file = folder / f"{method}-{noise}.toml"
+        file.write_text(FILE.format(method=method, noise=noise), encoding="utf-8")
+        controls = ("local", "self") if method == "pfpl" else ()
+        config = load_simulation(file, {"out": str(file.with_suffix("")), "compare": controls})
+        return config, simulate(config)
+
+    return run
+
+
+def features_of(model: PrototypeModel, samples: Dataset[Any]) -> tuple[Rows, NDArray[np.int64]]:
+    inputs, labels = next(iter(DataLoader(samples, batch_size=1000)))
+    model.eval()
+    with torch.no_grad():
+        return outputs_of(model, inputs).features.double().numpy(), labels.numpy()
+
+
+def nearest(features: Rows, prototypes: Rows) -> NDArray[np.int64]:
+    """Return the class of the nearest prototype, by distances of this test's own."""
+    distances = np.square(features[:, None] - prototypes[None]).sum(axis=2)
+    return np.asarray(distances.argmin(axis=1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_reported_accuracy_follows_the_noise_as_the_classifiers_does_not(
+    run_of: Callable[[str, float], Run], method: str
+) -> None:
+    (_, loud), (_, quiet) = run_of(method, LOUD), run_of(method, QUIET)
+    assert loud.metrics[method].accuracy_classifier == quiet.metrics[method].accuracy_classifier
+    assert loud.mean_accuracy is not None
+    assert quiet.mean_accuracy is not None
+    assert quiet.mean_accuracy > loud.mean_accuracy + 0.1
+    assert loud.rounds[-1].mean_accuracy == loud.mean_accuracy
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_folder_predicts_what_the_report_counted(
+    run_of: Callable[[str, float], Run], method: str
+) -> None:
+    config, result = run_of(method, QUIET)
+    scene = scene_of(config, 0)
+    for site in result.sites:
+        trained, test = load_trained(config.out / "sites" / site.name), scene.data[site.name].test
+        assert test is not None
+        features, labels = features_of(trained.model, test)
+        expected = nearest(features, trained.prototypes.personal)
+        by = own_inference(trained)
+        assert by is By.PROTOTYPE
+        assert predict(trained, test, by, device="cpu") == (expected.tolist(), labels.tolist())
+        assert site.accuracy == pytest.approx((expected == labels).mean())
+
+
+def test_controls_are_reported_by_their_exact_prototypes(run_of: Callable[[str, float], Run]) -> None:
+    (config, loud), (_, quiet) = run_of("pfpl", LOUD), run_of("pfpl", QUIET)
+    scene = scene_of(config, 0)
+    for site in loud.sites:
+        data = scene.data[site.name]
+        model = load_trained(config.out / "sites" / site.name).model
+        features, labels = features_of(model, data.train)
+        means = np.stack([features[labels == label].mean(axis=0) for label in range(10)])
+        assert data.test is not None
+        tested, known = features_of(model, data.test)
+        alone = (nearest(tested, means) == known).mean()
+        assert site.compared == {"local": pytest.approx(alone), "self": pytest.approx(alone)}
+    assert loud.compared == quiet.compared
