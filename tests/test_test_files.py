@@ -34,8 +34,8 @@ BEHAVIOURS = {
     "protoseal/commands": "budget_extreme_inputs outputs_and_exit_codes",
     "protoseal/evaluation/coordinator_view": "cluster_view encrypted_view masked_view no_secret_shows",
     "protoseal/simulation": (
-        "control_self misset_runs private_simulation simulation_fedpc simulation_options simulation_partial_round "
-        "simulation_resumed"
+        "control_self frozen_features misset_runs private_simulation simulation_fedpc simulation_options "
+        "simulation_partial_round simulation_resumed"
     ),
     "protoseal/simulation/batched": "batch_composition",
     "protoseal_wire": "statement_vectors",
