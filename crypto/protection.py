@@ -147,11 +147,13 @@ class ProtectedPayload:
 
     There is no constructor from a :class:`Payload`, so values that no half has protected cannot take this form by
     mistake. ``maker`` is the half's class, which the session compares with the agreement
-    (:mod:`secure_client.protocol.sent_values`). Limit: nothing here stops code that means to send cleartext.
+    (:mod:`secure_client.protocol.sent_values`). ``values`` are what the half protected, in the clear: a secret of the
+    site. Limit: nothing here stops code that means to send cleartext.
     """
 
     maker: type
     payload: Payload = field(repr=False)
+    values: tuple[Any, ...] = field(repr=False, compare=False)
 
     def __init__(self, half: Half, *values: Any) -> None:
         """Call the half's ``protect``; raise as it does, and ``TypeError`` for anything but a payload."""
@@ -162,6 +164,7 @@ class ProtectedPayload:
             )
         object.__setattr__(self, "maker", type(half))
         object.__setattr__(self, "payload", payload)
+        object.__setattr__(self, "values", values)
 
 
 class DeclaredHalf:

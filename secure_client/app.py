@@ -27,6 +27,8 @@ from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.exact_releases import open_exact
+from secure_client.privacy.kept_releases import FOLDER as RELEASES
+from secure_client.privacy.kept_releases import KeptReleases
 from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.privacy.rollback_record import record_beside
@@ -180,7 +182,9 @@ def _run(
         check_kept_beside(config.privacy)
     for exposure in exposures(agreement):
         _log.warning("run %r: %s", agreement.run, exposure)
-    releases = open_releases(agreement, config.privacy)
+    keeps = config.privacy is not None and config.privacy.keep_releases
+    kept = KeptReleases(config.state_dir / RELEASES) if keeps else None
+    releases = open_releases(agreement, config.privacy, kept)
     exact = open_exact(agreement, config.privacy)
     trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
     with ExitStack() as stack:

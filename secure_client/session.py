@@ -46,7 +46,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.phase_order import Order
-from secure_client.protocol.sent_values import check_released, encode_answer
+from secure_client.protocol.sent_values import check_released, encode_answer, keep_values
 from secure_client.protocol.setup import Party, Setup
 from secure_client.site_model.checkpointed_learner import Trainee
 
@@ -79,6 +79,7 @@ class Session:
         """
         self._agreement, self._trainee, self._journal = agreement, trainee, journal
         self._exact = exact
+        self._kept = None if trainee.releases is None else trainee.releases.kept
         self._anchor = OwnAnchor(agreement, party.name, trainee.releases or exact, journal, peers)
         anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
         self._setup = Setup(agreement, party, journal, now)
@@ -178,7 +179,10 @@ class Session:
             case _:
                 check_released(self._agreement, self._trainee.released)
                 with _Stopwatch(self._seconds, "protect"):
-                    return encode_answer(self._agreement, key, self._exchange.step(key, request))
+                    answer = self._exchange.step(key, request)
+                    if self._kept is not None and not (key.round and self._agreement.distributed_noise):
+                        keep_values(self._kept, key, self._trainee.released, answer)
+                    return encode_answer(self._agreement, key, answer)
 
     def _presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
@@ -197,6 +201,8 @@ class Session:
             self._exact.declare()  # the classes are the first exact values to leave the site
         base, keys = self._exchange.stated(key)
         holds = stated_classes(self._agreement, key.round, self._trainee.held_classes())
+        if self._kept is not None:
+            self._kept.keep_sent(key, self._trainee.released, holds)
         anchor = self._anchor.show(key.round)
         statement = sign_presence(
             self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=anchor

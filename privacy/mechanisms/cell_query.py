@@ -83,11 +83,15 @@ class Cells:
 
 @dataclass(frozen=True)
 class ReleasedCells:
-    """Released cells: noisy means ``rows`` (M', d), their classes ``labels`` (M',) in order, noisy ``counts`` (M',)."""
+    """Released cells: noisy means ``rows`` (M', d), their classes ``labels`` (M',) in order, noisy ``counts`` (M',).
+
+    ``drawn`` has the noisy sums (M, d) and counts (M,) of all cells as drawn.
+    """
 
     rows: Float
     labels: Ints
     counts: Float
+    drawn: tuple[Float, Float]
 
 
 def release_cells(sums: Sums, cells: Cells) -> ReleasedCells:
@@ -101,7 +105,10 @@ def release_cells(sums: Sums, cells: Cells) -> ReleasedCells:
     found = [_of_class(sums.query, vectors[own], weights[own]) for own in _by_class(cells)]
     labels = np.repeat(np.arange(len(found), dtype=np.int64), [len(counts) for _, counts in found])
     return ReleasedCells(
-        np.concatenate([rows for rows, _ in found]), labels, np.concatenate([counts for _, counts in found])
+        np.concatenate([rows for rows, _ in found]),
+        labels,
+        np.concatenate([counts for _, counts in found]),
+        (np.asarray(vectors * sums.query.grid.step, dtype=np.float64), weights / sums.query.grid.weight),
     )
 
 

@@ -39,12 +39,13 @@ class Released:
     """Noisy answer that may leave the site: ``rows`` (K, d) and ``counts`` (K,) float64, ``present`` (K,) bool.
 
     Rows are noisy class means, zero where a class is not present. Counts are noisy, and may be negative. The classes
-    present follow from the noisy counts alone.
+    present follow from the noisy counts alone. ``sums`` (K, d) are the noisy sums of all classes as drawn.
     """
 
     rows: Float
     present: Bool
     counts: Float
+    sums: Float
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,10 @@ class Sums:
         vectors, weights = self.noised()
         counts = weights / self.query.grid.weight
         present = counts >= self.query.min_count
+        sums = np.asarray(vectors * self.query.grid.step, dtype=np.float64)
         rows = np.zeros(vectors.shape)
-        rows[present] = vectors[present] * self.query.grid.step / counts[present, None]
-        return Released(rows, present, counts)
+        rows[present] = sums[present] / counts[present, None]
+        return Released(rows, present, counts, sums)
 
     def check(self, features: Float, labels: Ints) -> None:
         """Raise the errors of :meth:`add` for records that :meth:`add` would refuse."""

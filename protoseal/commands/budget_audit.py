@@ -16,7 +16,11 @@ from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
-    from protoseal.evaluation.privacy_audit.audit import Audit, UnderAudit
+    from collections.abc import Sequence
+
+    from protoseal.evaluation.privacy_audit.audit import Audit, UnderAudit, Verdict
+    from protoseal.evaluation.privacy_audit.run_checks import RunAudit
+    from secure_client.config import SiteConfig
 
 NOISE = 2.0
 TRAINING = {"noise_multiplier": 5.0, "clip": 1.0, "sampling_rate": 0.75}
@@ -191,6 +195,97 @@ def audit_training(
     settings = validate(DpSgdSection, table, source="audit", directory=Path())
     audited = TrainingUnderAudit(settings, epochs or agreed.epochs, rounds or agreed.rounds, agreed.unit)
     _run(_Asked("training", canaries, guesses, delta, 1 - confidence, agreed.not_played), audited, as_json)
+
+
+@audit_group.command("run", epilog=example("protoseal budget audit run runs/simulation"))
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The site's file, where DIR is its state_dir: it names the data and the ledger.",
+)
+@click.option(
+    "--data-root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with torchvision's data files, for a simulation that had one.",
+)
+@click.option(
+    "--confidence",
+    type=DELTA,
+    default=0.99,
+    show_default=True,
+    help="Least probability that a run which keeps its claim is not refuted.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict and all checks as JSON.")
+@one_line_errors
+def audit_run_command(
+    directory: Path, config: Path | None, data_root: Path | None, confidence: float, as_json: bool
+) -> None:
+    """Audit a run that took place: what sites kept of it, against their records.
+
+    DIR is the folder of a simulation with --keep-releases, or the state_dir of a site with keep_releases = true; a
+    site's run is audited at the site, with its data. Exact sums are computed again from the records, by code of the
+    audit's own. Checked are the noise, clipping, what was sent, and what the ledger charged. Nothing exact is printed.
+    """
+    from protoseal.evaluation.privacy_audit.run import audit_run, evidence_of_simulation, evidence_of_site
+
+    if config is None:
+        runs = list(evidence_of_simulation(directory, data_root))
+    else:
+        site = _site_of(config, directory)
+        runs = [(site.agreement.run, {site.name: evidence_of_site(site)})]
+    if not runs:
+        raise click.UsageError(f"{directory} has no run with noise ([privacy]): there is nothing to audit")
+    audits = [audit_run(run, sites, (1 - confidence) / len(runs)) for run, sites in runs]
+    shown = [_run_as_json(audit) for audit in audits]
+    click.echo(
+        json.dumps({"schema": 1, "runs": shown}, indent=2)
+        if as_json
+        else "\n\n".join(map(_run_in_words, audits))
+    )
+    raise SystemExit(max(EXIT_CODES[audit.verdict] for audit in audits if audit.verdict is _worst(audits)))
+
+
+def _site_of(path: Path, directory: Path) -> SiteConfig:
+    from secure_client.config import load_site
+
+    site = load_site(path)
+    if site.state_dir.resolve() != directory.resolve():
+        raise click.UsageError(f"{path} has state_dir {site.state_dir}, not {directory}: give that folder")
+    return site
+
+
+def _worst(audits: Sequence[RunAudit]) -> Verdict:
+    """Return the verdict of all runs together: one that is refuted refutes them, one that is weak weakens them."""
+    from protoseal.evaluation.privacy_audit.audit import Verdict
+
+    verdicts = {audit.verdict for audit in audits}
+    return next(each for each in (Verdict.REFUTED, Verdict.TOO_WEAK, Verdict.STANDS) if each in verdicts)
+
+
+def _run_as_json(audit: RunAudit) -> dict[str, object]:
+    checks = [
+        {
+            "site": site,
+            "weakness": check.weakness,
+            "outcome": check.outcome,
+            "reason": check.reason,
+            "p_value": check.p_value,
+        }
+        for site, all_ in audit.checks.items()
+        for check in all_
+    ]
+    return {"run": audit.run, "verdict": audit.verdict.value, "checks": checks}
+
+
+def _run_in_words(audit: RunAudit) -> str:
+    from protoseal.evaluation.privacy_audit.run_checks import Outcome
+
+    lines = [f"{audit.verdict.value.upper()}: run {audit.run!r}"]
+    for outcome in Outcome:
+        for site, check in audit.of(outcome):
+            lines.append(f"{outcome.value:<11}  {site}: {check.weakness} ({check.reason})")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,12 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option(
     "--tensorboard", is_flag=True, default=None, help="Write scalars for TensorBoard to OUT/tensorboard."
 )
+@click.option(
+    "--keep-releases",
+    is_flag=True,
+    default=None,
+    help="Keep each noisy release and its model, for `protoseal budget audit run`; needs [privacy].",
+)
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder with torchvision's data files.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for results.  [default: runs/simulation]"

@@ -76,6 +76,8 @@ class SimulationConfig(RunSettings):
     """Rounds without better validation after which a run stops."""
     tensorboard: bool = False
     """Write scalars for TensorBoard."""
+    keep_releases: bool = False
+    """Keep each noisy release and its model, for `protoseal budget audit run`."""
     data_root: LocalPath | None = None
     """Folder with torchvision's files."""
     pretrained: LocalPath | None = None

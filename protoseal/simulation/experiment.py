@@ -248,6 +248,7 @@ class OneSeed:
             training=scene.training,
             testing=scene.testing,
             executor=self._executor,
+            keep_releases=self._config.keep_releases,
             state=self._folder.state(self._seed, method),
             on_completed=partial(self._completed, method),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -54,6 +55,8 @@ from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.output.site_files import write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
+from secure_client.privacy.kept_releases import FOLDER as RELEASES
+from secure_client.privacy.kept_releases import KeptReleases
 from secure_client.privacy.releases import Releases, open_releases
 from secure_client.privacy.run_cost import simulated_budget
 from secure_client.protocol.journal import Journal
@@ -170,6 +173,7 @@ class LocalFederation:
         testing: SiteTesting = EVERY_ROUND,
         executor: Pool | None = None,
         record: bool = False,
+        keep_releases: bool = False,
         state: Path | None = None,
         on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
         on_completed: Callable[[LocalFederation, int], None] = lambda run, number: None,
@@ -178,10 +182,12 @@ class LocalFederation:
 
         ``method`` is its name if it differs from the agreement's. ``on_round`` is called with each site's rounds,
         ``on_completed`` when all sites have reported a round. A federation resumes from the files that a killed process
-        left in ``state``; without ``state`` the files are in a folder that is removed at the end.
+        left in ``state``; without ``state`` the files are in a folder that is removed at the end. With
+        ``keep_releases`` each site keeps its noisy releases for an audit, which :meth:`save` copies with the ledger.
         """
         self.agreement, self._data, self._training, self._record = agreement, data, training, record
         self._on_round, self._on_completed = on_round, on_completed
+        self._keep_releases = keep_releases
         self._stack = ExitStack()
         try:
             self._state = state or Path(
@@ -261,6 +267,10 @@ class LocalFederation:
             folder = site_folder(out, name)
             trainee.save(folder)
             write_agreement(folder, self.agreement)
+            releases = trainee.releases
+            if releases is not None and releases.kept is not None and releases.kept.folder.exists():
+                shutil.copytree(releases.kept.folder, folder / RELEASES, dirs_exist_ok=True)
+                shutil.copy2(releases.ledger, folder)
 
         self.trainees.close(save_site)
         outcome = self.outcome
@@ -302,7 +312,8 @@ class LocalFederation:
         """Return the releases of a simulated site, with its own ledger that has room for just the run."""
         if self.agreement.privacy is None:
             return None
-        return open_releases(self.agreement, simulated_budget(self.agreement, party.name, folder))
+        kept = KeptReleases(folder / RELEASES) if self._keep_releases else None
+        return open_releases(self.agreement, simulated_budget(self.agreement, party.name, folder), kept)
 
     def _open_site(self, party: Party, trainee: Trainee, journal: Journal) -> LocalSite:
         def tell(figures: SiteRound) -> None:

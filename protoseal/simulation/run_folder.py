@@ -16,7 +16,7 @@ from typing import Any
 
 from agreement import Agreement, Method
 from agreement.errors import UserError
-from agreement.storage.atomic_files import write_text
+from agreement.storage.atomic_files import FileError, first_line, read_text, write_text
 from agreement.storage.run_identity import AGREEMENT
 from crypto import durable_files
 from privacy.errors import PrivacyError
@@ -29,7 +29,7 @@ from secure_client.output.site_log import SITE_LOG
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
 
-FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds"})
+FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds", "keep_releases"})
 """Settings that may change in the same folder, since they change no run or only select runs.
 
 So may the settings that only a compared method uses: :meth:`RunFolder.check_settings`.
@@ -221,6 +221,17 @@ def _clear_sites(folder: Path) -> None:
 def _remove_if_empty(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
+
+
+def read_claim(folder: Path) -> dict[str, Any]:
+    """Return what ``simulation.json`` says of a simulation's folder; raise :class:`FileError`."""
+    path = folder / CLAIM
+    text = read_text(path, "give the folder of a finished simulation (--out)")
+    try:
+        claim = json.loads(text)
+        return {"seed": claim["seed"], "config": dict(claim["config"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} is damaged: {first_line(error)}") from error
 
 
 def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:

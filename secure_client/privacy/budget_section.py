@@ -28,7 +28,8 @@ class BudgetSection(Section):
     resumes with a ledger that lacks an entry which the site has shown, without a guarantee from then on. Distributed
     noise is refused without ``least_colluding``, the fewest colluding sites that the noise must tolerate.
     ``most_paid_attempts`` bounds what repeated attempts of a round, and restarts during it, cost.
-    ``accountant`` is the ledger's (:class:`Accounting`).
+    ``accountant`` is the ledger's (:class:`Accounting`). ``keep_releases`` keeps sensitive files in ``state_dir``
+    (:mod:`secure_client.privacy.kept_releases`), without which an audit of the run sees little of it.
     """
 
     dataset: Annotated[str, Field(min_length=1, max_length=200)]
@@ -61,6 +62,8 @@ class BudgetSection(Section):
     """Accountant of the ledger, which decides what may follow from earlier results."""
     least_colluding: Colluding | None = None
     """Fewest colluding sites that shared noise has to hold off; shared noise is refused without it."""
+    keep_releases: bool = False
+    """Keep each release and its model in `state_dir`, for `protoseal budget audit run`."""
 
     def check(self, agreed: PrivacySection | None, rounds: int) -> None:
         """Raise ``ValueError`` for agreed settings that are beyond this site's limits."""

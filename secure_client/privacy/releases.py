@@ -24,6 +24,7 @@ from privacy.mechanisms.prototype_query import Bool, PrototypeQuery, Released, S
 from privacy.units import Unit
 from secure_client.privacy.affordability import check_room
 from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.kept_releases import KeptReleases
 from secure_client.privacy.run_cost import (
     TRAINING,
     WHAT,
@@ -66,14 +67,21 @@ def query_of(agreed: PrivacySection, dim: int) -> PrototypeQuery:
 class Releases:
     """Noisy prototypes of one run's rounds, out of one data set's budget."""
 
-    def __init__(self, agreement: Agreement, agreed: PrivacySection, budget: BudgetSection) -> None:
-        """Open or create the ledger.
+    def __init__(
+        self,
+        agreement: Agreement,
+        agreed: PrivacySection,
+        budget: BudgetSection,
+        kept: KeptReleases | None = None,
+    ) -> None:
+        """Open or create the ledger. ``kept`` keeps each release for an audit of the run.
 
         Raises :class:`BudgetError` if the agreement's releases alone exceed the site's limit, or what they still take
         exceeds the rest of it, so that no run starts or resumes that cannot finish;
         :class:`privacy.errors.LedgerError` for a ledger that cannot record spending.
         """
         self._agreement, self._agreed, self._budget = agreement, agreed, budget
+        self.kept = kept
         try:
             self._query = query_of(agreed, agreement.dim)
         except ValueError as error:
@@ -140,8 +148,11 @@ class Releases:
         nothing was drawn.
         """
         sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
-        self._ledger.spend(self._of_prototypes(round_number))
+        spending = self._of_prototypes(round_number)
+        anchor = self._ledger.spend(spending)
         released = sums.release()
+        if self.kept is not None:
+            self.kept.keep_drawn(spending.release, anchor, released.sums, released.counts)
         self._log_spending(round_number)
         return released
 
@@ -163,8 +174,11 @@ class Releases:
             )
         assigned = ((features, cells.of(features, labels)) for features, labels in batches)
         sums = self._sums(self._query, len(cells), assigned, owners)
-        self._ledger.spend(self._of_prototypes(round_number))
+        spending = self._of_prototypes(round_number)
+        anchor = self._ledger.spend(spending)
         released = release_cells(sums, cells)
+        if self.kept is not None:
+            self.kept.keep_drawn(spending.release, anchor, *released.drawn, cells)
         self._log_spending(round_number)
         return released
 
@@ -301,13 +315,15 @@ def check_delta(budget: BudgetSection, units: int) -> None:
         )
 
 
-def open_releases(agreement: Agreement, budget: BudgetSection | None) -> Releases | None:
-    """Return the site's releases; None where the agreement has no noise."""
+def open_releases(
+    agreement: Agreement, budget: BudgetSection | None, kept: KeptReleases | None = None
+) -> Releases | None:
+    """Return the site's releases, which ``kept`` keeps for an audit; None where the agreement has no noise."""
     if agreement.privacy is None:
         return None
     if budget is None:
         raise BudgetError("the agreement's releases need a budget: add [privacy] to the site's file")
-    return Releases(agreement, agreement.privacy, budget)
+    return Releases(agreement, agreement.privacy, budget, kept)
 
 
 def _finite(batches: Iterable[tuple[Float, Ints]]) -> Iterator[tuple[Float, Ints]]:

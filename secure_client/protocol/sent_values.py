@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from agreement import Agreement, Protection
 from agreement.round_plan import Form
 from crypto import plain, rotation
@@ -26,6 +28,7 @@ from crypto.protection import DeclaredHalf, Payload, ProtectedPayload
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase, PhaseKey
 from secure_client.errors import Unprotected
+from secure_client.privacy.kept_releases import KeptReleases
 
 _WITHOUT_VALUES = frozenset({Phase.SHARES, Phase.SURVIVORS, Phase.UNMASK})
 """Steps of an exchange whose answers are keys, shares and signatures."""
@@ -70,6 +73,18 @@ def encode_answer(agreement: Agreement, key: PhaseKey, answer: Answer) -> bytes:
         payload = _checked_payload(agreement, key, answer.values)
         return codec.encode_masked_values(MaskedValues(payload, answer.signature))
     return codec.encode_payload(_checked_payload(agreement, key, answer))
+
+
+def keep_values(kept: KeptReleases, key: PhaseKey, released: int | None, answer: Answer) -> None:
+    """Keep what the protection got, for an audit of the run: call this before the answer is encoded.
+
+    A term of a sum with shared noise is not kept, since a term alone is not private. The MEANS of a group come from the
+    group's sum and not from the site's release.
+    """
+    protected = answer.values if isinstance(answer, SignedValues) else answer
+    if isinstance(protected, ProtectedPayload) and key.phase is not Phase.MEANS:
+        arrays = [value for value in protected.values if isinstance(value, np.ndarray)]
+        kept.keep_sent(key, released, *arrays)
 
 
 def check_released(agreement: Agreement, released: int | None) -> None:

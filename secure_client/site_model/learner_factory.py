@@ -146,6 +146,9 @@ def build_trainee(
     noisy = None
     if releases is not None:
         releases.begin_with(weights_hash(learner.state()))
+        if releases.kept is not None:
+            releases.kept.model = lambda: learner.embedding_model().state_dict()
+            learner.record_steps(releases.kept.folder)
         owners, clustered = learner.owners, agreement.clusters
         noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=clustered, owners=owners)
     averaging = agreement.averaging

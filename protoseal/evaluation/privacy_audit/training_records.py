@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import comb, sqrt
 
 import numpy as np
@@ -37,31 +36,12 @@ from protoseal.evaluation.privacy_audit.record_statistics import (
     square_tails,
     successive_p,
 )
+from protoseal.evaluation.privacy_audit.run_checks import POWER, Check, Outcome, found, not_covered, stands
 from secure_client.training.step_records import TrainingRecord
 
-POWER = 0.95
-"""Least probability with which a check that stands would have found the weakness that it names."""
 STATISTICAL = 10
 """Number of statistical tests of a site, for a level of each."""
 _ROUNDING = 1e-9
-
-
-class Outcome(StrEnum):
-    """Outcome of a check of a run: a weakness was found, the claim stands, or the check says nothing."""
-
-    FOUND = "found"
-    STANDS = "stands"
-    NOT_COVERED = "not covered"
-
-
-@dataclass(frozen=True)
-class Check:
-    """Outcome of the check for one ``weakness``, with its reason in words and its p-value, if the check has one."""
-
-    weakness: str
-    outcome: Outcome
-    reason: str
-    p_value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,17 +75,17 @@ def _payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterat
     )
     longer = sorted({record.round for record in records if record.steps > claim.agreed.steps})
     if unpaid:
-        yield _found(name, f"round {unpaid[0]} trained more often than the ledger has entries for it")
+        yield found(name, f"round {unpaid[0]} trained more often than the ledger has entries for it")
     elif cheaper:
-        yield _found(
+        yield found(
             name, f"the ledger's entry of round {cheaper[0]} costs less than the agreement's training"
         )
     elif longer:
-        yield _found(
+        yield found(
             name, f"training of round {longer[0]} took more steps than the {claim.agreed.steps} agreed"
         )
     else:
-        yield _stands(name, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
+        yield stands(name, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
     missing = sum(len(events) for events in claim.paid.values()) - len(records)
     cut = sum(record.steps - len(record.sampled) for record in records)
     if missing > 0 or cut:
@@ -129,7 +109,7 @@ def _samples(records: Sequence[TrainingRecord], agreed: DpSgd, level: float) -> 
     yield _duplicates(records)
     yield _rate(records, rate, level)
     if rate >= 1.0:
-        yield _stands("samples that are not independent", "the rate is 1, so that each step has every unit")
+        yield stands("samples that are not independent", "the rate is 1, so that each step has every unit")
         return
     yield _fixed_sizes(records, rate, level)
     yield from _batches(records, rate, level)
@@ -140,13 +120,13 @@ def _duplicates(records: Sequence[TrainingRecord]) -> Check:
     name = "a unit counted more than once in a step"
     for record in records:
         if (record.sampled != record.distinct).any():
-            return _found(name, f"a step of round {record.round} sampled a unit more than once")
+            return found(name, f"a step of round {record.round} sampled a unit more than once")
         if (record.sampled != record.clipped).any():
-            return _found(
+            return found(
                 name,
                 f"a step of round {record.round} did not add one clipped gradient for each unit of its sample",
             )
-    return _stands(name, "each step added one clipped gradient for each unit of its sample")
+    return stands(name, "each step added one clipped gradient for each unit of its sample")
 
 
 def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
@@ -156,10 +136,10 @@ def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check
     p = float(stats.binom.sf(sampled - 1, trials, min(1.0, rate)))
     seen = f"{sampled / trials:.4g} sampled, {rate:g} agreed"
     if p < level:
-        return _found(name, seen, p)
+        return found(name, seen, p)
     margin = float(stats.norm.isf(level) + stats.norm.ppf(POWER))
     least = rate + margin * sqrt(rate * (1 - rate) / trials)
-    return _stands(name, f"{seen}; a rate of {least:.3g} would have been found", p)
+    return stands(name, f"{seen}; a rate of {least:.3g} would have been found", p)
 
 
 def _fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
@@ -167,16 +147,16 @@ def _fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -
     name = "samples of a fixed size"
     sizes = np.concatenate([record.sampled for record in records])
     if len({record.units for record in records}) > 1:
-        return _not_covered(name, "the number of units changed between trainings")
+        return not_covered(name, "the number of units changed between trainings")
     law = BinomialSpread(len(sizes), records[0].units, rate)
     spread = law.of(sizes)
     p = law.tails(spread).both
     seen = f"variance of {len(sizes)} sizes {spread / len(sizes):.3g} of the binomial's"
     if p < level:
-        return _found(name, seen, p)
+        return found(name, seen, p)
     if not law.tails(law.of_one_size).low < level / 2:
-        return _not_covered(name, f"too few steps ({seen})", p)
-    return _stands(name, seen, p)
+        return not_covered(name, f"too few steps ({seen})", p)
+    return stands(name, seen, p)
 
 
 def _batches(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
@@ -191,11 +171,11 @@ def _batches(records: Sequence[TrainingRecord], rate: float, level: float) -> It
         name = "batches of epochs, or the same batches again"
         seen = f"variance of {units} units' numbers of steps{among} {spread / units:.3g} of the binomial's"
         if p < level:
-            yield _found(name, seen, p)
+            yield found(name, seen, p)
         elif law.tails(law.of_one_size).low < level / 2:
-            yield _stands(name, seen, p)
+            yield stands(name, seen, p)
         else:
-            yield _not_covered(name, f"too few steps or units ({seen})", p)
+            yield not_covered(name, f"too few steps or units ({seen})", p)
         yield _overlap([record.watched for record in own], among, level)
 
 
@@ -208,11 +188,11 @@ def _overlap(watched: Sequence[NDArray[np.bool_]], among: str, level: float) -> 
     seen = f"{overlap} units shared by successive steps{among}, {expected:.3g} expected"
     p = overlap_tails(sizes, rows.shape[1], overlap).both
     if p < level:
-        return _found(name, seen, p)
+        return found(name, seen, p)
     least = int(np.maximum(sizes[1:] + sizes[:-1] - rows.shape[1], 0).sum())
     if not overlap_tails(sizes, rows.shape[1], least).low < level / 2:
-        return _not_covered(name, f"too few steps or units ({seen})", p)
-    return _stands(name, seen, p)
+        return not_covered(name, f"too few steps or units ({seen})", p)
+    return stands(name, seen, p)
 
 
 def _alike(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
@@ -244,10 +224,10 @@ class _Alike:
         p = min(1.0, self._expected / max(1, self._equal))
         seen = f"{self._equal} equal to another, {self._expected:.2g} expected"
         if self._equal and p < level:
-            return _found(name, seen, p)
+            return found(name, seen, p)
         if self._expected >= level * self._most:
-            return _not_covered(name, f"too few steps or units ({seen})", p)
-        return _stands(name, seen, p)
+            return not_covered(name, f"too few steps or units ({seen})", p)
+        return stands(name, seen, p)
 
 
 def _by_process(records: Sequence[TrainingRecord]) -> dict[str, list[TrainingRecord]]:
@@ -267,14 +247,14 @@ def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Che
     largest = max(float(record.largest.max()) for record in records)
     seen = f"the longest added gradient has {largest / bound:.6g} of the clip"
     if largest > bound * (1 + _ROUNDING):
-        yield _found(name, seen)
+        yield found(name, seen)
     elif largest < 0.99 * bound:
-        yield _not_covered(
+        yield not_covered(
             name, f"no gradient reached the clip, so that a missing clip would not show ({seen})"
         )
     else:
-        yield _stands(name, seen)
-    yield _not_covered(
+        yield stands(name, seen)
+    yield not_covered(
         "gradients that depend on other records", "gradients of single records are not computed again"
     )
 
@@ -285,12 +265,12 @@ def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Che
 def _noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Check]:
     sizes = records[0].sizes
     if any(not np.array_equal(record.sizes, sizes) for record in records):
-        yield _not_covered("noise", "the number of parameters changed between trainings")
+        yield not_covered("noise", "the number of parameters changed between trainings")
         return
     yield _deviation(records, level)
     yield _shape(records, level)
     yield _repeats([record.projections for record in records], level)
-    yield _not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
+    yield not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
 
 
 def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
@@ -309,11 +289,11 @@ def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
             seen += ", and less on a part of the parameters or in a step"
         elif tails.high < tails.low:
             seen += ": the noisy sum has more than the clipped gradients and the noise"
-        return _found(name, seen, p)
+        return found(name, seen, p)
     factor = least_factor_refuted(numbers, level / 2, POWER)
     if factor < 0.5:
-        return _not_covered(name, f"too few steps and parameters ({seen})", p)
-    return _stands(name, f"{seen}; {factor:.3g} of it would have been found", p)
+        return not_covered(name, f"too few steps and parameters ({seen})", p)
+    return stands(name, f"{seen}; {factor:.3g} of it would have been found", p)
 
 
 def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
@@ -326,10 +306,10 @@ def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
     p = min(1.0, 2 * by_fourth, 2 * by_neighbour)
     seen = f"mean fourth power {fourths.mean():.4g} (3 claimed), product of neighbours {neighbours.mean():.2g} (0)"
     if p < level:
-        return _found(name, seen, p)
+        return found(name, seen, p)
     if count * len(fourths) < 1000:
-        return _not_covered(name, f"too few steps and parameters ({seen})", p)
-    return _stands(name, seen, p)
+        return not_covered(name, f"too few steps and parameters ({seen})", p)
+    return stands(name, seen, p)
 
 
 def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
@@ -337,7 +317,7 @@ def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     name = "noise that repeats"
     rows = np.concatenate(parts)
     if len(rows) < 2:
-        return _not_covered(name, "a single step was recorded")
+        return not_covered(name, "a single step was recorded")
     pairs = comb(len(rows), 2)
     cosine = largest_cosine(rows)
     chances = {
@@ -348,10 +328,10 @@ def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     reason, p = min(chances.items(), key=lambda item: item[1])
     p = min(1.0, len(chances) * p)
     if p < level:
-        return _found(name, reason, p)
+        return found(name, reason, p)
     if not repeats_would_show(pairs, rows.shape[1], level / len(chances)):
-        return _not_covered(name, "too few parameters to tell noise of different steps apart", p)
-    return _stands(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
+        return not_covered(name, "too few parameters to tell noise of different steps apart", p)
+    return stands(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
 
 
 def check_shared(parts: Mapping[str, Sequence[TrainingRecord]], level: float) -> Check:
@@ -364,24 +344,12 @@ def check_shared(parts: Mapping[str, Sequence[TrainingRecord]], level: float) ->
             alike.setdefault(size, []).append(np.concatenate(own))
     groups = [sites for sites in alike.values() if len(sites) > 1]
     if not groups:
-        return _not_covered(name, "no two sites have records of models of one size")
+        return not_covered(name, "no two sites have records of models of one size")
     rows = [np.concatenate(sites) for sites in groups]
     pairs = sum(comb(len(row), 2) for row in rows)
     p = min(alike_p(largest_cosine(row), pairs, row.shape[1]) for row in rows)
     if p < level:
-        return _found(name, "two sites added equal or opposite noise", p)
+        return found(name, "two sites added equal or opposite noise", p)
     if not all(repeats_would_show(pairs, row.shape[1], level) for row in rows):
-        return _not_covered(name, "too few parameters to tell noise of different sites apart", p)
-    return _stands(name, "no two steps of any sites have equal noise", p)
-
-
-def _found(weakness: str, reason: str, p: float | None = None) -> Check:
-    return Check(weakness, Outcome.FOUND, reason, p)
-
-
-def _stands(weakness: str, reason: str, p: float | None = None) -> Check:
-    return Check(weakness, Outcome.STANDS, reason, p)
-
-
-def _not_covered(weakness: str, reason: str, p: float | None = None) -> Check:
-    return Check(weakness, Outcome.NOT_COVERED, reason, p)
+        return not_covered(name, "too few parameters to tell noise of different sites apart", p)
+    return stands(name, "no two steps of any sites have equal noise", p)

@@ -1,0 +1,229 @@
+"""Checks of the noisy releases that a site kept of a run, against sums computed again from its records.
+
+The noise of a draw is what the site drew less the exact sums. It has to be Gaussian of the claimed deviation, on every
+class and coordinate, independent of every other draw; and it must not be explained by records that were not clipped.
+
+Limits. Noise from a generator with a known seed looks like drawn noise unless it comes twice. A site that keeps other
+values than it drew, or audits itself with other records, is not found out by what it kept. Statistical tests miss what
+is too small for the number of values: a check that stands says what it would have found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+from torch import Tensor
+
+from agreement import Agreement
+from privacy.ledger.budget_account import Account
+from protoseal.evaluation.privacy_audit.exact_sums import Claim, ExactSums, Float, Records, exact_sums
+from protoseal.evaluation.privacy_audit.record_statistics import (
+    alike_p,
+    largest_cosine,
+    least_factor_refuted,
+    normal_p,
+    square_tails,
+)
+from protoseal.evaluation.privacy_audit.run_checks import (
+    NOISE,
+    POWER,
+    Check,
+    Outcome,
+    found,
+    not_covered,
+    stands,
+)
+from secure_client.privacy.kept_releases import Drawn, Sent
+
+REPEATED, SHARED, SHAPE, CLIPPING = (
+    "noise that repeats",
+    "noise that sites share",
+    "noise that is not Gaussian, or not independent",
+    "records or units that are not clipped",
+)
+TESTS = 8
+"""Number of statistical tests of a site, and of all sites together, for a level of each."""
+_FARTHEST = 5.0
+"""Least length of a difference, in deviations of the noise, at which it would be told from none."""
+
+
+@dataclass(frozen=True)
+class SiteEvidence:
+    """Evidence that one site kept of a run, with its records: secret, and for an audit at the site.
+
+    ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read.
+    """
+
+    agreement: Agreement
+    drawn: Sequence[Drawn] = field(repr=False)
+    sent: Sequence[Sent] = field(repr=False)
+    records: Callable[[Mapping[str, Tensor]], Records] = field(repr=False)
+    account: Account | None = field(repr=False)
+
+    @property
+    def claim(self) -> Claim:
+        """Return the agreement's claim."""
+        return Claim.of(self.agreement)
+
+    @cached_property
+    def exact(self) -> list[ExactSums]:
+        """Return the exact sums behind each draw."""
+        classes = len(self.agreement.classes)
+        return [exact_sums(self.records(draw.model), self.claim, classes, draw.cells) for draw in self.drawn]
+
+    @cached_property
+    def noise(self) -> list[Float]:
+        """Return the noise of each draw in units of the claimed deviation, (M, d + 1): sums, then the count."""
+        weight, deviation = self.claim.weight, self.claim.deviation
+        return [
+            np.column_stack([draw.sums - exact.sums, weight * (draw.counts - exact.counts)]) / deviation
+            for draw, exact in zip(self.drawn, self.exact, strict=True)
+        ]
+
+
+def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
+    """Check the noise of one site's draws; each test has a false alarm with the probability ``level``."""
+    if not evidence.drawn:
+        yield not_covered(NOISE, "no release was kept: set keep_releases in the site's file before the run")
+        return
+    deviation = deviation_check(evidence.noise, level)
+    if evidence.agreement.distributed_noise and deviation.outcome is Outcome.STANDS:
+        yield not_covered(
+            NOISE, f"sites share the noise of sums; of the clustering alone: {deviation.reason}"
+        )
+    else:
+        yield deviation
+    yield _shape_check(evidence.noise, level)
+    yield from _clipping_checks(evidence, level)
+    yield repeats_check(REPEATED, [evidence.noise], level)
+
+
+def deviation_check(parts: Sequence[Float], level: float) -> Check:
+    """Test the mean square of the noise (M, d + 1) of draws: of all values, and of each class, coordinate and draw."""
+    values = np.concatenate([part.ravel() for part in parts])
+    numbers, measured = len(values), float(np.sqrt(np.square(values).mean()))
+    overall = _square_p(float(np.square(values).sum()), numbers)
+    groups = {"draw": [np.square(part).sum() for part in parts]}
+    sizes = {"draw": [part.size for part in parts]}
+    rows = np.concatenate(parts)
+    groups["class or cell of a draw"], sizes["class or cell of a draw"] = (
+        np.square(rows).sum(axis=1),
+        [rows.shape[1]],
+    )
+    groups["coordinate"], sizes["coordinate"] = np.square(rows).sum(axis=0), [rows.shape[0]]
+    chances = {"": overall} | {
+        f", and on one {name} it differs most": min(
+            _square_p(total, number) * len(groups[name])
+            for total, number in zip(groups[name], np.resize(sizes[name], len(groups[name])), strict=True)
+        )
+        for name in groups
+    }
+    where, p = min(chances.items(), key=lambda item: item[1])
+    p = min(1.0, p * len(chances))
+    seen = f"deviation {measured:.4g} of the claimed one over {numbers} values"
+    if p < level:
+        return found(NOISE, seen + (where if overall * len(chances) >= level else ""), p)
+    level /= len(chances)
+    missed = {factor: _missed(factor, numbers, level) for factor in (1 / 2, 2 / 3)}
+    if max(missed.values()) > 1 - POWER:
+        return not_covered(NOISE, f"too few values: half of the noise might pass ({seen})", p)
+    least = least_factor_refuted(numbers, level / 2, POWER)
+    return stands(NOISE, f"{seen}; {least:.2g} of it would have been found", p)
+
+
+def _square_p(total: float, numbers: float) -> float:
+    return square_tails(total, numbers).both
+
+
+def _missed(factor: float, numbers: int, level: float) -> float:
+    """Return the probability with which noise of ``factor`` times the claimed deviation passes."""
+    law = stats.chi2(numbers)
+    low, high = law.ppf(level / 2), law.isf(level / 2)
+    return float(law.cdf(high / factor**2) - law.cdf(low / factor**2))
+
+
+def _shape_check(parts: Sequence[Float], level: float) -> Check:
+    """Test mean, distribution, and what classes, coordinates and neighbours of a draw have in common."""
+    values = np.concatenate([part.ravel() for part in parts])
+    rows = np.concatenate(parts)
+    tests = {
+        "the mean is not 0": normal_p(values.mean() * math.sqrt(len(values)), 1.0),
+        "the distribution is not normal": float(stats.kstest(values, "norm").pvalue),
+        "the coordinates of a class have noise in common": _square_p(
+            float(np.square(rows.sum(axis=1)).sum()) / rows.shape[1], rows.shape[0]
+        ),
+        "classes have noise in common": _square_p(
+            sum(float(np.square(part.sum(axis=0)).sum()) / len(part) for part in parts),
+            len(parts) * rows.shape[1],
+        ),
+        "classes have equal noise": _alike_p(list(rows)),
+        "neighbouring values have noise in common": normal_p(
+            float((values[1:] * values[:-1]).sum()), math.sqrt(max(1, len(values) - 1))
+        ),
+    }
+    reason, p = min(tests.items(), key=lambda item: item[1])
+    p = min(1.0, p * len(tests))
+    if p < level:
+        return found(SHAPE, reason, p)
+    return stands(SHAPE, f"mean {values.mean():.2g} over {len(values)} values", p)
+
+
+def _alike_p(vectors: Sequence[Float]) -> float:
+    """Return a bound on the probability that one of all pairs of independent vectors has a cosine so near to ±1."""
+    rows = np.stack(vectors)
+    return alike_p(largest_cosine(rows), math.comb(len(rows), 2), rows.shape[1]) if len(rows) > 1 else 1.0
+
+
+def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float) -> Check:
+    """Look for noise that two draws have in common, with either sign: of one site, or of any two of ``sites``."""
+    draws = [draw.ravel() for site in sites for draw in site]
+    if len(draws) < 2 or (weakness == SHARED and len(sites) < 2):
+        return (
+            stands(weakness, "there is one draw") if draws else not_covered(weakness, "no release was kept")
+        )
+    length = min(len(draw) for draw in draws)
+    p = _alike_p([draw[:length] for draw in draws])
+    if p < level:
+        return found(weakness, "two draws have equal or opposite noise, or a part of it", p)
+    pairs = math.comb(len(draws), 2)
+    if alike_p(0.5, pairs, length) > level:
+        return not_covered(weakness, f"too few values ({length}) to tell draws apart", p)
+    return stands(weakness, f"{len(draws)} draws; noise that is half the same would have been found", p)
+
+
+def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:
+    """Test whether the noise is explained by sums that were not clipped, or not unit by unit."""
+    differences: Mapping[str, list[NDArray[np.float64]]] = {
+        "records are not clipped": [exact.unclipped - exact.sums for exact in evidence.exact],
+        "units are not bounded as a whole": [exact.one_by_one - exact.sums for exact in evidence.exact],
+        "the sums are scaled": [exact.sums for exact in evidence.exact],
+    }
+    chances, silent = {}, []
+    for reason, parts in differences.items():
+        direction = np.concatenate([part.ravel() for part in parts]) / evidence.claim.deviation
+        length = float(np.linalg.norm(direction))
+        noise = np.concatenate([noise[:, :-1].ravel() for noise in evidence.noise])
+        if length > 0:
+            chances[reason] = normal_p(float(noise @ direction), length)
+        if length < _FARTHEST + float(stats.norm.isf(level / 2)):
+            silent.append(reason)
+    reason, p = min(chances.items(), key=lambda item: item[1], default=("", 1.0))
+    p = min(1.0, p * len(differences))
+    if p < level:
+        yield found(CLIPPING, reason, p)
+        return
+    unit = evidence.agreement.privacy.unit if evidence.agreement.privacy else "record"
+    if "records are not clipped" in silent and (
+        unit == "record" or "units are not bounded as a whole" in silent
+    ):
+        yield not_covered(
+            CLIPPING, "hardly a record is longer than the clip, so that a missing clip would not show", p
+        )
+    else:
+        yield stands(CLIPPING, "the noise does not follow what clipping removes", p)

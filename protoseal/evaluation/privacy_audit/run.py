@@ -1,0 +1,180 @@
+"""Audit of a run as it happened: what sites kept of it, against sums computed again from their records.
+
+:func:`audit_run` takes what each site kept (:mod:`secure_client.privacy.kept_releases`) and gives one verdict. A folder
+of a simulation has the evidence of all its sites, a site's ``state_dir`` that of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from agreement import CONTROLS, Agreement
+from agreement.storage.atomic_files import FileError
+from agreement.toml_loading import validate
+from privacy.ledger.budget_account import read_account
+from protoseal.evaluation.privacy_audit.exact_sums import Records, embed, load_model
+from protoseal.evaluation.privacy_audit.release_checks import (
+    SHARED,
+    TESTS,
+    SiteEvidence,
+    check_noise,
+    deviation_check,
+    repeats_check,
+)
+from protoseal.evaluation.privacy_audit.run_checks import (
+    ALL_SITES,
+    Check,
+    RunAudit,
+    found,
+    not_covered,
+    stands,
+)
+from protoseal.evaluation.privacy_audit.sent_checks import check_paid, check_sent
+from protoseal.reports.result_files import site_folder
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.run_folder import CLAIM, COMPARED, RUNS, read_claim
+from protoseal.simulation.saved_run import SavedRun
+from secure_client.app import load_data, open_learner
+from secure_client.config import SiteConfig
+from secure_client.data import SiteData
+from secure_client.privacy.kept_releases import FOLDER, read_kept
+from secure_client.privacy.privacy_units import with_owners
+from secure_client.training.learner import Learner
+
+LEDGER = "ledger.jsonl"
+CENTRES = "cells around centres of a site's own"
+"""Weakness of a site that divides its classes by other centres than the previous round's result."""
+
+
+def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunAudit:
+    """Check what the sites kept of a run. ``level`` bounds the probability that a true run is refuted."""
+    each = level / (TESTS * (len(sites) + 1))
+    checks: dict[str, Sequence[Check]] = {
+        site: [*check_noise(evidence, each), *check_sent(evidence), *check_paid(evidence), *_beyond(evidence)]
+        for site, evidence in sites.items()
+    }
+    if len(sites) > 1:
+        checks[ALL_SITES] = list(_check_together(list(sites.values()), each))
+    return RunAudit(run, checks)
+
+
+def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Check]:
+    """Check what only several sites together show."""
+    noise = [evidence.noise for evidence in sites]
+    if any(noise):
+        yield deviation_check([draw for site in noise for draw in site], level)
+    yield repeats_check(SHARED, noise, level)
+    centres: dict[int, set[bytes]] = {}
+    for evidence in sites:
+        for draw in evidence.drawn:
+            if draw.cells is not None:
+                content = np.ascontiguousarray(draw.cells.centres).tobytes()
+                centres.setdefault(draw.release.round, set()).add(content)
+    if centres:
+        differing = [number for number, contents in sorted(centres.items()) if len(contents) > 1]
+        yield (
+            found(CENTRES, f"sites used different centres in round {differing[0]}")
+            if differing
+            else stands(CENTRES, "all sites used the same centres")
+        )
+
+
+def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
+    """Return what no record of a run shows."""
+    yield not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
+    agreement = evidence.agreement
+    if agreement.clusters:
+        yield not_covered(CENTRES, "the result that the centres come from was not kept by the site")
+    if agreement.method.averages:
+        yield not_covered("models in the sums", "a model's numbers are not computed again")
+    if agreement.plan.masked or agreement.protection.ckks_key:
+        yield not_covered("masks and ciphertexts", "the values that they were made from were compared")
+
+
+# Evidence
+
+
+def evidence_of(
+    agreement: Agreement, learner: Learner, data: SiteData, releases: Path, ledger: Path
+) -> SiteEvidence:
+    """Return the evidence in a folder of releases, and a ledger that may be missing.
+
+    Raises :class:`FileError` for a damaged release, :class:`privacy.errors.LedgerError` for a damaged ledger.
+    """
+    drawn, sent = read_kept(releases)
+    owners = with_owners(data, agreement).subjects
+    seen: dict[bytes, Records] = {}
+
+    def records(state: Mapping[str, Tensor]) -> Records:
+        # A frozen extractor has the same features in every release.
+        key = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(state.items()))
+        if key not in seen:
+            model = load_model(learner.embedding_model().cpu(), state)
+            seen[key] = Records(*embed(model, data.train, agreement.dim), owners)
+        return seen[key]
+
+    mine = [draw for draw in drawn if draw.release.run == agreement.run]
+    return SiteEvidence(agreement, mine, sent, records, read_account(ledger) if ledger.exists() else None)
+
+
+def evidence_of_site(config: SiteConfig) -> SiteEvidence:
+    """Return what a site kept in its ``state_dir``; raise as :func:`evidence_of`, and a ``SiteError`` for its data."""
+    if config.privacy is None:
+        raise FileError("the site's file has no [privacy] section, so that no release was noisy")
+    data = load_data(config)
+    learner = open_learner(config.model_copy(update={"device": "cpu"}), data)
+    return evidence_of(config.agreement, learner, data, config.state_dir / FOLDER, config.privacy.ledger)
+
+
+def evidence_of_simulation(
+    folder: Path, data_root: Path | None
+) -> Iterator[tuple[str, dict[str, SiteEvidence]]]:
+    """Yield each noisy run of a simulation's folder with the evidence of its sites, from data that are read again.
+
+    Raises :class:`FileError` for a folder without such a run or with other data, and as :func:`evidence_of` does.
+    """
+    config = _configuration(folder, data_root)
+    several = sorted(each for each in folder.glob("seed-*") if each.is_dir())
+    for of_seed in several or [folder]:
+        seed = int(of_seed.name.removeprefix("seed-")) if several else config.seeds[0]
+        runs = [SavedRun.of(path) for path in sorted((of_seed / RUNS).glob("*.json"))]
+        noisy = [run for run in runs if run.method not in CONTROLS and run.agreement.privacy is not None]
+        if not noisy:
+            continue
+        scene = scene_of(config, seed)
+        for run in noisy:
+            if run.data_sha256 != scene.divided.sha256:
+                raise FileError(
+                    f"{of_seed} has a run on other data than the present data: restore the earlier data"
+                )
+            agreement = run.agreement
+            out = of_seed if run.method is config.method else of_seed / COMPARED / run.method.value
+            training = replace(scene.training, device="cpu")
+            yield (
+                agreement.run,
+                {
+                    name: evidence_of(
+                        agreement,
+                        training.learner(agreement, name, scene.data[name], position),
+                        scene.data[name],
+                        site_folder(out, name) / FOLDER,
+                        site_folder(out, name) / LEDGER,
+                    )
+                    for position, name in enumerate(sorted(scene.data))
+                },
+            )
+
+
+def _configuration(folder: Path, data_root: Path | None) -> SimulationConfig:
+    claim: dict[str, Any] = read_claim(folder)
+    table = claim["config"] | {"out": str(folder.absolute()), "seeds": [claim["seed"] or 0]}
+    if data_root is not None:
+        table["data_root"] = str(data_root.absolute())
+    return validate(SimulationConfig, table, source=str(folder / CLAIM), directory=folder)

@@ -1,0 +1,303 @@
+"""Checks that what a site sent follows from its noisy draws alone, and that its ledger charged every draw.
+
+Presence, means, bounds and weights are computed again from the noisy sums and counts of a draw. What was sent is what
+the protection got, in the clear. Limits. The models that some methods average are not examined, nor the substitutes for
+the directions of zero prototypes. A class that a round withholds is sent as zeros, which are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats  # type: ignore[import-untyped]  # it ships no types
+
+from agreement import Agreement
+from agreement.round_plan import Form
+from privacy.accounting.events import GaussianRelease
+from privacy.ledger.accountants_by_name import cost
+from privacy.ledger.entries import Entry
+from protoseal.evaluation.privacy_audit.exact_sums import Claim, Float, Ints
+from protoseal.evaluation.privacy_audit.release_checks import SiteEvidence
+from protoseal.evaluation.privacy_audit.run_checks import PAID, SENT, Check, found, not_covered, stands
+from protoseal_wire.messages import Phase
+from secure_client.privacy.kept_releases import Drawn, Sent
+
+_CLOSE = 1e-9
+_OF_CLUSTERS = 1e-6
+"""Tolerances, relative to the longest row, of rows and of sums of clusters' rows."""
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Prototypes ``rows`` (M, d) of classes ``labels`` (M,) with whole ``counts`` (M,), as a site may send them."""
+
+    rows: Float
+    labels: Ints
+    counts: Float
+
+
+class _Differs(Exception):
+    """Values that were sent do not follow from the draw."""
+
+
+class _Unclear(Exception):
+    """Values of which the record does not say enough."""
+
+
+def prototypes_of(agreement: Agreement, draw: Drawn) -> Prototypes:
+    """Return what a site sends of a draw: noisy means by noisy counts, within the agreed bounds."""
+    claim, classes = Claim.of(agreement), len(agreement.classes)
+    parts = np.arange(classes) if draw.cells is None else draw.cells.classes
+    rows, labels, counts = [], [], []
+    for k in range(classes):
+        sums, numbers = draw.sums[parts == k], draw.counts[parts == k]
+        there = numbers >= claim.min_count
+        if draw.cells is not None and not there.any():
+            least = claim.min_count * math.sqrt(len(numbers))
+            sums, numbers = sums.sum(axis=0, keepdims=True), numbers.sum(keepdims=True)
+            there = numbers >= least
+        rows.append(sums[there] / numbers[there, None])
+        labels += [k] * int(there.sum())
+        counts.append(np.maximum(np.rint(numbers[there]), 1.0))
+    every = np.concatenate(rows)
+    if agreement.method.is_grouped:
+        every = np.maximum(every, 0.0)
+    norms = np.linalg.norm(every, axis=1, keepdims=True)
+    every = every * np.minimum(1.0, agreement.norm_bound / np.maximum(norms, 1e-300))
+    return Prototypes(every, np.array(labels, dtype=np.int64), np.concatenate(counts))
+
+
+def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
+    """Check that every answer follows from the draw that it is said to come from."""
+    if not evidence.sent:
+        yield not_covered(SENT, "no values were kept that left the site")
+        return
+    checked, unclear = 0, set[str]()
+    for sent in evidence.sent:
+        draw = draw_in_force(evidence.drawn, sent.released)
+        try:
+            if evidence.agreement.distributed_noise and sent.round:
+                raise _Unclear("sites share the noise, and a site's term was not kept")
+            if draw is None:
+                raise _Unclear(f"the release of round {sent.released} was not kept")
+            _compare(evidence.agreement, sent, draw)
+            checked += 1
+        except _Differs as error:
+            yield found(SENT, f"{sent.phase.name} of round {sent.round}: {error}")
+            return
+        except _Unclear as error:
+            unclear.add(f"{sent.phase.name} of round {sent.round}: {error}")
+    for reason in sorted(unclear):
+        yield not_covered("values that were sent", reason)
+    if checked:
+        yield stands(SENT, f"{checked} answers follow from the noisy sums and counts")
+
+
+def draw_in_force(drawn: Sequence[Drawn], released: int | None) -> Drawn | None:
+    """Return the draw that values of this round's release come from: the last one that was paid for."""
+    mine = [draw for draw in drawn if draw.release.round == released]
+    return mine[-1] if mine else None
+
+
+def _compare(agreement: Agreement, sent: Sent, draw: Drawn) -> None:
+    """Raise unless the values follow from the draw."""
+    own, arrays = prototypes_of(agreement, draw), sent.arrays
+    sends_rows = agreement.sends_rows(sent.round)
+    if sent.phase is Phase.PRESENCE:
+        stated = np.isin(np.arange(len(agreement.classes)), own.labels) & sends_rows
+        if not np.array_equal(arrays[0], stated):
+            raise _Differs("the classes stated are not those of the noisy counts")
+        return
+    if sent.phase is Phase.DIRECTIONS:
+        _compare_local(own, _floats(arrays[0]), _ints(arrays[1]), None, directions=True)
+    elif agreement.clusters:
+        _compare_clusters(agreement, own, [_floats(array) for array in arrays])
+    else:
+        _compare_rows(own, _class_rows(agreement, sent.round, _floats(arrays[0])))
+
+
+def _floats(array: NDArray[np.generic]) -> Float:
+    return np.asarray(array, dtype=np.float64)
+
+
+def _ints(array: NDArray[np.generic]) -> Ints:
+    return np.asarray(array, dtype=np.int64)
+
+
+def _class_rows(agreement: Agreement, number: int, values: Float) -> Float:
+    """Return the rows (K, d) of what a protection got, in units of a feature."""
+    classes, dim = len(agreement.classes), agreement.dim
+    if number == 0:
+        return values.reshape(classes, dim) * agreement.norm_bound * math.sqrt(classes)
+    if agreement.plan.sums:
+        return values[: classes * dim].reshape(classes, dim)
+    return values * agreement.norm_bound
+
+
+def _compare_rows(own: Prototypes, rows: Float) -> None:
+    mine = np.zeros_like(rows)
+    mine[own.labels] = own.rows
+    there = rows.any(axis=1)
+    if not _is_close(rows[there], mine[there], _CLOSE):
+        raise _Differs("a row is not the noisy sum divided by the noisy count, within its bound")
+
+
+def _compare_local(
+    own: Prototypes, rows: Float, labels: Ints, counts: Float | None, *, directions: bool = False
+) -> None:
+    """Compare local prototypes, or their directions; prototypes of classes that a round withholds are left out."""
+    kept = np.isin(own.labels, labels)
+    mine = own.rows[kept]
+    if not np.array_equal(labels, own.labels[kept]):
+        raise _Differs("the numbers of prototypes are not those of the noisy counts")
+    if directions:
+        lengths = np.linalg.norm(mine, axis=1)
+        mine, rows = mine[lengths > 0] / lengths[lengths > 0, None], rows[lengths > 0]
+    if not _is_close(rows, mine, _CLOSE):
+        raise _Differs("a prototype is not the noisy sum divided by the noisy count, within its bound")
+    if counts is not None and not np.array_equal(counts, own.counts[kept]):
+        raise _Differs("a count of samples is not the noisy one")
+
+
+def _compare_clusters(agreement: Agreement, own: Prototypes, arrays: Sequence[Float]) -> None:
+    """Compare local prototypes and the model's weight, as they are or added up by clusters."""
+    most = agreement.averaging.most_samples
+    samples = max(1.0, min(own.counts.sum(), most))
+    if own.counts.sum() > most:
+        counts = np.maximum(own.counts * most // own.counts.sum(), 1.0)
+        own = Prototypes(own.rows, own.labels, counts)
+    if agreement.plan.values is Form.LOCAL_CLUSTERS:
+        rows, labels, counts, model = arrays
+        _compare_local(own, rows, labels.astype(np.int64), counts)
+        weight = model[-1]
+    else:
+        extra = (
+            0 if agreement.plan.masked else 1
+        )  # under ckks numbers of members, and a one, go with the sums
+        vector, ends = arrays[0], agreement.layout.length + extra
+        clustering = agreement.clustering
+        number, rest = divmod(len(vector) - ends, agreement.dim + clustering.counted + extra)
+        if rest:
+            raise _Differs("the sums of clusters have another length than agreed")
+        sums, counts = clustering.split(
+            vector[: clustering.length(number, agreement.dim)], number, agreement.dim
+        )
+        _compare_cluster_sums(
+            own, sums, counts if clustering.counted else None, weighted=clustering.weighted_centres
+        )
+        weight = vector[-1 - extra]
+    if agreement.layout.weighted and weight != samples:
+        raise _Differs("the model's weight is not the noisy number of samples")
+
+
+def _compare_cluster_sums(own: Prototypes, sums: Float, counts: Float | None, *, weighted: bool) -> None:
+    """Find which prototypes each cluster's sum adds up; noisy prototypes are independent, so that one answer fits."""
+    if not sums.any():
+        return
+    rows = own.rows * own.counts[:, None] if weighted else own.rows
+    if np.linalg.matrix_rank(rows) < len(rows):
+        raise _Unclear("prototypes that depend on each other do not tell which of them a cluster has")
+    parts = np.linalg.lstsq(rows.T, sums.T, rcond=None)[0].T  # (G, M), zeros and ones
+    chosen = np.rint(parts)
+    if not _is_close(chosen @ rows, sums, _OF_CLUSTERS) or not np.isin(chosen, (0.0, 1.0)).all():
+        raise _Differs("the sum of a cluster is not one of noisy prototypes")
+    if (chosen.sum(axis=0) > 1).any():
+        raise _Differs("a prototype is in the sums of two clusters")
+    if counts is not None and not np.array_equal(chosen @ own.counts, counts):
+        raise _Differs("a cluster's count of samples is not that of its noisy prototypes")
+
+
+def _is_close(some: Float, others: Float, tolerance: float) -> bool:
+    longest = float(np.abs(others).max(initial=0.0))
+    return some.shape == others.shape and bool((np.abs(some - others) <= tolerance * max(1.0, longest)).all())
+
+
+# The ledger
+
+
+def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
+    """Check the ledger against the draws: an entry for each, with the agreed cost, and the ε that follows."""
+    account, agreement = evidence.account, evidence.agreement
+    if account is None:
+        yield not_covered(PAID, "the ledger is missing")
+        return
+    claim = Claim.of(agreement)
+    paid = {
+        seq: line
+        for seq, line in enumerate(account.lines, 1)
+        if isinstance(line, Entry)
+        and (line.spending.release.run, line.spending.agreement_hash) == (agreement.run, agreement.hash())
+    }
+    entries = {seq: line for seq, line in paid.items() if isinstance(line.spending.event, GaussianRelease)}
+    fault = _fault_of(evidence, entries, claim)
+    if fault:
+        yield found(PAID, fault)
+        return
+    events = [entry.spending.event for entry in entries.values()]
+    if not events:
+        yield not_covered(PAID, "the ledger has no release of this run, and none was kept")
+        return
+    delta, draws = account.limit.delta, len({draw.anchor.seq for draw in evidence.drawn})
+    charged = cost(events, delta)
+    owed = gaussian_epsilon(claim.multiplier / math.sqrt(draws), delta) if draws else 0.0
+    seen = f"ε {charged:.4g} charged for {len(events)} releases at δ = {delta:g}, {owed:.4g} owed for {draws} draws"
+    if owed > charged * (1 + 1e-3):
+        yield found(PAID, seen)
+    elif draws:
+        yield stands(PAID, seen)
+    else:
+        yield not_covered(PAID, "no release was kept")
+    if len(entries) > draws and draws:
+        yield not_covered(
+            "releases without a kept draw", f"{len(entries) - draws} of {len(entries)} paid ones"
+        )
+    others = len(account.entries) - len(paid)
+    if others:
+        yield not_covered("releases of earlier runs", f"the ledger has {others} entries of other runs")
+
+
+def _fault_of(evidence: SiteEvidence, entries: dict[int, Entry], claim: Claim) -> str:
+    """Return in words the first draw without its entry, or the first entry that costs too little; empty for none."""
+    agreement, seen = evidence.agreement, set[int]()
+    for draw in evidence.drawn:
+        entry = entries.get(draw.anchor.seq)
+        if entry is None or entry.spending.release != draw.release:
+            return f"the {draw.release} has no entry"
+        if draw.anchor.seq in seen:
+            return f"the {draw.release} was drawn twice under one entry"
+        seen.add(draw.anchor.seq)
+    paid_rounds = {entry.spending.release.round for entry in entries.values()}
+    for sent in evidence.sent:
+        if sent.released is None or (sent.released not in paid_rounds and not agreement.distributed_noise):
+            return f"values of round {sent.round} come from a release without an entry"
+    for entry in entries.values():
+        event, facts = entry.spending.event, entry.spending.facts
+        numbers = len(agreement.classes) * (agreement.dim + 1)
+        if not isinstance(event, GaussianRelease) or event.noise_multiplier > claim.multiplier:
+            return f"the entry of the {entry.spending.release} charges less than the agreed noise costs"
+        query = [float(facts.get(name, 0.0)) for name in ("clip", "count_weight")]
+        if event.coordinates < numbers or not np.allclose(
+            query, [claim.clip, claim.weight], rtol=1e-9, atol=0.0
+        ):
+            return f"the entry of the {entry.spending.release} is for another query than the agreed one"
+    return ""
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """Return ε at δ of a Gaussian mechanism of sensitivity 1 and this deviation (Balle and Wang 2018, theorem 8)."""
+
+    def excess(epsilon: float) -> float:
+        half, shift = 0.5 / multiplier, epsilon * multiplier
+        lost = stats.norm.cdf(half - shift) - math.exp(epsilon + stats.norm.logcdf(-half - shift))
+        return float(lost - delta)
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0.0:
+        high *= 2.0
+    return float(optimize.brentq(excess, 0.0, high))
