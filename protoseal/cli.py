@@ -11,7 +11,7 @@ from protoseal.commands.examples import example
 COMMANDS = {
     "attack": "Try attacks on a configuration, beside the same system undefended.",
     "bench": "Measure speed on this machine.",
-    "budget": "Plan, evaluate, audit, show, verify or change a data set's privacy budget.",
+    "budget": "Plan, evaluate, audit, show, state, verify or change a data set's privacy budget.",
     "client": "Take part in a run as a site, or check that the site could.",
     "demo": "Run a whole federation on this machine, as processes with real certificates.",
     "pki": "Keys and certificates of a federation.",

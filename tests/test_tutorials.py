@@ -47,7 +47,9 @@ def test_the_model_of_ones_own_learns(typed: tuple[Path, dict[str, str]]) -> Non
 def test_the_private_run_spends_what_was_planned(typed: tuple[Path, dict[str, str]]) -> None:
     folder, printed = typed
     page = PAGES[1].read_text(encoding="utf-8")
-    planned = printed["first-private-run 2. Plan"].splitlines()[0]
+    stated, assumed, planned, *_ = printed["first-private-run 2. Plan"].splitlines()
+    assert stated.startswith("Whether any one record is in the data set is protected")
+    assert "classes 10" in assumed
     assert planned.startswith("ε = 1.993")
     assert planned in page
     result = json.loads((folder / "runs/private/result.json").read_text(encoding="utf-8"))

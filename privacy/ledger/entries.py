@@ -92,10 +92,14 @@ class Spending:
 
 @dataclass(frozen=True)
 class Budget:
-    """Content of the first line: the data set and its initial limit."""
+    """Content of the first line: the data set and its initial limit.
+
+    ``time`` is when the ledger began, by the site's clock; None in ledgers of earlier versions.
+    """
 
     dataset: str
     limit: Limit
+    time: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,15 +123,16 @@ def budget_to_json(budget: Budget) -> dict[str, object]:
         "dataset": budget.dataset,
         **budget.limit.to_json(),
         "neighbours": NEIGHBOURS,
+        **({} if budget.time is None else {"time": budget.time}),
     }
 
 
 def budget_from_json(content: Mapping[str, object]) -> Budget:
     """Return the budget that :func:`budget_to_json` encoded. Raises ``ValueError`` for anything else."""
-    dataset = content.get("dataset")
+    dataset, time = content.get("dataset"), content.get("time")
     if not isinstance(dataset, str):
         raise ValueError("the first line must name a data set")
-    budget = Budget(dataset, Limit.from_json(content))
+    budget = Budget(dataset, Limit.from_json(content), time if isinstance(time, str) else None)
     if budget_to_json(budget) != content:
         raise ValueError("the first line is not a budget of this version")
     return budget

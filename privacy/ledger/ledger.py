@@ -241,7 +241,7 @@ class Ledger:
         if not create:
             raise RolledBackError(f"{self._path} is empty, but had entries before; restore the latest copy")
         _log.warning("%s: a new privacy budget begins for data set %r", self._path, self._budget.dataset)
-        self._append(file, _NOTHING, budget_to_json(self._budget))
+        self._append(file, _NOTHING, budget_to_json(replace(self._budget, time=now())))
 
     def _finish(self, file: int, chain: Chain) -> None:
         """Give the last line its newline if a process died before it wrote that; on return, the file is on the disk.

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from privacy.accounting.accounting_rules import Accounting
-from privacy.accounting.events import DpSgd, Event, event_to_json
+from privacy.accounting.events import Event, event_to_json
 from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.decisions import exposure_to_json, loss_to_json
 from privacy.ledger.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
 from privacy.ledger.hash_chain import Anchor
-from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words, remaining
+from privacy.ledger.remaining_budget import Accountant, in_words, remaining
+from protoseal.commands.budget_statement import facts_of
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
+from protoseal.reports.ledger_facts import RunFacts, why_none
 from secure_client.privacy.rollback_record import PEERS, check_shown, lacking, shown
 
 _LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
@@ -55,28 +56,33 @@ class _AnchorType(click.ParamType[Anchor]):
 @_json_option
 @one_line_errors
 def show_command(*, ledger: Path, as_json: bool) -> None:
-    """Show what was spent of a data set's privacy budget, on what, and what remains. Nothing is changed.
+    """Show what was spent of a data set's privacy budget, on what and when, and what remains. Nothing is changed.
 
-    The first words are NO GUARANTEE where exact values left, or an earlier ledger was lost.
+    The first sentence says what is protected from whom, how surely, and what was spent. The first words are NO
+    GUARANTEE where exact values left, or an earlier ledger was lost.
     """
+    from protoseal.reports.site_statement import headline
+    from protoseal.reports.statement_files import run_to_json
+
     account = read_account(ledger)
-    epsilon = accountant(account.limit)
-    spent = epsilon_of(account.history, account.limit, epsilon)
-    left = _remaining(account, epsilon)
-    facts = _facts(account) | {"epsilon_spent": spent}
+    stated = facts_of(account)
+    spent, left = stated.epsilon, _remaining(account, accountant(account.limit))
+    first, last = _dates(stated.runs)
+    facts = _facts(account) | {"epsilon_spent": spent, "first_entry": first, "last_entry": last}
     if as_json:
         facts["epsilon_spent"] = spent if math.isfinite(spent) else None
         kinds = [event_to_json(event) | {"count": count} for event, count in left]
         entries = [_entry(each) for each in account.entries]
-        lists = {"remaining": kinds, "entries": entries} | _decisions(account)
-        click.echo(json.dumps(_SCHEMA | facts | lists, indent=2))
+        runs = [run_to_json(run) for run in stated.runs]
+        lists = {"remaining": kinds, "runs": runs, "entries": entries} | _decisions(account)
+        click.echo(json.dumps(_SCHEMA | {"statement": headline(stated)} | facts | lists, indent=2))
         return
     remain = " or ".join(in_words(event, count) for event, count in left)
     # A name of one's own could otherwise look like more lines of this.
     shown = facts | {"dataset": repr(account.budget.dataset), "remaining": remain or "all of it"}
     lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
-    listed = [*_summary(account.entries), *_decisions_in_words(account)]
-    click.echo("\n".join([*_first_words(account), *lines, *listed, _RECORDED_ALONE]))
+    listed = [*_summary(stated.runs), *_decisions_in_words(account)]
+    click.echo("\n".join([headline(stated), *lines, *listed, _RECORDED_ALONE]))
 
 
 @click.command("verify", epilog=example("protoseal budget verify scans-2026.jsonl"))
@@ -168,23 +174,11 @@ def _first_words(account: Account) -> list[str]:
 
 
 def _why_none(account: Account) -> str | None:
-    """Return the first reason, in the order of what it ends; None where there is none."""
-    if account.exposures:
-        return f"exact values left in run {account.exposures[0].run!r}"
-    if account.losses:
-        return f"an earlier ledger, which had come to entry {account.losses[0].seq}, is lost"
-    if not account.guaranteed:
-        return "something was released of features that no guarantee covers"
-    kept = lacking(account)
-    return (
-        None
-        if kept is None
-        else f"the ledger lacks entry {kept.seq}, which the site has shown ({PEERS} beside it)"
-    )
+    return why_none(account, lacking(account))
 
 
 def _text(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:
@@ -200,7 +194,7 @@ def _decisions(account: Account) -> dict[str, object]:
     exposed = [exposure_to_json(each) for each in account.exposures]
     lost = [loss_to_json(each) for each in account.losses]
     return {
-        "limit_at_first": _limit(began),
+        "limit_at_first": {"time": account.budget.time, **_limit(began)},
         "limits": [
             {"time": each.time, **_limit(each.limit), "reason": each.reason} for each in account.allowances
         ],
@@ -215,7 +209,7 @@ def _limit(limit: Limit) -> dict[str, object]:
 
 
 def _decisions_in_words(account: Account) -> list[str]:
-    """Return a line for each decision: runs that released exact values, and changes of the limit."""
+    """Return a line for each decision: runs that released exact values, the limit, and changes of it."""
     exposed = [
         f"run {each.run!r}, from {each.time}: exact values, without a guarantee for any record"
         for each in account.exposures
@@ -224,12 +218,14 @@ def _decisions_in_words(account: Account) -> list[str]:
         f"ledger lost, found at {each.time}: entries up to {each.seq}, without which nothing is guaranteed"
         for each in account.losses
     ]
+    began = account.budget.time
+    first = [] if began is None else [f"limit, from {began}: {account.budget.limit}"]
     before = [account.budget.limit, *(each.limit for each in account.allowances)]
     changed = [
         f"limit, from {each.time}: {each.limit}, was {was}: {each.reason}"
         for was, each in zip(before, account.allowances, strict=False)
     ]
-    return [*exposed, *lost, *changed]
+    return [*exposed, *lost, *first, *changed]
 
 
 def _entry(entry: Entry) -> dict[str, object]:
@@ -238,19 +234,15 @@ def _entry(entry: Entry) -> dict[str, object]:
     return content
 
 
-def _summary(entries: Sequence[Entry]) -> list[str]:
-    """Return a line for each run and thing released: how often, in which rounds, and by which mechanism."""
-    alike: dict[tuple[str, str, Event], list[int]] = {}
-    for entry in entries:
-        spending = entry.spending
-        key = (spending.release.run, spending.release.what, spending.event)
-        alike.setdefault(key, []).append(spending.release.round)
+def _summary(runs: tuple[RunFacts, ...]) -> list[str]:
+    """Return a line for each run and thing released: when, how often, in which rounds, and by which mechanism."""
     return [
-        f"run {run!r}, rounds {min(rounds)}-{max(rounds)}: {what}, {_times(event, len(rounds))}"
-        for (run, what, event), rounds in alike.items()
+        f"run {run.name!r}, {run.dates}, rounds {min(released.rounds)}-{max(released.rounds)}: {released.in_words}"
+        for run in runs
+        for released in run.released
     ]
 
 
-def _times(event: Event, count: int) -> str:
-    steps = event.steps if isinstance(event, DpSgd) else 1
-    return in_words(event, count * steps)
+def _dates(runs: tuple[RunFacts, ...]) -> tuple[str | None, str | None]:
+    """Return the days of the first and the last entry; None for a ledger without any."""
+    return min((run.first for run in runs), default=None), max((run.last for run in runs), default=None)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from privacy.ledger.entries import now
 from protoseal.commands.bench_options import COUNT, FILE, counts
 from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, agreement_option
 from protoseal.commands.error_output import one_line_errors
@@ -106,9 +109,13 @@ def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
 
     Give two of --epsilon, --releases and --noise-multiplier, or --epsilon and an agreement that has the others: the
     command computes the third, or the one that --solve names. The guarantee is for one record (or another --unit) added
-    or removed, over everything that is planned.
+    or removed, over everything that is planned. The output begins with what that protects from whom, how surely and at
+    what cost, and names every value that was assumed.
     """
-    asked = question(**options)
+    source = click.get_current_context().get_parameter_source
+    asked = question(
+        **options, left_out={name for name in options if source(name) is ParameterSource.DEFAULT}
+    )
     from privacy.accounting.budget_plan import plan
 
     made = plan(asked.query, asked.delta, training=asked.training, **asked.given)
@@ -125,7 +132,8 @@ def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
 class Question:
     """``given`` is what :func:`privacy.accounting.budget_plan.plan` is given, with None for ``wanted``, which it finds.
 
-    ``sizes`` are of classes, by their names where these are known (``named``), or by themselves.
+    ``sizes`` are of classes, by their names where these are known (``named``), or by themselves. ``assumed`` are values
+    that neither the options nor the agreement give, by their names.
     """
 
     query: Query
@@ -137,6 +145,7 @@ class Question:
     sizes: Mapping[str, int]
     named: bool
     warnings: tuple[str, ...]
+    assumed: Mapping[str, object]
 
 
 def question(
@@ -155,9 +164,12 @@ def question(
     steps: int | None,
     unit: str | None,
     classes_of_one: int | None,
+    left_out: AbstractSet[str] = frozenset(),
     **query: Any,
 ) -> Question:
     """Return the question of the options, by the names of their arguments; ``query`` has those of the query.
+
+    ``left_out`` are the names of options that were not given.
 
     Raises ``click.UsageError`` for options that clash, and the errors of
     :func:`protoseal.commands.budget_inputs.read_agreed` and ``counts_of``.
@@ -190,7 +202,23 @@ def question(
         sizes={name: size for name, size in named.items() if size} or {str(size): size for size in records},
         named=bool(named),
         warnings=(*warnings, *(agreed.warnings() if agreed else ())),
+        assumed=_assumed(
+            asked, delta, agreed, left_out - ({"classes_of_one"} if counted.classes_of_one else set())
+        ),
     )
+
+
+def _assumed(
+    query: Query, delta: float, agreed: Agreed | None, left_out: AbstractSet[str]
+) -> dict[str, object]:
+    """Return the values of ``query``, and ``delta``, that neither an option nor the agreement states."""
+    assumed = {"delta"} | ({"classes_of_one"} if query.unit != UNITS[0] else set())
+    if agreed is None:
+        assumed |= {"unit", "clip", "count_weight", "dim", "classes"}
+    elif agreed.classes is None:  # a simulation's file may leave the classes to its data
+        assumed.add("classes")
+    values = {"delta": delta} | asdict(query)
+    return {name: values[name] for name in values if name in assumed & left_out}
 
 
 def key_of(option: str) -> str:
@@ -274,18 +302,54 @@ def answer(asked: Question, made: BudgetPlan) -> dict[str, Any]:
         _check_some(made, agreed)
     found = _as_json(made, asked.sizes, named=asked.named)
     found["solved_for"] = key_of(SOLVED[asked.wanted])
+    found |= {"made": now()[:10], "assumed": dict(asked.assumed)} | _stated(asked, made, found["errors"])
     found["agreement"] = None if agreed is None else agreed.facts()
     if counted and agreed is not None:
         found["agreement"]["release_every"] = agreed.release_every(made.releases)
     return found | {"warnings": [*asked.warnings, *_of_plan(made, tuple(sorted(set(asked.sizes.values()))))]}
 
 
+def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the plan's first sentence, and the share of members that attacks recognise at most (None: no bound)."""
+    from protoseal.commands.budget_inputs import NO_GUARANTEE
+    from protoseal.evaluation.privacy_audit.trade_off import composed_trade_off, most_recognised
+    from protoseal.reports.privacy_statement import FALSE_ALARMS, members_of, observers, to_read_aloud
+
+    if NO_GUARANTEE in asked.warnings:
+        return {"statement": NO_GUARANTEE, "recognised": None}
+    privacy = None if asked.agreed is None else asked.agreed.privacy
+    colluding = privacy.colluding if privacy is not None and privacy.distributed else None
+    cost = f"the plan costs ε = {made.spent:.4g} at δ = {made.delta:g}"
+    if errors:
+        worst = max(errors, key=lambda error: error["relative"])
+        # The sentence is read aloud, and a site's own counts stay on this machine.
+        largest = "of its smallest class" if asked.named else f"of {worst['records']} {made.query.unit}s"
+        cost += f", and an error of {worst['relative']:.2g} of the clip in the mean {largest}"
+    recognised = most_recognised(composed_trade_off(made.history), FALSE_ALARMS)
+    return {
+        "statement": to_read_aloud(
+            members_of(made.query.unit, "the data set"),
+            observers(colluding, "the planned releases"),
+            recognised,
+            cost,
+        ),
+        "recognised": recognised,
+    }
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def show(found: Mapping[str, Any]) -> None:
     """Print an answer for people; warnings go to standard error, but for one that comes before all else."""
     from protoseal.commands.budget_inputs import NO_GUARANTEE
 
-    if NO_GUARANTEE in found["warnings"]:
-        click.echo(NO_GUARANTEE)
+    click.echo(found["statement"])
+    assumed = ", ".join(
+        f"{name.replace('_', ' ')} {_text(value)}" for name, value in found["assumed"].items()
+    )
+    click.echo(f"planned on {found['made']}" + (f"; assumed, since not given: {assumed}" if assumed else ""))
     allowed = f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g} for one {found['unit']}"
     click.echo(allowed if found["solved_for"] == "epsilon" else f"{found['spent']:.4g} of {allowed}")
     click.echo(f"{_releases(found['releases'])}, noise multiplier {found['noise_multiplier']:g}")

@@ -41,8 +41,8 @@ def client() -> None:
 def run(config: Path, as_json: bool) -> None:
     """Take part in the run until it ends. Started again, it resumes.
 
-    At the end it prints where the results are. Each run needs its own state_dir and out: a folder that holds another
-    run is refused and left unchanged.
+    At the end it prints where the results are, among them privacy-statement.html, which is also written if the run ends
+    early. Each run needs its own state_dir and out: a folder that holds another run is refused and left unchanged.
     """
     from secure_client.app import run_site
 
@@ -52,6 +52,8 @@ def run(config: Path, as_json: bool) -> None:
         log = run_site(loaded, _passphrase(loaded), on_round=_show)
     except KeyboardInterrupt as error:
         raise click.ClickException("stopped by a signal; start the same command again to resume") from error
+    finally:
+        _state_privacy(loaded)
     if as_json:
         click.echo(log.model_dump_json(by_alias=True, indent=2))
     else:
@@ -84,11 +86,26 @@ def check(config: Path, as_json: bool) -> None:
         raise click.ClickException(f"not ready: {', '.join(failed)}")
 
 
+def _state_privacy(config: SiteConfig) -> None:
+    """Write the privacy statement into ``out`` if this run began there; an error is logged and ends nothing."""
+    from agreement.storage.run_identity import holds
+    from protoseal.commands.budget_statement import of_site
+    from protoseal.reports.statement_files import write_statement
+    from secure_client.error_containment import contained
+
+    if holds(config.out, config.agreement):
+        contained(
+            lambda: write_statement(config.out, of_site(config)),
+            lambda: None,
+            "writing the privacy statement",
+        )
+
+
 def _results(log: SiteLog, config: SiteConfig) -> str:
     """Return the results' folder, and the results' round if the site missed the last round."""
     last, rounds = max((each.round for each in log.rounds), default=0), config.agreement.rounds
     missed = f" (this site's last result is of round {last} of {rounds})" if last < rounds else ""
-    return f"the model and prototypes are in {config.out}{missed}"
+    return f"the model, prototypes and privacy statement are in {config.out}{missed}"
 
 
 def _passphrase(config: SiteConfig) -> bytes:

@@ -1,22 +1,101 @@
-"""Sentences on the privacy of a run, from its ``result.json`` alone: ε, δ and the unit, or NO GUARANTEE.
+"""Sentences on privacy: what is protected from whom, how surely and at what cost, or NO GUARANTEE.
 
-Limit: the sentences repeat the ledgers of the sites. docs/explanation/privacy.md defines what an ε covers.
+``budget plan``, ``budget show``, the statement of a site and the report of a run take their sentences from here. Limit:
+the sentences repeat a plan or the ledgers of sites, and docs/explanation/privacy.md defines what an ε covers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agreement.methods import CONTROLS
 from agreement.sections.privacy import Noise
+from privacy.units import Unit
 from protoseal.reports.result_files import RunResult, SiteFigures
 
 NO_GUARANTEE = "NO GUARANTEE"
+FALSE_ALARMS = 0.01
+"""Share of non-members that the attacker of a sentence takes for members."""
 _ALONE = frozenset(method.value for method in CONTROLS)
 
 
+@dataclass(frozen=True)
+class Members:
+    """Words for the unit of a guarantee: the protected fact, those for whom it is true, and those for whom it is not.
+
+    ``one`` is a single unit that is added to a data set or removed from it.
+    """
+
+    fact: str
+    inside: str
+    outside: str
+    one: str
+
+
+def members_of(unit: Unit, place: str) -> Members:
+    """Return the words for one ``unit`` of the data set that ``place`` names."""
+    return {
+        Unit.RECORD: Members(
+            f"any one record is in {place}", "records that are in it", "records that are not", "one record"
+        ),
+        Unit.SUBJECT: Members(
+            f"any one person has records in {place}",
+            "people who have records in it",
+            "people who have none",
+            "one person, with all records that the site has of that person",
+        ),
+        Unit.SITE: Members(
+            "the site has any records behind what it sends",
+            "sites that have records",
+            "sites that have none",
+            "one site, with all of its records",
+        ),
+    }[unit]
+
+
+def observers(colluding: int | None, sent: str) -> str:
+    """Return from whom a guarantee protects; ``colluding`` is None for noise of each site's own.
+
+    ``sent`` describes the values that an observer sees where the site adds all of the noise by itself.
+    """
+    if colluding is None:
+        return f"anyone who sees {sent}: the coordinator, other sites, and whoever gets the results later"
+    if colluding == 0:
+        return (
+            "the coordinator and outsiders, who see only sums over the sites, but not from a site that reads"
+            " its own results"
+        )
+    sites = (
+        "one site that helps them or reads" if colluding == 1 else f"{colluding} sites that help them or read"
+    )
+    return (
+        f"the coordinator and outsiders, who see only sums over the sites, with up to {sites} its own results"
+    )
+
+
+def to_read_aloud(members: Members, observer: str, found: float, cost: str) -> str:
+    """Return the one sentence of a guarantee.
+
+    ``found`` is the largest share of members that any attack recognises with :data:`FALSE_ALARMS`; ``cost`` is a clause
+    on ε and δ.
+    """
+    return (
+        f"Whether {members.fact} is protected from {observer}. Of 100 {members.inside}, such an attacker recognises"
+        f" at most {of_hundred(found)} (blind guessing: 1) when 1 of 100 {members.outside} is taken for one of them by"
+        f" mistake; {cost}."
+    )
+
+
+def of_hundred(share: float) -> str:
+    """Return a share as a number out of 100, rounded up, so that "at most" stays true."""
+    hundredths = 100 * share - 1e-6  # what float64 loses
+    return f"{math.ceil(hundredths)}" if hundredths >= 10 else f"{math.ceil(10 * hundredths) / 10:g}"
+
+
 def privacy_statement(result: RunResult) -> tuple[str, ...]:
-    """Return the sentences; a sentence without a guarantee begins with ``NO GUARANTEE``."""
+    """Return the sentences on a run, from ``result.json``; one without a guarantee begins with ``NO GUARANTEE``."""
     if result.method in _ALONE:
         return (f"Nothing left a site: “{result.method}” trains each site by itself.",)
     agreed = result.config["privacy"]
@@ -27,10 +106,14 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
         return (f"{NO_GUARANTEE}: no site has recorded a round, so no spending is known.",)
     kept = [site for site in spent if site.guaranteed]
     lost = [site for site in result.sites if site not in kept]
+    shared = agreed["noise"] == Noise.DISTRIBUTED
     return (
         *([_unbounded(lost, result)] if lost else []),
-        *([_bounded(kept, result, agreed["unit"])] if kept else []),
-        *([_shared(agreed)] if kept and agreed["noise"] == Noise.DISTRIBUTED else []),
+        *(
+            [_bounded(kept, result, Unit(agreed["unit"]), agreed["colluding"] if shared else None)]
+            if kept
+            else []
+        ),
     )
 
 
@@ -50,21 +133,17 @@ def _unbounded(sites: Sequence[SiteFigures], result: RunResult) -> str:
     )
 
 
-def _bounded(sites: Sequence[SiteFigures], result: RunResult, unit: str) -> str:
+def _bounded(sites: Sequence[SiteFigures], result: RunResult, unit: Unit, colluding: int | None) -> str:
     epsilon = max(site.epsilon or 0.0 for site in sites)
     deltas = [site.delta for site in sites if site.delta is not None]
     at = f" at δ = {max(deltas):g}" if deltas else ""
+    members = members_of(unit, "a site's data set")
     return (
-        f"Differentially private for one {unit} added or removed: {_names(sites, result)} spent at most"
-        f" ε = {epsilon:.3g}{at} by the end of this run, over all runs in the ledger of the same data."
-    )
-
-
-def _shared(agreed: dict[str, object]) -> str:
-    colluding = agreed["colluding"]
-    return (
-        "The sites share this noise: the guarantee is against a party that sees only sums and the noise shares "
-        f"of at most {colluding} sites; a site that looks at its own result counts as one of them."
+        f"Whether {members.fact} is protected from {observers(colluding, 'what the site sent')}:"
+        f" {_names(sites, result)} spent at most ε = {epsilon:.3g}{at} by the end of this run, over all"
+        " runs in the ledger of the same data."
+        f" Adding or removing {members.one} changes the probability of anything that they see by a factor of e^ε at"
+        " most, and by δ besides."
     )
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.full
 
 ROUNDS, PAID = 4, 2
 """The run's, and how many of them the first site has a budget for."""
-PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0)
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0, release_every=1)
 DELTA = 1e-5
 
 
@@ -86,6 +86,8 @@ def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) ->
         log = poor.log()
         assert f"prototypes of round {PAID + 1} in run 'e2e' would bring data set 'scans' to epsilon" in log
         assert "0 releases with noise multiplier 0.4 remain" in log
+        stated = (federation.folder("site-1") / "privacy-statement.html").read_text(encoding="utf-8")
+        assert f"Recorded are {PAID} of its {ROUNDS} releases; it ended early" in stated
         assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
 
         rounds = read_rounds(tmp_path / "run" / "coordinator" / "state" / "rounds.jsonl")
@@ -133,3 +135,11 @@ def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(t
             assert set(rounds) == set(range(1, ROUNDS + 1))
             assert len(rounds) <= ROUNDS + (name == "site-1")
             assert np.isfinite(read_prototypes(federation.folder(name)).local).all()
+            stated = json.loads(
+                (federation.folder(name) / "privacy-statement.json").read_text(encoding="utf-8")
+            )
+            assert (stated["site"], stated["guaranteed"], len(stated["runs"])) == (name, True, 1)
+            assert stated["epsilon"] == epsilon([entry.spending.event for entry in entries], DELTA)
+            assert stated["statement"] in (federation.folder(name) / "privacy-statement.html").read_text(
+                encoding="utf-8"
+            ).replace("&#39;", "'")

@@ -97,7 +97,7 @@ def what_is_complete_needs_nobody(federation: Federation) -> None:
     (federation.folder("site-1") / "data.npz").unlink()
     again = federation.start_site("site-1")
     assert again.exit_code() == 0
-    assert "The run is complete; the model and prototypes are in" in again.log()
+    assert "The run is complete; the model, prototypes and privacy statement are in" in again.log()
     coordinator = federation.start_coordinator()
     coordinator.wait_for_log(f"is complete after {ROUNDS} rounds")
     federation.let_pass(GRACE)

@@ -99,3 +99,11 @@ def composed_trade_off(composed: Composed) -> TradeOff:
         return PairsTradeOff(np.zeros(1), np.ones(1))
     epsilons = np.linspace(0.0, top, _LINES)
     return PairsTradeOff(epsilons, composed.deltas(epsilons))
+
+
+def most_recognised(curve: TradeOff, false_alarms: float) -> float:
+    """Return the largest share of members that any test recognises while ``false_alarms`` of non-members seem members.
+
+    It is 1 - g(1 - ``false_alarms``): g bounds the complement of the test, since it holds for D and D' in both orders.
+    """
+    return min(1.0, max(false_alarms, 1 - curve.least(1 - false_alarms)))

@@ -20,6 +20,7 @@ from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
+from protoseal.reports.ledger_facts import day
 from secure_client.privacy.rollback_record import OWN, own_anchor, record_beside
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending
 
@@ -62,8 +63,12 @@ def test_show_says_what_was_spent_on_what_and_what_remains(path: Path) -> None:
     assert (
         f"remaining         {releases} releases with noise multiplier 6.2 or {steps} steps of DP-SGD" in shown
     )
-    assert "run 'run-1', rounds 1-3: prototypes, 2 releases with noise multiplier 6.2" in shown
-    assert "run 'run-2', rounds 1-1: extractor, 3 steps of DP-SGD with noise multiplier 100" in shown
+    (today,) = {day(entry.time) for entry in ledger.entries()}
+    assert f"run 'run-1', {today}, rounds 1-3: prototypes, 2 releases with noise multiplier 6.2" in shown
+    assert (
+        f"run 'run-2', {today}, rounds 1-1: extractor, 3 steps of DP-SGD with noise multiplier 100" in shown
+    )
+    assert f"first entry       {today}" in shown
     assert str(ledger.anchor) in shown
     assert path.read_bytes() == before
 
@@ -95,7 +100,9 @@ def test_a_ledger_of_which_nothing_is_spent(tmp_path: Path) -> None:
     open_ledger(tmp_path / "new.ledger")
     shown = output_of("show", tmp_path / "new.ledger")
     assert "epsilon spent     0\n" in shown
-    assert shown.splitlines()[-2] == "remaining         all of it"
+    assert shown.startswith("Nothing of data set 'heart-2024' has left this site")
+    assert "remaining         all of it" in shown.splitlines()
+    assert "first entry       -" in shown.splitlines()
     assert "Entries: 0;" in output_of("verify", tmp_path / "new.ledger")
 
 
@@ -183,7 +190,9 @@ def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path:
     for command in (("verify",), ("allow", "--epsilon", 4, "--reason", "more")):
         assert "entry 1 was cut after it was acknowledged" in failure(command[0], named, *command[1:])
     assert real.read_bytes() == whole[:-40]
-    assert output_of("show", named).startswith("NO GUARANTEE for any record: the ledger lacks entry 1")
+    assert output_of("show", named).startswith(
+        "NO GUARANTEE for any record of data set 'scans': the ledger lacks entry 1"
+    )
     assert json.loads(output_of("show", named, "--json"))["guarantee"] == "none"
 
 
@@ -206,7 +215,9 @@ def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
     output_of("allow", path, "--epsilon", 4, "--delta", 1e-6, "--reason", "less again")
     as_json = json.loads(output_of("show", path, "--json"))
     assert (as_json["epsilon_limit"], as_json["delta"]) == (4.0, 1e-6)
-    assert as_json["limit_at_first"] == {"epsilon": 3.0, "delta": 1e-5, "accountant": "pld"}
+    began = as_json["limit_at_first"]
+    assert began | {"time": ""} == {"time": "", "epsilon": 3.0, "delta": 1e-5, "accountant": "pld"}
+    assert began["time"] <= as_json["limits"][0]["time"] <= as_json["limits"][1]["time"]
     assert [(each["epsilon"], each["delta"], each["reason"]) for each in as_json["limits"]] == [
         (8.0, 1e-5, "ethics board, 3 March"),
         (4.0, 1e-6, "less again"),

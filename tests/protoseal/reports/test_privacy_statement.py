@@ -43,7 +43,7 @@ def test_a_run_without_a_guarantee_says_so_first_and_claims_no_epsilon(result: R
 
 
 @pytest.mark.parametrize(
-    ("unit", "named"), [("record", "one record "), ("subject", "one subject "), ("site", "one site ")]
+    ("unit", "named"), [("record", "one record "), ("subject", "one person, "), ("site", "one site, ")]
 )
 def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str, named: str) -> None:
     (sentence,) = privacy_statement(
@@ -63,8 +63,8 @@ def test_sites_with_a_guarantee_and_without_are_told_apart_by_name() -> None:
 
 def test_shared_noise_says_against_whom_it_holds() -> None:
     shared = {**NOISY, "noise": "distributed", "colluding": 2}
-    _, whom = privacy_statement(run(shared, site("a", 2.0, guaranteed=True)))
-    assert "at most 2 sites" in whom
+    (whom,) = privacy_statement(run(shared, site("a", 2.0, guaranteed=True)))
+    assert "with up to 2 sites" in whom
 
 
 @pytest.mark.parametrize("method", ["local", "self"])

@@ -1,0 +1,149 @@
+"""Command ``protoseal budget statement``: the privacy statement of a site, as a page and as fields."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from privacy.accounting.accounting_rules import Accounting
+from privacy.ledger.budget_account import Account, read_account
+from privacy.ledger.entries import now
+from privacy.ledger.remaining_budget import epsilon_of
+from privacy.units import Unit
+from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
+from secure_client.config import SiteConfig, load_site
+from secure_client.privacy.rollback_record import lacking, shown
+
+if TYPE_CHECKING:
+    from agreement import Agreement
+    from protoseal.reports.site_statement import Facts, Recognised
+
+FALSE_ALARMS = (0.001, 0.01, 0.1)
+"""Shares of false alarms for which a statement says how many members are recognised."""
+_NO_LEDGER = "run {!r} releases exact values, and this site has no ledger, since its file has no [privacy]"
+_TORN = "the last line of the ledger is incomplete, so that nobody knows what it said"
+_NO_BOUND = "the noise was too small for any finite ε"
+
+
+@click.command("statement", epilog=example("protoseal budget statement scans-2026.jsonl"))
+@click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Configuration file of the site, in place of LEDGER; adds the site, its agreement and what its run plans.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for privacy-statement.html and privacy-statement.json.  [default: print the statement]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the statement and its fields as JSON.")
+@one_line_errors
+def statement_command(*, ledger: Path | None, config: Path | None, out: Path | None, as_json: bool) -> None:
+    """State for one site's data what is protected from whom, how surely, what was spent, and what is not covered.
+
+    The first words are NO GUARANTEE where nothing is guaranteed. The JSON has the fields of the highest tier of the
+    OpenDP registry of deployments. `client run` writes the same files into the folder of its results. The ledger stays
+    as it is.
+    """
+    from protoseal.reports.statement_files import fields_of, text_of, write_statement
+
+    if (ledger is None) is (config is None):
+        raise click.UsageError("give either LEDGER or --config SITE.toml")
+    facts = (
+        of_site(load_site(config)) if ledger is None and config is not None else of_ledger(ledger or Path())
+    )
+    if out is not None:
+        click.echo(f"The statement is in {write_statement(out, facts)}")
+    elif as_json:
+        click.echo(json.dumps(fields_of(facts), indent=2, ensure_ascii=False))
+    else:
+        click.echo(text_of(facts))
+
+
+def of_site(config: SiteConfig) -> Facts:
+    """Return the facts of a site's ledger and its agreement. Raises ``LedgerError`` for a ledger that is not there."""
+    if config.privacy is not None:
+        return replace(of_ledger(config.privacy.ledger, config.agreement), site=config.name)
+    from protoseal.reports.site_statement import Facts
+
+    return Facts(
+        made=now()[:10],
+        site=config.name,
+        agreement=config.agreement,
+        account=None,
+        runs=(),
+        epsilon=0.0,
+        recognised=None,
+        why_none=_NO_LEDGER.format(config.agreement.run),
+    )
+
+
+def of_ledger(ledger: Path, agreement: Agreement | None = None) -> Facts:
+    """Return the facts of a ledger, with the ``agreement`` whose run it may have."""
+    return facts_of(read_account(ledger), agreement)
+
+
+def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
+    """Return the facts of a ledger that was read."""
+    from privacy.ledger.accountants_by_name import accountant_of
+    from protoseal.reports.ledger_facts import runs_of, why_none
+    from protoseal.reports.site_statement import Facts
+
+    epsilon = accountant_of(account.limit.accountant)
+    spent = epsilon_of(account.history, account.limit, epsilon)
+    none = why_none(account, lacking(account))
+    # Where the site's own record lies beside the ledger, it tells a crash from a cut.
+    torn = bool(account.unfinished) and shown(account) is None
+    if none is None and (torn or not isfinite(spent)):
+        none = _TORN if torn else _NO_BOUND
+    return Facts(
+        made=now()[:10],
+        site=None,
+        agreement=agreement,
+        account=account,
+        runs=runs_of(account, epsilon),
+        epsilon=spent,
+        recognised=recognised_of(account) if none is None and account.entries else None,
+        why_none=none,
+    )
+
+
+def recognised_of(account: Account) -> Recognised:
+    """Return how many members attacks recognise at most, by the composed curve of all entries.
+
+    Agreements with DP-SGD that follow from earlier results have no composed curve: the Rényi filter that covers them
+    gives the (ε, δ) of the limit alone.
+    """
+    import numpy as np
+
+    from privacy.accounting.accountant import Composed
+    from protoseal.evaluation.privacy_audit.trade_off import (
+        PairsTradeOff,
+        composed_trade_off,
+        most_recognised,
+    )
+    from protoseal.reports.site_statement import Recognised
+
+    composed, limit = Composed.of(account.history), account.limit
+    agreements = {entry.spending.agreement_hash for entry in account.entries}
+    adaptive = limit.accountant is Accounting.RENYI and bool(composed.training) and len(agreements) > 1
+    curve = (
+        PairsTradeOff(np.array([limit.epsilon]), np.array([limit.delta]))
+        if adaptive
+        else composed_trade_off(composed)
+    )
+    # Ten records change a release ten times as much as one; training has no such closed form.
+    ten = replace(composed, squares=100 * composed.squares)
+    alone = limit.unit is Unit.RECORD and not composed.training
+    return Recognised(
+        shares={alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS},
+        of_ten=most_recognised(composed_trade_off(ten), 0.01) if alone else None,
+        from_limit=adaptive,
+    )

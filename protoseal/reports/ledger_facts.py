@@ -1,0 +1,131 @@
+"""Facts of a privacy ledger that its statement and ``budget show`` put into words: runs, dates, spending, guarantee.
+
+Limit: a ledger does not contain what left of the same records without it, and its dates are the site's own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from privacy.accounting.events import DpSgd, Event
+from privacy.ledger.budget_account import Account
+from privacy.ledger.decisions import Exposure
+from privacy.ledger.entries import GUARANTEE, Entry, Fact
+from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words
+from privacy.units import Unit
+
+
+@dataclass(frozen=True)
+class Released:
+    """Equal entries of one run: ``what`` was paid for in ``rounds``, by one mechanism with the same ``facts``."""
+
+    what: str
+    event: Event
+    facts: Mapping[str, Fact]
+    rounds: tuple[int, ...]
+
+    @property
+    def in_words(self) -> str:
+        """Description of what was paid for, how often, and with which noise."""
+        steps = self.event.steps if isinstance(self.event, DpSgd) else 1
+        return f"{self.what}, {in_words(self.event, len(self.rounds) * steps)}"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Lines of one run. ``epsilon`` is the cost of its entries alone; ``exact`` is true if exact values left in it."""
+
+    name: str
+    agreement_hash: bytes
+    first: str
+    last: str
+    released: tuple[Released, ...]
+    epsilon: float
+    exact: bool
+
+    @property
+    def dates(self) -> str:
+        """Day of the first line, and of the last if it is another."""
+        return self.first if self.first == self.last else f"{self.first} to {self.last}"
+
+
+def runs_of(account: Account, epsilon: Accountant) -> tuple[RunFacts, ...]:
+    """Return the runs of a ledger, in the order of their first lines; equal names under two agreements are two runs."""
+    lines: dict[tuple[str, bytes], list[Entry | Exposure]] = {}
+    for line in account.lines:
+        if isinstance(line, Entry):
+            lines.setdefault((line.spending.release.run, line.spending.agreement_hash), []).append(line)
+        elif isinstance(line, Exposure):
+            lines.setdefault((line.run, line.agreement_hash), []).append(line)
+    return tuple(_run(name, agreed, of_run, account, epsilon) for (name, agreed), of_run in lines.items())
+
+
+def _run(
+    name: str, agreement: bytes, lines: Sequence[Entry | Exposure], account: Account, epsilon: Accountant
+) -> RunFacts:
+    entries = [line for line in lines if isinstance(line, Entry)]
+    days = sorted(day(line.time) for line in lines)
+    return RunFacts(
+        name=name,
+        agreement_hash=agreement,
+        first=days[0],
+        last=days[-1],
+        released=_released(entries),
+        epsilon=epsilon_of([entry.spending.event for entry in entries], account.limit, epsilon),
+        exact=len(entries) < len(lines),
+    )
+
+
+def _released(entries: Sequence[Entry]) -> tuple[Released, ...]:
+    rounds: dict[tuple[str, Event, tuple[tuple[str, Fact], ...]], list[int]] = {}
+    for entry in entries:
+        spending = entry.spending
+        kind = (spending.release.what, spending.event, tuple(sorted(spending.facts.items())))
+        rounds.setdefault(kind, []).append(spending.release.round)
+    return tuple(
+        Released(what, event, dict(facts), tuple(of_kind)) for (what, event, facts), of_kind in rounds.items()
+    )
+
+
+def day(time: str) -> str:
+    """Return the day of a line's time, as YYYY-MM-DD."""
+    return time[:10]
+
+
+def other_unit(account: Account) -> Unit | None:
+    """Return a unit of privacy that an entry states and the ledger's limit does not, or None."""
+    stated = (entry.spending.facts.get(GUARANTEE) for entry in account.entries)
+    return next((Unit(unit) for unit in stated if unit in list(Unit) and unit != account.limit.unit), None)
+
+
+def colluding_of(account: Account) -> int | None:
+    """Return the fewest colluding sites that shared noise of an entry holds off; None if no entry has shared noise."""
+    shared = [
+        int(entry.spending.facts.get("colluding", 0))
+        for entry in account.entries
+        if entry.spending.facts.get("noise") == "distributed"
+    ]
+    return min(shared, default=None)
+
+
+def why_none(account: Account, lacking: Anchor | None) -> str | None:
+    """Return the first reason why nothing is guaranteed, in the order of what it ends; None where there is none.
+
+    ``lacking`` is the entry that the site has shown and the ledger lacks
+    (:func:`secure_client.privacy.rollback_record.lacking`).
+    """
+    if account.exposures:
+        first = account.exposures[0]
+        return f"exact values left in run {first.run!r} on {day(first.time)}"
+    if account.losses:
+        return f"an earlier ledger, which had come to entry {account.losses[0].seq}, is lost"
+    if not account.guaranteed:
+        return "something was released of features that no guarantee covers"
+    unit = other_unit(account)
+    if unit is not None:
+        return f"an entry counts for one {unit}, and the limit for one {account.limit.unit}"
+    if lacking is not None:
+        return f"the ledger lacks entry {lacking.seq}, which the site has shown (the file .peers beside it)"
+    return None

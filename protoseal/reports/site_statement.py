@@ -1,0 +1,378 @@
+"""Privacy statement of a site: a page for a privacy officer, and its fields as the registry of OpenDP names them.
+
+Every sentence follows from the ledger of the site's data set; the agreement adds what its run plans. Limit: the ledger
+says what was paid for, and not that the program added the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from agreement import Agreement
+from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.events import DpSgd, GaussianRelease
+from privacy.ledger.budget_account import Account
+from privacy.ledger.entries import NEIGHBOURS, Limit
+from privacy.units import Unit
+from protoseal.reports.ledger_facts import Released, RunFacts, colluding_of, day
+from protoseal.reports.privacy_statement import (
+    NO_GUARANTEE,
+    Members,
+    members_of,
+    observers,
+    of_hundred,
+    to_read_aloud,
+)
+from secure_client.privacy.releases import WEIGHTS
+from secure_client.privacy.run_cost import TRAINING, WHAT, planned_epsilon
+
+SENT = "what this site sent"
+_NOT_A_SUM = "The costs of several runs do not simply add up: together they are less than their sum."
+_PAID = (WHAT, TRAINING)
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """Largest shares of members that any attack recognises: ``shares`` by the share of false alarms.
+
+    ``of_ten`` is the share of people with ten records each at 1 % of false alarms; None where it is not known, or the
+    unit is not a record. ``from_limit`` is true if the shares follow from the ledger's limit alone.
+    """
+
+    shares: Mapping[float, float]
+    of_ten: float | None
+    from_limit: bool
+
+    @property
+    def usual(self) -> float:
+        """The share at 1 % of false alarms."""
+        return self.shares[0.01]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a statement is made of. ``recognised`` is None where nothing is guaranteed (``why_none``) or was spent.
+
+    ``account`` is None for a site without a ledger. ``site`` and ``agreement`` are those of the site's file, and None
+    for a statement from a ledger alone. ``made`` is the day of the statement.
+    """
+
+    made: str
+    site: str | None
+    agreement: Agreement | None
+    account: Account | None
+    runs: tuple[RunFacts, ...]
+    epsilon: float
+    recognised: Recognised | None
+    why_none: str | None
+
+    @property
+    def data(self) -> str:
+        """The data set in words."""
+        return "this site's data" if self.account is None else f"data set {self.account.budget.dataset!r}"
+
+    @property
+    def unit(self) -> Unit:
+        """The protected unit: the ledger's, or a record if there is none."""
+        return Unit.RECORD if self.account is None else self.account.limit.unit
+
+    @property
+    def members(self) -> Members:
+        """Words for the unit."""
+        return members_of(self.unit, self.data)
+
+    @property
+    def colluding(self) -> int | None:
+        """Colluding sites that shared noise holds off; None where all noise is the site's own."""
+        return None if self.account is None else colluding_of(self.account)
+
+    @property
+    def released(self) -> list[Released]:
+        """All that was paid for, in any run."""
+        return [released for run in self.runs for released in run.released]
+
+    @property
+    def trains(self) -> bool:
+        """True if a run trained by DP-SGD."""
+        return any(isinstance(released.event, DpSgd) for released in self.released)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Part of a page: sentences, then a table whose first row is its heads, then a list."""
+
+    title: str
+    sentences: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...] = ()
+    items: tuple[str, ...] = ()
+
+
+def headline(facts: Facts) -> str:
+    """Return the sentences to read aloud: what is protected from whom, how surely, at what cost; or NO GUARANTEE."""
+    if facts.why_none is not None:
+        return f"{NO_GUARANTEE} for any {facts.unit} of {facts.data}: {facts.why_none}."
+    if facts.account is None or facts.recognised is None:
+        return f"Nothing of {facts.data} has left this site, by what its ledger records; nothing is spent."
+    limit = facts.account.limit
+    cost = f"ε = {facts.epsilon:.4g} of the {limit.epsilon:g} allowed is spent, at δ = {limit.delta:g}"
+    return to_read_aloud(
+        facts.members,
+        observers(facts.colluding, SENT),
+        facts.recognised.usual,
+        f"{cost} ({_between(facts.runs)})",
+    )
+
+
+def _between(runs: Sequence[RunFacts]) -> str:
+    first, last = min(run.first for run in runs), max(run.last for run in runs)
+    dates = f"on {first}" if first == last else f"from {first} to {last}"
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}, {dates}"
+
+
+def sections(facts: Facts) -> tuple[Section, ...]:
+    """Return the parts of the page after its headline."""
+    guaranteed = [_protected(facts), _how_surely(facts)] if facts.recognised is not None else []
+    recorded = [] if facts.account is None else [_spent(facts, facts.account)]
+    mechanism = [_mechanism(facts)] if facts.released else []
+    return (
+        *guaranteed,
+        *recorded,
+        *mechanism,
+        Section("What is not covered", (), items=tuple(not_covered(facts))),
+    )
+
+
+def _protected(facts: Facts) -> Section:
+    what = "class sums, class counts and therefore prototypes and the list of this site's classes"
+    trained = ", and the model, which was trained by DP-SGD" if facts.trains else ""
+    return Section(
+        "What is protected, and from whom",
+        (
+            f"The unit of protection is {facts.members.one}. Neighbouring data sets differ by one such unit"
+            f" ({NEIGHBOURS}).",
+            f"Covered is all that this site computed from the records and sent: {what}{trained}. Whatever others"
+            " compute from it later is covered as well.",
+            f"The guarantee holds against {observers(facts.colluding, SENT)}. It holds whatever the attacker knows"
+            " already, even if it knows every other record and the record in question.",
+            *_shared(facts.colluding),
+        ),
+    )
+
+
+def _shared(colluding: int | None) -> Iterator[str]:
+    if colluding is None:
+        return
+    yield (
+        f"The sites share the noise of their sums. More than {colluding} sites that pool what they know, or help the"
+        " coordinator, face less noise than is counted here, and enough of them hardly any. The guarantee also"
+        " assumes that the masks are not broken and that the other sites add their noise."
+    )
+
+
+def _how_surely(facts: Facts) -> Section:
+    recognised, account = facts.recognised, facts.account
+    if recognised is None or account is None:
+        raise ValueError("nothing is guaranteed")
+    rows = tuple(
+        (f"{100 * alarms:g} of 100", f"{of_hundred(share)} of 100")
+        for alarms, share in recognised.shares.items()
+    )
+    ground = (
+        "These numbers follow from the limit of the ledger, because the agreements of its runs may depend on"
+        " earlier results. The truth may be better."
+        if recognised.from_limit
+        else "These numbers follow from the noise of all releases together. An attack on what was sent cannot do"
+        " better; a real one usually does worse."
+    )
+    return Section(
+        "How surely",
+        (
+            "An attacker who wants to know who is in the data has to accept false alarms, and blind guessing"
+            " recognises as many members as it has false alarms.",
+            ground,
+            f"In the terms of the field: {facts.members.one}, added or removed, changes the probability of anything"
+            f" that the attacker sees by a factor of e^ε = {math.exp(min(facts.epsilon, 700)):.3g} at most, and by"
+            f" δ = {account.limit.delta:g} besides.",
+        ),
+        table=(("false alarms", f"{facts.members.inside}: recognised at most"), *rows),
+    )
+
+
+def _spent(facts: Facts, account: Account) -> Section:
+    limit = account.limit
+    rows = tuple(
+        (
+            repr(run.name),
+            run.dates,
+            "; ".join([*(released.in_words for released in run.released), *(["exact values"] * run.exact)]),
+            "no bound" if run.exact else f"{run.epsilon:.4g}",
+        )
+        for run in facts.runs
+    )
+    counts = "" if facts.why_none is None else " This ε counts the noisy releases alone and bounds nothing."
+    return Section(
+        "What was spent",
+        (
+            f"All runs together: ε = {facts.epsilon:.4g} at δ = {limit.delta:g} of a limit of {limit.epsilon:g}."
+            f"{counts}",
+            *([_NOT_A_SUM] if len(facts.runs) > 1 else []),
+            *_limits(account),
+            *_planned(facts),
+        ),
+        table=(("run", "dates", "paid for", "ε of this run alone"), *rows) if rows else (),
+    )
+
+
+def _limits(account: Account) -> Iterator[str]:
+    """Yield when the limit was set, and each change of it with its reason."""
+    before, began = account.budget.limit, account.budget.time
+    yield f"The limit was set {'before the first entry' if began is None else f'on {day(began)}'}: {before}."
+    for allowance in account.allowances:
+        change = "raised" if allowance.limit.epsilon > before.epsilon else "changed"
+        yield (
+            f"It was {change} on {day(allowance.time)} to {allowance.limit}. The reason given was:"
+            f" {allowance.reason!r}."
+        )
+        before = allowance.limit
+
+
+def _planned(facts: Facts) -> Iterator[str]:
+    """Yield how the spending of the agreement's run compares with its plan, as far as it has one."""
+    agreement, account = facts.agreement, facts.account
+    if agreement is None or account is None:
+        return
+    own = [run for run in facts.runs if run.agreement_hash == agreement.hash()]
+    name = f"Run {agreement.run!r} ({agreement.method.value} under {agreement.protection.value})"
+    if agreement.privacy is None:
+        yield f"{name} adds no noise: {'exact values left in it' if own else 'no exact value has left in it yet'}."
+        return
+    paid = {
+        what: sum(len(each.rounds) for run in own for each in run.released if each.what == what)
+        for what in _PAID
+    }
+    planned = {WHAT: agreement.releases, TRAINING: agreement.rounds * (agreement.privacy.dp_sgd is not None)}
+    cost = planned_epsilon(agreement, agreement.privacy, account.limit.delta, account.limit.accountant)
+    ended = "" if all(paid[what] >= planned[what] for what in _PAID) else "; it ended early, or has not ended"
+    again = (
+        "; some were paid for again, in repeated attempts" if any(paid[w] > planned[w] for w in _PAID) else ""
+    )
+    training = f" and {paid[TRAINING]} of {planned[TRAINING]} trainings" if planned[TRAINING] else ""
+    yield (
+        f"{name} plans ε = {cost:.4g}. Recorded are {paid[WHAT]} of its {planned[WHAT]} releases"
+        f"{training}{ended}{again}."
+    )
+
+
+def _mechanism(facts: Facts) -> Section:
+    described = list(dict.fromkeys(mechanism(released) for released in facts.released))
+    limit = Limit(1.0, 0.5) if facts.account is None else facts.account.limit
+    return Section(
+        "How",
+        (*described, f"Composition: {composition(limit)}"),
+    )
+
+
+def mechanism(released: Released) -> str:
+    """Return the mechanism of a release or of training in words, with the numbers that its entry states."""
+    event, stated = released.event, released.facts
+    if isinstance(event, DpSgd):
+        clip = f", clipped to norm {stated['clip']:g}," if "clip" in stated else ""
+        return (
+            f"Training: DP-SGD. Each step takes every record with probability {event.sampling_rate:g}, independently,"
+            f" and adds Gaussian noise to the sum of their gradients{clip} of {event.noise_multiplier:g} times what one"
+            " of them changes."
+        )
+    return f"Releases: {_query(stated, event)}"
+
+
+def _query(stated: Mapping[str, object], event: GaussianRelease) -> str:
+    clip, weight = stated.get("clip"), stated.get("count_weight")
+    noise = (
+        f"discrete Gaussian noise of {event.noise_multiplier:g} times what one record (or other unit) changes"
+    )
+    if isinstance(clip, float) and isinstance(weight, float):
+        deviation = event.noise_multiplier * math.hypot(clip, weight)
+        noise += f", a standard deviation of {deviation:.4g}"
+    classes, dim = stated.get("classes"), stated.get("dim")
+    of = ""
+    if isinstance(classes, int) and isinstance(dim, int):
+        parts = event.coordinates // (classes * (dim + 1))
+        cells = f" in up to {parts} cells (parts of a class) each" if parts > 1 else ""
+        of = f" of {classes} classes{cells}, with {dim} features,"
+    shortened = f" Features are shortened to norm {clip:g} before." if isinstance(clip, float) else ""
+    return f"sums of features and numbers of records{of} with {noise}.{shortened}"
+
+
+def composition(limit: Limit) -> str:
+    """Return how the costs of all entries add up under the ledger's accountant, and what it assumes."""
+    if limit.accountant is Accounting.RENYI:
+        return (
+            "a Rényi filter over all entries of the ledger, valid if agreements follow from earlier results."
+        )
+    together = "privacy loss distributions of all entries of the ledger"
+    if limit.accountant is Accounting.PLANNED:
+        return (
+            f"{together}, valid only if all agreements were fixed before the first of them released anything."
+        )
+    return f"{together}. The classes of one release partition the records and cost as much as one."
+
+
+def not_covered(facts: Facts) -> Iterator[str]:
+    """Yield the quantities and losses that the guarantee leaves out."""
+    if facts.why_none is not None:
+        yield "Everything that this site sent. Only the protection of the run (masks or encryption) hides it."
+    yield from _of_unit(facts)
+    yield (
+        "What is true of everybody. The releases show which classes of records exist here and what their averages"
+        " look like, and from that something may follow about a person who is in no data set."
+    )
+    yield "That this site takes part, in which rounds, and the sizes and times of its messages."
+    yield (
+        "The agreed settings, which are public. If somebody chose them, the model or this very statement's"
+        " publication by looking at the records, no ε counts that choice."
+    )
+    yield _initial_model(facts)
+    kept = "accuracy figures, numbers of samples and log"
+    classifier = (
+        "" if facts.trains else ", and the classifier in model.safetensors, which trains without noise"
+    )
+    yield f"Files that stay at this site: {kept}{classifier}. Who passes them on, or shows an accuracy, is not covered."
+    if facts.account is not None:
+        yield (
+            "What left of the same records without this ledger: in a run of a site whose file has no [privacy], or"
+            " under another name of the data set."
+        )
+        if any(one.limit.epsilon > facts.account.budget.limit.epsilon for one in facts.account.allowances):
+            yield "That the limit was raised, if somebody raised it after looking at results."
+
+
+def _of_unit(facts: Facts) -> Iterator[str]:
+    """Yield what is left out because of the unit, and of shared noise."""
+    if facts.unit is Unit.RECORD:
+        ten = None if facts.recognised is None else facts.recognised.of_ten
+        less = (
+            ""
+            if ten is None
+            else f": of 100 people with ten records each, up to {of_hundred(ten)} are recognised"
+        )
+        yield f"A person with several records is protected less than a record{less}."
+    elif facts.unit is Unit.SUBJECT:
+        yield "A person with records at several sites: what the sites release adds up, as several runs do."
+    else:
+        yield "Whether this site takes part at all, which the roster shows."
+    if facts.colluding is not None:
+        yield (
+            "This site as a whole. If no other site has records of a class, the mean that all see is this site's own;"
+            " the noise hides one record in it, not the site."
+        )
+
+
+def _initial_model(facts: Facts) -> str:
+    weights = dict.fromkeys(str(each.facts[WEIGHTS]) for each in facts.released if WEIGHTS in each.facts)
+    by_hash = f" (weights with SHA-256 {', '.join(weights)})" if weights else ""
+    return (
+        f"The initial model{by_hash}. If it was trained on these records before, nothing is guaranteed; the program"
+        " cannot check that."
+    )

@@ -1,0 +1,415 @@
+"""A site's privacy statement: each sentence follows the ledger and the agreement, and changes with them.
+
+The table alters one fact at a time. A statement that keeps a sentence of the unaltered ledger is false, and fails.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from agreement import load_agreement
+from agreement.storage.ledger_anchors import AnchorRecord
+from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.events import DpSgd, Event, GaussianRelease
+from privacy.ledger.accountants_by_name import accountant_of
+from privacy.ledger.entries import Fact, Limit, ReleaseName, Spending
+from privacy.ledger.ledger import Ledger
+from privacy.units import Unit
+from protoseal.commands.budget_statement import of_ledger
+from protoseal.reports.site_statement import Facts, headline
+from protoseal.reports.statement_files import fields_of, text_of
+from secure_client.privacy.rollback_record import OWN, own_anchor, record_beside
+from tests.support.config_files import AGREEMENT, write
+
+FACTS: dict[str, Fact] = {
+    "clip": 5.0,
+    "count_weight": 2.0,
+    "classes": 10,
+    "dim": 64,
+    "extractor": "frozen",
+    "weights": "ab" * 32,
+    "guarantee": "record",
+}
+RELEASE, TRAINING = GaussianRelease(2.0, 650), DpSgd(4.0, 0.1, 20)
+HASH, LIMIT = bytes(32), Limit(9.0, 1e-5)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The content of a ledger. ``events`` are (what, event) pairs, one a round; ``then`` does more with the ledger."""
+
+    dataset: str = "scans"
+    limit: Limit = LIMIT
+    runs: tuple[tuple[str, bytes], ...] = (("run-1", HASH),)
+    events: tuple[tuple[str, Event], ...] = (("prototypes", RELEASE),) * 2
+    facts: dict[str, Fact] = field(default_factory=lambda: dict(FACTS))
+    days: tuple[str, ...] = ("2026-03-02",)
+    then: Callable[[Ledger, Path], object] = lambda ledger, path: None
+
+    def but(self, **facts: Fact) -> Recorded:
+        """Return these with other facts in each entry."""
+        return replace(self, facts=self.facts | facts)
+
+
+@pytest.fixture
+def stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorded], Facts]:
+    """Return the facts that a statement has of a ledger with the recorded content."""
+
+    def state(recorded: Recorded) -> Facts:
+        path = tmp_path / "scans.jsonl"
+        path.unlink(missing_ok=True)
+        days = iter([recorded.days[0], *recorded.days])
+        last = [recorded.days[0]]
+
+        def now() -> str:
+            last[0] = next(days, last[0])
+            return f"{last[0]}T10:00:00Z"
+
+        monkeypatch.setattr("privacy.ledger.ledger.now", now)
+        limit = recorded.limit
+        ledger = Ledger(path, recorded.dataset, limit, epsilon=accountant_of(limit.accountant))
+        for run, agreement in recorded.runs:
+            for number, (what, event) in enumerate(recorded.events, 1):
+                ledger.spend(Spending(ReleaseName(run, number, what), agreement, event, recorded.facts))
+        recorded.then(ledger, path)
+        return of_ledger(path)
+
+    return state
+
+
+def sentences(facts: Facts) -> str:
+    """Return all text of a statement, and of its fields, without line breaks."""
+    return " ".join(text_of(facts).split()) + json.dumps(fields_of(facts), ensure_ascii=False)
+
+
+def lose_last_entry(ledger: Ledger, path: Path) -> None:
+    with AnchorRecord.open(record_beside(path)) as record:
+        record.note({OWN: own_anchor("scans", ledger.anchor)})
+    path.write_bytes(b"\n".join(path.read_bytes().splitlines()[:-1]) + b"\n")
+
+
+BASE = Recorded()
+TWO = (("run-1", HASH), ("run-2", b"1" * 32))
+TRAINED = (("training", TRAINING), ("prototypes", RELEASE))
+SHARED = BASE.but(noise="distributed", colluding=1)
+ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
+    # what was altered: the ledger before and after, a fragment that was true, and one that is true now
+    "the data set": (BASE, replace(BASE, dataset="lungs"), "data set 'scans'", "data set 'lungs'"),
+    "the unit": (
+        BASE,
+        replace(BASE.but(guarantee="subject"), limit=Limit(9.0, 1e-5, Unit.SUBJECT)),
+        "Whether any one record is in",
+        "Whether any one person has records in",
+    ),
+    "the unit's definition": (
+        BASE,
+        replace(BASE.but(guarantee="site"), limit=Limit(9.0, 1e-5, Unit.SITE)),
+        "The unit of protection is one record.",
+        "The unit of protection is one site, with all of its records.",
+    ),
+    "whom the unit leaves out": (
+        BASE,
+        replace(BASE.but(guarantee="subject"), limit=Limit(9.0, 1e-5, Unit.SUBJECT)),
+        "A person with several records is protected less",
+        "A person with records at several sites",
+    ),
+    "δ": (
+        BASE,
+        replace(BASE, limit=Limit(9.0, 1e-6)),
+        "of the 9 allowed is spent, at δ = 1e-05",
+        "of the 9 allowed is spent, at δ = 1e-06",
+    ),
+    "the limit": (BASE, replace(BASE, limit=Limit(8.0, 1e-5)), "of a limit of 9", "of a limit of 8"),
+    "the number of releases": (
+        BASE,
+        replace(BASE, events=BASE.events * 2),
+        "prototypes, 2 releases",
+        "prototypes, 4 releases",
+    ),
+    "what attacks recognise": (
+        BASE,
+        replace(BASE, events=BASE.events * 2),
+        "recognises at most 5.3 (",
+        "recognises at most 9.3 (",
+    ),
+    "the noise": (
+        BASE,
+        replace(BASE, events=(("prototypes", GaussianRelease(3.0, 650)),) * 2),
+        "noise of 2 times what one record",
+        "noise of 3 times what one record",
+    ),
+    "the clip": (BASE, BASE.but(clip=6.0), "shortened to norm 5", "shortened to norm 6"),
+    "the classes": (BASE, BASE.but(classes=5), "of 10 classes, with 64", "of 5 classes in up to 2 cells"),
+    "the initial model": (BASE, BASE.but(weights="cd" * 32), "ab" * 32, "cd" * 32),
+    "whose noise it is": (
+        BASE,
+        SHARED,
+        "protected from anyone who sees what this site sent",
+        "protected from the coordinator and outsiders, who see only sums over the sites, with up to one site",
+    ),
+    "what shared noise assumes": (
+        BASE,
+        SHARED,
+        "adds all of the noise before anything leaves",
+        "assumes that the masks are not broken and that the other sites add their noise",
+    ),
+    "colluding sites": (SHARED, SHARED.but(colluding=2), "More than 1 sites", "More than 2 sites"),
+    "sites that read results": (
+        SHARED,
+        SHARED.but(colluding=0),
+        "with up to one site that helps them or reads its own results",
+        "but not from a site that reads its own results",
+    ),
+    "training": (
+        BASE,
+        replace(BASE, events=TRAINED),
+        "the classifier in model.safetensors, which trains without noise",
+        "training, 20 steps of DP-SGD with noise multiplier 4 and sampling rate 0.1",
+    ),
+    "what is covered": (
+        BASE,
+        replace(BASE, events=TRAINED),
+        '"data_product_type": "Summary statistics"',
+        "and the model, which was trained by DP-SGD",
+    ),
+    "the dates": (
+        BASE,
+        replace(BASE, days=("2026-03-02", "2026-03-05")),
+        "on 2026-03-02)",
+        "from 2026-03-02 to 2026-03-05)",
+    ),
+    "the runs": (
+        BASE,
+        replace(BASE, runs=TWO, days=("2026-03-02",) * 2 + ("2026-04-01",)),
+        "(1 run, on",
+        "(2 runs, from 2026-03-02 to 2026-04-01)",
+    ),
+    "a raised limit": (
+        BASE,
+        replace(BASE, then=lambda ledger, path: ledger.allow(Limit(12.0, 1e-5), "board of 3 March")),
+        "of a limit of 9",
+        "It was raised on 2026-03-02 to epsilon 12 at delta 1e-05 for one record. The reason given was: 'board of",
+    ),
+    "an accountant that assumes plans": (
+        BASE,
+        replace(BASE, limit=Limit(9.0, 1e-5, accountant=Accounting.PLANNED)),
+        "all entries of the ledger. The classes",
+        "valid only if all agreements were fixed before the first of them released anything",
+    ),
+    "a weaker accountant": (
+        replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.PLANNED)),
+        replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.RENYI)),
+        "follow from the noise of all releases together",
+        "follow from the limit of the ledger",
+    ),
+    "exact values": (
+        BASE,
+        replace(BASE, then=lambda ledger, path: ledger.expose("run-7", HASH)),
+        "Whether any one record is in",
+        "NO GUARANTEE for any record of data set 'scans': exact values left in run 'run-7' on 2026-03-02.",
+    ),
+    "features that were trained": (
+        BASE,
+        BASE.but(guarantee="none"),
+        "Whether any one record is in",
+        "NO GUARANTEE for any record of data set 'scans': something was released of features",
+    ),
+    "an entry for another unit": (
+        BASE,
+        BASE.but(guarantee="site"),
+        "Whether any one record is in",
+        "NO GUARANTEE for any record of data set 'scans': an entry counts for one site",
+    ),
+    "a lost ledger": (
+        BASE,
+        replace(BASE, then=lambda ledger, path: ledger.lose(5)),
+        "Whether any one record is in",
+        "NO GUARANTEE for any record of data set 'scans': an earlier ledger",
+    ),
+    "a missing entry": (
+        BASE,
+        replace(BASE, then=lose_last_entry),
+        "Whether any one record is in",
+        "NO GUARANTEE for any record of data set 'scans': the ledger lacks entry 2",
+    ),
+    "a torn end": (
+        BASE,
+        replace(BASE, then=lambda ledger, path: path.write_bytes(path.read_bytes()[:-9])),
+        "Whether any one record is in",
+        "NO GUARANTEE for any record of data set 'scans': the last line of the ledger is incomplete",
+    ),
+    "nothing released": (
+        BASE,
+        replace(BASE, events=()),
+        "Whether any one record is in",
+        "Nothing of data set 'scans' has left",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Recorded], Facts]) -> None:
+    before, after, once, now = ALTERED[name]
+    was, is_now = sentences(stated(before)), sentences(stated(after))
+    assert once in was
+    assert once not in is_now
+    assert now in is_now
+    assert now not in was
+
+
+NOTHING = [name for name, (_, _, _, now) in ALTERED.items() if now.startswith("NO GUARANTEE")]
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_without_a_guarantee_nothing_in_the_statement_claims_one(
+    name: str, stated: Callable[[Recorded], Facts]
+) -> None:
+    facts = stated(ALTERED[name][1])
+    fields = fields_of(facts)
+    assert (fields["guaranteed"], fields["recognised"], fields["registry"]) == (False, None, None)
+    assert headline(facts).startswith("NO GUARANTEE")
+    text = sentences(facts)
+    assert "recognises at most" not in text
+    assert "This ε counts the noisy releases alone and bounds nothing." in text
+    assert "Everything that this site sent" in text
+
+
+PRIVATE = AGREEMENT | {
+    "dim": 64,
+    "classes": [str(number) for number in range(10)],
+    "rounds": 4,
+    "training": {"norm": "group"},
+    "privacy": {"clip": 5.0, "noise_multiplier": 2.0, "count_weight": 2.0, "release_every": 2},
+}
+
+
+def planning(facts: Facts, tmp_path: Path, **changes: object) -> tuple[Facts, str]:
+    """Return the facts with an agreement, as if the ledger's run were its own, and the sentence on its plan."""
+    agreement = load_agreement(write(tmp_path / "agreement.toml", PRIVATE | changes))
+    runs = tuple(replace(run, agreement_hash=agreement.hash()) for run in facts.runs)
+    found = replace(facts, agreement=agreement, runs=runs)
+    return found, " ".join(text_of(found).split())
+
+
+def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_whole_one(
+    tmp_path: Path, stated: Callable[[Recorded], Facts]
+) -> None:
+    plans = "Run 'run-1' (pfpl under ckks) plans ε = "
+    _, whole = planning(stated(BASE), tmp_path)
+    assert plans in whole
+    assert "Recorded are 2 of its 2 releases." in whole
+    _, early = planning(stated(BASE), tmp_path, rounds=6)
+    assert "Recorded are 2 of its 3 releases; it ended early, or has not ended." in early
+    _, again = planning(stated(replace(BASE, events=BASE.events * 2)), tmp_path)
+    assert "Recorded are 4 of its 2 releases; some were paid for again, in repeated attempts." in again
+
+
+def test_a_run_of_another_agreement_does_not_count_as_the_planned_one(
+    tmp_path: Path, stated: Callable[[Recorded], Facts]
+) -> None:
+    agreement = load_agreement(write(tmp_path / "agreement.toml", PRIVATE))
+    text = " ".join(text_of(replace(stated(BASE), agreement=agreement)).split())
+    assert "Recorded are 0 of its 2 releases" in text
+
+
+def test_an_agreement_without_noise_is_told_whether_exact_values_left(
+    tmp_path: Path, stated: Callable[[Recorded], Facts]
+) -> None:
+    exposed = stated(replace(BASE, events=(), then=lambda ledger, path: ledger.expose("run-1", HASH)))
+    plain = {name: value for name, value in PRIVATE.items() if name != "privacy"}
+    agreement = load_agreement(write(tmp_path / "agreement.toml", plain))
+    own = replace(
+        exposed,
+        agreement=agreement,
+        runs=tuple(replace(run, agreement_hash=agreement.hash()) for run in exposed.runs),
+    )
+    assert "(pfpl under ckks) adds no noise: exact values left in it." in " ".join(text_of(own).split())
+    assert "no exact value has left in it yet" in " ".join(text_of(replace(own, runs=())).split())
+
+
+# The fields of the registry
+
+TIER_3 = {
+    "url_slug",
+    "status",
+    "tier",
+    "deployment.basic.name",
+    "deployment.basic.data_curators",
+    "deployment.basic.intended_use",
+    "deployment.basic.data_product_type",
+    "deployment.basic.data_product_region",
+    "deployment.basic.description",
+    "deployment.basic.publication_date",
+    "deployment.dp_variant.variant_name",
+    "deployment.dp_variant.data_domain",
+    "deployment.dp_variant.unprotected_quantities",
+    "deployment.privacy_loss.privacy_unit",
+    "deployment.privacy_loss.privacy_unit_details",
+    "deployment.privacy_loss.privacy_parameters.epsilon",
+    "deployment.privacy_loss.privacy_parameters.delta",
+    "deployment.privacy_loss.privacy_parameters_details",
+    "deployment.deployment_model.model_name",
+    "deployment.deployment_model.model_name_details",
+    "deployment.deployment_model.actors",
+    "deployment.deployment_model.release_type",
+    "deployment.deployment_model.release_type_details",
+    "deployment.deployment_model.data_source_type",
+    "deployment.deployment_model.data_source_type_details",
+    "deployment.deployment_model.access_type",
+    "deployment.deployment_model.access_type_details",
+    "deployment.accounting.post_processing",
+    "deployment.accounting.composition",
+    "deployment.implementation.preprocessing_and_hyperparameter_tuning",
+    "deployment.implementation.mechanisms",
+    "deployment.implementation.justification",
+    "deployment.administrative.sources",
+    "deployment.administrative.notes",
+    "deployment.administrative.registry_authors",
+}
+"""The fields of deployments-schema.yaml at commit 3e9c812 of opendp/deployments-registry-data, but for ``rho``, which
+another variant has, and the optional ``data_product_sector``."""
+ENUMERATIONS = {
+    "deployment.basic.data_product_type": {"Summary statistics", "Machine learning model"},
+    "deployment.dp_variant.variant_name": {"Approximate DP"},
+    "deployment.deployment_model.model_name": {"Federated"},
+    "deployment.deployment_model.release_type": {"One release", "Many releases"},
+    "deployment.deployment_model.data_source_type": {"Static", "Dynamic"},
+    "deployment.deployment_model.access_type": {"Interactive", "Non-interactive"},
+    "status": {"Draft"},
+}
+
+
+def flat(table: object, before: str = "") -> dict[str, object]:
+    if not isinstance(table, dict):
+        return {before[:-1]: table}
+    return {
+        name: value for key, each in table.items() for name, value in flat(each, f"{before}{key}.").items()
+    }
+
+
+@pytest.mark.parametrize(
+    "recorded", [BASE, replace(BASE, events=TRAINED), SHARED], ids=["local", "dp-sgd", "shared"]
+)
+def test_the_fields_are_those_of_the_registrys_highest_tier(
+    recorded: Recorded, stated: Callable[[Recorded], Facts]
+) -> None:
+    facts = stated(recorded)
+    fields = flat(fields_of(facts)["registry"])
+    assert set(fields) == TIER_3
+    assert {name for name, allowed in ENUMERATIONS.items() if fields[name] not in allowed} == set()
+    assert all(isinstance(value, str | list | float | int) and value != "" for value in fields.values())
+    assert fields["deployment.privacy_loss.privacy_parameters.epsilon"] == facts.epsilon
+    assert fields["deployment.privacy_loss.privacy_parameters.delta"] == 1e-5
+    assert fields["deployment.basic.publication_date"] == "2026-03-02"
+
+
+def test_one_release_is_told_from_many(stated: Callable[[Recorded], Facts]) -> None:
+    once = flat(fields_of(stated(replace(BASE, events=BASE.events[:1])))["registry"])
+    many = flat(fields_of(stated(BASE))["registry"])
+    name = "deployment.deployment_model.release_type"
+    assert (once[name], many[name]) == ("One release", "Many releases")
