@@ -102,7 +102,7 @@ class StepRecords:
 
     def write(self, record: TrainingRecord) -> None:
         """Write a record to a file of its own; a failure is logged and changes nothing else."""
-        path = self._folder / f"round-{record.round:05d}-{secrets.token_hex(4)}{_SUFFIX}"
+        path = self._folder / f"steps-{record.round:05d}-{secrets.token_hex(4)}{_SUFFIX}"
         try:
             durable_files.make_state_folder(self._folder)
             durable_files.write(path, _encoded(record))

@@ -40,6 +40,7 @@ from protoseal.evaluation.privacy_audit.run_checks import (
     stands,
 )
 from secure_client.privacy.kept_releases import Drawn, Sent
+from secure_client.training.step_records import TrainingRecord
 
 REPEATED, SHARED, SHAPE, CLIPPING = (
     "noise that repeats",
@@ -58,6 +59,7 @@ class SiteEvidence:
     """Evidence that one site kept of a run, with its records: secret, and for an audit at the site.
 
     ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read.
+    ``trained`` are the records of the steps of DP-SGD.
     """
 
     agreement: Agreement
@@ -65,6 +67,7 @@ class SiteEvidence:
     sent: Sequence[Sent] = field(repr=False)
     records: Callable[[Mapping[str, Tensor]], Records] = field(repr=False)
     account: Account | None = field(repr=False)
+    trained: Sequence[TrainingRecord] = field(repr=False, default=())
 
     @property
     def claim(self) -> Claim:

@@ -17,6 +17,7 @@ from torch import Tensor
 from agreement import CONTROLS, Agreement
 from agreement.storage.atomic_files import FileError
 from agreement.toml_loading import validate
+from privacy.accounting.events import DpSgd
 from privacy.ledger.budget_account import read_account
 from protoseal.evaluation.privacy_audit.exact_sums import Records, embed, load_model
 from protoseal.evaluation.privacy_audit.release_checks import (
@@ -29,6 +30,7 @@ from protoseal.evaluation.privacy_audit.release_checks import (
 )
 from protoseal.evaluation.privacy_audit.run_checks import (
     ALL_SITES,
+    ESSENTIAL,
     Check,
     RunAudit,
     found,
@@ -36,6 +38,14 @@ from protoseal.evaluation.privacy_audit.run_checks import (
     stands,
 )
 from protoseal.evaluation.privacy_audit.sent_checks import check_paid, check_sent
+from protoseal.evaluation.privacy_audit.training_records import ESSENTIAL as OF_TRAINING
+from protoseal.evaluation.privacy_audit.training_records import PAID as OF_LEDGER
+from protoseal.evaluation.privacy_audit.training_records import (
+    STATISTICAL,
+    TrainingClaim,
+    check_shared,
+    check_training,
+)
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import scene_of
@@ -46,7 +56,9 @@ from secure_client.config import SiteConfig
 from secure_client.data import SiteData
 from secure_client.privacy.kept_releases import FOLDER, read_kept
 from secure_client.privacy.privacy_units import with_owners
+from secure_client.privacy.run_cost import training_of
 from secure_client.training.learner import Learner
+from secure_client.training.step_records import read_records
 
 LEDGER = "ledger.jsonl"
 CENTRES = "cells around centres of a site's own"
@@ -55,14 +67,43 @@ CENTRES = "cells around centres of a site's own"
 
 def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunAudit:
     """Check what the sites kept of a run. ``level`` bounds the probability that a true run is refuted."""
-    each = level / (TESTS * (len(sites) + 1))
+    each = level / ((TESTS + STATISTICAL) * (len(sites) + 1))
     checks: dict[str, Sequence[Check]] = {
-        site: [*check_noise(evidence, each), *check_sent(evidence), *check_paid(evidence), *_beyond(evidence)]
+        site: [
+            *check_noise(evidence, each),
+            *check_sent(evidence),
+            *check_paid(evidence),
+            *_check_training(evidence, each),
+            *_beyond(evidence),
+        ]
         for site, evidence in sites.items()
     }
     if len(sites) > 1:
         checks[ALL_SITES] = list(_check_together(list(sites.values()), each))
-    return RunAudit(run, checks)
+    private = any(_training_of(evidence) is not None for evidence in sites.values())
+    return RunAudit(run, checks, ESSENTIAL | OF_TRAINING if private else ESSENTIAL)
+
+
+def _training_of(evidence: SiteEvidence) -> DpSgd | None:
+    agreed = evidence.agreement.privacy
+    return None if agreed is None else training_of(evidence.agreement, agreed)
+
+
+def _check_training(evidence: SiteEvidence, level: float) -> Iterator[Check]:
+    """Check the steps of DP-SGD, if the agreement has any, against the agreement and the ledger."""
+    agreed, agreement = _training_of(evidence), evidence.agreement
+    if agreed is None:
+        return
+    if evidence.account is None:
+        yield not_covered(OF_LEDGER, "the ledger is missing")
+        return
+    paid: dict[int, list[DpSgd]] = {}
+    for entry in evidence.account.entries:
+        spending = entry.spending
+        mine = (spending.release.run, spending.agreement_hash) == (agreement.run, agreement.hash())
+        if mine and isinstance(spending.event, DpSgd):
+            paid.setdefault(spending.release.round, []).append(spending.event)
+    yield from check_training(evidence.trained, TrainingClaim(agreed, paid), level)
 
 
 def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Check]:
@@ -71,6 +112,8 @@ def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Che
     if any(noise):
         yield deviation_check([draw for site in noise for draw in site], level)
     yield repeats_check(SHARED, noise, level)
+    if any(evidence.trained for evidence in sites):
+        yield check_shared([evidence.trained for evidence in sites], level)
     centres: dict[int, set[bytes]] = {}
     for evidence in sites:
         for draw in evidence.drawn:
@@ -121,7 +164,12 @@ def evidence_of(
         return seen[key]
 
     mine = [draw for draw in drawn if draw.release.run == agreement.run]
-    return SiteEvidence(agreement, mine, sent, records, read_account(ledger) if ledger.exists() else None)
+    account = read_account(ledger) if ledger.exists() else None
+    try:
+        trained = read_records(releases)
+    except ValueError as error:
+        raise FileError(f"{error}; move it away") from error
+    return SiteEvidence(agreement, mine, sent, records, account, trained)
 
 
 def evidence_of_site(config: SiteConfig) -> SiteEvidence:

@@ -39,6 +39,13 @@ from protoseal.evaluation.privacy_audit.record_statistics import (
 from protoseal.evaluation.privacy_audit.run_checks import POWER, Check, Outcome, found, not_covered, stands
 from secure_client.training.step_records import TrainingRecord
 
+PAID, RATE, NOISE = (
+    "training that the ledger does not charge",
+    "a sampling rate above the agreed one",
+    "training's noise that is too small",
+)
+ESSENTIAL = frozenset({PAID, RATE, NOISE})
+"""Weaknesses without whose checks no claim of a run with DP-SGD stands."""
 STATISTICAL = 10
 """Number of statistical tests of a site, for a level of each."""
 _ROUNDING = 1e-9
@@ -55,7 +62,7 @@ class TrainingClaim:
 def check_training(records: Sequence[TrainingRecord], claim: TrainingClaim, level: float) -> list[Check]:
     """Check one site's records against its claim; ``level`` is the false alarm's probability of one test."""
     if not records:
-        return [Check("training as it ran", Outcome.NOT_COVERED, "no steps of DP-SGD were recorded")]
+        return [not_covered("training by DP-SGD", "no steps were recorded: set keep_releases before the run")]
     return [
         *_payments(records, claim),
         *_samples(records, claim.agreed, level),
@@ -65,7 +72,7 @@ def check_training(records: Sequence[TrainingRecord], claim: TrainingClaim, leve
 
 
 def _payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterator[Check]:
-    name = "training that the ledger does not charge"
+    name = PAID
     executions = Counter(record.round for record in records)
     unpaid = [number for number, count in executions.items() if count > len(claim.paid.get(number, ()))]
     cheaper = sorted(
@@ -130,7 +137,7 @@ def _duplicates(records: Sequence[TrainingRecord]) -> Check:
 
 
 def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
-    name = "a sampling rate above the agreed one"
+    name = RATE
     trials = sum(record.units * len(record.sampled) for record in records)
     sampled = sum(int(record.sampled.sum()) for record in records)
     p = float(stats.binom.sf(sampled - 1, trials, min(1.0, rate)))
@@ -265,17 +272,16 @@ def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Che
 def _noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Check]:
     sizes = records[0].sizes
     if any(not np.array_equal(record.sizes, sizes) for record in records):
-        yield not_covered("noise", "the number of parameters changed between trainings")
+        yield not_covered(NOISE, "the number of parameters changed between trainings")
         return
     yield _deviation(records, level)
     yield _shape(records, level)
     yield _repeats([record.projections for record in records], level)
-    yield not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
 
 
 def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
     """Test the mean square of the noise: over all parameters and steps, of each tensor, and of each in each step."""
-    name = "noise that is too small"
+    name = NOISE
     sizes = records[0].sizes
     sums = np.concatenate([record.squares for record in records]) * sizes
     numbers = sums.shape[0] * float(sizes.sum())
@@ -297,7 +303,7 @@ def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
 
 
 def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
-    name = "noise that is not normal, or equal in neighbouring parameters"
+    name = "training's noise that is not normal, or equal in neighbouring parameters"
     count = int(records[0].sizes.sum())
     fourths = np.concatenate([record.fourths for record in records])
     neighbours = np.concatenate([record.neighbours for record in records])
@@ -314,7 +320,7 @@ def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
 
 def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     """Look for noise that comes again, with either sign, that steps have in common, or that follows the step before."""
-    name = "noise that repeats"
+    name = "training's noise that repeats"
     rows = np.concatenate(parts)
     if len(rows) < 2:
         return not_covered(name, "a single step was recorded")
@@ -334,18 +340,18 @@ def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     return stands(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
 
 
-def check_shared(parts: Mapping[str, Sequence[TrainingRecord]], level: float) -> Check:
-    """Look for noise that two sites have in common, by site: sites of one model size alone can be compared."""
-    name = "noise that sites share"
+def check_shared(sites: Sequence[Sequence[TrainingRecord]], level: float) -> Check:
+    """Look for noise that two sites have in common: only sites with models of one size can be compared."""
+    name = "training's noise that sites share"
     alike: dict[int, list[NDArray[np.float64]]] = {}
-    for records in parts.values():
+    for records in sites:
         for size in {int(record.sizes.sum()) for record in records}:
             own = [record.projections for record in records if int(record.sizes.sum()) == size]
             alike.setdefault(size, []).append(np.concatenate(own))
-    groups = [sites for sites in alike.values() if len(sites) > 1]
+    groups = [parts for parts in alike.values() if len(parts) > 1]
     if not groups:
         return not_covered(name, "no two sites have records of models of one size")
-    rows = [np.concatenate(sites) for sites in groups]
+    rows = [np.concatenate(parts) for parts in groups]
     pairs = sum(comb(len(row), 2) for row in rows)
     p = min(alike_p(largest_cosine(row), pairs, row.shape[1]) for row in rows)
     if p < level:
