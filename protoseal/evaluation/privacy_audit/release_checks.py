@@ -50,6 +50,8 @@ REPEATED, SHARED, SHAPE, CLIPPING = (
 )
 TESTS = 8
 """Number of statistical tests of a site, and of all sites together, for a level of each."""
+_ALIKE = 0.99
+"""Correlation of draws at which they count as the same, but for rounding."""
 _FARTHEST = 5.0
 """Least length of a difference, in deviations of the noise, at which it would be told from none."""
 
@@ -194,10 +196,11 @@ def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float)
     p = _alike_p([draw[:length] for draw in draws])
     if p < level:
         return found(weakness, "two draws have equal or opposite noise, or a part of it", p)
-    pairs = math.comb(len(draws), 2)
-    if alike_p(0.5, pairs, length) > level:
+    chance = level / math.comb(len(draws), 2)
+    least = math.sqrt(float(stats.beta.isf(chance, 0.5, (length - 1) / 2)))
+    if least > _ALIKE:
         return not_covered(weakness, f"too few values ({length}) to tell draws apart", p)
-    return stands(weakness, f"{len(draws)} draws; noise that is half the same would have been found", p)
+    return stands(weakness, f"{len(draws)} draws; a correlation of {least:.2g} would have been found", p)
 
 
 def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:

@@ -6,7 +6,7 @@ of a simulation has the evidence of all its sites, a site's ``state_dir`` that o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,16 @@ from protoseal.evaluation.privacy_audit.training_records import (
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.run_folder import CLAIM, COMPARED, RUNS, read_claim
 from protoseal.simulation.saved_run import SavedRun
 from secure_client.app import load_data, open_learner
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData
+from secure_client.models.prototype_model import PrototypeModel
 from secure_client.privacy.kept_releases import FOLDER, read_kept
 from secure_client.privacy.privacy_units import with_owners
 from secure_client.privacy.run_cost import training_of
-from secure_client.training.learner import Learner
 from secure_client.training.step_records import read_records
 
 LEDGER = "ledger.jsonl"
@@ -145,9 +146,9 @@ def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
 
 
 def evidence_of(
-    agreement: Agreement, learner: Learner, data: SiteData, releases: Path, ledger: Path
+    agreement: Agreement, model: Callable[[], PrototypeModel], data: SiteData, releases: Path, ledger: Path
 ) -> SiteEvidence:
-    """Return the evidence in a folder of releases, and a ledger that may be missing.
+    """Return the evidence in a folder of releases, and a ledger that may be missing. ``model`` copies a site's model.
 
     Raises :class:`FileError` for a damaged release, :class:`privacy.errors.LedgerError` for a damaged ledger.
     """
@@ -159,8 +160,8 @@ def evidence_of(
         # A frozen extractor has the same features in every release.
         key = b"".join(name.encode() + value.numpy().tobytes() for name, value in sorted(state.items()))
         if key not in seen:
-            model = load_model(learner.embedding_model().cpu(), state)
-            seen[key] = Records(*embed(model, data.train, agreement.dim), owners)
+            loaded = load_model(model().cpu(), state)
+            seen[key] = Records(*embed(loaded, data.train, agreement.dim), owners)
         return seen[key]
 
     mine = [draw for draw in drawn if draw.release.run == agreement.run]
@@ -178,7 +179,24 @@ def evidence_of_site(config: SiteConfig) -> SiteEvidence:
         raise FileError("the site's file has no [privacy] section, so that no release was noisy")
     data = load_data(config)
     learner = open_learner(config.model_copy(update={"device": "cpu"}), data)
-    return evidence_of(config.agreement, learner, data, config.state_dir / FOLDER, config.privacy.ledger)
+    return evidence_of(config.agreement, learner.embedding_model, data, config.state_dir / FOLDER, config.privacy.ledger)
+
+
+def evidence_of_federation(
+    federation: LocalFederation, data: Mapping[str, SiteData]
+) -> dict[str, SiteEvidence]:
+    """Return what the sites of a federation in this process have kept so far."""
+    return {
+        site.name: evidence_of(
+            federation.agreement,
+            site.trainee.embedding_model,
+            data[site.name],
+            site.trainee.releases.kept.folder,
+            site.trainee.releases.ledger,
+        )
+        for site in federation.sites
+        if site.trainee.releases is not None and site.trainee.releases.kept is not None
+    }
 
 
 def evidence_of_simulation(
@@ -210,7 +228,7 @@ def evidence_of_simulation(
                 {
                     name: evidence_of(
                         agreement,
-                        training.learner(agreement, name, scene.data[name], position),
+                        training.learner(agreement, name, scene.data[name], position).embedding_model,
                         scene.data[name],
                         site_folder(out, name) / FOLDER,
                         site_folder(out, name) / LEDGER,

@@ -1,0 +1,77 @@
+"""Audit of a run: true runs stand, and each double in the run path is found by what the sites kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agreement import PROTECTIONS, Method, Protection
+from privacy.units import Unit
+from protoseal.evaluation.privacy_audit.audit import Verdict
+from protoseal.evaluation.privacy_audit.release_checks import CLIPPING, REPEATED, SHARED
+from protoseal.evaluation.privacy_audit.run import CENTRES
+from protoseal.evaluation.privacy_audit.run_checks import NOISE, PAID, SENT
+from tests.protoseal.evaluation.privacy_audit.kept_runs import audited, kept_agreement, weaknesses
+from tests.support.marks import full_but
+from tests.support.run_doubles import WEAKENINGS
+
+METHODS = (Method.PFPL, Method.FEDPC, Method.FEDPLCC)
+RUNS = [(method, protection, unit) for method in METHODS for protection in PROTECTIONS.values() for unit in Unit]
+FOUND = {
+    "a tenth of the noise": NOISE,
+    "half of the noise": NOISE,
+    "the same noise twice": REPEATED,
+    "noise that sites share": SHARED,
+    "no clipping": CLIPPING,
+    "exact presence": SENT,
+    "division by exact counts": SENT,
+    "rows without noise": SENT,
+    "rows changed after their release": SENT,
+    "no entry": PAID,
+    "an entry for the first release alone": PAID,
+    "entries that cost less": PAID,
+}
+"""Weakness under which a double is found."""
+FAST = ("a tenth of the noise", "exact presence", "no entry")
+
+
+@pytest.mark.parametrize(
+    ("method", "protection", "unit"), full_but(RUNS, (Method.FEDPLCC, Protection.MASKED, Unit.SUBJECT))
+)
+def test_true_run_stands(tmp_path: Path, method: Method, protection: Protection, unit: Unit) -> None:
+    audit = audited(kept_agreement(method, protection, unit), tmp_path)
+    assert (audit.verdict, weaknesses(audit)) == (Verdict.STANDS, set())
+
+
+@pytest.mark.parametrize("double", full_but(FOUND, *FAST))
+def test_weakened_run_is_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str) -> None:
+    WEAKENINGS[double](monkeypatch)
+    audit = audited(kept_agreement(Method.PFPL, Protection.PLAIN, min_count=3.0), tmp_path)
+    assert audit.verdict is Verdict.REFUTED
+    assert FOUND[double] in weaknesses(audit)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protection", PROTECTIONS.values())
+@pytest.mark.parametrize("double", ["half of the noise", "the same noise twice", "no clipping", "no entry"])
+def test_weakened_sums_are_refuted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str, protection: Protection
+) -> None:
+    WEAKENINGS[double](monkeypatch)
+    audit = audited(kept_agreement(Method.FEDPLCC, protection), tmp_path)
+    assert FOUND[double] in weaknesses(audit)
+
+
+@pytest.mark.full
+def test_unit_that_is_not_bounded_as_a_whole_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WEAKENINGS["subjects are not clipped as a whole"](monkeypatch)
+    audit = audited(kept_agreement(Method.PFPL, Protection.PLAIN, Unit.SUBJECT, noise_multiplier=1.0), tmp_path)
+    assert weaknesses(audit) & {NOISE, CLIPPING}
+
+
+@pytest.mark.full
+def test_centres_of_a_sites_own_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WEAKENINGS["centres of a site's own"](monkeypatch)
+    audit = audited(kept_agreement(Method.FEDPLCC, Protection.PLAIN), tmp_path)
+    assert CENTRES in weaknesses(audit)

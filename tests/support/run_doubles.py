@@ -1,0 +1,154 @@
+"""Doubles in the run path of a site's releases: each weakens what leaves the site, and raises no error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from privacy.ledger.entries import Spending
+from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.ledger import Ledger
+from privacy.mechanisms import prototype_query
+from privacy.mechanisms.cell_query import Cells
+from privacy.mechanisms.discrete_gaussian import discrete_gaussian
+from privacy.mechanisms.grid import Ints
+from privacy.mechanisms.joint_clipping import Parts
+from privacy.mechanisms.prototype_query import PrototypeQuery, Released, Sums
+from secure_client.privacy.noisy_prototypes import NoisyPrototypes
+from secure_client.privacy.releases import Releases
+from secure_client.site_model.checkpointed_learner import Trainee
+from tests.support.audit_doubles import weaken_query
+
+Weaken = Callable[[pytest.MonkeyPatch], None]
+
+
+def scale_noise(factor: float) -> Weaken:
+    """Return the double whose noise has ``factor`` of its deviation."""
+
+    def drawn(count: int, log2: int) -> Ints:
+        return np.rint(discrete_gaussian(count, log2) * factor).astype(np.int64)
+
+    return lambda patch: patch.setattr(prototype_query, "discrete_gaussian", drawn)
+
+
+def _repeat_noise(patch: pytest.MonkeyPatch) -> None:
+    """Give every release of a site the noise of its first one."""
+    drawn: dict[int, Ints] = {}
+    draw = PrototypeQuery.draw
+
+    def again(query: PrototypeQuery, classes: int, dim: int) -> Ints:
+        return drawn.setdefault(id(query), draw(query, classes, dim))
+
+    patch.setattr(PrototypeQuery, "draw", again)
+
+
+def _share_noise(patch: pytest.MonkeyPatch) -> None:
+    """Give all sites the same noise, as from a context that they share."""
+    counts: dict[int, int] = {}
+    drawn: dict[int, Ints] = {}
+    draw = PrototypeQuery.draw
+
+    def shared(query: PrototypeQuery, classes: int, dim: int) -> Ints:
+        counts[id(query)] = counts.get(id(query), 0) + 1
+        return drawn.setdefault(counts[id(query)], draw(query, classes, dim))
+
+    patch.setattr(PrototypeQuery, "draw", shared)
+
+
+def _clip_no_unit(patch: pytest.MonkeyPatch) -> None:
+    """Clip records one by one where a subject is agreed to be the unit."""
+    patch.setattr(Parts, "shortened", lambda parts, weight: (parts.rows, parts.counts * weight))
+
+
+def _after_release(change: Callable[[Sums, Released], Released]) -> Weaken:
+    release = Sums.release
+    return lambda patch: patch.setattr(Sums, "release", lambda sums: change(sums, release(sums)))
+
+
+def _exact_counts(sums: Sums) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.asarray(sums.weights / sums.query.grid.weight)
+
+
+def _show_exact_presence(sums: Sums, released: Released) -> Released:
+    present = _exact_counts(sums) >= 1
+    rows = np.where(present[:, None], released.sums / np.maximum(released.counts, 1.0)[:, None], 0.0)
+    return replace(released, present=present, rows=rows)
+
+
+def _divide_by_exact_counts(sums: Sums, released: Released) -> Released:
+    counts = np.maximum(_exact_counts(sums), 1.0)[:, None]
+    return replace(released, rows=np.where(released.present[:, None], released.sums / counts, 0.0))
+
+
+def _send_exact_rows(sums: Sums, released: Released) -> Released:
+    means = sums.vectors * sums.query.grid.step / np.maximum(_exact_counts(sums), 1.0)[:, None]
+    return replace(released, rows=np.where(released.present[:, None], means, 0.0))
+
+
+def _send_other_rows(patch: pytest.MonkeyPatch) -> None:
+    """Send rows that a site's trainee has changed after their release: here with half of the noise averaged away."""
+    trained = Trainee.trained
+
+    def changed(trainee: Trainee, number: int) -> object:
+        rows, counts = trained(trainee, number)
+        exact, _ = trainee._learner.prototypes()
+        return np.where(rows != 0.0, (rows + exact) / 2, 0.0), counts
+
+    patch.setattr(Trainee, "trained", changed)
+
+
+def _forget_entry(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "spend", lambda ledger, spending: ledger.anchor)
+
+
+def _pay_once(patch: pytest.MonkeyPatch) -> None:
+    """Record the first release alone."""
+    spend = Ledger.spend
+
+    def paid(ledger: Ledger, spending: Spending) -> Anchor:
+        return ledger.anchor if ledger.entries() else spend(ledger, spending)
+
+    patch.setattr(Ledger, "spend", paid)
+
+
+def _pay_less(patch: pytest.MonkeyPatch) -> None:
+    spending = Releases._spending
+
+    def cheaper(releases: Releases, *given: object, **facts: object) -> Spending:
+        paid = spending(releases, *given, **facts)  # type: ignore[arg-type]
+        return replace(paid, event=replace(paid.event, noise_multiplier=2 * paid.event.noise_multiplier))
+
+    patch.setattr(Releases, "_spending", cheaper)
+
+
+def _choose_centres(patch: pytest.MonkeyPatch) -> None:
+    """Divide classes around centres of the site's own, which no result has published."""
+    chosen = NoisyPrototypes._cells
+
+    def own(noisy: NoisyPrototypes, guide: object) -> Cells:
+        cells = chosen(noisy, guide)  # type: ignore[arg-type]
+        return Cells(cells.classes, cells.centres + np.random.default_rng().normal(size=cells.centres.shape))
+
+    patch.setattr(NoisyPrototypes, "_cells", own)
+
+
+WEAKENINGS: Mapping[str, Weaken] = {
+    "a tenth of the noise": scale_noise(0.1),
+    "half of the noise": scale_noise(0.5),
+    "the same noise twice": _repeat_noise,
+    "noise that sites share": _share_noise,
+    "no clipping": lambda patch: weaken_query(patch, "no clipping"),
+    "subjects are not clipped as a whole": _clip_no_unit,
+    "exact presence": _after_release(_show_exact_presence),
+    "division by exact counts": _after_release(_divide_by_exact_counts),
+    "rows without noise": _after_release(_send_exact_rows),
+    "rows changed after their release": _send_other_rows,
+    "no entry": _forget_entry,
+    "an entry for the first release alone": _pay_once,
+    "entries that cost less": _pay_less,
+    "centres of a site's own": _choose_centres,
+}
+"""Doubles by name."""
