@@ -29,7 +29,7 @@ def scale_noise(factor: float) -> Weaken:
     """Return the double whose noise has ``factor`` of its deviation."""
 
     def drawn(count: int, log2: int) -> Ints:
-        return np.rint(discrete_gaussian(count, log2) * factor).astype(np.int64)
+        return np.asarray(np.rint(discrete_gaussian(count, log2) * factor), dtype=np.int64)
 
     return lambda patch: patch.setattr(prototype_query, "discrete_gaussian", drawn)
 

@@ -1,96 +1,95 @@
-"""Audit of the noise mechanism at a run's parameters: the lower bound of ε that canaries show, beside the claimed ε.
+"""Audit of the noise in the recorded run: what the sites drew and sent, against their records.
 
-The mechanism is played anew with canaries. Limit: the recorded messages are not looked at.
+The code is that of ``protoseal budget audit run`` (:mod:`protoseal.evaluation.privacy_audit.run`). No mechanism is
+played anew, so that noise which the run left out is found.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from privacy.mechanisms.prototype_query import PrototypeQuery
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case
 from protoseal.evaluation.attacks.recorded_run import RecordedRun
 from protoseal.evaluation.attacks.verdicts import Measured
-from protoseal.evaluation.privacy_audit.audit import (
-    HALF,
-    Audit,
-    Verdict,
-    audit,
-    expected_bound,
-    lower_bound,
-    plan_of,
-)
-from protoseal.evaluation.privacy_audit.prototype_query import QueryUnderAudit
+from protoseal.evaluation.privacy_audit.audit import Verdict
+from protoseal.evaluation.privacy_audit.exact_sums import Claim
+from protoseal.evaluation.privacy_audit.release_checks import deviation_check
+from protoseal.evaluation.privacy_audit.run import audit_run
+from protoseal.evaluation.privacy_audit.run_checks import Outcome
+from protoseal.evaluation.privacy_audit.sent_checks import gaussian_epsilon
 from secure_client.privacy.run_cost import SIMULATED_DELTA
 
-CANARIES, DIM = 100_000, 4
-"""Canaries of an audit, and the dimension of their features."""
 LEVEL = 0.01
+"""Probability with which a run that keeps its claim has a weakness found."""
 _NO_POWER = 1.5
 """Upper end of the interval of an audit that half the noise might have passed."""
+_HALF = 0.5
 
 
 class NoiseAudit(Case):
-    """Case of an audit of a run's releases with each site's own noise; see :mod:`protoseal.evaluation.privacy_audit`.
-
-    The undefended mechanism has half the claimed noise.
-    """
+    """Case of the audit of a recorded run whose sites have noise of their own; the undefended run has half of it."""
 
     attack = "audit of the noise"
-    metric = "lower bound of ε ÷ claimed ε"
+    metric = "weaknesses found in what sites drew and sent"
     chance, margin = 0.0, 1.0
-    question = "Does the noise mechanism lose more privacy than it claims?"
+    question = "Does the run lose more privacy than it claims?"
     ability = "learn more from noisy values than the claimed ε allows"
     not_covered = (
-        "Noise that the recorded run left out, training by DP-SGD (`protoseal budget audit training`), noise shared"
-        " among sites, and losses below the bound."
+        "Noise that sites share, training by DP-SGD (`protoseal budget audit training`), noise from a known seed, and"
+        " what `protoseal budget audit run` lists as not covered."
     )
     adversaries: Sequence[Adversary] = (Adversary.COORDINATOR,)
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (all see releases)
-        """Audit the agreed query over all releases of the run; nothing without noise of a site's own."""
-        audited = _audited(run)
-        if audited is None:
+        """Audit what the sites of the run kept; nothing without noise of a site's own."""
+        if not _noise_of(run):
             return ()
-        done = audit(audited, plan_of(audited, CANARIES, LEVEL))
-        claimed = audited.epsilon(CANARIES, SIMULATED_DELTA)
-        bound = lower_bound(audited, done.guesses, SIMULATED_DELTA, LEVEL)
-        return (_measured(done, bound / claimed, claimed),)
+        audit = audit_run(run.agreement.run, run.kept, LEVEL)
+        weaknesses = float(len({check.weakness for _, check in audit.of(Outcome.FOUND)}))
+        high = _NO_POWER if audit.verdict is Verdict.TOO_WEAK else weaknesses
+        noise = _noise_of(run)
+        return (
+            Measured(
+                weaknesses,
+                weaknesses,
+                max(weaknesses, high),
+                trials=len(noise),
+                basis="what the sites of the run kept, and their records",
+                details=_epsilons(run),
+            ),
+        )
 
     def reference(self, run: RecordedRun) -> Measured | None:
-        """Return the audit that half the claimed noise would have."""
-        audited = _audited(run)
-        if audited is None:
+        """Return the audit of the same run with half of its noise."""
+        noise = _noise_of(run)
+        if not noise:
             return None
-        done = audit(audited, plan_of(audited, CANARIES, LEVEL))
-        claimed = audited.epsilon(CANARIES, SIMULATED_DELTA)
-        value = expected_bound(audited, done, SIMULATED_DELTA, HALF) / claimed
-        return Measured(value, value, value, trials=CANARIES, basis="half the claimed noise")
+        half = deviation_check([_HALF * draw for draw in noise], LEVEL)
+        value = float(half.outcome is Outcome.FOUND)
+        return Measured(value, value, value, trials=len(noise), basis="half the noise of this run")
 
 
-def _audited(run: RecordedRun) -> QueryUnderAudit | None:
-    agreement, privacy = run.agreement, run.agreement.privacy
-    if privacy is None or privacy.distributed:
-        return None
-    query = PrototypeQuery(
-        privacy.clip, privacy.weight(agreement.dim), privacy.noise_multiplier, min_count=1.0
-    )
-    return QueryUnderAudit(query, agreement.releases, DIM, privacy.unit)
+def _noise_of(run: RecordedRun) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+    """Return the noise of all draws, in units of the claimed deviation; none where sites share it."""
+    if run.agreement.privacy is None or run.agreement.distributed_noise:
+        return []
+    return [draw for evidence in run.kept.values() for draw in evidence.noise]
 
 
-def _measured(done: Audit, ratio: float, claimed: float) -> Measured:
-    refuted, weak = (done.verdict is each for each in (Verdict.REFUTED, Verdict.TOO_WEAK))
-    return Measured(
-        value=ratio,
-        low=ratio if refuted else 0.0,
-        high=max(ratio, _NO_POWER) if weak else ratio,
-        trials=CANARIES,
-        basis="the mechanism at the agreed noise, played with canaries, and no round's messages",
-        details={
-            "claimed ε": claimed,
-            "lower bound of ε": ratio * claimed,
-            "guesses": float(done.guesses.made),
-            "right guesses": float(done.guesses.right),
-        },
-    )
+def _epsilons(run: RecordedRun) -> dict[str, float]:
+    """Return the claimed ε of a site's releases, and a lower bound by the noise that all sites drew together."""
+    squares = np.concatenate([np.square(draw).ravel() for draw in _noise_of(run)])
+    # The largest deviation that is not refuted gives the least ε.
+    largest = math.sqrt(float(squares.sum()) / float(stats.chi2.ppf(LEVEL, len(squares))))
+    releases = max(len(evidence.drawn) for evidence in run.kept.values())
+    one = Claim.of(run.agreement).multiplier / math.sqrt(releases)
+    return {
+        "claimed ε of the releases": gaussian_epsilon(one, SIMULATED_DELTA),
+        "lower bound of ε": gaussian_epsilon(one * max(largest, 1e-3), SIMULATED_DELTA),
+        "measured noise ÷ claimed noise": math.sqrt(float(squares.mean())),
+    }

@@ -25,6 +25,8 @@ from torch.utils.data import Dataset
 
 from agreement import Agreement
 from crypto.work_pool import Pool
+from protoseal.evaluation.privacy_audit.release_checks import SiteEvidence
+from protoseal.evaluation.privacy_audit.run import evidence_of_federation
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
@@ -106,7 +108,8 @@ class RecordedRun:
     results that it received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its
     secrets away. ``received`` has the uploads of every round. ``earlier`` has each site's earlier rounds that sent
     rows, the last :data:`KEPT` of them, oldest first; it is empty for a method without prototypes. ``initial`` is the
-    common model whose features a round 0 sends, None without a round 0.
+    common model whose features a round 0 sends, None without a round 0. ``kept`` has what each site kept of its noisy
+    releases.
     """
 
     config: SimulationConfig
@@ -119,6 +122,7 @@ class RecordedRun:
     setups: Mapping[str, GroupSecrets] = field(repr=False)
     earlier: Mapping[str, Sequence[EarlierRound]] = field(repr=False)
     initial: PrototypeModel | None = field(repr=False)
+    kept: Mapping[str, SiteEvidence] = field(default_factory=dict, repr=False)
 
     def upload(self, site: str, phase: Phase = Phase.VALUES, number: int | None = None) -> Received:
         """Return the site's last upload of the phase, or its upload of the round ``number``."""
@@ -206,7 +210,8 @@ def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> Recorded
         if number == last:
             ends.append(_end_of(federation, scene, downloads, earlier, initial))
         if number == agreement.rounds:
-            ends.append(replace(ends[-1], epsilon=_spent(federation)))
+            kept = evidence_of_federation(federation, scene.data)
+            ends.append(replace(ends[-1], epsilon=_spent(federation), kept=kept))
 
     initial: PrototypeModel | None = None
     with LocalFederation(
@@ -215,6 +220,7 @@ def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> Recorded
         training=scene.training,
         executor=pool,
         record=True,
+        keep_releases=True,
         on_completed=keep,
     ) as federation:
         for site in federation.sites:

@@ -179,7 +179,9 @@ def evidence_of_site(config: SiteConfig) -> SiteEvidence:
         raise FileError("the site's file has no [privacy] section, so that no release was noisy")
     data = load_data(config)
     learner = open_learner(config.model_copy(update={"device": "cpu"}), data)
-    return evidence_of(config.agreement, learner.embedding_model, data, config.state_dir / FOLDER, config.privacy.ledger)
+    return evidence_of(
+        config.agreement, learner.embedding_model, data, config.state_dir / FOLDER, config.privacy.ledger
+    )
 
 
 def evidence_of_federation(

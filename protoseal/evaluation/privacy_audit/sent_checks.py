@@ -26,6 +26,8 @@ from protoseal.evaluation.privacy_audit.run_checks import PAID, SENT, Check, fou
 from protoseal_wire.messages import Phase
 from secure_client.privacy.kept_releases import Drawn, Sent
 
+PRESENCE = "classes present by exact counts"
+"""Weakness that shows only in a run whose noisy counts give other classes than exact ones."""
 _CLOSE = 1e-9
 _OF_CLUSTERS = 1e-6
 """Tolerances, relative to the longest row, of rows and of sums of clusters' rows."""
@@ -95,6 +97,19 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
         yield not_covered("values that were sent", reason)
     if checked:
         yield stands(SENT, f"{checked} answers follow from the noisy sums and counts")
+        if not _tells_presence(evidence):
+            yield not_covered(
+                PRESENCE, "exact counts would have given the classes that the noisy counts gave"
+            )
+
+
+def _tells_presence(evidence: SiteEvidence) -> bool:
+    """Return True if exact counts, above 0 or from ``min_count`` on, would have given other classes than noisy ones."""
+    least, draws = evidence.claim.min_count, list(zip(evidence.drawn, evidence.exact, strict=True))
+    return all(
+        any(((draw.counts >= least) != (exact.counts >= bound)).any() for draw, exact in draws)
+        for bound in (1e-9, least)
+    )
 
 
 def draw_in_force(drawn: Sequence[Drawn], released: int | None) -> Drawn | None:

@@ -22,13 +22,13 @@ from tests.conformance.runs import data_for
 LEVEL = 1e-6
 """Probability with which a true run is refuted: tests are run often."""
 DIM, CLASSES, SITES, ROUNDS = 24, 4, 4, 4
-PRIVACY = PrivacySection(
-    clip=0.5, noise_multiplier=2.0, min_count=1.0, release_every=2
-)
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=2.0, min_count=1.0, release_every=2)
 """Noise that hides six records of a class, whose features are several times as long as the clip."""
 
 
-def kept_agreement(method: Method, protection: Protection, unit: Unit = Unit.RECORD, **privacy: Any) -> Agreement:
+def kept_agreement(
+    method: Method, protection: Protection, unit: Unit = Unit.RECORD, **privacy: Any
+) -> Agreement:
     """Return the agreement of a run with noise; FedPLCC's models must train, since they are averaged."""
     extractor = Extractor.TRAINED if method is Method.FEDPLCC else Extractor.FROZEN
     agreed = PrivacySection.model_validate({**dict(PRIVACY), "unit": unit, "extractor": extractor, **privacy})
@@ -41,7 +41,9 @@ def kept_data(agreement: Agreement) -> dict[str, SiteData]:
     """Return real scans of every class at every site, in subjects of three records."""
     data = data_for(agreement, np.ones((SITES, CLASSES), dtype=np.bool_))
     return {
-        name: replace(site, subjects=np.arange(site.train_samples, dtype=np.int64) % (site.train_samples // 3))
+        name: replace(
+            site, subjects=np.arange(site.train_samples, dtype=np.int64) % (site.train_samples // 3)
+        )
         for name, site in data.items()
     }
 

@@ -17,7 +17,9 @@ from tests.support.marks import full_but
 from tests.support.run_doubles import WEAKENINGS
 
 METHODS = (Method.PFPL, Method.FEDPC, Method.FEDPLCC)
-RUNS = [(method, protection, unit) for method in METHODS for protection in PROTECTIONS.values() for unit in Unit]
+RUNS = [
+    (method, protection, unit) for method in METHODS for protection in PROTECTIONS.values() for unit in Unit
+]
 FOUND = {
     "a tenth of the noise": NOISE,
     "half of the noise": NOISE,
@@ -64,9 +66,13 @@ def test_weakened_sums_are_refuted(
 
 
 @pytest.mark.full
-def test_unit_that_is_not_bounded_as_a_whole_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_that_is_not_bounded_as_a_whole_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     WEAKENINGS["subjects are not clipped as a whole"](monkeypatch)
-    audit = audited(kept_agreement(Method.PFPL, Protection.PLAIN, Unit.SUBJECT, noise_multiplier=1.0), tmp_path)
+    audit = audited(
+        kept_agreement(Method.PFPL, Protection.PLAIN, Unit.SUBJECT, noise_multiplier=1.0), tmp_path
+    )
     assert weaknesses(audit) & {NOISE, CLIPPING}
 
 
