@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +12,17 @@ from agreement import Agreement, Protection
 from agreement.storage.ledger_anchors import AnchorRecord
 from agreement.storage.run_identity import describe_owner, holds, keep_agreement
 from agreement.storage.sqlite import closed_on_error
-from crypto.errors import KeyStoreError
+from crypto.errors import CryptoError, KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.key_files import create_storage_key, make_directory, read_storage_key
+from privacy.errors import LedgerError
+from privacy.ledger.entries import Fact
 from protoseal_wire.messages import Finished, Phase, Stopped
 from secure_client.client_loop import take_part
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
+from secure_client.data.sources import training_hashes
 from secure_client.error_containment import contained
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
 from secure_client.output.diagnoses import diagnose
@@ -30,6 +33,7 @@ from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.kept_releases import KeptReleases
 from secure_client.privacy.privacy_units import units_at
+from secure_client.privacy.record_overlap import Sketch, compare_records, open_records_key
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.privacy.rollback_record import record_beside
 from secure_client.protocol.answer_delays import AnswerDelays
@@ -168,13 +172,34 @@ def run_site(
     with flush_denormals(), open_state(config, party) as journal:
         if journal.get(_SAVED) and all((config.out / name).exists() for name in _RESULTS):
             return _stored_log(config, journal)
-        return _run(config, party, journal, on_round)
+        # A closure, as in open_party.
+        return _run(
+            *(config, party, journal, on_round),
+            lambda ledger: open_records_key(ledger, passphrase, config.key),
+        )
+
+
+def sketch_records(config: SiteConfig) -> Sketch:
+    """Return the sketch of the site's training records; raise a :class:`SiteError` for data that cannot be read."""
+    preprocessing = config.agreement.preprocessing
+    return Sketch.of(training_hashes(config.data, data_root=config.data_root, agreed=preprocessing))
+
+
+def _contained_sketch(config: SiteConfig) -> Sketch | None:
+    """Return :func:`sketch_records`, or None after any error: a record that cannot be read must not end the run."""
+    return contained(lambda: sketch_records(config), lambda: None, "sketching the training records")
 
 
 def _run(
-    config: SiteConfig, party: Party, journal: Journal, on_round: Callable[[SiteRound], None]
+    config: SiteConfig,
+    party: Party,
+    journal: Journal,
+    on_round: Callable[[SiteRound], None],
+    records_key: Callable[[Path], StorageKey],
 ) -> SiteLog:
-    agreement, data = config.agreement, load_data(config)
+    agreement = config.agreement
+    sketch = None if config.privacy is None else _contained_sketch(config)
+    data = load_data(config)
     if config.privacy is None:
         _log.warning(NO_LEDGER, NO_GUARANTEE, agreement.run)
     else:
@@ -186,18 +211,21 @@ def _run(
     kept = KeptReleases(config.state_dir / RELEASES) if keeps else None
     releases = open_releases(agreement, config.privacy, kept)
     exact = open_exact(agreement, config.privacy)
+    book = releases or exact
+    if config.privacy is not None and sketch is not None and book is not None:
+        book.note(_compare(config.privacy, sketch, records_key))
     trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(config, party))
         peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None
-        book = _LogBook(config, data, transport, journal, on_round)
+        log_book = _LogBook(config, data, transport, journal, on_round)
         delays = AnswerDelays(journal, agreement, trainee.evaluate)
         session = Session(
             agreement,
             party,
             trainee,
             journal,
-            on_round=book.add,
+            on_round=log_book.add,
             on_answer=delays.keep,
             peers=peers,
             exact=exact,
@@ -211,11 +239,25 @@ def _run(
         journal.put(_COMPLETE, agreement.rounds, b"")
     if trainee.has_trained:
         trainee.save(config.out)
-    log = book.write()
+    log = log_book.write()
     check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
     journal.put(_SAVED, agreement.rounds, b"")
     contained(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")
     return log
+
+
+def _compare(
+    budget: BudgetSection, sketch: Sketch, records_key: Callable[[Path], StorageKey]
+) -> Mapping[str, Fact]:
+    """Log where else the run's records are charged; return the facts for the ledger. No fault here ends the run."""
+    try:
+        compared = compare_records(sketch, records_key(budget.ledger), budget.ledger, budget.dataset)
+    except (CryptoError, LedgerError, OSError) as error:
+        _log.warning("the records of %r are not compared with other ledgers: %s", budget.dataset, error)
+        return {}
+    for warning in compared.warnings:
+        _log.warning("data set %r: %s", budget.dataset, warning)
+    return compared.facts
 
 
 def _warn_of_settings(agreement: Agreement, log: SiteLog) -> None:

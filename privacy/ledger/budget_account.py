@@ -11,7 +11,7 @@ from privacy.accounting.events import Event
 from privacy.errors import LedgerError, RolledBackError
 from privacy.ledger import append_only_file
 from privacy.ledger.decisions import Allowance, Exposure, Line, Loss, line_from_json
-from privacy.ledger.entries import Budget, Entry, Limit, budget_from_json, is_guaranteed
+from privacy.ledger.entries import Budget, Entry, Fact, Limit, budget_from_json, is_guaranteed
 from privacy.ledger.hash_chain import Anchor, Chain, ChainError, read_chain
 
 
@@ -65,6 +65,15 @@ class Account:
     def history(self) -> tuple[Event, ...]:
         """Events of all entries, oldest first."""
         return tuple(each.spending.event for each in self.entries)
+
+    @property
+    def facts(self) -> tuple[Mapping[str, Fact], ...]:
+        """Facts of all entries and exposures, oldest first."""
+        return tuple(
+            line.spending.facts if isinstance(line, Entry) else line.facts
+            for line in self.lines
+            if isinstance(line, Entry | Exposure)
+        )
 
     @property
     def anchor(self) -> Anchor:

@@ -7,9 +7,9 @@ reason and the time of a decision are the site's own statements.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from privacy.ledger.entries import Entry, Limit, entry_from_json
+from privacy.ledger.entries import Entry, Fact, Limit, entry_from_json
 
 LONGEST_REASON = 500
 _EXPOSED, _LOST, _LIMIT = "no guarantee", "ledger lost", "limit"
@@ -17,11 +17,15 @@ _EXPOSED, _LOST, _LIMIT = "no guarantee", "ledger lost", "limit"
 
 @dataclass(frozen=True)
 class Exposure:
-    """Exposure of exact values in a run: no record of the data set has a guarantee from then on."""
+    """Exposure of exact values in a run: no record of the data set has a guarantee from then on.
+
+    ``facts`` hold what the site notes of the records, as those of a spending do.
+    """
 
     run: str
     agreement_hash: bytes
     time: str
+    facts: Mapping[str, Fact] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ def exposure_to_json(exposure: Exposure) -> dict[str, object]:
         "time": exposure.time,
         "run": exposure.run,
         "agreement": exposure.agreement_hash.hex(),
+        **({"facts": dict(exposure.facts)} if exposure.facts else {}),
     }
 
 
@@ -92,7 +97,10 @@ def _exposure(content: Mapping[str, object]) -> Exposure:
     run, agreement, time = (content.get(name) for name in ("run", "agreement", "time"))
     if not (isinstance(run, str) and isinstance(agreement, str) and isinstance(time, str)):
         raise ValueError("an exposure needs run, agreement and time, each as text")
-    exposure = Exposure(run, bytes.fromhex(agreement), time)
+    facts = content.get("facts", {})
+    if not isinstance(facts, dict):
+        raise ValueError("the facts of an exposure must be an object")
+    exposure = Exposure(run, bytes.fromhex(agreement), time, facts)
     _check_all_said(exposure_to_json(exposure), content)
     return exposure
 

@@ -18,6 +18,10 @@ from privacy.units import Unit
 FORMAT = 1
 GUARANTEE = "guarantee"
 """Name of the fact that holds the unit for which a release's cost is true, or no unit if part has no guarantee."""
+RECORDS, OVERLAPS = "records", "records_elsewhere"
+"""Names of the facts with the encrypted sketch of the data set's records, and with the ledgers that charge them too."""
+ABOUT_RECORDS = frozenset({RECORDS, OVERLAPS})
+"""Facts that describe the records of a run, and not the mechanism of the release."""
 NEIGHBOURS = "add or remove one"
 """Neighbouring relation: neighbouring data sets differ by one unit, added or removed."""
 Fact = str | int | float

@@ -13,7 +13,7 @@ either that one data set has two names: a site that renames its records gets ano
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from privacy.ledger.decisions import (
 from privacy.ledger.entries import (
     Budget,
     Entry,
+    Fact,
     Limit,
     ReleaseName,
     Spending,
@@ -124,15 +125,19 @@ class Ledger:
         with self._opened():
             check_covered(self._seen.entries, spending, self._budget.limit)
 
-    def expose(self, run: str, agreement_hash: bytes) -> bool:
+    def expose(self, run: str, agreement_hash: bytes, facts: Mapping[str, Fact] | None = None) -> bool:
         """Record that exact values are about to leave in this run; return False if that was recorded before.
+
+        ``facts`` are of the records, as those of a spending are.
 
         Raises :class:`LedgerError` if the line could not be made durable: the values must not be sent.
         """
         with self._opened() as file:
             if any((each.run, each.agreement_hash) == (run, agreement_hash) for each in self._seen.exposures):
                 return False
-            self._append(file, self.anchor, exposure_to_json(Exposure(run, agreement_hash, now())))
+            self._append(
+                file, self.anchor, exposure_to_json(Exposure(run, agreement_hash, now(), facts or {}))
+            )
         return True
 
     def lose(self, seq: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import Event, event_to_json
 from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.decisions import exposure_to_json, loss_to_json
-from privacy.ledger.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
+from privacy.ledger.entries import NEIGHBOURS, RECORDS, Entry, Limit, is_guaranteed, spending_to_json
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.remaining_budget import Accountant, in_words, remaining
 from protoseal.commands.budget_statement import facts_of
@@ -229,7 +230,9 @@ def _decisions_in_words(account: Account) -> list[str]:
 
 
 def _entry(entry: Entry) -> dict[str, object]:
-    content = spending_to_json(entry.spending, entry.time)
+    """Return an entry as JSON has it, without the encrypted sketch of its records."""
+    facts = {name: fact for name, fact in entry.spending.facts.items() if name != RECORDS}
+    content = spending_to_json(replace(entry.spending, facts=facts), entry.time)
     del content["kind"]
     return content
 

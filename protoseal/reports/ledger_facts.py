@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from privacy.accounting.events import DpSgd, Event
 from privacy.ledger.budget_account import Account
 from privacy.ledger.decisions import Exposure
-from privacy.ledger.entries import GUARANTEE, Entry, Fact
+from privacy.ledger.entries import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Entry, Fact
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words
 from privacy.units import Unit
@@ -82,7 +82,8 @@ def _released(entries: Sequence[Entry]) -> tuple[Released, ...]:
     rounds: dict[tuple[str, Event, tuple[tuple[str, Fact], ...]], list[int]] = {}
     for entry in entries:
         spending = entry.spending
-        kind = (spending.release.what, spending.event, tuple(sorted(spending.facts.items())))
+        facts = {name: fact for name, fact in spending.facts.items() if name not in ABOUT_RECORDS}
+        kind = (spending.release.what, spending.event, tuple(sorted(facts.items())))
         rounds.setdefault(kind, []).append(spending.release.round)
     return tuple(
         Released(what, event, dict(facts), tuple(of_kind)) for (what, event, facts), of_kind in rounds.items()
@@ -108,6 +109,12 @@ def colluding_of(account: Account) -> int | None:
         if entry.spending.facts.get("noise") == "distributed"
     ]
     return min(shared, default=None)
+
+
+def charged_elsewhere(account: Account) -> str | None:
+    """Return what the latest run that compared its records says of other ledgers that charge them; None for nothing."""
+    noted = [str(facts[OVERLAPS]) for facts in account.facts if OVERLAPS in facts]
+    return noted[-1] if noted else None
 
 
 def why_none(account: Account, lacking: Anchor | None) -> str | None:

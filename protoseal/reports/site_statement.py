@@ -16,7 +16,7 @@ from privacy.accounting.events import DpSgd, GaussianRelease
 from privacy.ledger.budget_account import Account
 from privacy.ledger.entries import NEIGHBOURS, Limit
 from privacy.units import Unit
-from protoseal.reports.ledger_facts import Released, RunFacts, colluding_of, day
+from protoseal.reports.ledger_facts import Released, RunFacts, charged_elsewhere, colluding_of, day
 from protoseal.reports.privacy_statement import (
     NO_GUARANTEE,
     Members,
@@ -344,6 +344,9 @@ def not_covered(facts: Facts) -> Iterator[str]:
             "What left of the same records without this ledger: in a run of a site whose file has no [privacy], or"
             " under another name of the data set."
         )
+        elsewhere = charged_elsewhere(facts.account)
+        if elsewhere is not None:
+            yield f"Records that other ledgers charge too, for which the costs add up: {elsewhere}."
         if any(one.limit.epsilon > facts.account.budget.limit.epsilon for one in facts.account.allowances):
             yield "That the limit was raised, if somebody raised it after looking at results."
 

@@ -9,17 +9,19 @@ from typing import TypeVar
 
 from agreement import Agreement
 from algorithms.gram_matrix import Bool
-from crypto.errors import CryptoError
+from crypto.errors import CryptoError, KeyStoreError
 from crypto.pki.certificate_fields import load_certificate
+from crypto.pki.key_files import read_storage_key
 from privacy.errors import BudgetError, PrivacyError
 from protoseal_wire.messages import CheckReply
-from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, open_party
+from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, open_party, sketch_records
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
 from secure_client.check.disk_checks import check_folders, check_state
 from secure_client.config import SiteConfig
 from secure_client.errors import SiteError
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
+from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.privacy.run_cost import planned_epsilon, planned_in_words, worst_epsilon
 from secure_client.protocol.ledger_anchors import check_kept_beside
@@ -64,6 +66,8 @@ def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[F
     yield _tried("folders", lambda: check_folders(config))
     party = _once(lambda: open_party(config, passphrase()))
     yield _tried("certificate", lambda: _certificate(party()))
+    if config.privacy is not None:
+        yield _tried("records", lambda: _records(config, passphrase()))
     yield _tried("state", lambda: check_state(config, party()))
     reply = _once(lambda: ask(config, party()))
     yield _tried("coordinator", lambda: _reached(config, reply()))
@@ -132,6 +136,24 @@ def _privacy(config: SiteConfig) -> str:
         f" {own.dataset!r}; paid for {own.most_paid_attempts} times in every round, the most that this site allows, the"
         f" run would take epsilon {worst:.4g}{begins}"
     )
+
+
+def _records(config: SiteConfig, passphrase: bytes) -> str:
+    """Say whether the records are charged in another ledger already. A warning fails no check."""
+    own = config.privacy
+    if own is None:
+        raise BudgetError("the site has no ledger")
+    folder = own.ledger.resolve().parent
+    if not (folder / RECORDS_KEY).exists():
+        return f"no ledger in {folder} has a sketch of its records yet; the next run stores one"
+    try:
+        key = read_storage_key(folder / RECORDS_KEY, passphrase)
+    except KeyStoreError as error:
+        return f"WARNING: the records are not compared with other ledgers: {error}"
+    compared = compare_records(sketch_records(config), key, own.ledger, own.dataset)
+    unknown = [f"the records of {path.name} are unknown until its next run" for path in compared.unknown]
+    warned = [f"WARNING: {warning}" for warning in compared.warnings]
+    return "; ".join([*warned, *unknown]) or f"no other ledger in {folder} charges these records"
 
 
 def _model(config: SiteConfig) -> str:

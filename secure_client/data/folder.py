@@ -86,6 +86,11 @@ def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_chan
     return Source(str(path), train, test, classes, domains)
 
 
+def training_files(path: Path) -> list[Path]:
+    """Return the training images under ``path``. Raises :class:`DataError` for a folder without images."""
+    return [file.path for file in _list_files(path).train]
+
+
 def read_image(path: Path) -> Inputs:
     """Read one image, (H, W, C): grey or RGB, uint8; 16-bit grey as float32 in [0, 1].
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import numpy as np
 
 from agreement import PreprocessingSection
 from agreement.toml_loading import DATA_ROOT, nearest
-from secure_client.data.arrays import Samples, Source, TrainTest, check_labels, join_samples
+from secure_client.data.arrays import Inputs, Samples, Source, TrainTest, check_labels, join_samples
 from secure_client.data.digits import digits_in_five_appearances
-from secure_client.data.folder import read_folder
+from secure_client.data.folder import read_folder, training_files
 from secure_client.data.npz import read_npz
-from secure_client.data.preprocess import fit_images
+from secure_client.data.preprocess import fit_images, read_item
 from secure_client.data.published import PUBLISHED, read_published
-from secure_client.data.user_data import read_own
+from secure_client.data.user_data import call_own, read_own
 from secure_client.errors import DataError
 
 DIGITS = "digits"
@@ -104,6 +105,47 @@ def is_own(spec: str) -> bool:
     """Return True if ``spec`` is a single ``module:function``."""
     form, separator, _ = spec.partition(":")
     return bool(separator) and form not in FILE_FORMS and "+" not in spec
+
+
+def training_hashes(
+    spec: str, *, data_root: Path | None, agreed: PreprocessingSection | None
+) -> Iterator[bytes]:
+    """Yield the SHA-256 of each training record of ``spec`` as the record is stored, without its label.
+
+    The bytes of an image file, the values of an array's sample, and what a torch data set of the site's own returns for
+    a sample are hashed. The hash depends on no agreed class and, except for published data whose images differ in size,
+    on no agreed preprocessing. Limits: an image that was stored again in another format or size, or that the site's own
+    code changes at random, has another hash. Raises as :func:`read` does.
+    """
+    if is_own(spec):
+        train, _ = call_own(spec, data_root)
+        if not isinstance(train, Samples):
+            items = (read_item(train, index, where=spec) for index in range(len(train)))  # type: ignore[arg-type]  # checked
+            yield from (_hash(inputs) for inputs, _ in items)
+            return
+        yield from map(_hash, train.inputs)
+        return
+    for part in (part.strip() for part in spec.split("+")):
+        form, _, path = part.partition(":")
+        if form == "folder":
+            for file in training_files(_path(path, data_root)):
+                yield _file_hash(file)
+        else:
+            source = _read_one(part, data_root, agreed, seed=0, convert_channels=True)
+            yield from map(_hash, source.train.inputs)
+
+
+def _hash(inputs: Inputs) -> bytes:
+    named = f"{inputs.shape} {inputs.dtype.str} ".encode()
+    return hashlib.sha256(named + np.ascontiguousarray(inputs).tobytes()).digest()
+
+
+def _file_hash(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:

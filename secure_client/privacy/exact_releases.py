@@ -6,9 +6,11 @@ The ledger records the run before any exact value leaves the site.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from agreement import Agreement
+from privacy.ledger.entries import Fact
 from privacy.ledger.hash_chain import Anchor
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import NO_GUARANTEE, Spent
@@ -24,6 +26,11 @@ class ExactReleases:
         """Open or create the ledger; raise ``LedgerError`` if it cannot be written or has another limit."""
         self._agreement, self._budget = agreement, budget
         self._ledger = site_ledger(budget)
+        self._noted: Mapping[str, Fact] = {}
+
+    def note(self, facts: Mapping[str, Fact]) -> None:
+        """Set facts on the records, which the ledger records when :meth:`declare` adds its line."""
+        self._noted = facts
 
     def declare(self) -> None:
         """Record once in the ledger that this run has no guarantee; the record is durable when this returns.
@@ -31,7 +38,7 @@ class ExactReleases:
         Raises :class:`privacy.errors.LedgerError` if the record cannot be written: then no exact value may leave the
         site.
         """
-        if self._ledger.expose(self._agreement.run, self._agreement.hash()):
+        if self._ledger.expose(self._agreement.run, self._agreement.hash(), self._noted):
             _log.warning(
                 "%s for data set %r from now on: run %r releases exact values (%s)",
                 *(NO_GUARANTEE, self._budget.dataset, self._agreement.run, self._budget.ledger),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,6 +87,7 @@ class Releases:
         except ValueError as error:
             raise BudgetError(f"[privacy] of the agreement: {error}") from error
         self._weights: str | None = None
+        self._noted: Mapping[str, Fact] = {}
         self._check_planned(planned_epsilon(agreement, agreed, budget.delta, budget.accountant))
         if budget.unit is not agreed.unit:
             raise BudgetError(
@@ -103,6 +104,10 @@ class Releases:
     def begin_with(self, weights: str) -> None:
         """Set the SHA-256 of the initial model, in hex, which the ledger records with every payment."""
         self._weights = weights
+
+    def note(self, facts: Mapping[str, Fact]) -> None:
+        """Set facts on the records, which the ledger records with the next payment alone."""
+        self._noted = facts
 
     def pay_for_training(self, round_number: int) -> None:
         """Pay for one execution of a round's training, before it starts. Training without DP-SGD costs nothing.
@@ -291,7 +296,10 @@ class Releases:
         if self._agreed.project_from is not None:
             of_model["projected_from"] = self._agreed.project_from
         guarantee = self._agreed.unit.value if self._is_guaranteed else "none"
-        return Spending(release, self._agreement.hash(), event, facts | of_model | {GUARANTEE: guarantee})
+        noted, self._noted = self._noted, {}
+        return Spending(
+            release, self._agreement.hash(), event, {**facts, **of_model, **noted, GUARANTEE: guarantee}
+        )
 
     def _check_planned(self, planned: float) -> None:
         if not planned <= self._budget.epsilon:

@@ -22,7 +22,7 @@ from tests.support.processes import Federation
 pytestmark = pytest.mark.full
 
 ROUNDS, DELTA, AMPLE = 2, 1e-5, 100.0
-PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0)
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0, release_every=1)
 OTHERS = ("site-1", "site-2", "site-3")
 
 

@@ -19,25 +19,27 @@ from click.testing import CliRunner
 
 from agreement import Agreement, Method, PrivacySection
 from crypto.keys import StorageKey
+from crypto.pki.key_files import create_storage_key
 from privacy.errors import BudgetError
 from privacy.ledger.accountants_by_name import cost
-from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
+from privacy.ledger.entries import GUARANTEE, RECORDS, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from protoseal.cli import main
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.app import JOURNAL, STORAGE_KEY, open_party, run_site
+from secure_client.app import JOURNAL, STORAGE_KEY, open_party, run_site, sketch_records
 from secure_client.check.checks import Finding, check_site
 from secure_client.config import load_site
 from secure_client.errors import Unreachable
 from secure_client.output.site_files import MODEL, write_agreement
+from secure_client.privacy.record_overlap import RECORDS_KEY, open_records_key
 from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_client.protocol.setup import open_journal
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation, environment
 
 ROUNDS, DELTA = 2, 1e-5
-PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0)
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0, release_every=1)
 AT_THE_COORDINATOR = {"coordinator", "listed", "same agreement", "run"}
 
 
@@ -268,6 +270,46 @@ def test_run_refuses_a_budget_that_cannot_finish_before_it_dials(
     assert (site.folder / "ledger.jsonl").read_bytes() == before
 
 
+def charge_the_same_records_elsewhere(site: Site) -> None:
+    """Leave a run's first payment in another ledger of the folder, under another name."""
+    config = load_site(site.file)
+    path, passphrase = site.folder / "x-rays.jsonl", (site.folder / "passphrase").read_bytes()
+    sketch = sketch_records(config).encrypted(open_records_key(path, passphrase, config.key))
+    spending = Spending(
+        ReleaseName("earlier", 1, "prototypes"), bytes(32), event_of(agreement(), PRIVACY), {RECORDS: sketch}
+    )
+    Ledger(path, "x-rays", Limit(LIMIT, DELTA), epsilon=cost).spend(spending)
+
+
+def test_check_and_run_warn_of_records_that_another_name_is_charged_for(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "the next run stores one" in site.findings()["records"].detail
+    charge_the_same_records_elsewhere(site)
+    finding = site.findings()["records"]
+    assert finding.ok
+    told = "about 100% of the training records are charged already to data set 'x-rays' in x-rays.jsonl"
+    assert told in finding.detail
+    dial_a_wrong_address(site)
+    config = load_site(site.file).model_copy(update={"retry_seconds": 0.1})
+    with caplog.at_level(logging.WARNING), pytest.raises(Unreachable):
+        run_site(config, (site.folder / "passphrase").read_bytes())
+    assert told in caplog.text
+
+
+def test_a_key_of_another_passphrase_compares_nothing_and_ends_nothing(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_storage_key(site.folder / RECORDS_KEY, b"another", like=site.folder / "key.pem")
+    assert site.findings()["records"].ok
+    assert "not compared" in site.findings()["records"].detail
+    dial_a_wrong_address(site)
+    config = load_site(site.file).model_copy(update={"retry_seconds": 0.1})
+    with caplog.at_level(logging.WARNING), pytest.raises(Unreachable):
+        run_site(config, (site.folder / "passphrase").read_bytes())
+    assert "not compared with other ledgers" in caplog.text
+
+
 def warned_in(texts: list[str]) -> set[str]:
     """Return the exposing settings that the texts name."""
     return {setting for setting in EXPOSING if any(setting in text for text in texts)}
@@ -277,6 +319,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from crypto.keys import StorageKey
+from crypto.pki.key_files import create_storage_key
 from privacy.errors import BudgetError
 from secure_client.protocol.journal import Journal
 path, run, agreement_hash, name = sys.argv[1:]

@@ -27,7 +27,7 @@ from tests.support.processes import Federation, Running, wait_until
 pytestmark = pytest.mark.full
 
 SITES, ROUNDS, DELTA = 3, 7, 1e-5
-PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0)
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0, release_every=1)
 IN_ORDER = [
     *("before open", "before fsync", "before write", "during write", "before fsync", "before draw"),
     *("before put", "before record", "before commit", "before upload", LAST),

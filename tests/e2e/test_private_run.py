@@ -11,7 +11,7 @@ import pytest
 from agreement import Agreement, Method, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
+from privacy.ledger.entries import GUARANTEE, RECORDS, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from secure_client.check.checks import check_site
@@ -130,6 +130,8 @@ def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(t
         assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
         for name in federation.names:
             entries = read_account(federation.folder(name) / "ledger.jsonl").entries
+            noted = [RECORDS in each.spending.facts for each in entries]
+            assert noted == [True] + [False] * (len(entries) - 1)
             rounds = [each.spending.release.round for each in entries]
             assert rounds == sorted(rounds)
             assert set(rounds) == set(range(1, ROUNDS + 1))

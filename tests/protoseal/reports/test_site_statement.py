@@ -262,6 +262,18 @@ def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Record
     assert now not in was
 
 
+def test_records_that_another_ledger_charges_are_named_and_alter_nothing_else(
+    stated: Callable[[Recorded], Facts],
+) -> None:
+    told = "about 90% of the training records are charged already to data set 'x-rays'"
+    noted = stated(BASE.but(records="a sketch", records_elsewhere=told))
+    expected = f"Records that other ledgers charge too, for which the costs add up: {told}."
+    was, is_now = sentences(stated(BASE)), sentences(noted)
+    assert expected in is_now
+    assert expected not in was
+    assert "a sketch" not in is_now
+
+
 NOTHING = [name for name, (_, _, _, now) in ALTERED.items() if now.startswith("NO GUARANTEE")]
 
 

@@ -1,0 +1,199 @@
+"""Records that are charged under two names: a warning with the share of them, and nothing that names a record."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from PIL import Image
+
+from agreement import PreprocessingSection
+from crypto.errors import KeyStoreError
+from crypto.keys import StorageKey
+from crypto.pki.key_files import write_key
+from crypto.pki.passphrase_encryption import Stretching
+from privacy.ledger.budget_account import read_account
+from privacy.ledger.entries import OVERLAPS, RECORDS
+from secure_client.data.sources import training_hashes
+from secure_client.privacy.record_overlap import (
+    RECORDS_KEY,
+    Comparison,
+    Sketch,
+    compare_records,
+    open_records_key,
+)
+from tests.support.budgets import LIMIT, open_ledger, spending
+
+KEY = StorageKey(bytes(range(32)))
+
+
+def records(numbers: Sequence[int] | range) -> list[bytes]:
+    return [hashlib.sha256(str(number).encode()).digest() for number in numbers]
+
+
+def charge(folder: Path, name: str, numbers: range, key: StorageKey = KEY, *, exact: bool = False) -> Path:
+    """Charge these records to a data set of that name, in a ledger of that name."""
+    path = folder / f"{name}.jsonl"
+    ledger = open_ledger(path, name)
+    facts = {RECORDS: Sketch.of(records(numbers)).encrypted(key)}
+    if exact:
+        ledger.expose("run-0", bytes(32), facts)
+    else:
+        ledger.spend(replace(spending(1), facts=facts))
+    return path
+
+
+def compared(folder: Path, numbers: range, name: str = "scans") -> Comparison:
+    return compare_records(Sketch.of(records(numbers)), KEY, folder / f"{name}.jsonl", name)
+
+
+def test_a_sketch_depends_on_neither_order_nor_repetition() -> None:
+    numbers = list(range(5000))
+    np.random.default_rng(0).shuffle(numbers)
+    assert Sketch.of(records(numbers)) == Sketch.of(records([*range(5000), *range(100)]))
+    assert len(Sketch.of(records(range(5000))).hashes) == 256
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "share"),
+    [
+        (range(100), range(100), 1.0),
+        (range(100), range(10, 110), 0.9),
+        (range(100), range(100, 200), 0.0),
+        (range(20_000), range(2_000, 22_000), 0.9),
+        (range(2_000), range(20_000), 1.0),
+        (range(20_000), range(2_000), 0.1),
+        (range(20_000), range(20_000, 40_000), 0.0),
+    ],
+)
+def test_a_share_is_estimated_for_parts_and_changes_and_is_zero_for_others(
+    mine: range, other: range, share: float
+) -> None:
+    estimate = Sketch.of(records(mine)).share_in(Sketch.of(records(other)))
+    standard_error = (share * (1 - share) / 256) ** 0.5 if len(mine) > 256 else 0.0
+    assert estimate == pytest.approx(share, abs=4 * standard_error + 1e-9)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_records_under_another_name_are_told_with_their_share(tmp_path: Path, exact: bool) -> None:
+    charge(tmp_path, "x-rays", range(100, 1100), exact=exact)
+    (tmp_path / "data.npz").write_bytes(bytes(10_000))
+    (tmp_path / "empty").write_bytes(b"")
+    found = compared(tmp_path, range(1000))
+    (overlap,) = found.overlaps
+    assert (overlap.dataset, overlap.ledger.name) == ("x-rays", "x-rays.jsonl")
+    assert overlap.share == pytest.approx(0.9, abs=0.08)
+    assert overlap.covered == pytest.approx(0.9, abs=0.08)
+    assert found.facts[OVERLAPS] == str(overlap)
+    assert "adds up" in found.warnings[0]
+
+
+def test_other_records_and_copies_of_the_ledger_are_no_reason_to_warn(tmp_path: Path) -> None:
+    charge(tmp_path, "x-rays", range(1000, 2000))
+    path = charge(tmp_path, "scans", range(1000))
+    (tmp_path / "scans.jsonl.old").write_bytes(path.read_bytes())
+    open_ledger(path, "scans").spend(spending(2))
+    found = compared(tmp_path, range(1000))
+    assert (found.warnings, found.unknown) == ([], ())
+    assert not found.facts  # the ledger has the sketch
+
+
+def test_another_ledger_of_the_same_name_is_told_whatever_its_records(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "other.jsonl", "scans").spend(spending(1))
+    found = compared(tmp_path, range(10))
+    assert [path.name for path in found.namesakes] == [path.name for path in found.unknown] == ["other.jsonl"]
+    assert "another ledger" in found.warnings[0]
+
+
+def test_records_that_a_data_set_once_had_are_remembered(tmp_path: Path) -> None:
+    path = charge(tmp_path, "x-rays", range(1000))
+    later = {RECORDS: Sketch.of(records(range(5000, 6000))).encrypted(KEY)}
+    open_ledger(path, "x-rays").spend(replace(spending(2), facts=later))
+    assert compared(tmp_path, range(1000)).overlaps[0].share == 1.0
+
+
+def test_a_ledger_without_a_sketch_gets_one_and_one_under_another_key_stays_unknown(tmp_path: Path) -> None:
+    path = open_ledger(tmp_path / "scans.jsonl", "scans").path
+    charge(tmp_path, "x-rays", range(1000), StorageKey(bytes(32)))
+    found = compared(tmp_path, range(1000))
+    assert [each.name for each in found.unknown] == ["x-rays.jsonl"]
+    assert set(found.facts) == {RECORDS}
+    open_ledger(path, "scans").spend(replace(spending(1), facts=found.facts))
+    assert not compared(tmp_path, range(1000)).facts
+    assert RECORDS in compared(tmp_path, range(500, 1500)).facts  # the data changed
+
+
+def test_without_the_key_a_ledger_shows_nothing_of_its_records(tmp_path: Path) -> None:
+    """Two sketches of the same records differ in every byte that matters, and hold no hash of a record."""
+    first, second = (Sketch.of(records(range(50))).encrypted(KEY) for _ in range(2))
+    assert first[-64:] != second[-64:]
+    assert Sketch.decrypted(first, KEY) == Sketch.decrypted(second, KEY)
+    assert Sketch.decrypted(first, StorageKey(bytes(32))) is None
+    path = charge(tmp_path, "x-rays", range(50))
+    assert not any(each[:6].hex().encode() in path.read_bytes() for each in records(range(50)))
+
+
+def test_the_key_is_made_once_under_the_passphrase_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    like, ledger = tmp_path / "key.pem", tmp_path / "scans.jsonl"
+    quick = Stretching.NONE_FOR_RANDOM_SECRET
+    write_key(
+        like, ec.generate_private_key(ec.SECP256R1()), b"a passphrase", overwrite=False, stretching=quick
+    )
+    key = open_records_key(ledger, b"a passphrase", like)
+    sketch = Sketch.of(records(range(3)))
+    assert Sketch.decrypted(sketch.encrypted(key), open_records_key(ledger, b"a passphrase", like)) == sketch
+    assert stat.S_IMODE((tmp_path / RECORDS_KEY).stat().st_mode) == 0o600
+    with pytest.raises(KeyStoreError):
+        open_records_key(ledger, b"another", like)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 8), dtype=np.uint8)
+LABELS = np.arange(6) % 2
+
+
+def npz(folder: Path, order: Sequence[int], labels: Callable[[int], int]) -> str:
+    path = folder / f"{len(list(folder.iterdir()))}.npz"
+    np.savez(path, x_train=PIXELS[list(order)], y_train=np.array([labels(number) for number in order]))
+    return f"npz:{path}"
+
+
+def image_folder(folder: Path, split: Callable[[int], str]) -> str:
+    for number, pixels in enumerate(PIXELS):
+        path = folder / split(number) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return f"folder:{folder}"
+
+
+def hashes(spec: str, size: int = 8) -> set[bytes]:
+    agreed = PreprocessingSection(image_size=size, channels=1, mean=(0.5,), std=(0.5,))
+    return set(training_hashes(spec, data_root=None, agreed=agreed))
+
+
+def test_hashes_depend_on_records_and_not_on_labels_order_or_preprocessing(tmp_path: Path) -> None:
+    first = npz(tmp_path, range(6), lambda number: number % 2)
+    again = npz(tmp_path, range(5, -1, -1), lambda number: number % 3)
+    assert hashes(first) == hashes(again, size=4)
+    assert len(hashes(first)) == 6
+    assert len(hashes(f"{first}+{again}")) == 6
+    pictures = image_folder(tmp_path / "a", lambda number: f"class-{number % 2}")
+    renamed = image_folder(tmp_path / "b", lambda number: f"other-{number % 3}")
+    assert hashes(pictures) == hashes(renamed, size=4)
+    assert len(hashes(pictures)) == 6
+
+
+def test_old_ledgers_verify_unchanged_beside_new_facts(tmp_path: Path) -> None:
+    path = charge(tmp_path, "x-rays", range(3), exact=True)
+    (exposure,) = read_account(path).exposures
+    assert RECORDS in exposure.facts
+    plain = tmp_path / "plain.jsonl"
+    open_ledger(plain).expose("run-1", bytes(32))
+    assert not read_account(plain).exposures[0].facts
+    assert b"facts" not in plain.read_bytes()
+    assert read_account(plain).limit == LIMIT
