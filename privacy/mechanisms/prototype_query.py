@@ -39,7 +39,7 @@ class Released:
     """Noisy answer that may leave the site: ``rows`` (K, d) and ``counts`` (K,) float64, ``present`` (K,) bool.
 
     Rows are noisy class means, zero where a class is not present. Counts are noisy, and may be negative. The classes
-    present follow from the noisy counts alone. ``sums`` (K, d) are the noisy sums of all classes as drawn.
+    present follow from the noisy counts alone. ``sums`` (K, d) are the noisy sums of all classes.
     """
 
     rows: Float
@@ -92,6 +92,13 @@ class PrototypeQuery:
         sums.add(features, labels)
         return sums
 
+    def means(self, sums: Float, counts: Float) -> Released:
+        """Return noisy means of noisy ``sums`` (K, d) and ``counts`` (K,): post-processing, which costs nothing."""
+        present = counts >= self.min_count
+        rows = np.zeros(sums.shape)
+        rows[present] = sums[present] / counts[present, None]
+        return Released(rows, present, counts, sums)
+
     def release(self, features: Float, labels: Ints, classes: int) -> Released:
         """Return the query's answer with fresh noise. Every call is a release that has to be paid for beforehand."""
         return self.exact(features, labels, classes).release()
@@ -136,12 +143,8 @@ class Sums:
     def release(self) -> Released:
         """Return noisy means and counts: :meth:`noised` and post-processing, so each call is a release as well."""
         vectors, weights = self.noised()
-        counts = weights / self.query.grid.weight
-        present = counts >= self.query.min_count
         sums = np.asarray(vectors * self.query.grid.step, dtype=np.float64)
-        rows = np.zeros(vectors.shape)
-        rows[present] = sums[present] / counts[present, None]
-        return Released(rows, present, counts, sums)
+        return self.query.means(sums, weights / self.query.grid.weight)
 
     def check(self, features: Float, labels: Ints) -> None:
         """Raise the errors of :meth:`add` for records that :meth:`add` would refuse."""

@@ -26,6 +26,7 @@ from secure_client.privacy.value_bounds import PrototypeBounds
 _SEQ, _HEAD = "protoseal.ledger-seq", "protoseal.ledger-head"
 _COUNTS, _ROWS, _ROUND = "protoseal.noisy-counts", "protoseal.released", "protoseal.released-in"
 _LOCAL = "protoseal.released-local-"
+_SUMS_DRAWN, _COUNTS_DRAWN, _DRAWS = "protoseal.sums-drawn", "protoseal.counts-drawn", "protoseal.draws"
 
 Batches = Iterable[tuple[NDArray[np.float64], NDArray[np.int64]]]
 """Features (B, d) and labels (B,)."""
@@ -50,8 +51,22 @@ class ReleasedPrototypes:
         return np.asarray(self.counts > 0)
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Total of the noisy sums (K, d) and counts (K,) of ``number`` releases of one query of the same features."""
+
+    sums: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    number: int
+
+
 class NoisyPrototypes:
-    """Source of noisy prototypes: drawn in a round with a release, once paid for, and kept until the next one."""
+    """Source of noisy prototypes: drawn in a round with a release, once paid for, and kept until the next one.
+
+    Where a later release asks the same query of the same features again (:attr:`Releases.averages`), its prototypes are
+    those of the mean noisy sums and counts of all releases so far: sums and counts are averaged before the division,
+    since a mean of ratios would keep the error of their noisy denominators.
+    """
 
     def __init__(
         self,
@@ -71,6 +86,7 @@ class NoisyPrototypes:
         self._classes, self._clustered = classes, clustered
         self._owners = owners
         self._last: ReleasedPrototypes | None = None
+        self._draws: Draws | None = None
 
     def pay_for_training(self, number: int) -> None:
         """Pay for one execution of a round's training, before it starts: see :meth:`Releases.pay_for_training`."""
@@ -107,6 +123,11 @@ class NoisyPrototypes:
 
     def _of_classes(self, number: int, batches: Batches) -> ReleasedPrototypes:
         drawn = self._releases.release(number, batches, self._owners)
+        if self._releases.averages:
+            before = self._draws or Draws(np.zeros_like(drawn.sums), np.zeros_like(drawn.counts), 0)
+            self._draws = Draws(before.sums + drawn.sums, before.counts + drawn.counts, before.number + 1)
+            draws = self._draws.number
+            drawn = self._releases.mean(self._draws.sums / draws, self._draws.counts / draws, draws)
         counts = np.where(drawn.present, _whole(drawn.counts), 0)
         return ReleasedPrototypes(number, self._bounds.bounded(drawn.rows).rows, counts)
 
@@ -139,7 +160,15 @@ class NoisyPrototypes:
         if self._last is None:
             return {}
         anchor, local = self._releases.anchor, {} if self._last.local is None else vars(self._last.local)
+        draws: dict[str, Tensor] = {}
+        if self._draws is not None:
+            draws = {
+                _SUMS_DRAWN: torch.tensor(self._draws.sums),
+                _COUNTS_DRAWN: torch.tensor(self._draws.counts),
+                _DRAWS: torch.tensor(self._draws.number),
+            }
         return {
+            **draws,
             **{_LOCAL + name: torch.tensor(each) for name, each in local.items()},
             _SEQ: torch.tensor(anchor.seq),
             _HEAD: torch.tensor(list(bytes.fromhex(anchor.head)), dtype=torch.uint8),
@@ -154,7 +183,10 @@ class NoisyPrototypes:
         Raises :class:`privacy.errors.RolledBackError` if the ledger lacks an entry that it had then: the site would
         spend a new budget.
         """
-        self._last = None
+        self._last = self._draws = None
+        if _DRAWS in state:
+            sums, counts = state.pop(_SUMS_DRAWN).numpy(), state.pop(_COUNTS_DRAWN).numpy()
+            self._draws = Draws(sums, counts, int(state.pop(_DRAWS)))
         if _ROUND in state:
             head = state.pop(_HEAD).numpy().tobytes().hex()
             self._releases.check_anchor(Anchor(int(state.pop(_SEQ)), head))

@@ -56,10 +56,13 @@ class Spent:
     guaranteed: bool
 
 
-def query_of(agreed: PrivacySection, dim: int) -> PrototypeQuery:
-    """Return the agreed query of features (d,); raise ``ValueError`` for numbers that have no grid."""
+def query_of(agreed: PrivacySection, dim: int, draws: int = 1) -> PrototypeQuery:
+    """Return the agreed query of features (d,); raise ``ValueError`` for numbers that have no grid.
+
+    The default of ``min_count`` is for the mean of so many ``draws``.
+    """
     weight = agreed.weight(dim)
-    deviation = agreed.noise_multiplier * math.hypot(agreed.clip, weight) / weight
+    deviation = agreed.noise_multiplier * math.hypot(agreed.clip, weight) / weight / math.sqrt(draws)
     least = USUAL_DEVIATIONS * deviation if agreed.min_count is None else agreed.min_count
     return PrototypeQuery(agreed.clip, weight, agreed.noise_multiplier, least)
 
@@ -160,6 +163,18 @@ class Releases:
             self.kept.keep_drawn(spending.release, anchor, released.sums, released.counts)
         self._log_spending(round_number)
         return released
+
+    @property
+    def averages(self) -> bool:
+        """True if later draws ask the same query of the same features again, so that the mean of all has less noise."""
+        return self._agreement.has_fixed_query and self._agreement.releases > 1
+
+    def mean(self, sums: Float, counts: Float, draws: int) -> Released:
+        """Return the prototypes of the mean noisy ``sums`` (K, d) and ``counts`` (K,) of so many ``draws``.
+
+        This is post-processing of draws that are paid for, and costs nothing.
+        """
+        return query_of(self._agreed, self.dim, draws).means(sums, counts)
 
     def release_cells(
         self,

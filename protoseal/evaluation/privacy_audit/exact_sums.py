@@ -40,14 +40,14 @@ class Claim:
     min_count: float
 
     @classmethod
-    def of(cls, agreement: Agreement) -> Claim:
-        """Return the claim of an agreement with noise; ``ValueError`` without."""
+    def of(cls, agreement: Agreement, draws: int = 1) -> Claim:
+        """Return the claim of an agreement with noise; ``ValueError`` without. ``min_count`` is for a mean of draws."""
         agreed = agreement.privacy
         if agreed is None:
             raise ValueError("an agreement without [privacy] claims nothing")
         weight = agreed.count_weight or agreed.clip / agreement.dim**0.25
         deviation = agreed.noise_multiplier * float(np.hypot(agreed.clip, weight))
-        least = agreed.min_count or USUAL_DEVIATIONS * deviation / weight
+        least = agreed.min_count or USUAL_DEVIATIONS * deviation / weight / np.sqrt(draws)
         return cls(agreed.clip, weight, agreed.noise_multiplier, deviation, least)
 
 

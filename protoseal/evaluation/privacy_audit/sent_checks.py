@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,17 @@ class _Unclear(Exception):
     """Values of which the record does not say enough."""
 
 
-def prototypes_of(agreement: Agreement, draw: Drawn) -> Prototypes:
-    """Return what a site sends of a draw: noisy means by noisy counts, within the agreed bounds."""
-    claim, classes = Claim.of(agreement), len(agreement.classes)
+def prototypes_of(agreement: Agreement, draws: Sequence[Drawn]) -> Prototypes:
+    """Return what a site sends of ``draws``: noisy means by noisy counts, within the agreed bounds.
+
+    Several draws are of the same features, and their sums and counts are averaged.
+    """
+    claim, classes = Claim.of(agreement, len(draws)), len(agreement.classes)
+    draw = replace(
+        draws[-1],
+        sums=np.mean([draw.sums for draw in draws], axis=0),
+        counts=np.mean([draw.counts for draw in draws], axis=0),
+    )
     parts = np.arange(classes) if draw.cells is None else draw.cells.classes
     rows, labels, counts = [], [], []
     for k in range(classes):
@@ -80,13 +88,13 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
         return
     checked, unclear = 0, set[str]()
     for sent in evidence.sent:
-        draw = draw_in_force(evidence.drawn, sent.released)
+        draws = draws_in_force(evidence.agreement, evidence.drawn, sent.released)
         try:
             if evidence.agreement.distributed_noise and sent.round:
                 raise _Unclear("sites share the noise, and a site's term was not kept")
-            if draw is None:
+            if not draws:
                 raise _Unclear(f"the release of round {sent.released} was not kept")
-            _compare(evidence.agreement, sent, draw)
+            _compare(evidence.agreement, sent, draws)
             checked += 1
         except _Differs as error:
             yield found(SENT, f"{sent.phase.name} of round {sent.round}: {error}")
@@ -112,15 +120,22 @@ def _tells_presence(evidence: SiteEvidence) -> bool:
     )
 
 
-def draw_in_force(drawn: Sequence[Drawn], released: int | None) -> Drawn | None:
-    """Return the draw that values of this round's release come from: the last one that was paid for."""
-    mine = [draw for draw in drawn if draw.release.round == released]
-    return mine[-1] if mine else None
+def draws_in_force(agreement: Agreement, drawn: Sequence[Drawn], released: int | None) -> list[Drawn]:
+    """Return the draws that values of this round's release come from; none where that release was not kept.
+
+    The last draw of a round counts, since a site that is killed after a draw pays and draws again. Where all draws ask
+    the same query of the same features, those of earlier rounds count as well.
+    """
+    last = {draw.release.round: draw for draw in drawn}
+    if released is None or released not in last:
+        return []
+    rounds = [number for number in last if number <= released] if agreement.has_fixed_query else [released]
+    return [last[number] for number in sorted(rounds)]
 
 
-def _compare(agreement: Agreement, sent: Sent, draw: Drawn) -> None:
-    """Raise unless the values follow from the draw."""
-    own, arrays = prototypes_of(agreement, draw), sent.arrays
+def _compare(agreement: Agreement, sent: Sent, draws: Sequence[Drawn]) -> None:
+    """Raise unless the values follow from the draws."""
+    own, arrays = prototypes_of(agreement, draws), sent.arrays
     sends_rows = agreement.sends_rows(sent.round)
     if sent.phase is Phase.PRESENCE:
         stated = np.isin(np.arange(len(agreement.classes)), own.labels) & sends_rows

@@ -17,6 +17,7 @@ from crypto.keys import StorageKey
 from privacy.errors import BudgetError, RolledBackError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Entry
+from privacy.mechanisms.prototype_query import Released
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes
@@ -42,8 +43,8 @@ def agreement(**changes: Any) -> Agreement:
 class Site:
     """A trainee with its journal and ledger, which can be restarted."""
 
-    def __init__(self, folder: Path, agreed: Agreement) -> None:
-        self._folder, self._agreed = folder, agreed
+    def __init__(self, folder: Path, agreed: Agreement, **own: Any) -> None:
+        self._folder, self._agreed, self._own = folder, agreed, own
         self.open()
 
     def open(self) -> None:
@@ -54,7 +55,7 @@ class Site:
             site=SITE,
             storage=StorageKey(bytes(32)),
         )
-        own = BudgetSection(dataset="scans", ledger=self._folder / "ledger.jsonl", epsilon=100.0)
+        own = BudgetSection(dataset="scans", ledger=self._folder / "ledger.jsonl", epsilon=100.0, **self._own)
         releases = open_releases(self._agreed, own)
         self.learner = learner(self._agreed)
         self.trainee: Trainee = build_trainee(self._agreed, self.learner, self.journal, releases)
@@ -114,6 +115,48 @@ def test_a_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
     site.restart()
     np.testing.assert_array_equal(site.trainee.trained(2)[0], rows)
     assert len(site.entries) == 1
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Released]:
+    """Return a list that gets every draw of the test's releases."""
+    every: list[Released] = []
+    release = Releases.release
+
+    def kept(releases: Releases, *given: Any) -> Released:
+        every.append(release(releases, *given))
+        return every[-1]
+
+    monkeypatch.setattr(Releases, "release", kept)
+    return every
+
+
+def test_releases_of_frozen_features_are_averaged_over_restarts(site: Site, drawn: list[Released]) -> None:
+    for number in (1, 3, 5):
+        rows, counts = site.trainee.trained(number)
+        sums = np.mean([draw.sums for draw in drawn], axis=0)
+        numbers = np.mean([draw.counts for draw in drawn], axis=0)
+        present = numbers >= 1.0
+        np.testing.assert_allclose(rows[present], sums[present] / numbers[present, None])
+        np.testing.assert_array_equal(counts[present], np.maximum(np.rint(numbers[present]), 1.0))
+        assert not counts[~present].any()
+        site.restart()
+    assert len(drawn) == 3
+
+
+@pytest.mark.parametrize(
+    "changes", [{"extractor": Extractor.TRAINED}, {"release_every": None}, {"release_every": 6}]
+)
+def test_a_release_of_its_own_features_or_alone_is_not_averaged(
+    tmp_path: Path, drawn: list[Released], changes: dict[str, Any]
+) -> None:
+    site = Site(tmp_path, agreement(**changes), allow_no_guarantee=True)
+    for number in range(1, 7):
+        rows, _ = site.trainee.trained(number)
+        np.testing.assert_allclose(rows[drawn[-1].present], drawn[-1].rows[drawn[-1].present])
+        site.restart()
+    assert len(drawn) == (3 if "extractor" in changes else 1)
+    site.journal.close()
 
 
 def test_a_site_that_dies_between_paying_and_keeping_pays_again(

@@ -300,6 +300,15 @@ def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -
     assert query_of(agreed.model_copy(update={"min_count": 7.0}), 16).min_count == 7.0
 
 
+def test_by_default_a_mean_of_draws_needs_the_count_of_one_release_at_the_whole_budget() -> None:
+    """Four draws with twice the noise cost as much as one, and their mean is as certain."""
+    one = PrivacySection(clip=3.0, noise_multiplier=2.0)
+    four = one.model_copy(update={"noise_multiplier": 4.0})
+    assert query_of(four, 16, draws=4).min_count == pytest.approx(query_of(one, 16).min_count)
+    agreed = one.model_copy(update={"min_count": 7.0})
+    assert query_of(agreed, 16, draws=4).min_count == 7.0
+
+
 def test_counts_weigh_what_makes_the_error_least_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0)
     assert query_of(agreed, 81).count_weight == pytest.approx(1.0)
