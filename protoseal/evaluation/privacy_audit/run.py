@@ -68,7 +68,8 @@ CENTRES = "cells around centres of a site's own"
 
 def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunAudit:
     """Check what the sites kept of a run. ``level`` bounds the probability that a true run is refuted."""
-    each = level / ((TESTS + STATISTICAL) * (len(sites) + 1))
+    private = any(_training_of(evidence) is not None for evidence in sites.values())
+    each = level / ((TESTS + STATISTICAL * private) * (len(sites) + 1))
     checks: dict[str, Sequence[Check]] = {
         site: [
             *check_noise(evidence, each),
@@ -81,7 +82,6 @@ def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunA
     }
     if len(sites) > 1:
         checks[ALL_SITES] = list(_check_together(list(sites.values()), each))
-    private = any(_training_of(evidence) is not None for evidence in sites.values())
     return RunAudit(run, checks, ESSENTIAL | OF_TRAINING if private else ESSENTIAL)
 
 

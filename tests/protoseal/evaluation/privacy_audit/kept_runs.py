@@ -19,9 +19,9 @@ from secure_client.data import SiteData
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
 
-LEVEL = 1e-6
+LEVEL = 1e-5
 """Probability with which a true run is refuted: tests are run often."""
-DIM, CLASSES, SITES, ROUNDS = 24, 4, 4, 4
+DIM, CLASSES, SITES, ROUNDS = 32, 4, 4, 4
 PRIVACY = PrivacySection(clip=0.5, noise_multiplier=2.0, min_count=1.0, release_every=2)
 """Noise that hides six records of a class, whose features are several times as long as the clip."""
 
