@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from agreement import Agreement, Method, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
@@ -14,6 +15,7 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import GUARANTEE, RECORDS, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
+from protoseal.commands.budget_audit import EXIT_CODES, audit_group
 from secure_client.check.checks import check_site
 from secure_client.config import load_site
 from secure_client.output.site_files import read_prototypes
@@ -36,11 +38,12 @@ def agreement() -> Agreement:
     return Agreement.model_validate({**dict(agreed), "method": Method.PFPL, "privacy": PRIVACY})
 
 
-def allow(federation: Federation, site: str, limit: float) -> None:
+def allow(federation: Federation, site: str, limit: float, *, keep: bool = False) -> None:
     """[privacy] in the site's file."""
     with (federation.folder(site) / "site.toml").open("a", encoding="utf-8") as file:
         file.write(
             f'[privacy]\ndataset = "scans"\nledger = "ledger.jsonl"\nepsilon = {limit!r}\ndelta = {DELTA}\n'
+            f"keep_releases = {str(keep).lower()}\n"
         )
 
 
@@ -121,7 +124,7 @@ def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(t
     limit = epsilon([event_of(agreed, PRIVACY)] * (ROUNDS + 1), DELTA)
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:
         for name in federation.names:
-            allow(federation, name, limit)
+            allow(federation, name, limit, keep=name == "site-1")
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         victim = running["site-1"]
         victim.wait_for_log("uploaded PRESENCE of round 2")
@@ -145,3 +148,12 @@ def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(t
             assert stated["statement"] in (federation.folder(name) / "privacy-statement.html").read_text(
                 encoding="utf-8"
             ).replace("&#39;", "'")
+        assert audited(federation.folder("site-1")) == (EXIT_CODES["stands"], "stands")
+        assert audited(federation.folder("site-2")) == (EXIT_CODES["too weak to tell"], "too weak to tell")
+
+
+def audited(folder: Path) -> tuple[int, str]:
+    """Return exit code and verdict of the audit of a site's run, at the site."""
+    arguments = ["run", str(folder / "state"), "--config", str(folder / "site.toml"), "--json"]
+    result = CliRunner().invoke(audit_group, arguments)
+    return result.exit_code, json.loads(result.stdout)["runs"][0]["verdict"]

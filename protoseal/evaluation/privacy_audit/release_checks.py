@@ -60,7 +60,8 @@ _FARTHEST = 5.0
 class SiteEvidence:
     """Evidence that one site kept of a run, with its records: secret, and for an audit at the site.
 
-    ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read.
+    ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read. ``last``
+    is the noise (M, d) in the prototypes that a site without kept releases saved at the end, as far as they show it.
     ``trained`` are the records of the steps of DP-SGD.
     """
 
@@ -70,6 +71,7 @@ class SiteEvidence:
     records: Callable[[Mapping[str, Tensor]], Records] = field(repr=False)
     account: Account | None = field(repr=False)
     trained: Sequence[TrainingRecord] = field(repr=False, default=())
+    last: Float | None = field(repr=False, default=None)
 
     @property
     def claim(self) -> Claim:
@@ -95,7 +97,14 @@ class SiteEvidence:
 def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     """Check the noise of one site's draws; each test has a false alarm with the probability ``level``."""
     if not evidence.drawn:
-        yield not_covered(NOISE, "no release was kept: set keep_releases in the site's file before the run")
+        kept = "no release was kept: set keep_releases in the site's file before the run"
+        last = None if evidence.last is None else deviation_check([evidence.last], level)
+        if last is None:
+            yield not_covered(NOISE, kept)
+        elif last.outcome is Outcome.FOUND:
+            yield last
+        else:
+            yield not_covered(NOISE, f"{kept}; of the prototypes that the site saved: {last.reason}")
         return
     deviation = deviation_check(evidence.noise, level)
     if evidence.agreement.distributed_noise and deviation.outcome is Outcome.STANDS:

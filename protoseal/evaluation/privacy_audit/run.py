@@ -19,7 +19,7 @@ from agreement.storage.atomic_files import FileError
 from agreement.toml_loading import validate
 from privacy.accounting.events import DpSgd
 from privacy.ledger.budget_account import read_account
-from protoseal.evaluation.privacy_audit.exact_sums import Records, embed, load_model
+from protoseal.evaluation.privacy_audit.exact_sums import Claim, Float, Records, embed, exact_sums, load_model
 from protoseal.evaluation.privacy_audit.release_checks import (
     SHARED,
     TESTS,
@@ -56,6 +56,7 @@ from secure_client.app import load_data, open_learner
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel
+from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.kept_releases import FOLDER, read_kept
 from secure_client.privacy.privacy_units import with_owners
 from secure_client.privacy.run_cost import training_of
@@ -146,10 +147,17 @@ def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
 
 
 def evidence_of(
-    agreement: Agreement, model: Callable[[], PrototypeModel], data: SiteData, releases: Path, ledger: Path
+    agreement: Agreement,
+    model: Callable[[], PrototypeModel],
+    data: SiteData,
+    releases: Path,
+    ledger: Path,
+    out: Path | None = None,
 ) -> SiteEvidence:
     """Return the evidence in a folder of releases, and a ledger that may be missing. ``model`` copies a site's model.
 
+    Without releases, the prototypes that a site saved in ``out`` show the noise of its only release, if features are
+    those of the initial model.
     Raises :class:`FileError` for a damaged release, :class:`privacy.errors.LedgerError` for a damaged ledger.
     """
     drawn, sent = read_kept(releases)
@@ -170,7 +178,26 @@ def evidence_of(
         trained = read_records(releases)
     except ValueError as error:
         raise FileError(f"{error}; move it away") from error
-    return SiteEvidence(agreement, mine, sent, records, account, trained)
+    last = (
+        _last_noise(agreement, records(model().state_dict()), out) if out is not None and not mine else None
+    )
+    return SiteEvidence(agreement, mine, sent, records, account, trained, last)
+
+
+def _last_noise(agreement: Agreement, records: Records, out: Path) -> Float | None:
+    """Return the noise (M, d) in saved prototypes, in units of the claimed deviation; None if they do not show it.
+
+    They are sums divided by counts that were rounded afterwards, which adds little to the noise. Prototypes that were
+    cut at 0, shortened to the norm bound, or averaged over releases show nothing.
+    """
+    if not agreement.has_fixed_query or agreement.releases != 1 or agreement.method.is_grouped:
+        return None
+    saved, claim = read_prototypes(out), Claim.of(agreement)
+    exact = exact_sums(records, claim, len(agreement.classes), None)
+    lengths = np.linalg.norm(saved.local, axis=1)
+    shown = (saved.counts > 0) & (lengths < agreement.norm_bound * (1 - 1e-9))
+    noise = (saved.local * saved.counts[:, None] - exact.sums)[shown] / claim.deviation
+    return noise if len(noise) else None
 
 
 def evidence_of_site(config: SiteConfig) -> SiteEvidence:
@@ -180,7 +207,12 @@ def evidence_of_site(config: SiteConfig) -> SiteEvidence:
     data = load_data(config)
     learner = open_learner(config.model_copy(update={"device": "cpu"}), data)
     return evidence_of(
-        config.agreement, learner.embedding_model, data, config.state_dir / FOLDER, config.privacy.ledger
+        config.agreement,
+        learner.embedding_model,
+        data,
+        config.state_dir / FOLDER,
+        config.privacy.ledger,
+        config.out,
     )
 
 
@@ -234,6 +266,7 @@ def evidence_of_simulation(
                         scene.data[name],
                         site_folder(out, name) / FOLDER,
                         site_folder(out, name) / LEDGER,
+                        site_folder(out, name),
                     )
                     for position, name in enumerate(sorted(scene.data))
                 },
