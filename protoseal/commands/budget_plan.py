@@ -16,6 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from privacy.errors import Unattainable
 from privacy.ledger.entries import now
 from protoseal.commands.bench_options import COUNT, FILE, counts
 from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, agreement_option
@@ -306,7 +307,24 @@ def answer(asked: Question, made: BudgetPlan) -> dict[str, Any]:
     found["agreement"] = None if agreed is None else agreed.facts()
     if counted and agreed is not None:
         found["agreement"]["release_every"] = agreed.release_every(made.releases)
+    found["other_releases"] = _other_releases(made, agreed)
     return found | {"warnings": [*asked.warnings, *_of_plan(made, tuple(sorted(set(asked.sizes.values()))))]}
+
+
+def _other_releases(made: BudgetPlan, agreed: Agreed | None) -> dict[str, Any] | None:
+    """Return another number of releases and the noise multiplier that it needs at the plan's ε; None if none is enough.
+
+    Where one release serves the run of an agreement, a plan of one is compared with one in each round, and others with
+    one; elsewhere the number is ten times the plan's.
+    """
+    serves = agreed is not None and agreed.agreement.has_fixed_query
+    every = agreed.agreement.rounds if agreed is not None and serves else 1
+    other = 1 if serves and made.releases > 1 else every if every > 1 else 10 * made.releases
+    try:
+        noise = made.with_releases(other).noise_multiplier
+    except Unattainable:
+        return None
+    return {"releases": other, "noise_multiplier": noise, "one_serves_run": serves}
 
 
 def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -353,6 +371,12 @@ def show(found: Mapping[str, Any]) -> None:
     allowed = f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g} for one {found['unit']}"
     click.echo(allowed if found["solved_for"] == "epsilon" else f"{found['spent']:.4g} of {allowed}")
     click.echo(f"{_releases(found['releases'])}, noise multiplier {found['noise_multiplier']:g}")
+    if found["other_releases"]:
+        other = found["other_releases"]
+        serves = "one release serves the run; " if other["one_serves_run"] and other["releases"] > 1 else ""
+        run = " and serve the run" if other["releases"] == 1 else ""
+        noise = f"a noise multiplier of {other['noise_multiplier']:g}"
+        click.echo(f"{serves}{_releases(other['releases'])} would need {noise} at this ε{run}")
     if found["dp_sgd"]:
         trained = found["dp_sgd"]
         click.echo(

@@ -244,10 +244,10 @@ _PLANS = {
     "--epsilon 3 --releases 20 --records 500 --sampling-rate 0.05 --dp-sgd-noise 2 --steps 100": {
         "noise_multiplier": "6.7316"
     },
-    "--agreement deploy/samples/agreement-private.toml": {"spent": "1.205", "releases": "4"},
-    "--agreement deploy/samples/agreement-private.toml --epsilon 3 --solve releases": {"releases": "20"},
+    "--agreement deploy/samples/agreement-private.toml": {"spent": "1.993", "releases": "1"},
+    "--agreement deploy/samples/agreement-private.toml --epsilon 3 --solve releases": {"releases": "2"},
     "--agreement deploy/samples/agreement-private.toml --epsilon 1 --solve noise-multiplier": {
-        "noise_multiplier": "7.4613"
+        "noise_multiplier": "3.7307"
     },
     "--releases 2 --noise-multiplier 3.8 --sampling-rate 0.1 --dp-sgd-noise 2.5 --steps 200": {
         "spent": "2.98"

@@ -52,6 +52,25 @@ def test_an_agreement_without_release_every_has_one_release(tmp_path: Path) -> N
     assert found["epsilon"] == epsilon([GaussianRelease(4.0, 18)], 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("every", "other", "line"),
+    [
+        (10, 10, "one release serves the run; 10 releases would need a noise multiplier of"),
+        (3, 1, "1 release would need a noise multiplier of"),
+    ],
+)
+def test_a_plan_compares_one_release_of_frozen_features_with_more(
+    tmp_path: Path, every: int, other: int, line: str
+) -> None:
+    file = agreement(tmp_path, privacy=PRIVACY | {"release_every": every})
+    found = planned("--agreement", file)
+    compared = found["other_releases"]
+    assert compared["releases"] == other
+    asked = ("--epsilon", found["epsilon"], "--solve", "noise-multiplier", "--releases", other)
+    assert compared["noise_multiplier"] == planned("--agreement", file, *asked)["noise_multiplier"]
+    assert line in plan("--agreement", file).stdout
+
+
 def test_an_agreement_has_its_releases_noise_and_query(tmp_path: Path) -> None:
     file = agreement(tmp_path)
     found = planned("--agreement", file, "--records", 100)

@@ -68,7 +68,7 @@ def test_a_site_refuses_an_agreement_without_guarantee_unless_allowed(
 @pytest.mark.parametrize(
     ("line", "changed", "reason"),
     [
-        ("least_noise_multiplier = 2.0", "least_noise_multiplier = 6.4", "has noise multiplier 6.3"),
+        ("least_noise_multiplier = 2.0", "least_noise_multiplier = 2.4", "has noise multiplier 2"),
         ("largest_clip = 10.0", "largest_clip = 4.0", "has clip 5"),
         ("most_rounds = 50", "most_rounds = 19", "has rounds 20"),
     ],

@@ -160,14 +160,14 @@ def test_little_confidence_in_a_refutation_is_no_power() -> None:
 
 @pytest.mark.full
 def test_the_command_takes_what_is_agreed() -> None:
-    """4 releases with a noise multiplier of 6.3, as the sample has them."""
+    """The sample has one release with a noise multiplier of 2, since its features are frozen."""
     sample = Path(__file__).parents[4] / "deploy" / "samples" / "agreement-private.toml"
     few = ("--agreement", sample, "--canaries", 1000, "--guesses", 100, "--json")
     found = json.loads(audited(*few)[1])
-    assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)] * 4, DELTA))
+    assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(2.0)], DELTA))
     assert any("canaries have 4" in part for part in found["not_played"])
-    found = json.loads(audited(*few, "--releases", 1)[1])
-    assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)], DELTA))
+    found = json.loads(audited(*few, "--releases", 4)[1])
+    assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(2.0)] * 4, DELTA))
 
 
 FEDPC: dict[str, Any] = {"method": "fedpc", "averaging": {"parameters": 1000}}
