@@ -91,7 +91,8 @@ class Releases:
             raise BudgetError(f"[privacy] of the agreement: {error}") from error
         self._weights: str | None = None
         self._noted: Mapping[str, Fact] = {}
-        self._check_planned(planned_epsilon(agreement, agreed, budget.delta, budget.accountant))
+        if not budget.ledger.exists():  # a refused run begins no ledger; check_room judges one that has begun
+            self._check_planned(planned_epsilon(agreement, agreed, budget.delta, budget.accountant))
         if budget.unit is not agreed.unit:
             raise BudgetError(
                 f"releases for one {agreed.unit} cannot be charged to a budget for one {budget.unit}; set unit "

@@ -14,12 +14,14 @@ from agreement import Agreement, Extractor, Method, PrivacySection
 from agreement.sections.privacy import Noise
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
+from privacy.ledger.entries import Limit
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import SIGMA
 from secure_client.privacy.affordability import check_room, planned_by_round
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import Releases, check_delta, open_releases, query_of
 from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon, simulated_budget
+from secure_client.privacy.site_ledger import site_ledger
 from tests.support.small import small_agreement
 
 NOISE = 6.3
@@ -142,6 +144,25 @@ def test_a_resumed_run_whose_repeated_rounds_took_the_rest_is_refused(tmp_path: 
         opened(agreed, own).release(1, batches(agreed))
     with pytest.raises(BudgetError, match="does not cover round 10 of 10"):
         opened(agreed, own)
+
+
+def test_a_limit_that_was_lowered_refuses_a_run_with_payments_left_and_lets_a_paid_one_end(
+    tmp_path: Path,
+) -> None:
+    agreed = agreement(2)
+    own, less = budget(tmp_path, planned(agreed)), budget(tmp_path, planned(agreed) / 2)
+    opened(agreed, own).release(1, batches(agreed))
+    site_ledger(own).allow(site_limit(less), "the board")
+    with pytest.raises(BudgetError, match="does not cover round 2 of 2"):
+        opened(agreed, less)
+    site_ledger(less).allow(site_limit(own), "the board")
+    opened(agreed, own).release(2, batches(agreed))
+    site_ledger(own).allow(site_limit(less), "the board")
+    opened(agreed, less)
+
+
+def site_limit(own: BudgetSection) -> Limit:
+    return Limit(own.epsilon, own.delta, own.unit, own.accountant)
 
 
 def test_an_agreement_that_alone_is_too_much_is_refused_before_the_run(tmp_path: Path) -> None:
