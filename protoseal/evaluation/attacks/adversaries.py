@@ -52,7 +52,15 @@ from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
 
-__all__ = ["Adversary", "Learned", "accomplice_of", "colluding_sites", "payload_of", "readings"]
+__all__ = [
+    "Adversary",
+    "Learned",
+    "accomplice_of",
+    "colluding_sites",
+    "grouping_readings",
+    "payload_of",
+    "readings",
+]
 
 
 class Adversary(StrEnum):
@@ -214,6 +222,25 @@ def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Le
             yield from _local_prototypes(run, victim, accomplice)
         case _:
             yield from _opened(run, victim, [accomplice])
+
+
+def grouping_readings(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Learned]:
+    """Yield the prototypes of the initial model that FedPC's round 0 sends, as the coordinator has them.
+
+    Without protection they are in the clear; else a colluding site's seed rotates them back.
+    """
+    if run.initial is None or adversary not in (Adversary.COORDINATOR, Adversary.COLLUSION):
+        return
+    agreement, upload = run.agreement, run.upload(victim, number=0)
+    payload, held = payload_of(upload, agreement), np.unique(run.sites[victim].labels)
+    rows, words = payload.arrays[0], "its prototypes of the initial model"
+    if payload.scheme != PLAIN:
+        if adversary is Adversary.COORDINATOR:
+            return
+        rows = _rotated_back(run, accomplice_of(run, victim), upload, rows, np.arange(1))
+        words += ", rotated back by a site's seed"
+    longest = agreement.norm_bound * np.sqrt(len(agreement.classes))
+    yield Learned(words, rows.reshape(-1, agreement.dim)[held] * longest, held, initial=True)
 
 
 def _rotated_back(run: RecordedRun, site: str, upload: Received, rows: Rows, labels: Labels) -> Rows:

@@ -33,6 +33,7 @@ from protoseal.evaluation.attacks.records import (
     notices_of,
     write_attacks,
 )
+from protoseal.evaluation.attacks.rotated_rows import rotated_readings
 from protoseal.evaluation.attacks.solved_combinations import class_solutions
 from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
 from protoseal.evaluation.privacy_accuracy.records import EXACT
@@ -230,7 +231,7 @@ class AttackGrid:
         write_json(path, done)
         for cached in (
             *(readings, auxiliary, decoder_of, reconstructions),
-            *(groups_of, coordinator_means, solved_means, class_solutions),
+            *(groups_of, coordinator_means, solved_means, class_solutions, rotated_readings),
         ):
             cached.cache_clear()  # they hold the run
         return done

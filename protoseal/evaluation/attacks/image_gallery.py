@@ -51,10 +51,22 @@ def trial(image: Tensor, made: Tensor, others: Tensor, title: str) -> Trial:
     mean = gallery.mean(dim=0)  # of the image and its rivals alike, so that chance is exactly one in ten
     likeness = _cosines(gallery - mean, made.flatten(1) - mean)
     best = made[likeness[0].argmax()]
-    shown = {"original": image, "reconstruction": best, "class mean": others.mean(dim=0)}
+    return _trial(image, others, likeness.amax(dim=1), title, {"reconstruction": best})
+
+
+def scored_trial(image: Tensor, others: Tensor, scores: Rows, title: str) -> Trial:
+    """Look for an image (…) among ``others`` (N, …) by ``scores`` (N + 1,), the first of which is the image's."""
+    chosen = torch.cat([image[None], others])[int(scores.argmax())]
+    return _trial(image, others, torch.from_numpy(scores), title, {"chosen image": chosen})
+
+
+def _trial(image: Tensor, others: Tensor, scores: Tensor, title: str, best: dict[str, Tensor]) -> Trial:
+    """Return the trial of an image by ``scores`` (N + 1,), with the ``best`` guess under its caption."""
+    shown = {"original": image, **best, "class mean": others.mean(dim=0)}
+    (guess,) = best.values()
     return Trial(
-        _share(likeness.amax(dim=1)),
-        similarities(best[None], image[None], others[:1]),
+        _share(scores),
+        similarities(guess[None], image[None], others[:1]),
         Picture(title, {name: picture(each) for name, each in shown.items()}),
     )
 

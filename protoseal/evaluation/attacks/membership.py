@@ -7,10 +7,11 @@ A member pulls its prototype towards itself by 1/n. With features of a class abo
 
 whose first term is the tracing score of Dwork et al. (2015, *Robust traceability from trace amounts*). μ and Σ come
 from the adversary's public samples. Scores are standardised by the scores of public samples, never by those of the
-outsiders that they are compared with: that would show a violation of ε that is none.
+outsiders that they are compared with: that would show a violation of ε that is none. Where rows are rotated, their
+lengths and inner products are read as well (:mod:`protoseal.evaluation.attacks.rotated_rows`).
 
 Limit: the adversary has the victim's own feature extractor and the number of samples. Both help it; a run of PFPL
-sends neither.
+sends neither. Everyone has the extractor where features are frozen.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.covariance import ledoit_wolf
 
-from protoseal.evaluation.attacks.adversaries import Adversary, Learned, readings
+from protoseal.evaluation.attacks.adversaries import Adversary, Learned, grouping_readings, readings
 from protoseal.evaluation.attacks.case import Auxiliary, Case, auxiliary
-from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows
+from protoseal.evaluation.attacks.recorded_run import Labels, RecordedRun, Rows, features_of
+from protoseal.evaluation.attacks.rotated_rows import FEWEST, rotated_readings
 from protoseal.evaluation.attacks.statistics import allowed_by, auc, roc, true_positive_rate
 from protoseal.evaluation.attacks.verdicts import Measured, clustered_interval
 from secure_client.privacy.run_cost import SIMULATED_DELTA
 
-FEWEST = 8
-"""Fewest public samples of a class whose mean and scores count."""
 RATES = np.geomspace(1e-3, 1.0, 40)
 """False-positive rates of the curve."""
 
@@ -52,9 +52,8 @@ class Scores:
 
 
 class PrototypeMembership(Case):
-    """Case of membership inference from prototypes, by standardised log likelihood ratios."""
+    """Case of membership inference from prototypes, by log likelihood ratios."""
 
-    attack = "membership inference on prototypes"
     metric = "area under the ROC curve"
     chance, margin = 0.5, 0.1
     question = "Can the adversary tell whether a given record was used?"
@@ -64,43 +63,72 @@ class PrototypeMembership(Case):
         " records."
     )
 
+    def __init__(self, samples: int | None = None) -> None:
+        """Attack prototypes of exactly ``samples`` records, or by default of as many as the configuration gives."""
+        self.samples, self.thinned = samples, samples is not None
+        few = f", {samples} sample{'s' * (samples != 1)}" if self.thinned else ""
+        self.attack = f"{self.family}{few}"
+
+    @property
+    def family(self) -> str:
+        """See :class:`Case`."""
+        return "membership inference on prototypes"
+
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
         """Score every site's training samples and outsiders, for each reading of the adversary's view."""
         found: dict[str, dict[bytes, Scores]] = {}
         for victim in run.sites:
-            known = auxiliary(run, victim)
-            for learned in readings(run, adversary, victim):
-                releases = found.setdefault(learned.reading, {})
-                for release, scores in _scores(run, victim, learned, known):
-                    releases[release] = scores.joined(releases.get(release))
+            for reading, release, scores in self._scores(run, adversary, victim):
+                releases = found.setdefault(reading, {})
+                releases[release] = scores.joined(releases.get(release))
         by_reading = {reading: list(releases.values()) for reading, releases in found.items()}
         return [
             measured_scores(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores
         ]
 
+    def _scores(
+        self, run: RecordedRun, adversary: Adversary, victim: str
+    ) -> Iterator[tuple[str, bytes, Scores]]:
+        """Yield each reading with the rows of a class, and their scores: sites of one mean have the same rows."""
+        known, train = auxiliary(run, victim), run.sites[victim].train
+        wanted = {
+            int(k)
+            for k, count in zip(*np.unique(train.labels, return_counts=True), strict=True)
+            if self.samples in (None, count) and (known.outsiders.labels == k).any()
+        }
+        for learned in (*readings(run, adversary, victim), *grouping_readings(run, adversary, victim)):
+            for number, scores in _scores(run, victim, learned, known, wanted):
+                yield learned.reading, learned.of_class(number).tobytes(), scores
+        for rotated in rotated_readings(run, adversary, victim):
+            for number in sorted(wanted & rotated.classes):
+                parts = (train.of_class(number).inputs, known.outsiders.of_class(number).inputs)
+                yield (
+                    rotated.reading,
+                    rotated.release(number),
+                    Scores(*(rotated.ratios(number, part) for part in parts)),
+                )
+
 
 def _scores(
-    run: RecordedRun, victim: str, learned: Learned, known: Auxiliary
-) -> Iterator[tuple[bytes, Scores]]:
-    """Yield the rows of each class that the reading has, with their scores: sites of one mean have the same rows."""
+    run: RecordedRun, victim: str, learned: Learned, known: Auxiliary, wanted: set[int]
+) -> Iterator[tuple[int, Scores]]:
+    """Yield the ``wanted`` classes that the reading has, with the scores of their rows."""
     site = run.sites[victim]
+    model = run.initial if learned.initial and run.initial is not None else site.model
     features = {
-        name: site.features(part.inputs)
+        name: features_of(model, part.inputs)
         for name, part in (("in", site.train), ("out", known.outsiders), ("public", known.public))
     }
     precision = _precision(features["public"], known.public.labels)
-    for k in np.unique(learned.labels):
+    for k in wanted.intersection(learned.labels.tolist()):
         of_class = {
             "in": features["in"][site.train.labels == k],
             "out": features["out"][known.outsiders.labels == k],
             "public": features["public"][known.public.labels == k],
         }
-        if min(len(of_class["in"]), len(of_class["out"])) and len(of_class["public"]) >= FEWEST:
-            rows = learned.of_class(int(k))
-            yield (
-                rows.tobytes(),
-                scores_of_release(rows, of_class["in"], of_class["out"], of_class["public"], precision),
-            )
+        if len(of_class["public"]) >= FEWEST:
+            rows = learned.of_class(k)
+            yield k, scores_of_release(rows, of_class["in"], of_class["out"], of_class["public"], precision)
 
 
 def _precision(features: Rows, labels: Labels) -> Rows:

@@ -2,15 +2,18 @@
 
 *Feature matching* minimises ‖f(x) − C‖² / ‖C‖² + w·TV(x) over images x (Mahendran and Vedaldi 2015, equation 3), from
 the class mean of public images. A *decoder* learns features → image on public images and is applied to the prototype.
+Where rows are rotated there is nothing to reconstruct: the images of a gallery are judged by the lengths and inner
+products of rows instead (:mod:`protoseal.evaluation.attacks.rotated_rows`).
 
 The metric is identification (:mod:`protoseal.evaluation.attacks.image_gallery`).
 
-Limit: the adversary has the victim's own feature extractor, which a run of PFPL does not send.
+Limit: the adversary has the victim's own feature extractor, which a run of PFPL does not send, and which everyone has
+where features are frozen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -18,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protoseal.evaluation.attacks.adversaries import Adversary, readings
+from protoseal.evaluation.attacks.adversaries import Adversary, grouping_readings, readings
 from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.image_gallery import (
     GALLERY,
@@ -26,10 +29,12 @@ from protoseal.evaluation.attacks.image_gallery import (
     Trial,
     measured_trials,
     rivals_of,
+    scored_trial,
     trial,
 )
 from protoseal.evaluation.attacks.image_similarity import total_variation
-from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows
+from protoseal.evaluation.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, features_of
+from protoseal.evaluation.attacks.rotated_rows import RotatedReading, rotated_readings
 from protoseal.evaluation.attacks.verdicts import Measured
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
@@ -67,19 +72,40 @@ class PrototypeInversion(Case):
             for each in reconstructions(run, adversary, victim, decoder=self._decoder):
                 for release, trials in self._trials(run, victim, each):
                     found.setdefault(each.reading, {}).setdefault(release, []).extend(trials)
+            for rotated in rotated_readings(run, adversary, victim):
+                for release, trials in self._choices(run, victim, rotated):
+                    found.setdefault(rotated.reading, {}).setdefault(release, []).extend(trials)
         return [measured_trials(reading, list(releases.values())) for reading, releases in found.items()]
 
     def _trials(
         self, run: RecordedRun, victim: str, made: Reconstructed
     ) -> Iterator[tuple[bytes, list[Trial]]]:
         """Yield each release of that many samples, by its rows, with a trial for each image behind it."""
+        for k, title, behind, others in self._galleries(run, victim, made.labels.tolist()):
+            trials = [trial(image, made.of_class(k), others, title) for image in behind]
+            yield made.rows[made.labels == k].tobytes(), trials
+
+    def _choices(
+        self, run: RecordedRun, victim: str, rotated: RotatedReading
+    ) -> Iterator[tuple[bytes, list[Trial]]]:
+        """Yield each rotated release of that many samples, with a trial for each image behind it."""
+        for k, title, behind, others in self._galleries(run, victim, rotated.classes):
+            scores, rivals = rotated.ratios(k, behind), rotated.ratios(k, others)
+            trials = [
+                scored_trial(image, others, np.append(score, rivals), title)
+                for image, score in zip(behind, scores, strict=True)
+            ]
+            yield rotated.release(k), trials
+
+    def _galleries(
+        self, run: RecordedRun, victim: str, classes: Iterable[int]
+    ) -> Iterator[tuple[int, str, Tensor, Tensor]]:
+        """Yield each class with that many samples: its number and title, the images behind it, and other images."""
         known, train = auxiliary(run, victim), run.sites[victim].train
-        for k in np.unique(made.labels):
-            behind, others = train.of_class(int(k)).inputs, rivals_of(known, int(k))
+        for k in sorted(set(classes)):
+            behind, others = train.of_class(k).inputs, rivals_of(known, k)
             if len(behind) == self.samples and others is not None:
-                title, images = f"class {run.agreement.classes[k]} at {victim}", made.of_class(int(k))
-                trials = [trial(image, images, others, title) for image in behind]
-                yield made.rows[made.labels == k].tobytes(), trials
+                yield k, f"class {run.agreement.classes[k]} at {victim}", behind, others
 
 
 @dataclass(frozen=True)
@@ -101,15 +127,15 @@ def reconstructions(
     run: RecordedRun, adversary: Adversary, victim: str, *, decoder: bool
 ) -> tuple[Reconstructed, ...]:
     """Return images for all rows of each reading: cases of other numbers of samples use the same."""
-    public, model = auxiliary(run, victim).public, run.sites[victim].model
-    result = []
-    for learned in readings(run, adversary, victim):
+    public, result = auxiliary(run, victim).public, []
+    for learned in (*readings(run, adversary, victim), *grouping_readings(run, adversary, victim)):
+        model = run.initial if learned.initial and run.initial is not None else run.sites[victim].model
         known = np.isin(learned.labels, public.labels)
         labels, targets = learned.labels[known], torch.from_numpy(learned.rows[known]).float()
         if not len(labels):
             continue
         if decoder:
-            made = decoder_of(run, victim)(targets)
+            made = decoder_of(run, victim, model)(targets)
         else:
             made = matched(model, targets, _class_means(public, labels.tolist()), _range(public))
         result.append(Reconstructed(learned.reading, learned.rows[known], made, labels))
@@ -136,10 +162,10 @@ def matched(model: PrototypeModel, targets: Tensor, starts: Tensor, within: tupl
 
 
 @lru_cache(maxsize=16)
-def decoder_of(run: RecordedRun, victim: str) -> Callable[[Tensor], Tensor]:
-    """Train a decoder of the victim's features on the adversary's public images; it maps (B, d) to images (B, …)."""
+def decoder_of(run: RecordedRun, victim: str, model: PrototypeModel) -> Callable[[Tensor], Tensor]:
+    """Train a decoder of a model's features on the adversary's public images; it maps (B, d) to images (B, …)."""
     public = auxiliary(run, victim).public
-    features = torch.from_numpy(run.sites[victim].features(public.inputs)).float()
+    features = torch.from_numpy(features_of(model, public.inputs)).float()
     centre, spread = features.mean(dim=0), features.std(dim=0)
     spread = spread.clamp(min=_LEAST_SPREAD * float(spread.max()))  # dead features would magnify rounding
     network = _trained_decoder((features - centre) / spread, public.inputs.flatten(1))

@@ -17,6 +17,8 @@ from protoseal.evaluation.attacks.update_inversion import StandStill, UpdateInve
 
 SAMPLES_BEHIND = (1, 2, 5, 20, 100)
 """Training samples behind a prototype that is inverted."""
+MEMBERS = (1, 2, 5, 20, None)
+"""Training samples behind a prototype whose members are inferred; None for as many as the configuration gives."""
 
 
 def _prototypes() -> list[Case]:
@@ -28,7 +30,7 @@ def _prototypes() -> list[Case]:
 
 
 def _membership() -> list[Case]:
-    return [PrototypeMembership()]
+    return [*map(PrototypeMembership, MEMBERS)]
 
 
 def _models() -> list[Case]:

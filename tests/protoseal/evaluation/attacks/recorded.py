@@ -17,6 +17,13 @@ def recorded(method: str, protection: str = "plain", samples: tuple[int, ...] = 
 
 
 @cache
+def recorded_frozen(protection: str, weighting: str = "complement") -> RecordedRun:
+    """Return the recorded run of PFPL with frozen features, and 1, 2 or 20 samples of a class."""
+    frozen = {"frozen_extractor": True, "norm": "group"}
+    return record_anew("pfpl", protection, (1, 2, 20), training=frozen, pfpl={"weighting": weighting})
+
+
+@cache
 def recorded_in_groups(protection: str, **fedpc: bool) -> RecordedRun:
     """Return the recorded run of FedPC with two groups: sites 1, 3 and 5, and the other five.
 
