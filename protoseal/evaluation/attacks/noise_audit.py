@@ -59,7 +59,7 @@ class NoiseAudit(Case):
                 weaknesses,
                 max(weaknesses, high),
                 trials=len(noise),
-                basis="what the sites of the run kept, and their records",
+                basis="what the sites kept of all rounds, and their records",
                 details=_epsilons(run),
             ),
         )

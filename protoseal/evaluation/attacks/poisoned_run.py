@@ -49,13 +49,15 @@ class Poison:
 
     ``data`` changes its training samples of a number of classes. ``rows`` changes its prototypes (M, d) of classes
     ``labels`` (M,) in a run of a number of sites. ``factor`` multiplies the change that training made to the averaged
-    parameters. ``samples`` multiplies the number of samples that the site claims.
+    parameters. ``samples`` multiplies the number of samples that the site claims. If it ``echoes``, the site sends its
+    last result back instead of its prototypes.
     """
 
     data: Callable[[LabelledImages, int], LabelledImages] = lambda images, classes: images
     rows: Callable[[Rows, Labels, int], Rows] = lambda rows, labels, sites: rows
     factor: float = 1.0
     samples: int = 1
+    echoes: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def poisoned(
     pool = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
     with (
         pool as executor,
-        _PoisonedFederation(scene, agreement, data, dict.fromkeys(malicious, poison), executor) as federation,
+        PoisonedFederation(scene, agreement, data, dict.fromkeys(malicious, poison), executor) as federation,
     ):
         federation.run()
         honest = [site for site in federation.sites if site.name not in malicious]
@@ -146,7 +148,7 @@ def _share(site: LocalSite, agreement: Agreement, images: LabelledImages) -> flo
     return tested.accuracy_by(agreement.inference)
 
 
-class _PoisonedFederation(LocalFederation):
+class PoisonedFederation(LocalFederation):
     """Federation in which the sites named in ``poisons`` are malicious."""
 
     def __init__(
@@ -156,21 +158,27 @@ class _PoisonedFederation(LocalFederation):
         data: Mapping[str, SiteData],
         poisons: Mapping[str, Poison],
         executor: Any,
+        on_completed: Callable[[LocalFederation, int], None] = lambda run, number: None,
     ) -> None:
         self._poisons = poisons
-        super().__init__(agreement, data, training=scene.training, executor=executor)
+        super().__init__(
+            agreement, data, training=scene.training, executor=executor, on_completed=on_completed
+        )
 
     def _open_trainee(self, party: Party, position: int) -> tuple[Trainee, Journal]:
         honest, journal = super()._open_trainee(party, position)
         poison = self._poisons.get(party.name)
         if poison is None:
             return honest, journal
-        malicious = _MaliciousTrainee(honest, poison, self.agreement, len(self._data), len(self._poisons))
+        malicious = MaliciousTrainee(honest, poison, self.agreement, len(self._data), len(self._poisons))
         return cast("Trainee", malicious), journal
 
 
-class _MaliciousTrainee:
-    """Trainee of one of ``malicious`` sites of ``sites``: it trains as an honest one and changes its uploads."""
+class MaliciousTrainee:
+    """Trainee of one of ``malicious`` sites of ``sites``: it trains as an honest one and changes its uploads.
+
+    ``sent`` has the rows (K, d) of each round as they were sent.
+    """
 
     def __init__(
         self, honest: Trainee, poison: Poison, agreement: Agreement, sites: int, malicious: int
@@ -178,6 +186,7 @@ class _MaliciousTrainee:
         self._honest, self._poison, self._agreement = honest, poison, agreement
         self._sites, self._malicious = sites, malicious
         self._start = honest.averaged()
+        self.sent: dict[int, Rows] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._honest, name)
@@ -193,8 +202,12 @@ class _MaliciousTrainee:
             self.begin(round_number)
             self._honest.finish(round_number, self._honest.run(round_number))
         rows, counts = self._honest.trained(round_number)
+        if self._poison.echoes:
+            last = self._honest.prototypes()
+            rows = np.where(last.has_personal[:, np.newaxis], last.personal, rows)
         grouping = round_number == 0
-        return self._changed(rows, np.arange(len(rows)), seen=grouping), counts * self._poison.samples
+        self.sent[round_number] = self._changed(rows, np.arange(len(rows)), seen=grouping)
+        return self.sent[round_number], counts * self._poison.samples
 
     def local(self) -> LocalClusters:
         """Return the changed local prototypes."""

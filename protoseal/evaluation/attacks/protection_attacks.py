@@ -168,20 +168,23 @@ def _by_class(run: RecordedRun, views: Mapping[str, Sequence[Learned]], score: S
 
 
 def _exact(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
-    """Yield the share of numbers read exactly, for each site with the class, each prototype by the nearest row read.
+    """Yield the share of numbers read exactly, for each site with the class, each prototype by the nearest row read."""
+    for site, each in learned.items():
+        share = exact_share(each.of_class(number), _truth(run, site, number), run.agreement.norm_bound)
+        if share is not None:
+            yield share
+
+
+def exact_share(rows: Rows, truth: Rows, bound: float) -> float | None:
+    """Return the share of the numbers of ``truth`` (m, d) that the nearest of ``rows`` have; None if there are none.
 
     Numbers near zero do not count: features that are zero at every site would be read from any result.
     """
-    for site, each in learned.items():
-        rows, truth = each.of_class(number), _truth(run, site, number)
-        counted = np.abs(truth) > 2.0 * EXACT * run.agreement.norm_bound
-        if len(rows) and counted.any():
-            nearest = rows[[int(np.linalg.norm(rows - row, axis=1).argmin()) for row in truth]]
-            yield float(_are_exact(run, nearest, truth)[counted].mean())
-
-
-def _are_exact(run: RecordedRun, rows: Rows, truth: Rows) -> NDArray[np.bool_]:
-    return np.asarray(np.abs(rows - truth) <= EXACT * run.agreement.norm_bound)
+    counted = np.abs(truth) > 2.0 * EXACT * bound
+    if not len(rows) or not counted.any():
+        return None
+    nearest = rows[[int(np.linalg.norm(rows - row, axis=1).argmin()) for row in truth]]
+    return float((np.abs(nearest - truth) <= EXACT * bound)[counted].mean())
 
 
 def _chosen(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
@@ -295,7 +298,9 @@ def _opened(run: RecordedRun) -> Iterator[bool]:
         truth = run.sites[answer.site].rows[np.isin(run.sites[answer.site].labels, read.labels)]
         # A withheld class is sent as zeros.
         sent = np.linalg.norm(read.rows, axis=1) > EXACT * run.agreement.norm_bound * len(read.rows[0])
-        yield bool(sent.any()) and bool(_are_exact(run, read.rows[sent], truth[sent]).all())
+        yield bool(sent.any()) and bool(
+            (np.abs(read.rows[sent] - truth[sent]) <= EXACT * run.agreement.norm_bound).all()
+        )
 
 
 def told(run: RecordedRun) -> RecordedRun:

@@ -34,6 +34,8 @@ _STARTS, _STEPS, _STEP, _SPREAD = 12, 30, 1e-15, 2.0
 _ROOT, _LEAST_SQUARES = 1e-9, 1e-3
 """Largest relative error of an equation at a solution: of as many equations as unknowns, and of more equations, where
 the rounding of a result remains."""
+_ONE_SITE = 1e-6
+"""Largest error with more equations of one site: they are nearly alike, so that false solutions come within 1e-3."""
 _SAME, _BELOW_ZERO = 1e-3, 1e-3
 """Relative difference of equal solutions from two starts, and relative size of a negative number that is rounding."""
 
@@ -91,11 +93,14 @@ def class_solutions(
     return ClassSolutions(every, plausible(agreement, own, every), combined[:1])
 
 
-def solutions(agreement: Agreement, own: Rows, combined: Rows, others: int) -> list[Rows]:
+def solutions(
+    agreement: Agreement, own: Rows, combined: Rows, others: int, *, one_site: bool = False
+) -> list[Rows]:
     """Return the prototypes (h, d) of ``others`` sites that solve the equations of weights that depend on distances.
 
     ``own`` (c, d) are the colluding sites' prototypes of a class, and ``combined`` (c, d) is the combination that each
-    received. There are several solutions, one, or none, as for fewer colluding sites than others.
+    received. With ``one_site`` they are c prototypes that one site sent, and what it received for each of them. There
+    are several solutions, one, or none, as for fewer equations than others.
     """
     colluders = len(own)
     receivers = min(colluders, others + 1)  # one combination more than unknown rows is enough
@@ -108,17 +113,18 @@ def solutions(agreement: Agreement, own: Rows, combined: Rows, others: int) -> l
     scale = max(
         float(np.sqrt(between.max())), float(np.linalg.norm(results - near[:receivers], axis=1).max())
     )
-    peers = ~np.eye(receivers, colluders, dtype=bool)
+    peers = np.zeros((receivers, colluders), bool) if one_site else ~np.eye(receivers, colluders, dtype=bool)
+    known = int(peers[0].sum())
 
     def errors(coordinates: Rows) -> Rows:
         """Return by how much the combinations with guessed rows differ from the results, relative to ``scale``."""
         rows = scale * coordinates.reshape(others, -1)
         distances = np.square(near[:receivers, None] - rows).sum(axis=-1)
-        squares = np.hstack([between[peers].reshape(receivers, colluders - 1), distances])
+        squares = np.hstack([between[peers].reshape(receivers, known), distances])
         weights = weights_of(agreement, squares)
         of_colluders = np.zeros_like(between)
-        of_colluders[peers] = weights[:, : colluders - 1].ravel()
-        left = of_colluders @ near + weights[:, colluders - 1 :] @ rows - results
+        of_colluders[peers] = weights[:, :known].ravel()
+        left = of_colluders @ near + weights[:, known:] @ rows - results
         return np.asarray(left.ravel() / scale)
 
     roots: list[Rows] = []
@@ -128,7 +134,8 @@ def solutions(agreement: Agreement, own: Rows, combined: Rows, others: int) -> l
         end = least_squares(
             errors, start, method="lm", xtol=_STEP, ftol=_STEP, gtol=_STEP, max_nfev=_STEPS * (start.size + 1)
         )
-        if np.abs(end.fun).max() <= (_ROOT if receivers == others else _LEAST_SQUARES):
+        of_many = _ONE_SITE if one_site else _LEAST_SQUARES
+        if np.abs(end.fun).max() <= (_ROOT if receivers == others else of_many):
             rows = scale * end.x.reshape(others, -1) @ basis.T + own[0]
             if all(movement(rows, other) > _SAME * scale for other in roots):
                 roots.append(rows)

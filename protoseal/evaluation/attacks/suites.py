@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from protoseal.evaluation.attacks.case import Case
+from protoseal.evaluation.attacks.echoing_site import EchoingSite
 from protoseal.evaluation.attacks.extractor_membership import ExtractorMembership
 from protoseal.evaluation.attacks.label_inference import ClassFrequencies, Domains, Presence
 from protoseal.evaluation.attacks.membership import PrototypeMembership
@@ -42,7 +43,7 @@ def _labels() -> list[Case]:
 
 
 def _protection() -> list[Case]:
-    return [Values(), Comparison(), KnownRows(), KeyRecovery(), DependentMessages()]
+    return [Values(), Comparison(), KnownRows(), KeyRecovery(), DependentMessages(), EchoingSite()]
 
 
 def _audit() -> list[Case]:

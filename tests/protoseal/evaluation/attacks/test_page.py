@@ -384,7 +384,7 @@ def test_what_the_protocol_tells_every_member_is_no_success(tmp_path: Path) -> N
 
 
 def test_a_defence_by_noise_is_about_this_run(tmp_path: Path) -> None:
-    """With noise the verdict says so, and the page has the claimed ε beside what was measured."""
+    """A verdict with noise says so, and the page has the claimed ε beside what was measured."""
     words = [words_of(each) for each in (case(), case(epsilon=3.0), case(0.9, epsilon=3.0))]
     assert words == ["defended", "defended in this run", "not defended"]
     measured = case(0.5, attack="audit", suite="audit", epsilon=3.0, details={"lower bound of ε": 0.25})
