@@ -20,6 +20,7 @@ from privacy.mechanisms.prototype_query import PrototypeQuery, Released, Sums
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Releases
 from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.training.learner import Learner
 from tests.support.audit_doubles import weaken_query
 
 Weaken = Callable[[pytest.MonkeyPatch], None]
@@ -135,6 +136,11 @@ def _choose_centres(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NoisyPrototypes, "_cells", own)
 
 
+def _average_trained_models(patch: pytest.MonkeyPatch) -> None:
+    """Send the part of the model that records have shaped, where the extractor is agreed to be frozen."""
+    patch.setattr(Learner, "averaged", lambda learner: learner._averaged.vector() + 1e-3)
+
+
 WEAKENINGS: Mapping[str, Weaken] = {
     "a tenth of the noise": scale_noise(0.1),
     "half of the noise": scale_noise(0.5),
@@ -150,5 +156,6 @@ WEAKENINGS: Mapping[str, Weaken] = {
     "an entry for the first release alone": _pay_once,
     "entries that cost less": _pay_less,
     "centres of a site's own": _choose_centres,
+    "models that are not the initial one": _average_trained_models,
 }
 """Doubles by name."""

@@ -62,7 +62,8 @@ class SiteEvidence:
 
     ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read. ``last``
     is the noise (M, d) in the prototypes that a site without kept releases saved at the end, as far as they show it.
-    ``trained`` are the records of the steps of DP-SGD.
+    ``trained`` are the records of the steps of DP-SGD. ``averaged`` is the part of the initial model that a method
+    averages, where no record may shape it.
     """
 
     agreement: Agreement
@@ -72,6 +73,7 @@ class SiteEvidence:
     account: Account | None = field(repr=False)
     trained: Sequence[TrainingRecord] = field(repr=False, default=())
     last: Float | None = field(repr=False, default=None)
+    averaged: Float | None = field(repr=False, default=None)
 
     @property
     def claim(self) -> Claim:

@@ -60,6 +60,7 @@ from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.kept_releases import FOLDER, read_kept
 from secure_client.privacy.privacy_units import with_owners
 from secure_client.privacy.run_cost import training_of
+from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.step_records import read_records
 
 LEDGER = "ledger.jsonl"
@@ -137,7 +138,7 @@ def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
     agreement = evidence.agreement
     if agreement.clusters:
         yield not_covered(CENTRES, "the result that the centres come from was not kept by the site")
-    if agreement.method.averages:
+    if agreement.method.averages and evidence.averaged is None:
         yield not_covered("models in the sums", "a model's numbers are not computed again")
     if agreement.plan.masked or agreement.protection.ckks_key:
         yield not_covered("masks and ciphertexts", "the values that they were made from were compared")
@@ -181,7 +182,10 @@ def evidence_of(
     last = (
         _last_noise(agreement, records(model().state_dict()), out) if out is not None and not mine else None
     )
-    return SiteEvidence(agreement, mine, sent, records, account, trained, last)
+    averaged = None
+    if agreement.method.averages and agreement.extractor_is_frozen:
+        averaged = Averaged(model(), agreement.method.traits.averaged).vector()
+    return SiteEvidence(agreement, mine, sent, records, account, trained, last, averaged)
 
 
 def _last_noise(agreement: Agreement, records: Records, out: Path) -> Float | None:

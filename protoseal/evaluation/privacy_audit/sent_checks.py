@@ -8,7 +8,7 @@ the directions of zero prototypes. A class that a round withholds is sent as zer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,10 @@ from scipy import optimize, stats  # type: ignore[import-untyped]  # it ships no
 
 from agreement import Agreement
 from agreement.round_plan import Form
+from agreement.sections.privacy import Extractor
 from privacy.accounting.events import GaussianRelease
 from privacy.ledger.accountants_by_name import cost
-from privacy.ledger.entries import Entry
+from privacy.ledger.entries import GUARANTEE, Entry
 from protoseal.evaluation.privacy_audit.exact_sums import Claim, Float, Ints
 from protoseal.evaluation.privacy_audit.release_checks import SiteEvidence
 from protoseal.evaluation.privacy_audit.run_checks import PAID, SENT, Check, found, not_covered, stands
@@ -88,13 +89,8 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
         return
     checked, unclear = 0, set[str]()
     for sent in evidence.sent:
-        draws = draws_in_force(evidence.agreement, evidence.drawn, sent.released)
         try:
-            if evidence.agreement.distributed_noise and sent.round:
-                raise _Unclear("sites share the noise, and a site's term was not kept")
-            if not draws:
-                raise _Unclear(f"the release of round {sent.released} was not kept")
-            _compare(evidence.agreement, sent, draws)
+            _compare_with_draws(evidence, sent)
             checked += 1
         except _Differs as error:
             yield found(SENT, f"{sent.phase.name} of round {sent.round}: {error}")
@@ -120,21 +116,36 @@ def _tells_presence(evidence: SiteEvidence) -> bool:
     )
 
 
-def draws_in_force(agreement: Agreement, drawn: Sequence[Drawn], released: int | None) -> list[Drawn]:
-    """Return the draws that values of this round's release come from; none where that release was not kept.
+def _compare_with_draws(evidence: SiteEvidence, sent: Sent) -> None:
+    """Raise unless the values follow from a draw of the release that they are said to come from.
 
-    The last draw of a round counts, since a site that is killed after a draw pays and draws again. Where all draws ask
-    the same query of the same features, those of earlier rounds count as well.
+    Any draw of that round will do: a site that is killed after a draw pays and draws again, and may have kept an answer
+    that it never sent. Where all draws ask the same query of the same features, those of earlier rounds count as well,
+    but for rounds of which nothing was sent: their draws were lost with a killed process.
     """
-    last = {draw.release.round: draw for draw in drawn}
-    if released is None or released not in last:
-        return []
-    rounds = [number for number in last if number <= released] if agreement.has_fixed_query else [released]
-    return [last[number] for number in sorted(rounds)]
+    if evidence.agreement.distributed_noise and sent.round:
+        raise _Unclear("sites share the noise, and a site's term was not kept")
+    mine = [draw for draw in evidence.drawn if draw.release.round == sent.released]
+    if sent.released is None or not mine:
+        raise _Unclear(f"the release of round {sent.released} was not kept")
+    earlier: dict[int, Drawn] = {}
+    if evidence.agreement.has_fixed_query:
+        used = {other.released for other in evidence.sent}
+        rounds = [draw for draw in evidence.drawn if draw.release.round < sent.released]
+        earlier = {draw.release.round: draw for draw in rounds if draw.release.round in used}
+    differences = []
+    for draw in mine:
+        try:
+            _compare(evidence, sent, [*earlier.values(), draw])
+        except _Differs as error:
+            differences.append(error)
+    if len(differences) == len(mine):
+        raise differences[-1]
 
 
-def _compare(agreement: Agreement, sent: Sent, draws: Sequence[Drawn]) -> None:
+def _compare(evidence: SiteEvidence, sent: Sent, draws: Sequence[Drawn]) -> None:
     """Raise unless the values follow from the draws."""
+    agreement = evidence.agreement
     own, arrays = prototypes_of(agreement, draws), sent.arrays
     sends_rows = agreement.sends_rows(sent.round)
     if sent.phase is Phase.PRESENCE:
@@ -147,7 +158,12 @@ def _compare(agreement: Agreement, sent: Sent, draws: Sequence[Drawn]) -> None:
     elif agreement.clusters:
         _compare_clusters(agreement, own, [_floats(array) for array in arrays])
     else:
-        _compare_rows(own, _class_rows(agreement, sent.round, _floats(arrays[0])))
+        values = _floats(arrays[0])
+        _compare_rows(own, _class_rows(agreement, sent.round, values))
+        if sent.round and evidence.averaged is not None:
+            _, model = agreement.layout.split(values)
+            if not _is_close(model, evidence.averaged, _CLOSE):
+                raise _Differs("the model is not the initial one, which no record has shaped")
 
 
 def _floats(array: NDArray[np.generic]) -> Float:
@@ -263,9 +279,9 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
         and (line.spending.release.run, line.spending.agreement_hash) == (agreement.run, agreement.hash())
     }
     entries = {seq: line for seq, line in paid.items() if isinstance(line.spending.event, GaussianRelease)}
-    fault = _fault_of(evidence, entries, claim)
-    if fault:
-        yield found(PAID, fault)
+    faults = [*_faults_of_draws(evidence, entries), *_faults_of_entries(evidence, entries.values())]
+    if faults:
+        yield found(PAID, faults[0])
         return
     events = [entry.spending.event for entry in entries.values()]
     if not events:
@@ -290,31 +306,40 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
         yield not_covered("releases of earlier runs", f"the ledger has {others} entries of other runs")
 
 
-def _fault_of(evidence: SiteEvidence, entries: dict[int, Entry], claim: Claim) -> str:
-    """Return in words the first draw without its entry, or the first entry that costs too little; empty for none."""
-    agreement, seen = evidence.agreement, set[int]()
+def _faults_of_draws(evidence: SiteEvidence, entries: Mapping[int, Entry]) -> Iterator[str]:
+    """Yield in words the draws, and the values sent, that have no entry of their own."""
+    seen = set[int]()
     for draw in evidence.drawn:
         entry = entries.get(draw.anchor.seq)
         if entry is None or entry.spending.release != draw.release:
-            return f"the {draw.release} has no entry"
-        if draw.anchor.seq in seen:
-            return f"the {draw.release} was drawn twice under one entry"
+            yield f"the {draw.release} has no entry"
+        elif draw.anchor.seq in seen:
+            yield f"the {draw.release} was drawn twice under one entry"
         seen.add(draw.anchor.seq)
     paid_rounds = {entry.spending.release.round for entry in entries.values()}
     for sent in evidence.sent:
-        if sent.released is None or (sent.released not in paid_rounds and not agreement.distributed_noise):
-            return f"values of round {sent.round} come from a release without an entry"
-    for entry in entries.values():
-        event, facts = entry.spending.event, entry.spending.facts
-        numbers = len(agreement.classes) * (agreement.dim + 1)
+        if sent.released not in paid_rounds:
+            yield f"values of round {sent.round} come from a release without an entry"
+
+
+def _faults_of_entries(evidence: SiteEvidence, entries: Iterable[Entry]) -> Iterator[str]:
+    """Yield in words how the ledger and its entries claim more than was agreed, or charge less."""
+    agreement, agreed, claim = evidence.agreement, evidence.agreement.privacy, evidence.claim
+    if agreed is None or evidence.account is None or evidence.account.limit.unit is not agreed.unit:
+        yield "the ledger is for another unit than the agreed one"
+        return
+    covers = "none" if agreed.extractor is Extractor.TRAINED else agreed.unit.value
+    for entry in entries:
+        name, event, facts = entry.spending.release, entry.spending.event, entry.spending.facts
+        query = [float(facts.get(fact, 0.0)) for fact in ("clip", "count_weight")]
         if not isinstance(event, GaussianRelease) or event.noise_multiplier > claim.multiplier:
-            return f"the entry of the {entry.spending.release} charges less than the agreed noise costs"
-        query = [float(facts.get(name, 0.0)) for name in ("clip", "count_weight")]
-        if event.coordinates < numbers or not np.allclose(
+            yield f"the entry of the {name} charges less than the agreed noise costs"
+        elif event.coordinates < len(agreement.classes) * (agreement.dim + 1) or not np.allclose(
             query, [claim.clip, claim.weight], rtol=1e-9, atol=0.0
         ):
-            return f"the entry of the {entry.spending.release} is for another query than the agreed one"
-    return ""
+            yield f"the entry of the {name} is for another query than the agreed one"
+        elif facts.get(GUARANTEE) != covers:
+            yield f"the entry of the {name} states another guarantee than {covers!r}"
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:

@@ -80,6 +80,15 @@ def test_unit_that_is_not_bounded_as_a_whole_is_found(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("protection", PROTECTIONS.values())
+def test_model_that_records_have_shaped_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protection: Protection
+) -> None:
+    WEAKENINGS["models that are not the initial one"](monkeypatch)
+    assert SENT in weaknesses(audited(kept_agreement(Method.FEDPC, protection), tmp_path))
+
+
+@pytest.mark.full
 def test_centres_of_a_sites_own_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WEAKENINGS["centres of a site's own"](monkeypatch)
     audit = audited(kept_agreement(Method.FEDPLCC, Protection.PLAIN), tmp_path)
