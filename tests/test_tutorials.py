@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agreement import load_agreement
 from tests.deploy.walkthrough import ROOT, Shell, read_blocks
 
 pytestmark = pytest.mark.full
@@ -62,4 +63,18 @@ def test_the_private_federation_gains_by_the_reported_figure(typed: tuple[Path, 
     result = result_of(folder / "runs/private")
     assert result["inference"] == "prototype"
     for control in ("local", "self"):
-        assert result["mean_accuracy"] > result["compared"][control] + 0.05
+        assert result["mean_accuracy"] > result["compared"][control] + 0.15
+    sample = load_agreement(ROOT / "deploy/samples/agreement-private.toml").model_dump(
+        mode="json", by_alias=True
+    )
+    for name in (
+        "method",
+        "protection",
+        "dim",
+        "norm_bound",
+        "preprocessing",
+        "training",
+        "privacy",
+        "fedpc",
+    ):
+        assert result["config"][name] == sample[name]

@@ -16,6 +16,8 @@ from privacy.accounting.events import DpSgd
 from secure_client.config import load_site
 from secure_client.models.prototype_model import small_cnn
 from secure_client.privacy.run_cost import planned_epsilon, training_of
+from secure_client.site_model.learner_factory import build_agreed_model
+from secure_client.training.averaged_parameters import Averaged
 from secure_server.config import load_coordinator
 from tests.deploy.walkthrough import ROOT, SITES
 
@@ -62,7 +64,7 @@ def test_a_setting_that_a_sample_comments_out_is_one_that_there_is(name: str, tm
     [
         ("agreement.toml", Method.PFPL, Protection.CKKS),
         ("agreement-masked.toml", Method.PFPL, Protection.MASKED),
-        ("agreement-private.toml", Method.PFPL, Protection.CKKS),
+        ("agreement-private.toml", Method.FEDPC, Protection.MASKED),
         ("agreement-dpsgd.toml", Method.PFPL, Protection.CKKS),
         ("agreement-fedpc.toml", Method.FEDPC, Protection.MASKED),
         ("agreement-feddbp.toml", Method.FEDDBP, Protection.MASKED),
@@ -83,14 +85,11 @@ def test_agreements_are_of_one_federation_and_of_different_runs() -> None:
     assert len({(each.federation, each.classes, each.dim, each.preprocessing) for each in agreements}) == 1
 
 
-def test_fedpc_averages_what_its_model_has() -> None:
-    agreed = load_agreement(SAMPLES / "agreement-fedpc.toml")
-    assert agreed.training.model == "small-cnn"
-    assert agreed.preprocessing is not None
-    shape = agreed.preprocessing
-    extractor = small_cnn(len(agreed.classes), agreed.dim, shape.channels, shape.image_size).backbone
-    assert agreed.averaging.parameters == sum(each.numel() for each in extractor.parameters())
-    assert agreed.averaging.buffers == sum(each.numel() for each in extractor.buffers()) == 0
+@pytest.mark.parametrize("name", ["agreement-fedpc.toml", PRIVATE])
+def test_fedpc_averages_what_its_model_has(name: str) -> None:
+    agreed = load_agreement(SAMPLES / name)
+    averaged = Averaged(build_agreed_model(agreed, agreed.training.model), agreed.method.traits.averaged)
+    assert (agreed.averaging.parameters, agreed.averaging.buffers) == averaged.sizes
 
 
 def test_feddbp_says_every_number_of_its_method_as_it_is_by_default() -> None:

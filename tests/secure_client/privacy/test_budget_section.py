@@ -69,8 +69,8 @@ def test_a_site_refuses_an_agreement_without_guarantee_unless_allowed(
     ("line", "changed", "reason"),
     [
         ("least_noise_multiplier = 2.0", "least_noise_multiplier = 2.4", "has noise multiplier 2"),
-        ("largest_clip = 10.0", "largest_clip = 4.0", "has clip 5"),
-        ("most_rounds = 50", "most_rounds = 19", "has rounds 20"),
+        ("largest_clip = 10.0", "largest_clip = 2.0", "has clip 2.5"),
+        ("most_rounds = 50", "most_rounds = 4", "has rounds 5"),
     ],
 )
 def test_a_sites_file_is_held_against_the_agreement_when_it_is_loaded(
