@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import replace
 
 from agreement import Agreement
 from agreement.sections.privacy import PrivacySection
@@ -31,11 +30,6 @@ def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[t
             yield ReleaseName(agreement.run, number, WHAT), release
 
 
-def _planned_name(agreement: Agreement, paid: ReleaseName) -> ReleaseName:
-    """Return the name under which a plan has a payment: a site that came late pays later in a release's period."""
-    return paid if paid.what != WHAT else replace(paid, round=agreement.release_round(paid.round))
-
-
 def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> int | None:
     """Return the first round that the remaining budget does not cover; None if the rest of the run fits.
 
@@ -43,7 +37,7 @@ def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Ac
     one that is paid for, so payments that the site missed in earlier rounds are never due.
     """
     paid = {
-        _planned_name(agreement, entry.spending.release)
+        entry.spending.release
         for entry in account.entries
         if entry.spending.agreement_hash == agreement.hash()
     }

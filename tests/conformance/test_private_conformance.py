@@ -30,9 +30,9 @@ ONE_BRANCH: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5, 
 WEIGHTED: dict[str, Any] = {"fedplcc": FedplccSection(weighted_centres=True)}
 CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
     "fedpc": (Method.FEDPC, Extractor.TRAINED, two_kinds(), {}),
-    "fedpc, frozen": (Method.FEDPC, Extractor.FROZEN, two_kinds(), {}),
+    "fedpc, one release": (Method.FEDPC, Extractor.FROZEN, two_kinds(), {}),
     "feddbp": (Method.FEDDBP, Extractor.TRAINED, FEW, FUSED),
-    "feddbp, frozen": (Method.FEDDBP, Extractor.FROZEN, FEW, ONE_BRANCH),
+    "feddbp, averaged releases": (Method.FEDDBP, Extractor.FROZEN, FEW, ONE_BRANCH),
     "fedproto": (Method.FEDPROTO, Extractor.TRAINED, FEW, {}),
     "fedplcc": (Method.FEDPLCC, Extractor.TRAINED, MANY, {}),
     "fedplcc, weighted centres": (Method.FEDPLCC, Extractor.TRAINED, FEW, WEIGHTED),
@@ -50,7 +50,8 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     @cache
     def transcript(protection: Protection, case: str) -> Transcript:
         method, extractor, holds, settings = CASES[case]
-        privacy = PRIVACY.model_copy(update={"extractor": extractor})
+        every = None if case == "fedpc, one release" else PRIVACY.release_every
+        privacy = PRIVACY.model_copy(update={"extractor": extractor, "release_every": every})
         agreement = private_agreement(
             protection,
             method,
