@@ -18,7 +18,7 @@ from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
 PIXELS, CLASSES, EACH = 64, 3, 10
-FROZEN = PrivacySection(clip=1.0, noise_multiplier=6.0, extractor=Extractor.FROZEN)
+FROZEN = PrivacySection(clip=1.0, noise_multiplier=6.0, extractor=Extractor.FROZEN, release_every=1)
 AGREEMENTS = {
     "frozen features": leaving_agreement(
         Method.PFPL, Protection.PLAIN, "deep", {**dict(FROZEN)}, preprocessing=None
