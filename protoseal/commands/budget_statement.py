@@ -14,7 +14,6 @@ from privacy.accounting.accounting_rules import Accounting
 from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.entries import now
 from privacy.ledger.remaining_budget import epsilon_of
-from privacy.units import Unit
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
 from secure_client.config import SiteConfig, load_site
@@ -141,9 +140,8 @@ def recognised_of(account: Account) -> Recognised:
     )
     # Ten records change a release ten times as much as one; training has no such closed form.
     ten = replace(composed, squares=100 * composed.squares)
-    alone = limit.unit is Unit.RECORD and not composed.training
     return Recognised(
         shares={alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS},
-        of_ten=most_recognised(composed_trade_off(ten), 0.01) if alone else None,
+        of_ten=most_recognised(composed_trade_off(ten), 0.01) if not composed.training else None,
         from_limit=adaptive,
     )

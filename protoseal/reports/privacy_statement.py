@@ -25,32 +25,39 @@ _ALONE = frozenset(method.value for method in CONTROLS)
 class Members:
     """Words for the unit of a guarantee: the protected fact, those for whom it is true, and those for whom it is not.
 
-    ``one`` is a single unit that is added to a data set or removed from it.
+    ``one`` is a single unit that is added to a data set or removed from it, and ``meaning`` explains it.
     """
 
     fact: str
     inside: str
     outside: str
     one: str
+    meaning: str
 
 
 def members_of(unit: Unit, place: str) -> Members:
     """Return the words for one ``unit`` of the data set that ``place`` names."""
     return {
         Unit.RECORD: Members(
-            f"any one record is in {place}", "records that are in it", "records that are not", "one record"
+            f"any one record is in {place}",
+            "records that are in it",
+            "records that are not in it",
+            "one record",
+            "one labelled example of the training data, such as an image with its diagnosis",
         ),
         Unit.SUBJECT: Members(
             f"any one person has records in {place}",
             "people who have records in it",
-            "people who have none",
-            "one person, with all records that the site has of that person",
+            "people who have none there",
+            "one person",
+            "all records that the site has of that person, whatever their classes",
         ),
         Unit.SITE: Members(
             "the site has any records behind what it sends",
             "sites that have records",
             "sites that have none",
-            "one site, with all of its records",
+            "one site",
+            "all records of the site together",
         ),
     }[unit]
 
@@ -61,7 +68,7 @@ def observers(colluding: int | None, sent: str) -> str:
     ``sent`` describes the values that an observer sees where the site adds all of the noise by itself.
     """
     if colluding is None:
-        return f"anyone who sees {sent}: the coordinator, other sites, and whoever gets the results later"
+        return f"anyone who sees {sent}: the coordinator, other sites, and whoever they pass it on to"
     if colluding == 0:
         return (
             "the coordinator and outsiders, who see only sums over the sites, but not from a site that reads"

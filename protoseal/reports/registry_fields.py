@@ -11,7 +11,7 @@ from importlib.metadata import version
 from privacy.ledger.budget_account import Account
 from privacy.ledger.entries import NEIGHBOURS
 from protoseal.reports.privacy_statement import observers, of_hundred
-from protoseal.reports.site_statement import SENT, Facts, composition, mechanism, not_covered
+from protoseal.reports.site_statement import SENT, Facts, composition, mechanisms, not_covered
 
 ASK = "to be filled in by the site"
 TIER = 3
@@ -45,7 +45,7 @@ def registry_fields(facts: Facts) -> dict[str, object] | None:
                 "preprocessing_and_hyperparameter_tuning": (
                     f"Any choice made by looking at the records is not accounted for. Which were: {ASK}."
                 ),
-                "mechanisms": " ".join(dict.fromkeys(map(mechanism, facts.released))) + _implementation(),
+                "mechanisms": " ".join([*mechanisms(facts), _implementation()]),
                 "justification": ASK,
             },
             "administrative": {
@@ -81,7 +81,8 @@ def _privacy_loss(facts: Facts, account: Account) -> dict[str, object]:
     return {
         "privacy_unit": str(facts.unit),
         "privacy_unit_details": (
-            f"Adjacent data sets differ by {facts.members.one}: {NEIGHBOURS}. Replacing one counts as two changes."
+            f"Adjacent data sets differ by {facts.members.one} ({facts.members.meaning}): {NEIGHBOURS}. Replacing one"
+            " counts as two changes."
         ),
         "privacy_parameters": {"epsilon": facts.epsilon, "delta": limit.delta},
         "privacy_parameters_details": (
@@ -118,8 +119,8 @@ def _deployment_model(facts: Facts, account: Account) -> dict[str, object]:
 
 def _implementation() -> str:
     return (
-        f" Implemented by protoseal {version('protoseal')}: sums on an integer grid with discrete Gaussian noise from"
+        f"Implemented by protoseal {version('protoseal')}: sums on an integer grid with discrete Gaussian noise from"
         " the operating system's entropy against floating-point attacks, features in batches of one size, answers at"
         " fixed delays unless the agreement says otherwise, the payment on the disk before the noise is drawn."
-        " Gradients of DP-SGD have float64 noise on a grid."
+        " Gradients of DP-SGD have float64 noise on a grid. Rounding on GPUs was not examined."
     )

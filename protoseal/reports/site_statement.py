@@ -37,8 +37,8 @@ _PAID = (WHAT, TRAINING)
 class Recognised:
     """Largest shares of members that any attack recognises: ``shares`` by the share of false alarms.
 
-    ``of_ten`` is the share of people with ten records each at 1 % of false alarms; None where it is not known, or the
-    unit is not a record. ``from_limit`` is true if the shares follow from the ledger's limit alone.
+    ``of_ten`` is the share of people with ten units each (records) at 1 % of false alarms; None with DP-SGD, whose cost
+    for a group has no closed form. ``from_limit`` is true if the shares follow from the ledger's limit alone.
     """
 
     shares: Mapping[float, float]
@@ -116,13 +116,19 @@ def headline(facts: Facts) -> str:
     if facts.account is None or facts.recognised is None:
         return f"Nothing of {facts.data} has left this site, by what its ledger records; nothing is spent."
     limit = facts.account.limit
-    cost = f"ε = {facts.epsilon:.4g} of the {limit.epsilon:g} allowed is spent, at δ = {limit.delta:g}"
-    return to_read_aloud(
+    cost = (
+        f"of the privacy budget, ε = {facts.epsilon:.4g} of the {limit.epsilon:g} allowed is spent, at"
+        f" δ = {limit.delta:g}"
+    )
+    sentence = to_read_aloud(
         facts.members,
         observers(facts.colluding, SENT),
         facts.recognised.usual,
         f"{cost} ({_between(facts.runs)})",
     )
+    if charged_elsewhere(facts.account) is None:
+        return sentence
+    return f"{sentence} Other ledgers charge some of these records too, and for them the costs add up."
 
 
 def _between(runs: Sequence[RunFacts]) -> str:
@@ -139,23 +145,24 @@ def sections(facts: Facts) -> tuple[Section, ...]:
     return (
         *guaranteed,
         *recorded,
-        *mechanism,
         Section("What is not covered", (), items=tuple(not_covered(facts))),
+        *mechanism,
     )
 
 
 def _protected(facts: Facts) -> Section:
-    what = "class sums, class counts and therefore prototypes and the list of this site's classes"
+    strength = ", and whatever its computing power is" if facts.colluding is None else ""
     trained = ", and the model, which was trained by DP-SGD" if facts.trains else ""
     return Section(
         "What is protected, and from whom",
         (
-            f"The unit of protection is {facts.members.one}. Neighbouring data sets differ by one such unit"
-            f" ({NEIGHBOURS}).",
-            f"Covered is all that this site computed from the records and sent: {what}{trained}. Whatever others"
-            " compute from it later is covered as well.",
+            f"The unit of protection is {facts.members.one}: {facts.members.meaning}. Neighbouring data sets differ by"
+            f" one such unit ({NEIGHBOURS}).",
+            "The guarantee covers all that this site computed from the records and sent: noisy averages of features of"
+            " each class (prototypes), noisy counts of each class, and the list of classes, which follows from these"
+            f" counts{trained}. Whatever others compute from it later is covered as well.",
             f"The guarantee holds against {observers(facts.colluding, SENT)}. It holds whatever the attacker knows"
-            " already, even if it knows every other record and the record in question.",
+            f" already, even every other record and the record in question{strength}.",
             *_shared(facts.colluding),
         ),
     )
@@ -176,7 +183,7 @@ def _how_surely(facts: Facts) -> Section:
     if recognised is None or account is None:
         raise ValueError("nothing is guaranteed")
     rows = tuple(
-        (f"{100 * alarms:g} of 100", f"{of_hundred(share)} of 100")
+        (f"1 of {1 / alarms:g} {facts.members.outside}", of_hundred(share))
         for alarms, share in recognised.shares.items()
     )
     ground = (
@@ -189,14 +196,15 @@ def _how_surely(facts: Facts) -> Section:
     return Section(
         "How surely",
         (
-            "An attacker who wants to know who is in the data has to accept false alarms, and blind guessing"
-            " recognises as many members as it has false alarms.",
+            "An attacker who wants to know who is in the data has to accept false alarms: members are told from"
+            " others only as well as this table says. Blind guessing recognises as large a share as it has false"
+            " alarms.",
             ground,
             f"In the terms of the field: {facts.members.one}, added or removed, changes the probability of anything"
             f" that the attacker sees by a factor of e^ε = {math.exp(min(facts.epsilon, 700)):.3g} at most, and by"
             f" δ = {account.limit.delta:g} besides.",
         ),
-        table=(("false alarms", f"{facts.members.inside}: recognised at most"), *rows),
+        table=(("false alarms", f"recognised at most, of 100 {facts.members.inside}"), *rows),
     )
 
 
@@ -215,8 +223,8 @@ def _spent(facts: Facts, account: Account) -> Section:
     return Section(
         "What was spent",
         (
-            f"All runs together: ε = {facts.epsilon:.4g} at δ = {limit.delta:g} of a limit of {limit.epsilon:g}."
-            f"{counts}",
+            f"All runs together have spent ε = {facts.epsilon:.4g} of a limit of {limit.epsilon:g}, at"
+            f" δ = {limit.delta:g}.{counts}",
             *([_NOT_A_SUM] if len(facts.runs) > 1 else []),
             *_limits(account),
             *_planned(facts),
@@ -266,32 +274,34 @@ def _planned(facts: Facts) -> Iterator[str]:
 
 
 def _mechanism(facts: Facts) -> Section:
-    described = list(dict.fromkeys(mechanism(released) for released in facts.released))
     limit = Limit(1.0, 0.5) if facts.account is None else facts.account.limit
     return Section(
-        "How",
-        (*described, f"Composition: {composition(limit)}"),
+        "Mechanism and composition, for specialists",
+        (*mechanisms(facts), f"Composition: {composition(limit)}"),
     )
 
 
-def mechanism(released: Released) -> str:
+def mechanisms(facts: Facts) -> list[str]:
+    """Return each mechanism of the ledger once, in words."""
+    return list(dict.fromkeys(_mechanism_of(released, facts.unit) for released in facts.released))
+
+
+def _mechanism_of(released: Released, unit: Unit) -> str:
     """Return the mechanism of a release or of training in words, with the numbers that its entry states."""
     event, stated = released.event, released.facts
     if isinstance(event, DpSgd):
         clip = f", clipped to norm {stated['clip']:g}," if "clip" in stated else ""
         return (
-            f"Training: DP-SGD. Each step takes every record with probability {event.sampling_rate:g}, independently,"
+            f"Training: DP-SGD. Each step takes every {unit} with probability {event.sampling_rate:g}, independently,"
             f" and adds Gaussian noise to the sum of their gradients{clip} of {event.noise_multiplier:g} times what one"
             " of them changes."
         )
-    return f"Releases: {_query(stated, event)}"
+    return f"Releases: {_query(stated, event, unit)}"
 
 
-def _query(stated: Mapping[str, object], event: GaussianRelease) -> str:
+def _query(stated: Mapping[str, object], event: GaussianRelease, unit: Unit) -> str:
     clip, weight = stated.get("clip"), stated.get("count_weight")
-    noise = (
-        f"discrete Gaussian noise of {event.noise_multiplier:g} times what one record (or other unit) changes"
-    )
+    noise = f"discrete Gaussian noise of {event.noise_multiplier:g} times what one {unit} changes"
     if isinstance(clip, float) and isinstance(weight, float):
         deviation = event.noise_multiplier * math.hypot(clip, weight)
         noise += f", a standard deviation of {deviation:.4g}"
@@ -302,7 +312,7 @@ def _query(stated: Mapping[str, object], event: GaussianRelease) -> str:
         cells = f" in up to {parts} cells (parts of a class) each" if parts > 1 else ""
         of = f" of {classes} classes{cells}, with {dim} features,"
     shortened = f" Features are shortened to norm {clip:g} before." if isinstance(clip, float) else ""
-    return f"sums of features and numbers of records{of} with {noise}.{shortened}"
+    return f"sums of features and counts of {unit}s{of} with {noise}.{shortened}"
 
 
 def composition(limit: Limit) -> str:
@@ -322,7 +332,10 @@ def composition(limit: Limit) -> str:
 def not_covered(facts: Facts) -> Iterator[str]:
     """Yield the quantities and losses that the guarantee leaves out."""
     if facts.why_none is not None:
-        yield "Everything that this site sent. Only the protection of the run (masks or encryption) hides it."
+        yield (
+            "Everything that this site sent, and which classes of records it has. Masks or encryption, where an"
+            " agreement has them, keep some of it from some parties; noise bounds nothing."
+        )
     yield from _of_unit(facts)
     yield (
         "What is true of everybody. The releases show which classes of records exist here and what their averages"
@@ -330,19 +343,20 @@ def not_covered(facts: Facts) -> Iterator[str]:
     )
     yield "That this site takes part, in which rounds, and the sizes and times of its messages."
     yield (
-        "The agreed settings, which are public. If somebody chose them, the model or this very statement's"
-        " publication by looking at the records, no ε counts that choice."
+        "The agreed settings, which are public. If somebody chose them, or the model, by looking at the records or at"
+        " accuracies, no ε counts that choice."
     )
     yield _initial_model(facts)
     kept = "accuracy figures, numbers of samples and log"
-    classifier = (
-        "" if facts.trains else ", and the classifier in model.safetensors, which trains without noise"
+    private = facts.trains and all(
+        released.facts.get("extractor") == "private" for released in facts.released
     )
+    classifier = "" if private else ", and the classifier in model.safetensors, which trains without noise"
     yield f"Files that stay at this site: {kept}{classifier}. Who passes them on, or shows an accuracy, is not covered."
     if facts.account is not None:
         yield (
-            "What left of the same records without this ledger: in a run of a site whose file has no [privacy], or"
-            " under another name of the data set."
+            "Anything that left of the same records without this ledger: in a run for which the site's file had no"
+            " [privacy], or under another name of the data set."
         )
         elsewhere = charged_elsewhere(facts.account)
         if elsewhere is not None:
@@ -360,7 +374,10 @@ def _of_unit(facts: Facts) -> Iterator[str]:
             if ten is None
             else f": of 100 people with ten records each, up to {of_hundred(ten)} are recognised"
         )
-        yield f"A person with several records is protected less than a record{less}."
+        yield (
+            f"A person with several records is protected less than a record{less}. Where that is usual, agree on"
+            ' unit = "subject".'
+        )
     elif facts.unit is Unit.SUBJECT:
         yield "A person with records at several sites: what the sites release adds up, as several runs do."
     else:

@@ -35,8 +35,8 @@ def source(facts: Facts) -> str:
         return f"{made} from the site's file; there is no ledger."
     return (
         f"{made} from the ledger {account.path.name!r}, up to entry {account.anchor}. Dates are those of the site's"
-        " clock. `protoseal budget verify` checks that no entry of the ledger was changed. No statement can show that"
-        " the program added the noise which the ledger records."
+        " clock. “protoseal budget verify” checks that no entry of the ledger was changed. A ledger cannot show that"
+        " the program added the noise which it records: “protoseal budget audit run” looks for that in what was sent."
     )
 
 

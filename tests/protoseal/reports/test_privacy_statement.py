@@ -43,7 +43,7 @@ def test_a_run_without_a_guarantee_says_so_first_and_claims_no_epsilon(result: R
 
 
 @pytest.mark.parametrize(
-    ("unit", "named"), [("record", "one record "), ("subject", "one person, "), ("site", "one site, ")]
+    ("unit", "named"), [("record", "one record "), ("subject", "one person "), ("site", "one site ")]
 )
 def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str, named: str) -> None:
     (sentence,) = privacy_statement(

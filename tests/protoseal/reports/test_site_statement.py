@@ -9,22 +9,30 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from agreement import load_agreement
+from agreement import Method, PrivacySection, load_agreement
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from privacy.ledger.accountants_by_name import accountant_of
 from privacy.ledger.entries import Fact, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
+from privacy.mechanisms.cell_query import Cells
 from privacy.units import Unit
 from protoseal.commands.budget_statement import of_ledger
+from protoseal.reports.privacy_statement import of_hundred
 from protoseal.reports.site_statement import Facts, headline
 from protoseal.reports.statement_files import fields_of, text_of
+from secure_client.privacy.releases import Releases, open_releases
 from secure_client.privacy.rollback_record import OWN, own_anchor, record_beside
+from secure_client.privacy.run_cost import simulated_budget
 from tests.support.config_files import AGREEMENT, write
+from tests.support.small import small_agreement
 
 FACTS: dict[str, Fact] = {
     "clip": 5.0,
@@ -36,6 +44,8 @@ FACTS: dict[str, Fact] = {
     "guarantee": "record",
 }
 RELEASE, TRAINING = GaussianRelease(2.0, 650), DpSgd(4.0, 0.1, 20)
+Batch = tuple[NDArray[np.float64], NDArray[np.int64]]
+NO_CENTRES = Cells.around(np.zeros((0, 8)), np.zeros(0, dtype=np.int64), 3)
 HASH, LIMIT = bytes(32), Limit(9.0, 1e-5)
 
 
@@ -109,8 +119,20 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "the unit's definition": (
         BASE,
         replace(BASE.but(guarantee="site"), limit=Limit(9.0, 1e-5, Unit.SITE)),
-        "The unit of protection is one record.",
-        "The unit of protection is one site, with all of its records.",
+        "The unit of protection is one record:",
+        "The unit of protection is one site: all records of the site together.",
+    ),
+    "training beside frozen features": (
+        replace(BASE.but(extractor="private"), events=TRAINED),
+        replace(BASE, events=TRAINED),
+        "Files that stay at this site: accuracy figures, numbers of samples and log.",
+        "the classifier in model.safetensors, which trains without noise",
+    ),
+    "the unit of the mechanism": (
+        BASE,
+        replace(BASE.but(guarantee="subject"), limit=Limit(9.0, 1e-5, Unit.SUBJECT)),
+        "what one record changes",
+        "what one subject changes",
     ),
     "whom the unit leaves out": (
         BASE,
@@ -143,6 +165,25 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
         "noise of 2 times what one record",
         "noise of 3 times what one record",
     ),
+    "a person with ten records": (
+        BASE,
+        replace(BASE, events=(("prototypes", GaussianRelease(20.0, 650)),) * 2),
+        "of 100 people with ten records each, up to 100 are recognised",
+        "of 100 people with ten records each, up to 5.3 are recognised",
+    ),
+    "the count weight": (BASE, BASE.but(count_weight=3.0), "deviation of 10.77", "deviation of 11.66"),
+    "false alarms": (
+        BASE,
+        replace(BASE, events=BASE.events * 2),
+        "1 of 10 records that are not in it 29 ",
+        "1 of 10 records that are not in it 39 ",
+    ),
+    "the factor of a probability": (
+        BASE,
+        replace(BASE, events=BASE.events[:1]),
+        "e^ε = 19 at",
+        "e^ε = 7.34 at",
+    ),
     "the clip": (BASE, BASE.but(clip=6.0), "shortened to norm 5", "shortened to norm 6"),
     "the classes": (BASE, BASE.but(classes=5), "of 10 classes, with 64", "of 5 classes in up to 2 cells"),
     "the initial model": (BASE, BASE.but(weights="cd" * 32), "ab" * 32, "cd" * 32),
@@ -167,7 +208,7 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     ),
     "training": (
         BASE,
-        replace(BASE, events=TRAINED),
+        replace(BASE.but(extractor="private"), events=TRAINED),
         "the classifier in model.safetensors, which trains without noise",
         "training, 20 steps of DP-SGD with noise multiplier 4 and sampling rate 0.1",
     ),
@@ -201,6 +242,12 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
         "all entries of the ledger. The classes",
         "valid only if all agreements were fixed before the first of them released anything",
     ),
+    "a Rényi filter": (
+        replace(BASE, limit=Limit(9.0, 1e-5, accountant=Accounting.PLANNED)),
+        replace(BASE, limit=Limit(9.0, 1e-5, accountant=Accounting.RENYI)),
+        "valid only if all agreements were fixed",
+        "a Rényi filter over all entries of the ledger",
+    ),
     "a weaker accountant": (
         replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.PLANNED)),
         replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.RENYI)),
@@ -212,6 +259,24 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
         replace(BASE, then=lambda ledger, path: ledger.expose("run-7", HASH)),
         "Whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': exact values left in run 'run-7' on 2026-03-02.",
+    ),
+    "the cost of a run with exact values": (
+        BASE,
+        replace(BASE, then=lambda ledger, path: ledger.expose("run-1", HASH)),
+        "multiplier 2 2.943 ",
+        "multiplier 2; exact values no bound ",
+    ),
+    "a limit that was raised after a look": (
+        replace(BASE, then=lambda ledger, path: ledger.allow(Limit(8.0, 1e-5), "less")),
+        replace(BASE, then=lambda ledger, path: ledger.allow(Limit(12.0, 1e-5), "more")),
+        "It was changed on 2026-03-02 to epsilon 8",
+        "That the limit was raised, if somebody raised it after looking",
+    ),
+    "the cost of each run": (
+        replace(BASE, events=BASE.events * 2),
+        replace(BASE, runs=TWO),
+        "prototypes, 4 releases with noise multiplier 2 4.377 ",
+        "prototypes, 2 releases with noise multiplier 2 2.943 'run-2'",
     ),
     "features that were trained": (
         BASE,
@@ -271,7 +336,17 @@ def test_records_that_another_ledger_charges_are_named_and_alter_nothing_else(
     was, is_now = sentences(stated(BASE)), sentences(noted)
     assert expected in is_now
     assert expected not in was
+    assert headline(noted).endswith("and for them the costs add up.")
+    assert headline(noted).startswith(headline(stated(BASE)))
     assert "a sketch" not in is_now
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.01, "1"), (0.0100004, "1.1"), (0.0231, "2.4"), (0.2831, "29"), (0.99001, "100"), (1.0, "100")],
+)
+def test_a_share_is_rounded_up(share: float, said: str) -> None:
+    assert of_hundred(share) == said
 
 
 NOTHING = [name for name, (_, _, _, now) in ALTERED.items() if now.startswith("NO GUARANTEE")]
@@ -288,7 +363,7 @@ def test_without_a_guarantee_nothing_in_the_statement_claims_one(
     text = sentences(facts)
     assert "recognises at most" not in text
     assert "This ε counts the noisy releases alone and bounds nothing." in text
-    assert "Everything that this site sent" in text
+    assert "Everything that this site sent, and which classes" in text
 
 
 PRIVATE = AGREEMENT | {
@@ -315,7 +390,9 @@ def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_who
     _, whole = planning(stated(BASE), tmp_path)
     assert plans in whole
     assert "Recorded are 2 of its 2 releases." in whole
+    cost = accountant_of(Accounting.PLD)([RELEASE] * 3, 1e-5)
     _, early = planning(stated(BASE), tmp_path, rounds=6)
+    assert f"{plans}{cost:.4g}." in early
     assert "Recorded are 2 of its 3 releases; it ended early, or has not ended." in early
     _, again = planning(stated(replace(BASE, events=BASE.events * 2)), tmp_path)
     assert "Recorded are 4 of its 2 releases; some were paid for again, in repeated attempts." in again
@@ -342,6 +419,75 @@ def test_an_agreement_without_noise_is_told_whether_exact_values_left(
     )
     assert "(pfpl under ckks) adds no noise: exact values left in it." in " ".join(text_of(own).split())
     assert "no exact value has left in it yet" in " ".join(text_of(replace(own, runs=())).split())
+
+
+# Ledgers that a site's own releases write
+
+
+def subjects_of(releases: Releases, batches: list[Batch]) -> None:
+    releases.release(1, batches, np.arange(8) // 2)
+
+
+RELEASED: dict[str, tuple[dict[str, Any], Callable[[Releases, list[Batch]], object], tuple[str, ...]]] = {
+    "local noise": (
+        {},
+        lambda releases, batches: releases.release(1, batches),
+        (
+            "Whether any one record is in data set 'scans' is protected from anyone who sees what this site sent",
+            "counts of records of 3 classes, with 8 features, with discrete Gaussian noise of 6.3 times",
+            "Features are shortened to norm 1 before.",
+            "weights with SHA-256 abc",
+        ),
+    ),
+    "subjects": (
+        {"unit": "subject"},
+        subjects_of,
+        (
+            "Whether any one person has records in data set 'scans' is protected",
+            "The unit of protection is one person",
+        ),
+    ),
+    "a site": (
+        {"unit": "site"},
+        lambda releases, batches: releases.release(1, batches, np.zeros(8, dtype=np.int64)),
+        ("Whether the site has any records behind what it sends is protected",),
+    ),
+    "shared noise": (
+        {"noise": "distributed", "colluding": 2},
+        lambda releases, batches: releases.draw_share(1),
+        ("with up to 2 sites that help them", "This site as a whole."),
+    ),
+    "DP-SGD": (
+        {"extractor": "private", "dp_sgd": {"noise_multiplier": 4.0, "clip": 1.0, "sampling_rate": 0.25}},
+        lambda releases, batches: releases.pay_for_training(1),
+        ("training, 4 steps of DP-SGD with noise multiplier 4", "takes every record with probability 0.25"),
+    ),
+    "trained features": (
+        {"extractor": "trained"},
+        lambda releases, batches: releases.release(1, batches),
+        ("NO GUARANTEE for any record of data set 'scans': something was released of features",),
+    ),
+    "the cells of FedPLCC": (
+        {},
+        lambda releases, batches: releases.release_cells(1, batches, NO_CENTRES),
+        ("of 3 classes in up to 16 cells (parts of a class) each, with 8 features",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_what_a_sites_releases_record_is_what_its_statement_says(name: str, tmp_path: Path) -> None:
+    changes, release, said = RELEASED[name]
+    privacy = PrivacySection.model_validate_json(json.dumps({"clip": 1.0, "noise_multiplier": 6.3} | changes))
+    cells = {"method": Method.FEDPLCC} if "cells" in name else {}
+    agreed = small_agreement().model_copy(update={"privacy": privacy} | cells)
+    budget = simulated_budget(agreed, "scans", tmp_path)
+    releases = open_releases(agreed, budget)
+    assert releases is not None
+    releases.begin_with("abc")
+    release(releases, [(np.eye(8), np.arange(8, dtype=np.int64) % 3)])
+    text = " ".join(text_of(of_ledger(budget.ledger)).split())
+    assert [sentence for sentence in said if sentence not in text] == []
 
 
 # The fields of the registry
