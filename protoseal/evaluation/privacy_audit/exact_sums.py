@@ -64,14 +64,15 @@ class Records:
 class ExactSums:
     """Exact ``sums`` (M, d) and ``counts`` (M,) by class or cell.
 
-    ``unclipped`` (M, d) are the sums without any clipping, and ``one_by_one`` (M, d) those of records that are clipped
-    one by one, whatever the unit.
+    ``unclipped`` (M, d) are the sums without any clipping, ``one_by_one`` (M, d) those of records that are clipped one
+    by one, whatever the unit, and ``of_means`` (M, d) those without clipping whose means are clipped.
     """
 
     sums: Float = field(repr=False)
     counts: Float = field(repr=False)
     unclipped: Float = field(repr=False)
     one_by_one: Float = field(repr=False)
+    of_means: Float = field(repr=False)
 
 
 def embed(model: PrototypeModel, dataset: Dataset[object], dim: int) -> tuple[Float, Ints]:
@@ -113,11 +114,15 @@ def exact_sums(records: Records, claim: Claim, classes: int, cells: Cells | None
     clipped = np.trunc(clipped / step) * step
     one_by_one = _summed(clipped, parts, number)
     shares = _shares(records, parts)
+    counts = np.bincount(parts, weights=shares, minlength=number).astype(np.float64)
+    late = _summed(records.features * shares[:, None], parts, number)
+    lengths = np.linalg.norm(late, axis=1)
     return ExactSums(
         _summed(clipped * shares[:, None], parts, number),
-        np.bincount(parts, weights=shares, minlength=number).astype(np.float64),
+        counts,
         _summed(records.features, parts, number),
         one_by_one,
+        late * np.minimum(1.0, claim.clip * counts / np.maximum(lengths, 1e-300))[:, None],
     )
 
 

@@ -25,6 +25,7 @@ from privacy.ledger.budget_account import Account
 from protoseal.evaluation.privacy_audit.exact_sums import Claim, ExactSums, Float, Records, exact_sums
 from protoseal.evaluation.privacy_audit.record_statistics import (
     alike_p,
+    fourth_p,
     largest_cosine,
     least_factor_refuted,
     normal_p,
@@ -42,11 +43,12 @@ from protoseal.evaluation.privacy_audit.run_checks import (
 from secure_client.privacy.kept_releases import Drawn, Sent
 from secure_client.training.step_records import TrainingRecord
 
-REPEATED, SHARED, SHAPE, CLIPPING = (
+REPEATED, SHARED, SHAPE, CLIPPING, MEANS = (
     "noise that repeats",
     "noise that sites share",
     "noise that is not Gaussian, or not independent",
     "records or units that are not clipped",
+    "means that are clipped in place of records",
 )
 TESTS = 8
 """Number of statistical tests of a site, and of all sites together, for a level of each."""
@@ -115,8 +117,9 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
         )
     else:
         yield deviation
-    yield _shape_check(evidence.noise, level)
+    yield shape_check(evidence.noise, level)
     yield from _clipping_checks(evidence, level)
+    yield _means_check(evidence, level)
     yield repeats_check(REPEATED, [evidence.noise], level)
 
 
@@ -164,13 +167,14 @@ def _missed(factor: float, numbers: int, level: float) -> float:
     return float(law.cdf(high / factor**2) - law.cdf(low / factor**2))
 
 
-def _shape_check(parts: Sequence[Float], level: float) -> Check:
+def shape_check(parts: Sequence[Float], level: float) -> Check:
     """Test mean, distribution, and what classes, coordinates and neighbours of a draw have in common."""
     values = np.concatenate([part.ravel() for part in parts])
     rows = np.concatenate(parts)
     tests = {
         "the mean is not 0": normal_p(values.mean() * math.sqrt(len(values)), 1.0),
         "the distribution is not normal": float(stats.kstest(values, "norm").pvalue),
+        "the fourth powers are not those of normal noise": fourth_p(float((values**4).mean()), len(values)),
         "the coordinates of a class have noise in common": _square_p(
             float(np.square(rows.sum(axis=1)).sum()) / rows.shape[1], rows.shape[0]
         ),
@@ -244,3 +248,18 @@ def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:
         )
     else:
         yield stands(CLIPPING, "the noise does not follow what clipping removes", p)
+
+
+def _means_check(evidence: SiteEvidence, level: float) -> Check:
+    """Test whether the noise is explained by means that were clipped after records had been added up unclipped."""
+    direction = np.concatenate([(exact.of_means - exact.sums).ravel() for exact in evidence.exact])
+    noise = np.concatenate([noise[:, :-1].ravel() for noise in evidence.noise])
+    length = float(np.linalg.norm(direction)) / evidence.claim.deviation
+    p = 1.0 if length == 0 else normal_p(float(noise @ direction) / evidence.claim.deviation, length)
+    if p < level:
+        return found(MEANS, "the noise follows the difference of clipped means", p)
+    if length < _FARTHEST + float(stats.norm.isf(level / 2)):
+        return not_covered(
+            MEANS, f"the difference is {length:.2g} deviations of the noise, too few to show", p
+        )
+    return stands(MEANS, "the noise does not follow the difference of clipped means", p)

@@ -27,6 +27,7 @@ from protoseal.evaluation.privacy_audit.release_checks import (
     check_noise,
     deviation_check,
     repeats_check,
+    shape_check,
 )
 from protoseal.evaluation.privacy_audit.run_checks import (
     ALL_SITES,
@@ -113,7 +114,9 @@ def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Che
     """Check what only several sites together show."""
     noise = [evidence.noise for evidence in sites]
     if any(noise):
-        yield deviation_check([draw for site in noise for draw in site], level)
+        together = [draw for site in noise for draw in site]
+        yield deviation_check(together, level)
+        yield shape_check(together, level)
     yield repeats_check(SHARED, noise, level)
     if any(evidence.trained for evidence in sites):
         yield check_shared([evidence.trained for evidence in sites], level)
@@ -135,6 +138,9 @@ def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Che
 def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
     """Return what no record of a run shows."""
     yield not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
+    yield not_covered(
+        "a record that a release counts twice", "one record changes a sum by less than the noise"
+    )
     agreement = evidence.agreement
     if agreement.clusters:
         yield not_covered(CENTRES, "the result that the centres come from was not kept by the site")

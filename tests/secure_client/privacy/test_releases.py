@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement, Extractor, Method, PrivacySection
 from agreement.sections.privacy import Noise
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import Limit
+from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import SIGMA
 from secure_client.privacy.affordability import check_room, planned_by_round
@@ -71,6 +73,74 @@ def test_the_release_is_recorded_with_what_it_costs(tmp_path: Path) -> None:
     spent = releases.spent
     assert 0.0 < spent.epsilon < planned(agreed)
     assert spent.guaranteed
+
+
+FALSE_ALARM = 1e-9
+RELEASES = 24
+
+
+def drawn_by(releases: Releases, number: int, given: list[Batch], cells: bool) -> NDArray[np.float64]:
+    """Return what a release drew, in whole steps of the query's grid: (K, d + 1), counts last."""
+    agreed = releases._agreement
+    assert agreed.privacy is not None
+    grid = query_of(agreed.privacy, agreed.dim).grid
+    if cells:
+        single = Cells.around(np.zeros((0, agreed.dim)), np.zeros(0, dtype=np.int64), len(agreed.classes))
+        sums, counts = releases.release_cells(number, given, single).drawn
+    else:
+        released = releases.release(number, given)
+        sums, counts = released.sums, released.counts
+    return np.column_stack([sums / grid.step, counts * grid.weight])
+
+
+def exact_in(agreed: Agreement, given: list[Batch]) -> NDArray[np.float64]:
+    """Return the agreed query's exact answer, each record once: (K, d + 1)."""
+    assert agreed.privacy is not None
+    sums = query_of(agreed.privacy, agreed.dim).start(len(agreed.classes), agreed.dim)
+    for features, labels in given:
+        sums.add(features, labels)
+    return np.column_stack([sums.vectors, sums.weights]).astype(np.float64)
+
+
+def uneven(agreed: Agreement) -> list[Batch]:
+    """Return batches of records longer than the clip, few of the last class."""
+    features, labels = (np.concatenate(parts) for parts in zip(*batches(agreed), strict=True))
+    kept = (labels < len(agreed.classes) - 1) | (np.arange(len(labels)) < 30)
+    return [(3 * features[kept], labels[kept])]
+
+
+@pytest.mark.parametrize("cells", [False, True], ids=["of classes", "of cells"])
+def test_noise_of_a_sites_own_releases_is_what_their_entries_claim(tmp_path: Path, cells: bool) -> None:
+    """The mechanism's noise alone would not do: a site's release may use another query, or add less of it."""
+    agreed = agreement(RELEASES)
+    releases, given = opened(agreed, budget(tmp_path, 100.0)), uneven(agreed)
+    drawn = [drawn_by(releases, number, given, cells) for number in range(1, RELEASES + 1)]
+    noise = (np.array(drawn) - exact_in(agreed, given)) / SIGMA
+    for part in (noise, noise[..., -1], noise[..., :-1], noise[:, :1], noise[:, -1:]):
+        total, law = float(np.square(part).sum()), stats.chi2(part.size)
+        assert FALSE_ALARM < law.cdf(total) < 1 - FALSE_ALARM
+        assert (
+            law.cdf(total * 9 / 4) > 1 - FALSE_ALARM or part.size < 500
+        )  # two thirds of the noise would show
+    for one, other in (
+        (noise[1:], noise[:-1]),
+        (noise[:, 1:], noise[:, :-1]),
+        (noise[..., 1:], noise[..., :-1]),
+    ):
+        assert abs(float((one * other).sum())) < stats.norm.isf(FALSE_ALARM) * np.sqrt(one.size)
+
+
+@pytest.mark.parametrize("cells", [False, True], ids=["of classes", "of cells"])
+def test_a_release_sums_every_record_once_and_clipped(
+    tmp_path: Path, cells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "privacy.mechanisms.prototype_query.discrete_gaussian", lambda count, _: np.zeros(count, np.int64)
+    )
+    agreed = agreement()
+    given = uneven(agreed)
+    drawn = drawn_by(opened(agreed, budget(tmp_path)), 1, given, cells)
+    np.testing.assert_allclose(drawn, exact_in(agreed, given), rtol=1e-12)
 
 
 def test_nothing_is_drawn_before_it_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
