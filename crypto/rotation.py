@@ -8,6 +8,7 @@ Guarantee: the server's view of a class is distributed as Q'·C' for *any* C' wi
 independent Q', so that the server learns **the Gram matrix and nothing more**, up to the rounding of float64. Limits:
 
 - The Gram matrix shows the dimension, the norms, which rows are zero, and how near sites are to each other.
+  **A row that is one record's features is told by its norm** to whoever can compute the features of candidates.
 - The server can compare the Gram matrices of successive rounds and of all classes, because the sites' names are known.
 - Any output that the server sees in the clear reveals each row's projection on that output.
 - **One site that colludes with the server breaks the protection** of every site and every round of the run.

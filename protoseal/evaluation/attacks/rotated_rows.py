@@ -17,7 +17,7 @@ extractors. Else these are the sites' own models of each round, which a run of P
 enter by their mean alone, and rows that become known where their records are identified are not used. Rows of FedPLCC
 are taken as if they divided the records of their class evenly. **Pairs are the least of what a list of candidates
 gives**: an exact length tells a set of n records apart from all others as long as the list has fewer sets of n than
-some 10⁷, and no search over larger sets is attempted.
+some 10⁷, and no larger sets are searched.
 """
 
 from __future__ import annotations
@@ -108,6 +108,9 @@ class RotatedRows:
         self._last, self.directions = shown[max(shown)], run.agreement.clusters
         self._spreads: dict[tuple[int, str], dict[int, Spread]] = {}
         self._auxiliary = auxiliary(run, victim)
+        self._one_extractor = run.initial is not None or (
+            run.config.extractor_is_frozen and not run.config.models
+        )
         classes = len(run.agreement.classes)
         self._counts = {
             name: np.bincount(site.train.labels, minlength=classes) for name, site in run.sites.items()
@@ -268,6 +271,7 @@ class RotatedRows:
 
     def _spread(self, at: int, site: str) -> Mapping[int, Spread]:
         """Return the distribution of each class's features at a site, estimated from public samples."""
+        site = self._victim if self._one_extractor else site
         if (at, site) not in self._spreads:
             public = self._auxiliary.public
             features = self._features(at, site, public.inputs)

@@ -1,14 +1,22 @@
-"""Membership inference on prototypes of Gaussian features, whose true-positive rates have a closed form."""
+"""Membership inference on prototypes of Gaussian features, whose true-positive rates have a closed form.
+
+The last test states a limit of every exact mean, which no reading of the command ``attack`` uses.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from scipy.optimize import nnls  # type: ignore[import-untyped]  # it ships no types
 from scipy.stats import norm  # type: ignore[import-untyped]  # it ships no types
 
+from protoseal.evaluation.attacks.adversaries import Adversary, readings
+from protoseal.evaluation.attacks.case import auxiliary
 from protoseal.evaluation.attacks.membership import Scores, scores_of_release
 from protoseal.evaluation.attacks.recorded_run import Rows
 from protoseal.evaluation.attacks.statistics import allowed_by, true_positive_rate
+from tests.protoseal.evaluation.attacks.recorded import recorded_frozen
 
 FEATURES, OUTSIDERS, RATE, DELTA = 512, 400, 0.001, 1e-5
 CLIP = float(np.sqrt(FEATURES))
@@ -66,3 +74,24 @@ def test_noise_keeps_the_rate_below_what_epsilon_allows_and_half_of_it_does_not(
     assert claimed == pytest.approx(expected(50, NOISE), abs=0.0013)
     assert expected(50, NOISE) < allowed < expected(50, NOISE / 2)
     assert weakened > allowed + 0.0013
+
+
+@pytest.mark.parametrize(("protection", "weighting"), [("plain", "complement"), ("masked", "uniform")])
+def test_the_stated_limit_a_list_of_all_records_solves_an_exact_mean(protection: str, weighting: str) -> None:
+    """Fewer candidates than features are equations with one solution: sums over sites hide no member either."""
+    run = recorded_frozen(protection, weighting)
+    learned = readings(run, Adversary.COORDINATOR, "site-2")[-1]
+    others = [site.train for name, site in run.sites.items() if name != "site-2"]
+    # A sum is of all sites' records, which the list then has as well.
+    lists = [
+        run.sites["site-2"].train,
+        auxiliary(run, "site-2").outsiders,
+        *(others if protection == "masked" else []),
+    ]
+    weights = []
+    for k in np.unique(learned.labels):
+        inputs = [part.of_class(int(k)).inputs for part in lists]
+        solution, _ = nnls(run.sites["site-2"].features(torch.cat(inputs)).T, learned.of_class(k)[0])
+        weights.append(np.split(solution, np.cumsum([len(part) for part in inputs]))[:2])
+    members, outsiders = (np.concatenate(parts) for parts in zip(*weights, strict=True))
+    assert members.min() > 10.0 * outsiders.max()
