@@ -283,8 +283,10 @@ def _run_in_words(audit: RunAudit) -> str:
 
     lines = [f"{audit.verdict.value.upper()}: run {audit.run!r}"]
     for outcome in Outcome:
+        alike: dict[str, list[str]] = {}
         for site, check in audit.of(outcome):
-            lines.append(f"{outcome.value:<11}  {site}: {check.weakness} ({check.reason})")
+            alike.setdefault(f"{check.weakness} ({check.reason})", []).append(site)
+        lines += [f"{outcome.value:<11}  {', '.join(sites)}: {said}" for said, sites in alike.items()]
     return "\n".join(lines)
 
 

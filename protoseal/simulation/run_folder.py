@@ -226,7 +226,9 @@ def _remove_if_empty(folder: Path) -> None:
 def read_claim(folder: Path) -> dict[str, Any]:
     """Return what ``simulation.json`` says of a simulation's folder; raise :class:`FileError`."""
     path = folder / CLAIM
-    text = read_text(path, "give the folder of a finished simulation (--out)")
+    text = read_text(
+        path, "give the folder of a finished simulation (its --out), or a site's state_dir with --config"
+    )
     try:
         claim = json.loads(text)
         return {"seed": claim["seed"], "config": dict(claim["config"])}

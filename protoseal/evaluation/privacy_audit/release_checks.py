@@ -103,7 +103,9 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     if not evidence.drawn:
         kept = "no release was kept: set keep_releases in the site's file before the run"
         last = None if evidence.last is None else deviation_check([evidence.last], level)
-        if last is None:
+        if evidence.agreement.distributed_noise:
+            yield not_covered(NOISE, "sites share the noise of sums, and a site's term is not kept")
+        elif last is None:
             yield not_covered(NOISE, kept)
         elif last.outcome is Outcome.FOUND:
             yield last
@@ -149,9 +151,9 @@ def deviation_check(parts: Sequence[Float], level: float) -> Check:
     if p < level:
         return found(NOISE, seen + (where if overall * len(chances) >= level else ""), p)
     level /= len(chances)
-    missed = {factor: _missed(factor, numbers, level) for factor in (1 / 2, 2 / 3)}
-    if max(missed.values()) > 1 - POWER:
-        return not_covered(NOISE, f"too few values: half of the noise might pass ({seen})", p)
+    for part, factor in (("half", 1 / 2), ("two thirds", 2 / 3)):
+        if _missed(factor, numbers, level) > 1 - POWER:
+            return not_covered(NOISE, f"too few values: {part} of the noise might pass ({seen})", p)
     least = least_factor_refuted(numbers, level / 2, POWER)
     return stands(NOISE, f"{seen}; {least:.2g} of it would have been found", p)
 

@@ -212,8 +212,10 @@ def _last_noise(agreement: Agreement, records: Records, out: Path) -> Float | No
 
 def evidence_of_site(config: SiteConfig) -> SiteEvidence:
     """Return what a site kept in its ``state_dir``; raise as :func:`evidence_of`, and a ``SiteError`` for its data."""
-    if config.privacy is None:
-        raise FileError("the site's file has no [privacy] section, so that no release was noisy")
+    if config.privacy is None or config.agreement.privacy is None:
+        raise FileError(
+            "no release is noisy, since the site's file or the agreement has no [privacy]: nothing to audit"
+        )
     data = load_data(config)
     learner = open_learner(config.model_copy(update={"device": "cpu"}), data)
     return evidence_of(

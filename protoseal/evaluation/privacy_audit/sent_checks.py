@@ -149,7 +149,9 @@ def _compare(evidence: SiteEvidence, sent: Sent, draws: Sequence[Drawn]) -> None
     own, arrays = prototypes_of(agreement, draws), sent.arrays
     sends_rows = agreement.sends_rows(sent.round)
     if sent.phase is Phase.PRESENCE:
-        stated = np.isin(np.arange(len(agreement.classes)), own.labels) & sends_rows
+        present = np.isin(np.arange(len(agreement.classes)), own.labels)
+        # Where sites share the noise, all of them state every class, also before the clustering.
+        stated = (present | agreement.distributed_noise) & sends_rows
         if not np.array_equal(arrays[0], stated):
             raise _Differs("the classes stated are not those of the noisy counts")
         return
@@ -291,6 +293,10 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
     charged = cost(events, delta)
     owed = gaussian_epsilon(claim.multiplier / math.sqrt(draws), delta) if draws else 0.0
     seen = f"ε {charged:.4g} charged for {len(events)} releases at δ = {delta:g}, {owed:.4g} owed for {draws} draws"
+    if draws:
+        measured = max(1e-3, float(np.sqrt(np.square(np.concatenate(evidence.noise)).mean())))
+        lost = gaussian_epsilon(claim.multiplier * measured / math.sqrt(draws), delta)
+        seen += f", {lost:.4g} with the noise as measured"
     if owed > charged * (1 + 1e-3):
         yield found(PAID, seen)
     elif draws:

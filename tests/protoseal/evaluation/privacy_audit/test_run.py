@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agreement import PROTECTIONS, Method, Protection
+from agreement.sections.privacy import Noise
 from privacy.units import Unit
 from protoseal.evaluation.privacy_audit.audit import Verdict
 from protoseal.evaluation.privacy_audit.release_checks import CLIPPING, REPEATED, SHARED
@@ -44,6 +45,13 @@ FAST = ("a tenth of the noise", "exact presence", "no entry")
 def test_true_run_stands(tmp_path: Path, method: Method, protection: Protection, unit: Unit) -> None:
     audit = audited(kept_agreement(method, protection, unit), tmp_path)
     assert (audit.verdict, weaknesses(audit)) == (Verdict.STANDS, set())
+
+
+@pytest.mark.full
+def test_noise_that_sites_share_is_not_covered(tmp_path: Path) -> None:
+    agreement = kept_agreement(Method.FEDPC, Protection.MASKED, noise=Noise.DISTRIBUTED, release_every=None)
+    audit = audited(agreement, tmp_path)
+    assert (audit.verdict, weaknesses(audit)) == (Verdict.TOO_WEAK, set())
 
 
 @pytest.mark.parametrize("double", full_but(FOUND, *FAST))

@@ -1,0 +1,66 @@
+"""Command ``budget audit run`` on the folder of a simulation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protoseal.commands.budget_audit import EXIT_CODES, audit_group
+from protoseal.simulation.config import load_simulation
+from protoseal.simulation.experiment import simulate
+from tests.support.run_doubles import WEAKENINGS
+
+SETTINGS = {
+    "sites": 3,
+    "rounds": 2,
+    "dim": 32,
+    "split": "iid:per=60",
+    "privacy": {"clip": 1.0, "noise_multiplier": 2.0, "min_count": 1.0},
+}
+
+
+def audit(folder: Path, *options: str) -> Result:
+    return CliRunner().invoke(audit_group, ["run", str(folder), *options])
+
+
+@pytest.mark.full
+def test_folder_with_seeds_and_compared_methods_is_audited_run_by_run(tmp_path: Path) -> None:
+    of_many = {
+        "compare": ("fedproto", "local"),
+        "seeds": (0, 1),
+        "keep_releases": True,
+        "out": str(tmp_path / "run"),
+    }
+    simulate(load_simulation(None, SETTINGS | of_many))
+    result = audit(tmp_path / "run", "--json")
+    assert result.exit_code == EXIT_CODES["stands"]
+    runs = json.loads(result.stdout)["runs"]
+    assert {run["run"] for run in runs} == {
+        f"{method}-seed-{seed}" for method in ("pfpl", "fedproto") for seed in (0, 1)
+    }
+    assert {check["site"] for check in runs[0]["checks"]} == {"site-1", "site-2", "site-3", "all sites"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("keeps", "verdict"), [(True, "refuted"), (False, "refuted"), (None, "too weak to tell")]
+)
+def test_verdict_decides_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool | None, verdict: str
+) -> None:
+    """A tenth of the noise shows with and without kept releases; a true run without any stays open."""
+    if keeps is not None:
+        WEAKENINGS["a tenth of the noise"](monkeypatch)
+    simulate(load_simulation(None, SETTINGS | {"keep_releases": bool(keeps), "out": str(tmp_path / "run")}))
+    result = audit(tmp_path / "run")
+    assert result.exit_code == EXIT_CODES[verdict]
+    assert result.stdout.startswith(verdict.upper())
+
+
+def test_folder_that_is_no_simulation_is_an_error(tmp_path: Path) -> None:
+    result = audit(tmp_path)
+    assert result.exit_code == 1
+    assert "simulation.json" in result.stderr
