@@ -39,7 +39,7 @@ TOLD_BY_DESIGN = (
     " neither a protection nor ε covers it."
 )
 """Statement on what is no attack, for the first screen."""
-MOST_SEEDS = 1000
+MOST_SEEDS = 100
 """Most seeds that are proposed: a value that needs more is too near the threshold."""
 _SABOTAGE = "poisoning"
 """Suite of sabotage."""

@@ -137,6 +137,7 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         who=WHO,
         Subject=Subject,
         told_by_design=TOLD_BY_DESIGN,
+        privacy=report.config.get("privacy") or {},
         Verdict=Verdict,
         malicious=len(malicious_of([str(number) for number in range(report.sites)])),
         WORST_FIRST=WORST_FIRST,
@@ -250,9 +251,9 @@ def _by_samples(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
 
 def number_text(number: float) -> str:
     """Return the number with three digits after the point, or three significant ones if it is large or tiny."""
-    if float(number).is_integer() and abs(number) >= 1:
-        return f"{number:.0f}"
-    return f"{number:.3f}" if number == 0 or 0.001 <= abs(number) < 100 else f"{number:.3g}"
+    if float(number).is_integer():
+        return f"{int(number)}"
+    return f"{number:.3f}" if 0.001 <= abs(number) < 100 else f"{number:.3g}"
 
 
 def samples_text(samples: Sequence[int]) -> str:

@@ -69,11 +69,11 @@ def suite_names() -> tuple[str, ...]:
 
 
 def cases_of(name: str) -> dict[str, Sequence[Case]]:
-    """Return the cases of a suite, of all suites, or one short attack of each kind (``quick``), by suite."""
+    """Return the cases of a suite, of all suites, or short attacks of four kinds (``quick``), by suite."""
     if name == QUICK:
         return {
             "inversion": [PrototypeInversion(1, decoder=True)],
-            "membership": [PrototypeMembership()],
+            "membership": [PrototypeMembership(1), PrototypeMembership()],
             "protection": [Values()],
             "audit": [NoiseAudit()],
         }
