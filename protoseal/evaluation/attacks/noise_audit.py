@@ -40,8 +40,7 @@ class NoiseAudit(Case):
     question = "Does the run lose more privacy than it claims?"
     ability = "learn more from noisy values than the claimed ε allows"
     not_covered = (
-        "Noise that sites share, training by DP-SGD (`protoseal budget audit training`), noise from a known seed, and"
-        " what `protoseal budget audit run` lists as not covered."
+        "Noise that sites share, noise from a known seed, and what `protoseal budget audit run` lists as not covered."
     )
     adversaries: Sequence[Adversary] = (Adversary.COORDINATOR,)
 
