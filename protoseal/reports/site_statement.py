@@ -151,7 +151,6 @@ def sections(facts: Facts) -> tuple[Section, ...]:
 
 
 def _protected(facts: Facts) -> Section:
-    strength = ", and whatever its computing power is" if facts.colluding is None else ""
     trained = ", and the model, which was trained by DP-SGD" if facts.trains else ""
     return Section(
         "What is protected, and from whom",
@@ -162,7 +161,7 @@ def _protected(facts: Facts) -> Section:
             " each class (prototypes), noisy counts of each class, and the list of classes, which follows from these"
             f" counts{trained}. Whatever others compute from it later is covered as well.",
             f"The guarantee holds against {observers(facts.colluding, SENT)}. It holds whatever the attacker knows"
-            f" already, even every other record and the record in question{strength}.",
+            " already, even every other record and the record in question.",
             *_shared(facts.colluding),
         ),
     )
@@ -252,7 +251,7 @@ def _planned(facts: Facts) -> Iterator[str]:
     if agreement is None or account is None:
         return
     own = [run for run in facts.runs if run.agreement_hash == agreement.hash()]
-    name = f"Run {agreement.run!r} ({agreement.method.value} under {agreement.protection.value})"
+    name = f"Run {agreement.run!r} (method {agreement.method.value}, protection {agreement.protection.value})"
     if agreement.privacy is None:
         yield f"{name} adds no noise: {'exact values left in it' if own else 'no exact value has left in it yet'}."
         return

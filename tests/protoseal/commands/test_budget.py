@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd, GaussianRelease
 from tests.protoseal.commands.budget_plans import plan, planned, refusal
 
+NORMAL = NormalDist()
 DP_SGD = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
 
 
@@ -67,6 +71,57 @@ def test_plan_prints_budget_noise_and_errors() -> None:
     assert "over a third of 50 records" in done.stderr
     assert "give --records" not in done.stderr
     assert "give --records" in plan("--epsilon", 3, "--releases", 1).stderr
+
+
+def test_the_first_sentence_says_what_is_protected_how_surely_and_at_what_cost() -> None:
+    found = planned("--epsilon", 3, "--releases", 20, "--records", "50,500")
+    power = NORMAL.cdf(math.sqrt(20) / found["noise_multiplier"] - NORMAL.inv_cdf(0.99))
+    assert found["recognised"] == pytest.approx(power, rel=1e-4)
+    assert found["statement"] in plan("--epsilon", 3, "--releases", 20, "--records", "50,500").stdout
+    assert found["statement"].startswith(
+        "Whether any one record is in the data set is protected from anyone who sees"
+    )
+    assert f"recognises at most {math.ceil(1000 * power) / 10:g} (" in found["statement"]
+    assert (
+        f"costs ε = {found['spent']:.4g} at δ = 1e-05, and an error of 2.9 of the clip" in found["statement"]
+    )
+    assert "in the mean of 50 records" in found["statement"]
+    people = planned("--epsilon", 3, "--releases", 20, "--unit", "subject", "--delta", 1e-6)["statement"]
+    assert people.startswith("Whether any one person has records in the data set")
+    assert "at δ = 1e-06" in people
+    assert planned("--epsilon", 3, "--releases", 20, *DP_SGD)["recognised"] > 0.04
+
+
+def test_values_that_nobody_gave_are_named_as_assumed() -> None:
+    silent = planned("--epsilon", 3, "--releases", 1)
+    weight = silent["count_weight"]
+    assert silent["assumed"] == {
+        "delta": 1e-5,
+        "clip": 1.0,
+        "count_weight": weight,
+        "dim": 512,
+        "classes": 10,
+        "unit": "record",
+    }
+    assert "assumed, since not given: delta 1e-05, clip 1," in plan("--epsilon", 3, "--releases", 1).stdout
+    given = (
+        "--delta",
+        1e-5,
+        "--clip",
+        1,
+        "--count-weight",
+        0.2,
+        "--dim",
+        512,
+        "--classes",
+        10,
+        "--unit",
+        "record",
+    )
+    assert planned("--epsilon", 3, "--releases", 1, *given)["assumed"] == {}
+    assert planned("--epsilon", 3, "--releases", 1, *given[:-1], "site")["assumed"] == {"classes_of_one": 10}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", silent["made"])
+    assert f"planned on {silent['made']}" in plan("--epsilon", 3, "--releases", 1).stdout
 
 
 def test_a_delta_that_is_no_guarantee_is_refused() -> None:

@@ -151,11 +151,23 @@ def test_features_that_are_trained_without_noise_have_no_guarantee_in_the_first_
     """A plan, and an audit of its releases whatever the verdict, begin by saying that there is no guarantee."""
     file = agreement(tmp_path, privacy=PRIVACY | {"extractor": "trained"})
     assert NO_GUARANTEE in planned("--agreement", file)["warnings"]
+    assert planned("--agreement", file)["recognised"] is None
     few = ("--canaries", "100", "--guesses", "10")
     for arguments in (("plan",), ("audit", "prototypes", *few)):
         done = CliRunner().invoke(main, ["budget", *arguments, "--agreement", str(file)])
         assert done.stdout.startswith("NO GUARANTEE")
         assert "NO GUARANTEE" not in done.stderr
+
+
+def test_shared_noise_and_what_a_file_leaves_to_its_data_are_in_the_first_lines(tmp_path: Path) -> None:
+    shared = agreement(
+        tmp_path, **FEDPC, privacy={"clip": 2.0, "noise_multiplier": 4.0, "noise": "distributed"}
+    )
+    assert "with up to one site that helps them" in planned("--agreement", shared)["statement"]
+    assert planned("--agreement", shared)["assumed"] == {"delta": 1e-5}
+    file = tmp_path / "sim.toml"
+    file.write_text(SIMULATION, encoding="utf-8")
+    assert planned("--agreement", file)["assumed"] == {"delta": 1e-5, "classes": 10}
 
 
 # A site's own counts

@@ -386,7 +386,7 @@ def planning(facts: Facts, tmp_path: Path, **changes: object) -> tuple[Facts, st
 def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_whole_one(
     tmp_path: Path, stated: Callable[[Recorded], Facts]
 ) -> None:
-    plans = "Run 'run-1' (pfpl under ckks) plans ε = "
+    plans = "Run 'run-1' (method pfpl, protection ckks) plans ε = "
     _, whole = planning(stated(BASE), tmp_path)
     assert plans in whole
     assert "Recorded are 2 of its 2 releases." in whole
@@ -417,7 +417,9 @@ def test_an_agreement_without_noise_is_told_whether_exact_values_left(
         agreement=agreement,
         runs=tuple(replace(run, agreement_hash=agreement.hash()) for run in exposed.runs),
     )
-    assert "(pfpl under ckks) adds no noise: exact values left in it." in " ".join(text_of(own).split())
+    assert "(method pfpl, protection ckks) adds no noise: exact values left in it." in " ".join(
+        text_of(own).split()
+    )
     assert "no exact value has left in it yet" in " ".join(text_of(replace(own, runs=())).split())
 
 
