@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -44,6 +45,22 @@ def _repeat_noise(patch: pytest.MonkeyPatch) -> None:
         return drawn.setdefault(id(query), draw(query, classes, dim))
 
     patch.setattr(PrototypeQuery, "draw", again)
+
+
+def _reorder_noise(patch: pytest.MonkeyPatch) -> None:
+    """Give every release of a site the values of its first one, each time in another order."""
+    drawn: dict[int, Ints] = {}
+    draw = PrototypeQuery.draw
+
+    def shuffled(query: PrototypeQuery, classes: int, dim: int) -> Ints:
+        return np.random.default_rng().permutation(drawn.setdefault(id(query), draw(query, classes, dim)))
+
+    patch.setattr(PrototypeQuery, "draw", shuffled)
+
+
+def _release_trained_features(patch: pytest.MonkeyPatch) -> None:
+    """Release features of the model that trains, where they are agreed to be those of the initial one."""
+    patch.setattr(Learner, "embedding_model", lambda learner: copy.deepcopy(learner.predictor))
 
 
 def _share_noise(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +162,9 @@ WEAKENINGS: Mapping[str, Weaken] = {
     "a tenth of the noise": scale_noise(0.1),
     "half of the noise": scale_noise(0.5),
     "the same noise twice": _repeat_noise,
+    "the same noise in another order": _reorder_noise,
     "noise that sites share": _share_noise,
+    "features of the model that trains": _release_trained_features,
     "no clipping": lambda patch: weaken_query(patch, "no clipping"),
     "subjects are not clipped as a whole": _clip_no_unit,
     "exact presence": _after_release(_show_exact_presence),

@@ -52,6 +52,8 @@ REPEATED, SHARED, SHAPE, CLIPPING, MEANS = (
 )
 TESTS = 8
 """Number of statistical tests of a site, and of all sites together, for a level of each."""
+_ENOUGH, _SAME = 20, 1e-4
+"""Fewest values of draws whose magnitudes are compared, and their largest difference, in deviations of the noise."""
 _ALIKE = 0.99
 """Correlation of draws at which they count as the same, but for rounding."""
 _FARTHEST = 5.0
@@ -65,7 +67,7 @@ class SiteEvidence:
     ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read. ``last``
     is the noise (M, d) in the prototypes that a site without kept releases saved at the end, as far as they show it.
     ``trained`` are the records of the steps of DP-SGD. ``averaged`` is the part of the initial model that a method
-    averages, where no record may shape it.
+    averages, where no record may shape it, and ``initial`` the state of the initial model.
     """
 
     agreement: Agreement
@@ -76,6 +78,7 @@ class SiteEvidence:
     trained: Sequence[TrainingRecord] = field(repr=False, default=())
     last: Float | None = field(repr=False, default=None)
     averaged: Float | None = field(repr=False, default=None)
+    initial: Mapping[str, Tensor] | None = field(repr=False, default=None)
 
     @property
     def claim(self) -> Claim:
@@ -213,11 +216,23 @@ def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float)
     p = _alike_p([draw[:length] for draw in draws])
     if p < level:
         return found(weakness, "two draws have equal or opposite noise, or a part of it", p)
+    if _has_same_values(draws):
+        return found(weakness, "two draws have the same values in another order")
     chance = level / math.comb(len(draws), 2)
     least = math.sqrt(float(stats.beta.isf(chance, 0.5, (length - 1) / 2)))
     if least > _ALIKE:
         return not_covered(weakness, f"too few values ({length}) to tell draws apart", p)
     return stands(weakness, f"{len(draws)} draws; a correlation of {least:.2g} would have been found", p)
+
+
+def _has_same_values(draws: Sequence[Float]) -> bool:
+    """Return True if two draws of one size have equal magnitudes, in whatever order; independent ones never do."""
+    ordered = [np.sort(np.abs(draw)) for draw in draws if draw.size >= _ENOUGH]
+    return any(
+        one.size == other.size and float(np.abs(one - other).max()) < _SAME
+        for at, one in enumerate(ordered)
+        for other in ordered[:at]
+    )
 
 
 def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from agreement import CONTROLS, Agreement
@@ -67,6 +68,8 @@ from secure_client.training.step_records import read_records
 LEDGER = "ledger.jsonl"
 CENTRES = "cells around centres of a site's own"
 """Weakness of a site that divides its classes by other centres than the previous round's result."""
+MODELS = "features that records have shaped"
+"""Weakness of a release from a trained model, where features are agreed to be frozen."""
 
 
 def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunAudit:
@@ -78,6 +81,7 @@ def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunA
             *check_noise(evidence, each),
             *check_sent(evidence),
             *check_paid(evidence),
+            *_check_models(evidence),
             *_check_training(evidence, each),
             *_beyond(evidence),
         ]
@@ -135,6 +139,19 @@ def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Che
         )
 
 
+def _check_models(evidence: SiteEvidence) -> Iterator[Check]:
+    """Check that releases of frozen features are of the initial model, which no record has shaped."""
+    initial = evidence.initial
+    if initial is None or not evidence.drawn:
+        return
+    for draw in evidence.drawn:
+        same = draw.model.keys() == initial.keys()
+        if not same or any(not torch.equal(value, initial[name]) for name, value in draw.model.items()):
+            yield found(MODELS, f"the {draw.release} is of another model's features")
+            return
+    yield stands(MODELS, "every release is of the initial model's features")
+
+
 def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
     """Return what no record of a run shows."""
     yield not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
@@ -188,10 +205,12 @@ def evidence_of(
     last = (
         _last_noise(agreement, records(model().state_dict()), out) if out is not None and not mine else None
     )
-    averaged = None
-    if agreement.method.averages and agreement.extractor_is_frozen:
-        averaged = Averaged(model(), agreement.method.traits.averaged).vector()
-    return SiteEvidence(agreement, mine, sent, records, account, trained, last, averaged)
+    averaged = initial = None
+    if agreement.extractor_is_frozen:
+        initial = model().cpu().state_dict()
+        if agreement.method.averages:
+            averaged = Averaged(model(), agreement.method.traits.averaged).vector()
+    return SiteEvidence(agreement, mine, sent, records, account, trained, last, averaged, initial)
 
 
 def _last_noise(agreement: Agreement, records: Records, out: Path) -> Float | None:

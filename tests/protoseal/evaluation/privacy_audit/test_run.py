@@ -11,7 +11,7 @@ from agreement.sections.privacy import Noise
 from privacy.units import Unit
 from protoseal.evaluation.privacy_audit.audit import Verdict
 from protoseal.evaluation.privacy_audit.release_checks import CLIPPING, REPEATED, SHARED
-from protoseal.evaluation.privacy_audit.run import CENTRES
+from protoseal.evaluation.privacy_audit.run import CENTRES, MODELS
 from protoseal.evaluation.privacy_audit.run_checks import NOISE, PAID, SENT
 from tests.protoseal.evaluation.privacy_audit.kept_runs import ROUNDS, audited, kept_agreement, weaknesses
 from tests.support.marks import full_but
@@ -25,8 +25,10 @@ FOUND = {
     "a tenth of the noise": NOISE,
     "half of the noise": NOISE,
     "the same noise twice": REPEATED,
+    "the same noise in another order": REPEATED,
     "noise that sites share": SHARED,
     "no clipping": CLIPPING,
+    "features of the model that trains": MODELS,
     "exact presence": SENT,
     "division by exact counts": SENT,
     "rows without noise": SENT,
