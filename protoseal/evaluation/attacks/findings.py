@@ -35,8 +35,8 @@ WORDS: Mapping[Verdict | None, str] = {
 }
 """Verdicts as readers of a report see them; None means that no attack ran."""
 TOLD_BY_DESIGN = (
-    "The coordinator and every site are told who takes part, and which classes each site has. This is no attack, and"
-    " neither a protection nor ε covers it."
+    "The coordinator and every site are told who takes part, and which classes each site has. This is no attack, and no"
+    " protection covers it. With noise a site's classes are those that it releases, which ε covers."
 )
 """Statement on what is no attack, for the first screen."""
 MOST_SEEDS = 100
