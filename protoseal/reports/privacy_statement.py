@@ -146,9 +146,9 @@ def _bounded(sites: Sequence[SiteFigures], result: RunResult, unit: Unit, collud
     at = f" at δ = {max(deltas):g}" if deltas else ""
     members = members_of(unit, "a site's data set")
     return (
-        f"Whether {members.fact} is protected from {observers(colluding, 'what the site sent')}:"
-        f" {_names(sites, result)} spent at most ε = {epsilon:.3g}{at} by the end of this run, over all"
-        " runs in the ledger of the same data."
+        f"Whether {members.fact} is protected from {observers(colluding, 'what the site sent')}. At most"
+        f" ε = {epsilon:.3g}{at} was spent by {_names(sites, result)} by the end of this run, over all runs in the"
+        " ledger of the same data."
         f" Adding or removing {members.one} changes the probability of anything that they see by a factor of e^ε at"
         " most, and by δ besides."
     )

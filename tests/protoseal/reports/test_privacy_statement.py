@@ -57,7 +57,7 @@ def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str, named: 
 def test_sites_with_a_guarantee_and_without_are_told_apart_by_name() -> None:
     first, second = privacy_statement(run(NOISY, site("a", 2.0, guaranteed=True), site("b", 9.0), site("c")))
     assert first.startswith(f"{NO_GUARANTEE} for b, c:")
-    assert ": a spent" in second
+    assert "was spent by a by the end" in second
     assert "ε = 2 " in second
 
 
