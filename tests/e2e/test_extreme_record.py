@@ -65,4 +65,4 @@ def test_the_run_is_complete_with_every_site(name: str, tmp_path: Path, nursery:
         assert trained["site-1"] == [False] * ROUNDS
         assert all(trained["site-2"])
         for each in federation.names if agreed.privacy else ():
-            assert len(read_account(federation.folder(each) / "ledger.jsonl").entries) == ROUNDS
+            assert len(read_account(federation.folder(each) / "ledger.jsonl").entries) == agreed.releases
