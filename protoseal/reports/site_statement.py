@@ -29,7 +29,7 @@ from secure_client.privacy.releases import WEIGHTS
 from secure_client.privacy.run_cost import TRAINING, WHAT, planned_epsilon
 
 SENT = "what this site sent"
-_NOT_A_SUM = "The costs of several runs do not simply add up: together they are less than their sum."
+_NOT_A_SUM = "The costs of single runs do not simply add up to that number."
 _PAID = (WHAT, TRAINING)
 
 
