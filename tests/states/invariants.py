@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -270,7 +270,7 @@ class Monitor:
             )
 
     def _check_paid(self, site: str, key: PhaseKey, account: Account, deaths: int) -> None:
-        """Check that each release of the round is paid for, and not more than once, except after deaths."""
+        """Check that each release that serves the round is paid for, and not more than once, except after deaths."""
         if self._agreement.privacy is None:
             told = sum(each.run == key.run for each in account.exposures)
             if told != 1:
@@ -279,8 +279,8 @@ class Monitor:
             return
         attempts = {other.attempt for name, other in self._left if name == site and _same_round(other, key)}
         for what, due in self._payments(key.round, len(attempts)).items():
-            release = ReleaseName(key.run, key.round, what)
-            found = sum(each.spending.release == release for each in account.entries)
+            release = self._served_by(ReleaseName(key.run, key.round, what))
+            found = sum(self._served_by(each.spending.release) == release for each in account.entries)
             if found < due:
                 self.broken(
                     Promise.PAID_FIRST, f"{site} sends {_name(key)}: {found} of {due} are paid for ({what})"
@@ -289,6 +289,12 @@ class Monitor:
                 self.broken(
                     Promise.PAID_ONCE, f"{site}: {found} payments for {due} of round {key.round} ({what})"
                 )
+
+    def _served_by(self, release: ReleaseName) -> ReleaseName:
+        """Return the release under the first round of its period; a site that comes late pays in a later round."""
+        if release.what != WHAT:
+            return release
+        return replace(release, round=self._agreement.release_round(release.round))
 
     def _payments(self, round_number: int, attempts: int) -> Mapping[str, int]:
         """Return the number of payments due, by purpose, in a round whose presence was stated in so many attempts."""
