@@ -1,0 +1,452 @@
+"""Doubles of a site's run: weakenings in the path that a run takes, which the mechanisms know nothing of.
+
+A double changes how a run uses a mechanism: the query that its releases hold, the noise that they add, what a payment
+records, what a step samples. The mechanism under `protoseal budget audit`, which plays it anew, stays as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+from torch import Tensor
+
+from privacy.accounting.events import DpSgd, GaussianRelease
+from privacy.ledger.ledger import Ledger
+from privacy.mechanisms.grid import SIGMA_LOG2, Float, Ints
+from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
+from secure_client.privacy.noisy_prototypes import NoisyPrototypes, ReleasedPrototypes
+from secure_client.privacy.releases import Releases
+from secure_client.site_model.exchanged_values import ExchangedValues
+from secure_client.training.dp_sgd import steps
+from secure_client.training.dp_sgd.steps import GradientGrid, draw_noise, poisson_sample
+from secure_client.training.learner import Learner
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+Noise = Callable[["ChangedSums", Ints], Ints]
+"""A change of the noise (K, d + 1) of a release, where its exact sums are known."""
+Batches = list[tuple[Float, Ints]]
+
+
+@dataclass(frozen=True, repr=False)
+class ChangedSums(Sums):
+    """Sums whose noise is changed before it is added."""
+
+    change: Noise
+
+    def noised(self, drawn: Ints | None = None) -> tuple[Ints, Ints]:
+        """Return noisy vectors and weights. A share that was ``drawn`` before stays as it is."""
+        classes, dim = self.vectors.shape
+        if drawn is not None:
+            return super().noised(drawn)
+        fresh = self.query.draw(classes, dim).reshape(classes, dim + 1)
+        return super().noised(self.change(self, fresh).reshape(-1))
+
+
+# Releases
+
+
+def noise(change: Noise) -> Patch:
+    """Return a double that changes the noise of every release."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        sums = Releases._sums
+
+        def changed(releases: Releases, *arguments: Any) -> Sums:
+            exact = sums(releases, *arguments)
+            return ChangedSums(exact.query, exact.vectors, exact.weights, change)
+
+        monkeypatch.setattr(Releases, "_sums", changed)
+
+    return patch
+
+
+def scaled(factor: float) -> Noise:
+    return lambda sums, drawn: np.rint(factor * drawn).astype(np.int64)
+
+
+def on_sums_alone(sums: ChangedSums, drawn: Ints) -> Ints:
+    drawn[:, -1] = 0
+    return drawn
+
+
+def on_counts_alone(sums: ChangedSums, drawn: Ints) -> Ints:
+    drawn[:, :-1] = 0
+    return drawn
+
+
+def on_the_first_classes(sums: ChangedSums, drawn: Ints) -> Ints:
+    drawn[len(drawn) // 2 :] = 0
+    return drawn
+
+
+def by_class_size(sums: ChangedSums, drawn: Ints) -> Ints:
+    """Return less noise for smaller classes, so that all have the same error."""
+    share = sums.weights / max(1, int(sums.weights.max()))
+    return np.rint(drawn * share[:, None]).astype(np.int64)
+
+
+def on_half_of_the_coordinates(sums: ChangedSums, drawn: Ints) -> Ints:
+    drawn[:, : drawn.shape[1] // 2] = 0
+    return drawn
+
+
+def equal_in_classes(sums: ChangedSums, drawn: Ints) -> Ints:
+    return np.repeat(drawn[:1], len(drawn), axis=0)
+
+
+def equal_in_coordinates(sums: ChangedSums, drawn: Ints) -> Ints:
+    return np.repeat(drawn[:, :1], drawn.shape[1], axis=1)
+
+
+def of_uniform_shape(sums: ChangedSums, drawn: Ints) -> Ints:
+    deviation = 2.0**SIGMA_LOG2
+    uniform = stats.norm.cdf(drawn / deviation) - 0.5
+    return np.asarray(np.rint(uniform * np.sqrt(12) * deviation), dtype=np.int64)
+
+
+def from_a_seed(*, by_site: bool) -> Patch:
+    """Return a double whose noise is from a generator with a seed: of the run, or of the site too."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        generators: dict[object, np.random.Generator] = {}
+        sums = Releases._sums
+
+        def changed(releases: Releases, *arguments: Any) -> Sums:
+            exact = sums(releases, *arguments)
+            seed = sum(releases.dataset.encode()) if by_site else 7
+            generator = generators.setdefault(releases.ledger, np.random.default_rng(seed))
+
+            def draw(_: ChangedSums, drawn: Ints) -> Ints:
+                return np.rint(generator.normal(0.0, 2.0**SIGMA_LOG2, drawn.shape)).astype(np.int64)
+
+            return ChangedSums(exact.query, exact.vectors, exact.weights, draw)
+
+        monkeypatch.setattr(Releases, "_sums", changed)
+
+    return patch
+
+
+def kept_noise(own: float, common: float, *, over_sites: bool) -> Patch:
+    """Return a double of which each release's noise has a part in common: with the site's others, or with all."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        kept: dict[object, Ints] = {}
+        sums = Releases._sums
+
+        def changed(releases: Releases, *arguments: Any) -> Sums:
+            exact = sums(releases, *arguments)
+
+            def mix(_: ChangedSums, drawn: Ints) -> Ints:
+                first = kept.setdefault(None if over_sites else releases.ledger, drawn.copy())
+                return np.rint(own * drawn + common * first).astype(np.int64)
+
+            return ChangedSums(exact.query, exact.vectors, exact.weights, mix)
+
+        monkeypatch.setattr(Releases, "_sums", changed)
+
+    return patch
+
+
+# What is sent
+
+
+def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send exact class means in place of the released rows."""
+    of_round = ExchangedValues.of_round
+
+    def swapped(values: ExchangedValues, *arguments: Any) -> Any:
+        outcome = of_round(values, *arguments)
+        exact = values._learner.prototypes()[0]
+        return replace(outcome, rows=np.where(outcome.held()[:, None], exact, 0.0))
+
+    monkeypatch.setattr(ExchangedValues, "of_round", swapped)
+
+
+def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send the first release's rows, whatever later releases drew."""
+    of_round = NoisyPrototypes.of_round
+    first: dict[int, ReleasedPrototypes] = {}
+
+    def stale(noisy: NoisyPrototypes, *arguments: Any) -> ReleasedPrototypes:
+        drawn = of_round(noisy, *arguments)
+        kept = first.setdefault(id(noisy), drawn)
+        return replace(drawn, rows=kept.rows, counts=kept.counts)
+
+    monkeypatch.setattr(NoisyPrototypes, "of_round", stale)
+
+
+def other_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Release features of a model that followed the records, where the initial model's are agreed."""
+    embedded = Learner.embedded
+
+    def centred(learner: Learner) -> Any:
+        batches = list(embedded(learner))
+        mean = torch.cat([features for features, _ in batches]).mean(dim=0)
+        return [(features - mean, labels) for features, labels in batches]
+
+    monkeypatch.setattr(Learner, "embedded", centred)
+
+
+def of_classes(change: Callable[[ReleasedPrototypes, Ints], ReleasedPrototypes]) -> Patch:
+    """Return a double that changes what is made of a release, where the exact counts (K,) are known."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        made = NoisyPrototypes._of_classes
+
+        def changed(noisy: NoisyPrototypes, number: int, batches: Any) -> ReleasedPrototypes:
+            kept = [(features, labels) for features, labels in batches]
+            drawn = made(noisy, number, iter(kept))
+            return change(
+                drawn,
+                np.bincount(np.concatenate([labels for _, labels in kept]), minlength=len(drawn.counts)),
+            )
+
+        monkeypatch.setattr(NoisyPrototypes, "_of_classes", changed)
+
+    return patch
+
+
+def exactly_present(drawn: ReleasedPrototypes, exact: Ints) -> ReleasedPrototypes:
+    counts = np.where(exact > 0, np.maximum(drawn.counts, 1), 0)
+    return replace(drawn, counts=counts, rows=np.where(exact[:, None] > 0, drawn.rows, 0.0))
+
+
+def divided_by_exact_counts(drawn: ReleasedPrototypes, exact: Ints) -> ReleasedPrototypes:
+    return replace(drawn, rows=drawn.rows * (drawn.counts / np.maximum(exact, 1))[:, None])
+
+
+# Clipping of features
+
+
+def records(change: Callable[[Any, Batches], Batches], *, wide: bool) -> Patch:
+    """Return a double that changes a release's batches; ``wide`` clips at a hundred times the agreed norm."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        sums = Releases._sums
+
+        def changed(releases: Releases, query: PrototypeQuery, parts: int, batches: Any, owners: Any) -> Sums:
+            kept = change(query, [(features.copy(), labels) for features, labels in batches])
+            used = _unclipped(query) if wide else query
+            return sums(releases, used, parts, iter(kept), owners)
+
+        monkeypatch.setattr(Releases, "_sums", changed)
+
+    return patch
+
+
+def _unclipped(query: PrototypeQuery) -> PrototypeQuery:
+    """Return a query with a hundred times the clip and as much noise as the given one, in units of a feature."""
+    wide = 100 * query.clip
+    ratio = np.hypot(query.clip, query.count_weight) / np.hypot(wide, query.count_weight)
+    return PrototypeQuery(wide, query.count_weight, query.noise_multiplier * float(ratio), query.min_count)
+
+
+def as_they_are(query: PrototypeQuery, batches: Batches) -> Batches:
+    return batches
+
+
+def by_coordinate(query: PrototypeQuery, batches: Batches) -> Batches:
+    return [(np.clip(features, -query.clip, query.clip), labels) for features, labels in batches]
+
+
+def by_batch(query: PrototypeQuery, batches: Batches) -> Batches:
+    """Shorten each batch's longest record to the clip, and the others by the same factor and not below half."""
+    longest = [np.linalg.norm(features, axis=1).max(initial=1e-9) for features, _ in batches]
+    return [
+        (features * max(0.5, min(1.0, query.clip / longest[number])), labels)
+        for number, (features, labels) in enumerate(batches)
+    ]
+
+
+def first_record_twice(query: PrototypeQuery, batches: Batches) -> Batches:
+    features, labels = batches[0]
+    return [(np.concatenate([features[:1], features]), np.concatenate([labels[:1], labels])), *batches[1:]]
+
+
+def clipped_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clip class means in place of records."""
+    sums = Releases._sums
+
+    def changed(releases: Releases, query: PrototypeQuery, *arguments: Any) -> Sums:
+        exact = sums(releases, _unclipped(query), *arguments)
+        lengths = np.linalg.norm(exact.vectors, axis=1)
+        allowed = query.grid.radius * (exact.weights / exact.query.grid.weight)
+        factors = np.minimum(1.0, allowed / np.maximum(lengths, 1e-9))
+        return replace(exact, vectors=np.trunc(exact.vectors * factors[:, None]).astype(np.int64))
+
+    monkeypatch.setattr(Releases, "_sums", changed)
+
+
+# Accounting
+
+
+def without_entry(kind: type) -> Patch:
+    """Return a double whose ledger records no payment of this kind of event after the first."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        spend = Ledger.spend
+
+        def forgetful(ledger: Ledger, spending: Any) -> Any:
+            if isinstance(spending.event, kind) and any(isinstance(event, kind) for event in ledger.history):
+                return ledger.anchor
+            return spend(ledger, spending)
+
+        monkeypatch.setattr(Ledger, "spend", forgetful)
+
+    return patch
+
+
+def cheaper(kind: type[GaussianRelease] | type[DpSgd]) -> Patch:
+    """Return a double whose payments of this kind of event record twice the noise."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        spend = Ledger.spend
+
+        def cheap(ledger: Ledger, spending: Any) -> Any:
+            event: Any = spending.event
+            if isinstance(event, kind):
+                event = replace(event, noise_multiplier=2 * event.noise_multiplier)
+            return spend(ledger, replace(spending, event=event))
+
+        monkeypatch.setattr(Ledger, "spend", cheap)
+
+    return patch
+
+
+def mean_of_two_draws(sums: ChangedSums, drawn: Ints) -> Ints:
+    """Return the noise of the mean of two answers, of which one was paid for."""
+    second = sums.query.draw(*sums.vectors.shape).reshape(drawn.shape)
+    return np.rint((drawn + second) / 2).astype(np.int64)
+
+
+# Training by DP-SGD
+
+
+def sampler(chosen: Callable[[int, float], Any]) -> Patch:
+    return lambda monkeypatch: monkeypatch.setattr(steps, "poisson_sample", chosen)
+
+
+def fixed_size(units: int, rate: float) -> list[int]:
+    chosen: list[int] = np.random.default_rng().permutation(units)[: int(units * rate)].tolist()
+    return chosen
+
+
+def first_of_sample_twice(units: int, rate: float) -> list[int]:
+    chosen = poisson_sample(units, rate)
+    return [*chosen[:1], *chosen]
+
+
+def successive_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = itertools.count()
+
+    def batch(units: int, rate: float) -> list[int]:
+        size = max(1, int(units * rate))
+        first = next(at) * size
+        return sorted((first + number) % units for number in range(size))
+
+    monkeypatch.setattr(steps, "poisson_sample", batch)
+
+
+def shuffled_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: dict[int, list[int]] = {}
+
+    def batch(units: int, rate: float) -> list[int]:
+        waiting = order.setdefault(units, [])
+        size = max(1, int(units * rate))
+        if len(waiting) < size:
+            waiting[:] = np.random.default_rng().permutation(units).tolist()
+        taken, waiting[:] = waiting[:size], waiting[size:]
+        return taken
+
+    monkeypatch.setattr(steps, "poisson_sample", batch)
+
+
+def training_noise(drawn: Callable[[int], Any]) -> Patch:
+    return lambda monkeypatch: monkeypatch.setattr(steps, "draw_noise", drawn)
+
+
+def training_noise_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[int, Any] = {}
+
+    def draw(count: int) -> Any:
+        return kept.setdefault(count, draw_noise(count)).copy()
+
+    monkeypatch.setattr(steps, "draw_noise", draw)
+
+
+def gradients_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GradientGrid, "clip_", lambda grid, rows: rows.div_(grid.step).trunc_())
+
+
+def gradients_by_coordinate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clip(grid: GradientGrid, rows: Tensor) -> Tensor:
+        return rows.div_(grid.step).clamp_(-grid.radius, grid.radius).trunc_()
+
+    monkeypatch.setattr(GradientGrid, "clip_", clip)
+
+
+def gradients_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clip a step's sum in place of each gradient."""
+    clip, set_gradients = GradientGrid.clip_, steps._Training._set_gradients
+    gradients_unclipped(monkeypatch)
+
+    def set_clipped(training: Any, total: Tensor) -> None:
+        grid = training._grid
+        set_gradients(training, clip(grid, total.unsqueeze(0) * grid.step).squeeze(0))
+
+    monkeypatch.setattr(steps._Training, "_set_gradients", set_clipped)
+
+
+RELEASE_DOUBLES: dict[str, Patch] = {
+    "a tenth of the noise": noise(scaled(0.1)),
+    "half of the noise": noise(scaled(0.5)),
+    "noise on sums, none on counts": noise(on_sums_alone),
+    "noise on counts, none on sums": noise(on_counts_alone),
+    "noise on the first classes only": noise(on_the_first_classes),
+    "noise on half of the coordinates": noise(on_half_of_the_coordinates),
+    "noise in proportion to a class's size": noise(by_class_size),
+    "noise that is equal in all classes": noise(equal_in_classes),
+    "noise that is equal in all coordinates": noise(equal_in_coordinates),
+    "noise of uniform shape": noise(of_uniform_shape),
+    "noise from one seed at all sites": from_a_seed(by_site=False),
+    "noise from a seed of each site": from_a_seed(by_site=True),
+    "the same noise in two rounds": kept_noise(0.0, 1.0, over_sites=False),
+    "the same noise at two sites": kept_noise(0.0, 1.0, over_sites=True),
+    "correlated noise in two rounds": kept_noise(0.6, 0.8, over_sites=False),
+    "correlated noise at two sites": kept_noise(0.6, 0.8, over_sites=True),
+    "exact rows in place of released rows": exact_rows,
+    "rows of an earlier release": stale_rows,
+    "features of another model": other_model,
+    "classes present by exact counts": of_classes(exactly_present),
+    "division by exact counts": of_classes(divided_by_exact_counts),
+    "no clipping": records(as_they_are, wide=True),
+    "clipping of single coordinates": records(by_coordinate, wide=True),
+    "clipping of means": clipped_too_late,
+    "a record counted twice": records(first_record_twice, wide=False),
+    "no entry": without_entry(GaussianRelease),
+    "an entry with a smaller cost": cheaper(GaussianRelease),
+    "the mean of two draws for one entry": noise(mean_of_two_draws),
+}
+"""Doubles of a run with releases, by weakness."""
+TRAINING_DOUBLES: dict[str, Patch] = {
+    "samples of a fixed size": sampler(fixed_size),
+    "successive batches": successive_batches,
+    "shuffled epochs": shuffled_epochs,
+    "a rate too high": sampler(lambda units, rate: poisson_sample(units, min(1.0, 1.5 * rate))),
+    "a record twice in a step": sampler(first_of_sample_twice),
+    "half of training's noise": training_noise(lambda count: np.rint(0.5 * draw_noise(count))),
+    "the same noise in every step": training_noise_reused,
+    "gradients without a clip": gradients_unclipped,
+    "gradients clipped by coordinate": gradients_by_coordinate,
+    "gradients clipped too late": gradients_too_late,
+    "training without an entry": without_entry(DpSgd),
+    "training with a smaller cost": cheaper(DpSgd),
+}
+"""Doubles of a run that trains by DP-SGD, by weakness."""
