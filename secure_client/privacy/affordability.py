@@ -1,8 +1,9 @@
 """Check, whenever a run begins or resumes at a site, that the remaining budget covers the rest of the run.
 
 Limits. The plan has no retries: a repeated round may be paid for again, up to ``most_paid_attempts`` times, so a run
-that exactly fits the plan can still end early. Rounds that the site missed count until a later round is paid for. Other
-runs on the same ledger can spend the rest after the check.
+that exactly fits the plan can still end early. Rounds that the site missed count until a later round is paid for: a
+site that missed the only release of its run needs room for the release whenever it starts, although the release is
+never paid for. Other runs on the same ledger can spend the rest after the check.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class ReleasedPrototypes:
     """Release that the site uses from ``round`` on: ``rows`` (K, d) as sent, and noisy ``counts`` int64 (K,).
 
     A class that is not present by its noisy count has count 0 and a row of zeros; the others have 1 or more. Where a
-    class may have several prototypes, ``local`` has these with their noisy counts, and ``rows`` has their means.
+    class may have several prototypes, ``local`` has these with their noisy counts, and ``rows`` has their means. A
+    ``round`` that sends no prototypes stands for a site that has had no release, and has no class.
     """
 
     round: int
@@ -98,17 +99,21 @@ class NoisyPrototypes:
         """Return the release of a round. ``embedded``, features (B, d) and labels (B,), is read if there is a new one.
 
         ``guide`` is the guide of the site's training, which has the clusters, if any. Where the round's noise is
-        shared, the site has no class by itself and draws nothing yet.
+        shared, the site has no class by itself and draws nothing yet. Before the first release, a round that sends no
+        prototypes leaves the site without any.
         """
         if number and self._releases.distributed:
             self._last = ReleasedPrototypes(number, *self._releases.nothing())
-        elif self._last is None or self._releases.due(number, self._last.round):
+        elif self._releases.due(number, None if self._last is None else self._last.round):
             batches = _as_arrays(embedded)
             self._last = (
                 self._of_cells(number, batches, guide)
                 if self._clustered
                 else self._of_classes(number, batches)
             )
+        elif self._last is None:
+            self._releases.log_missed(number)
+            self._last = self._nothing(number)
         return self._last
 
     def draw_share(self, number: int) -> NDArray[np.int64]:
@@ -120,6 +125,11 @@ class NoisyPrototypes:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return this site's term of a sum: see :meth:`secure_client.privacy.releases.Releases.term`."""
         return self._releases.term(_as_arrays(embedded), listed, share, self._owners)
+
+    def _nothing(self, number: int) -> ReleasedPrototypes:
+        rows, counts = self._releases.nothing()
+        local = LocalClusters(rows[:0], counts[:0], counts[:0]) if self._clustered else None
+        return ReleasedPrototypes(number, rows, counts, local)
 
     def _of_classes(self, number: int, batches: Batches) -> ReleasedPrototypes:
         drawn = self._releases.release(number, batches, self._owners)

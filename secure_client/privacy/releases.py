@@ -133,13 +133,14 @@ class Releases:
         return self._agreement.dim
 
     def due(self, round_number: int, released: int | None) -> bool:
-        """Return True if a round needs a new release; ``released`` is the round of the last release.
+        """Return True if a round needs a new release; ``released`` is the round of the last release, if there is one.
 
-        Sites send a period's release in its first round alone. A site that missed that round keeps an earlier release
-        until the next period.
+        A release is due only in a round that sends it. A site that missed that round keeps an earlier release, or has
+        none, until the next period.
         """
-        first = self._agreement.release_round(round_number) == round_number
-        return released is None or (released < round_number and first)
+        agreement = self._agreement
+        is_new = released is None or released < agreement.release_round(round_number)
+        return is_new and agreement.sends_rows(round_number)
 
     @property
     def distributed(self) -> bool:
@@ -257,6 +258,16 @@ class Releases:
         multiplier = self._agreement.noisy_sum(listed).share
         query = replace(self._query, noise_multiplier=multiplier)
         return self._sums(query, len(self._agreement.classes), batches, owners).noised(share)
+
+    def log_missed(self, round_number: int) -> None:
+        """Log that a site without a release came after the round that sends it, and when it adds prototypes."""
+        following = range(round_number + 1, self._agreement.rounds + 1)
+        coming = next(filter(self._agreement.sends_rows, following), None)
+        _log.warning(
+            "round %d: this site missed the round of the release: it adds no prototypes %s, and pays for none",
+            round_number,
+            "to this run" if coming is None else f"before round {coming}",
+        )
 
     def nothing(self) -> tuple[Float, Ints]:
         """Return rows (K, d) and counts (K,) of a site without an individual release."""

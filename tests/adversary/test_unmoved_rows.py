@@ -19,6 +19,7 @@ from agreement import (
     Protection,
 )
 from algorithms.pfpl import Weighting
+from privacy.ledger.budget_account import read_account
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
@@ -130,6 +131,18 @@ def test_a_first_sum_that_did_not_open_may_be_asked_for_again_in_its_round_alone
     unopened.mask(*EVERYONE)
     assert rows_in_sum(play, 1, EVERYONE, attempt=2).any()
     assert not rows_in_sum(play, 2, EVERYONE).any()
+
+
+def test_a_site_that_missed_a_releases_round_takes_part_without_prototypes_and_pays_for_none(
+    open_masked: OpenMasked,
+) -> None:
+    play = open_masked(CASES["feddbp, one release"](), {})
+    play.set_up(*EVERYONE)
+    missed = play.play_sum(*WITHOUT_C)
+    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base, missed)})
+    opened = begun.carried_out(EVERYONE)
+    assert not opened[: play.agreement.layout.prototypes].any()
+    assert not read_account(play.budget(C).ledger).entries
 
 
 def test_the_next_release_has_a_sum_of_its_own(open_masked: OpenMasked) -> None:

@@ -291,7 +291,7 @@ class Monitor:
                 )
 
     def _served_by(self, release: ReleaseName) -> ReleaseName:
-        """Return the release under the first round of its period; a site that comes late pays in a later round."""
+        """Return the release under the first round of its period; a site that missed the clustering pays in round 1."""
         if release.what != WHAT:
             return release
         return replace(release, round=self._agreement.release_round(release.round))
@@ -300,6 +300,8 @@ class Monitor:
         """Return the number of payments due, by purpose, in a round whose presence was stated in so many attempts."""
         privacy, shared = self._agreement.privacy, self._agreement.distributed_noise
         releases = 0 if shared and not round_number else attempts if shared else 1
+        if not self._agreement.sends_rows(round_number):
+            releases = 0  # the site paid in the round that sends them, or missed that round
         trains = privacy is not None and privacy.dp_sgd is not None
         return {WHAT: releases, TRAINING: int(trains and round_number > 0)}
 

@@ -125,6 +125,9 @@ def _compare_with_draws(evidence: SiteEvidence, sent: Sent) -> None:
     """
     if evidence.agreement.distributed_noise and sent.round:
         raise _Unclear("sites share the noise, and a site's term was not kept")
+    if not _is_of_release(evidence.agreement, sent):
+        _compare(evidence, sent, _nothing(evidence.agreement))
+        return
     mine = [draw for draw in evidence.drawn if draw.release.round == sent.released]
     if sent.released is None or not mine:
         raise _Unclear(f"the release of round {sent.released} was not kept")
@@ -136,17 +139,25 @@ def _compare_with_draws(evidence: SiteEvidence, sent: Sent) -> None:
     differences = []
     for draw in mine:
         try:
-            _compare(evidence, sent, [*earlier.values(), draw])
+            _compare(evidence, sent, prototypes_of(evidence.agreement, [*earlier.values(), draw]))
         except _Differs as error:
             differences.append(error)
     if len(differences) == len(mine):
         raise differences[-1]
 
 
-def _compare(evidence: SiteEvidence, sent: Sent, draws: Sequence[Drawn]) -> None:
-    """Raise unless the values follow from the draws."""
-    agreement = evidence.agreement
-    own, arrays = prototypes_of(agreement, draws), sent.arrays
+def _is_of_release(agreement: Agreement, sent: Sent) -> bool:
+    """Return False for values of a site without a release: by its state they are of a round that has none."""
+    return sent.released is None or agreement.sends_rows(sent.released)
+
+
+def _nothing(agreement: Agreement) -> Prototypes:
+    return Prototypes(np.zeros((0, agreement.dim)), np.zeros(0, dtype=np.int64), np.zeros(0))
+
+
+def _compare(evidence: SiteEvidence, sent: Sent, own: Prototypes) -> None:
+    """Raise unless the values follow from the prototypes, which are those of draws."""
+    agreement, arrays = evidence.agreement, sent.arrays
     sends_rows = agreement.sends_rows(sent.round)
     if sent.phase is Phase.PRESENCE:
         present = np.isin(np.arange(len(agreement.classes)), own.labels)
@@ -324,7 +335,7 @@ def _faults_of_draws(evidence: SiteEvidence, entries: Mapping[int, Entry]) -> It
         seen.add(draw.anchor.seq)
     paid_rounds = {entry.spending.release.round for entry in entries.values()}
     for sent in evidence.sent:
-        if sent.released not in paid_rounds:
+        if sent.released not in paid_rounds and _is_of_release(evidence.agreement, sent):
             yield f"values of round {sent.round} come from a release without an entry"
 
 

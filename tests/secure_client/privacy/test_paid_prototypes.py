@@ -159,6 +159,29 @@ def test_a_release_of_its_own_features_or_alone_is_not_averaged(
     site.journal.close()
 
 
+def test_a_site_that_missed_the_round_of_a_release_has_no_prototypes_and_pays_for_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The period's other rounds send no prototypes. The next period has a release."""
+    site = Site(tmp_path, agreement(release_every=3))
+    for number in (2, 3):
+        rows, counts = site.trainee.trained(number)
+        made = (rows, counts, site.trainee.held_classes())
+        assert not any(values.any() for values in made)
+        site.restart()
+    assert [name for name, _, text in caplog.record_tuples if "missed the round" in text] == [
+        "protoseal.site"
+    ]
+    assert "before round 4" in caplog.text
+    assert not site.entries
+    site.trainee.save(tmp_path / "out")
+    assert not read_prototypes(tmp_path / "out").local.any()
+    site.trainee.trained(4)
+    assert site.trainee.held_classes().any()
+    assert [each.spending.release.round for each in site.entries] == [4]
+    site.journal.close()
+
+
 def test_a_site_that_dies_between_paying_and_keeping_pays_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

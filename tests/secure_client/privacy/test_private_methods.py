@@ -100,6 +100,21 @@ def test_a_run_with_private_features_pays_what_was_planned(method: Method, tmp_p
         assert {each.facts["guarantee"] for each in spent} == {"record"}
 
 
+@pytest.mark.parametrize("method", SUMMED)
+def test_a_site_without_a_release_has_no_prototypes_of_any_kind(method: Method, tmp_path: Path) -> None:
+    """Round 2 repeats the sum of round 1, which the site missed. Its model takes part."""
+    for _ in range(2):  # the second time from the journal
+        with trainee_of(agreed(method), tmp_path) as trainee:
+            rows, counts = trainee.trained(2)
+            made = (rows, counts, trainee.held_classes())
+            assert not any(values.any() for values in made)
+            if method is Method.FEDPLCC:
+                assert len(trainee.local().labels) == 0
+            assert trainee.released == 2
+            assert trainee.evaluate() is not None
+    assert not entries(tmp_path)
+
+
 def test_a_release_of_few_cells_is_recorded_as_one_of_the_agreed_number(tmp_path: Path) -> None:
     """The number of cells follows from a decryption under ``ckks``: neither cost nor line may depend on it."""
     section = FedplccSection(most_clusters=5, most_prototypes=5)

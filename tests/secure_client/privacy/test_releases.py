@@ -339,6 +339,25 @@ def test_a_site_that_missed_a_periods_first_round_pays_for_no_release_of_it(tmp_
 
 
 @pytest.mark.parametrize(
+    ("method", "every", "taken_part", "due"),
+    [
+        (Method.PFPL, None, (2, 3, 4, 5), []),
+        (Method.PFPL, 3, (2, 3, 4, 5), [4]),
+        (Method.FEDPC, None, (1, 2, 5), [1]),
+        (Method.FEDPC, None, (2, 3), []),
+        (Method.FEDPC, 2, (2, 3, 4), [3]),
+        (Method.FEDPC, 2, (1, 2, 3), [1, 3]),
+    ],
+)
+def test_a_site_without_a_release_pays_only_in_a_round_that_sends_one(
+    tmp_path: Path, method: Method, every: int | None, taken_part: Iterable[int], due: list[int]
+) -> None:
+    """FedPC's first round sends the clustering's release, so a site that missed the clustering may still draw it."""
+    agreed = agreement(5, release_every=every).model_copy(update={"method": method})
+    assert rounds_due(agreed, tmp_path, taken_part) == due
+
+
+@pytest.mark.parametrize(
     ("extractor", "every", "due"),
     [
         (Extractor.FROZEN, None, [0]),
@@ -360,14 +379,11 @@ def test_the_clusterings_release_serves_the_first_period_if_features_are_frozen(
     assert agreed.releases == len(due)
 
 
-@pytest.mark.parametrize(("method", "late"), [(Method.PFPL, 4), (Method.FEDPC, 1)])
-def test_a_site_that_came_late_and_has_paid_has_room_for_the_rest(
-    tmp_path: Path, method: Method, late: int
-) -> None:
-    """The plan has the release in the first round of its period, the ledger in the round in which the site came."""
-    agreed = agreement(release_every=None).model_copy(update={"method": method})
+def test_a_site_that_missed_the_clustering_and_has_paid_has_room_for_the_rest(tmp_path: Path) -> None:
+    """The plan has the release in the clustering, the ledger in the first round."""
+    agreed = agreement(release_every=None).model_copy(update={"method": Method.FEDPC})
     own = budget(tmp_path, planned(agreed))
-    opened(agreed, own).release(late, batches(agreed))
+    opened(agreed, own).release(1, batches(agreed))
     assert agreed.privacy is not None
     check_room(agreed, agreed.privacy, read_account(own.ledger))
     with pytest.raises(BudgetError):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agreement import PROTECTIONS, Method, Protection
@@ -11,9 +14,17 @@ from agreement.sections.privacy import Noise
 from privacy.units import Unit
 from protoseal.evaluation.privacy_audit.audit import Verdict
 from protoseal.evaluation.privacy_audit.release_checks import CLIPPING, REPEATED, SHARED
-from protoseal.evaluation.privacy_audit.run import CENTRES, MODELS
+from protoseal.evaluation.privacy_audit.run import CENTRES, MODELS, audit_run
 from protoseal.evaluation.privacy_audit.run_checks import NOISE, PAID, SENT
-from tests.protoseal.evaluation.privacy_audit.kept_runs import ROUNDS, audited, kept_agreement, weaknesses
+from protoseal_wire.messages import Phase
+from tests.protoseal.evaluation.privacy_audit.kept_runs import (
+    LEVEL,
+    ROUNDS,
+    audited,
+    kept_agreement,
+    kept_run,
+    weaknesses,
+)
 from tests.support.marks import full_but
 from tests.support.run_doubles import WEAKENINGS
 
@@ -47,6 +58,28 @@ FAST = ("a tenth of the noise", "exact presence", "no entry")
 def test_true_run_stands(tmp_path: Path, method: Method, protection: Protection, unit: Unit) -> None:
     audit = audited(kept_agreement(method, protection, unit), tmp_path)
     assert (audit.verdict, weaknesses(audit)) == (Verdict.STANDS, set())
+
+
+def test_site_that_missed_the_release_may_send_no_prototypes(tmp_path: Path) -> None:
+    """Its values need no entry in the ledger; a row, or a class, would be one without a release."""
+    agreement = kept_agreement(Method.PFPL, Protection.PLAIN, release_every=None)
+    evidence = kept_run(agreement, tmp_path)
+    name, whole = next(iter(evidence.items()))
+    unpaid = copy(whole.account)
+    assert unpaid is not None
+    unpaid.lines = ()
+    sent = [replace(each, released=2) for each in whole.sent if each.round > 1]
+    late = replace(whole, drawn=(), sent=sent, account=unpaid)
+    assert not weaknesses(audit_run(agreement.run, {name: late}, LEVEL))
+    for phase in (Phase.PRESENCE, Phase.VALUES):
+        forged = [
+            replace(each, arrays=tuple(np.ones_like(array) for array in each.arrays))
+            if each.phase is phase
+            else each
+            for each in sent
+        ]
+        audit = audit_run(agreement.run, {name: replace(late, sent=forged)}, LEVEL)
+        assert weaknesses(audit) == {SENT}
 
 
 @pytest.mark.full
