@@ -35,8 +35,10 @@ from crypto import durable_files
 from privacy.mechanisms.grid import SIGMA
 
 _log = logging.getLogger("protoseal.site")
-WATCHED, PROJECTIONS, MOST_STEPS = 1024, 32, 10_000
-"""Largest number of units whose bits a step keeps, of projections of its noise, and of steps in a file."""
+WATCHED, PROJECTIONS, PEAKS, MOST_STEPS = 1024, 32, 8, 10_000
+"""Largest number of units whose bits a step keeps, of projections and peaks of its noise, and of steps in a file."""
+COINCIDENT = 2
+"""Largest difference of two equal magnitudes of the noise, in steps of the grid: float32 rounds gradients."""
 _SUFFIX = ".npz"
 _DIRECTIONS = b"protoseal.step-records.directions"
 """Seed of the projections' signs: public and the same everywhere, so that noise of two sites can be compared."""
@@ -51,7 +53,9 @@ class TrainingRecord:
     watched units in the sample. ``largest`` (T,) is the largest norm of a clipped gradient. In units of the grid's
     deviation: ``squares`` (T, L) the mean square of the noise on each parameter tensor of ``sizes`` (L,), ``fourths``
     (T,) the mean fourth power, ``neighbours`` (T,) the mean product of neighbouring coordinates, and ``projections``
-    (T, R) the noise in R fixed directions, each of deviation 1. Norms are in steps of the grid.
+    (T, R) the noise in R fixed directions, each of deviation 1. ``coincidences`` (T,) is the number of pairs of
+    coordinates whose noise has equal magnitudes, up to :data:`COINCIDENT` steps, and ``peaks`` (T, E) are the largest
+    magnitudes, in descending order. Norms are in steps of the grid.
     """
 
     round: int
@@ -68,12 +72,14 @@ class TrainingRecord:
     fourths: NDArray[np.float64] = field(repr=False)
     neighbours: NDArray[np.float64] = field(repr=False)
     projections: NDArray[np.float64] = field(repr=False)
+    coincidences: NDArray[np.int64] = field(repr=False)
+    peaks: NDArray[np.float64] = field(repr=False)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for arrays that do not fit each other."""
         count = len(self.sampled)
         rows = [self.distinct, self.clipped, self.watched, self.largest, self.squares, self.fourths]
-        rows += [self.neighbours, self.projections]
+        rows += [self.neighbours, self.projections, self.coincidences, self.peaks]
         if any(len(row) != count for row in rows) or self.squares.shape != (count, len(self.sizes)):
             raise ValueError("arrays of a step record have different lengths")
         if not count <= self.steps or self.watched.shape[1:] != (min(WATCHED, self.units),):
@@ -156,6 +162,7 @@ class StepRecorder:
             return
         noise = (noisy - self._sum) / SIGMA
         squares = [float(part.square().mean()) for part in torch.split(noise, self._sizes)]
+        ordered = noise.abs().sort().values
         self._keep(
             clipped=self._clipped,
             largest=self._largest,
@@ -163,6 +170,8 @@ class StepRecorder:
             fourths=float(noise.pow(4).mean()),
             neighbours=float((noise[1:] * noise[:-1]).mean()) if len(noise) > 1 else 0.0,
             projections=_projected(noise * self._signs),
+            coincidences=_coincidences(ordered),
+            peaks=ordered[-PEAKS:].flip(0).cpu().numpy(),
         )
 
     def end(self) -> None:
@@ -204,6 +213,12 @@ def _encoded(record: TrainingRecord) -> bytes:
     content = io.BytesIO()
     np.savez_compressed(content, **{**vars(record), "watched": np.packbits(record.watched, axis=1)})
     return content.getvalue()
+
+
+def _coincidences(ordered: Tensor) -> int:
+    """Return the number of pairs of ascending magnitudes (P,) that are equal up to :data:`COINCIDENT` steps."""
+    last = torch.searchsorted(ordered, ordered + (COINCIDENT + 0.5) / SIGMA, right=True)
+    return int(last.sum()) - len(ordered) * (len(ordered) + 1) // 2
 
 
 def _signs(count: int) -> Tensor:

@@ -58,6 +58,42 @@ def _reorder_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrototypeQuery, "draw", shuffled)
 
 
+def change_noise(change: Callable[[Ints], None]) -> Weaken:
+    """Return the double that changes the noise (K, d + 1) of every release in place."""
+    draw = PrototypeQuery.draw
+
+    def changed(query: PrototypeQuery, classes: int, dim: int) -> Ints:
+        drawn = draw(query, classes, dim)
+        change(drawn.reshape(classes, dim + 1))
+        return drawn
+
+    return lambda patch: patch.setattr(PrototypeQuery, "draw", changed)
+
+
+def copy_half(noise: Ints) -> None:
+    """Make the noise of a half of the coordinates that of the other half, with other signs."""
+    half = (noise.shape[1] - 1) // 2
+    noise[:, half : 2 * half] = noise[:, :half] * np.where(np.arange(half) % 2, 1, -1)
+
+
+def combine_classes(noise: Ints) -> None:
+    """Make the last class's noise a combination of the other classes' noise, of the claimed deviation."""
+    others = len(noise) - 1
+    signs = np.where(np.arange(others) % 2, 1, -1) / np.sqrt(others)
+    noise[-1] = np.rint(signs @ noise[:-1]).astype(np.int64)
+
+
+def share_a_class() -> Callable[[Ints], None]:
+    """Return the change that gives all releases of all sites the same noise on one class."""
+    shared: list[Ints] = []
+
+    def change(noise: Ints) -> None:
+        shared.append(noise[1].copy())
+        noise[1] = shared[0]
+
+    return change
+
+
 def _release_trained_features(patch: pytest.MonkeyPatch) -> None:
     """Release features of the model that trains, where they are agreed to be those of the initial one."""
     patch.setattr(Learner, "embedding_model", lambda learner: copy.deepcopy(learner.predictor))
@@ -164,6 +200,9 @@ WEAKENINGS: Mapping[str, Weaken] = {
     "the same noise twice": _repeat_noise,
     "the same noise in another order": _reorder_noise,
     "noise that sites share": _share_noise,
+    "a half with the noise of the other": change_noise(copy_half),
+    "a class with a combination of noise": change_noise(combine_classes),
+    "a class that shares its noise": change_noise(share_a_class()),
     "features of the model that trains": _release_trained_features,
     "no clipping": lambda patch: weaken_query(patch, "no clipping"),
     "subjects are not clipped as a whole": _clip_no_unit,

@@ -103,25 +103,45 @@ def load_model(model: PrototypeModel, state: Mapping[str, Tensor]) -> PrototypeM
     return model
 
 
+@dataclass(frozen=True)
+class AddedParts:
+    """Parts that N records add to the sums: ``clipped`` (N, d) and ``shares`` (N,), in classes or cells ``parts`` (N,).
+
+    ``unclipped`` (N, d) is the same without clipping, ``one_by_one`` (N, d) that of records whatever the unit.
+    """
+
+    parts: Ints = field(repr=False)
+    shares: Float = field(repr=False)
+    clipped: Float = field(repr=False)
+    unclipped: Float = field(repr=False)
+    one_by_one: Float = field(repr=False)
+
+
+def added_parts(records: Records, claim: Claim, cells: Cells | None) -> AddedParts:
+    """Return what records add to the sums over classes, or over cells around public centres."""
+    parts = records.labels if cells is None else _cells_of(records, cells)
+    norms = np.linalg.norm(records.features, axis=1, keepdims=True)
+    # The mechanism rounds the clip down, and each record towards zero, to a grid; over many records that adds up.
+    step = claim.deviation / _STEPS
+    clip = np.floor(claim.clip / step) * step
+    clipped = records.features * np.minimum(1.0, clip / np.maximum(norms, 1e-300))
+    clipped = np.trunc(clipped / step) * step
+    shares = _shares(records, parts)
+    return AddedParts(parts, shares, clipped * shares[:, None], records.features * shares[:, None], clipped)
+
+
 def exact_sums(records: Records, claim: Claim, classes: int, cells: Cells | None) -> ExactSums:
     """Return the exact sums over classes, or over cells around public centres."""
-    parts = records.labels if cells is None else _cells_of(records, cells)
     number = classes if cells is None else len(cells)
-    norms = np.linalg.norm(records.features, axis=1, keepdims=True)
-    clipped = records.features * np.minimum(1.0, claim.clip / np.maximum(norms, 1e-300))
-    # The mechanism rounds each record towards zero to a grid; over many records that adds up.
-    step = claim.deviation / _STEPS
-    clipped = np.trunc(clipped / step) * step
-    one_by_one = _summed(clipped, parts, number)
-    shares = _shares(records, parts)
-    counts = np.bincount(parts, weights=shares, minlength=number).astype(np.float64)
-    late = _summed(records.features * shares[:, None], parts, number)
+    added = added_parts(records, claim, cells)
+    counts = np.bincount(added.parts, weights=added.shares, minlength=number).astype(np.float64)
+    late = _summed(added.unclipped, added.parts, number)
     lengths = np.linalg.norm(late, axis=1)
     return ExactSums(
-        _summed(clipped * shares[:, None], parts, number),
+        _summed(added.clipped, added.parts, number),
         counts,
-        _summed(records.features, parts, number),
-        one_by_one,
+        _summed(records.features, added.parts, number),
+        _summed(added.one_by_one, added.parts, number),
         late * np.minimum(1.0, claim.clip * counts / np.maximum(lengths, 1e-300))[:, None],
     )
 

@@ -22,7 +22,21 @@ from torch import Tensor
 
 from agreement import Agreement
 from privacy.ledger.budget_account import Account
-from protoseal.evaluation.privacy_audit.exact_sums import Claim, ExactSums, Float, Records, exact_sums
+from protoseal.evaluation.privacy_audit.exact_sums import (
+    Claim,
+    ExactSums,
+    Float,
+    Records,
+    added_parts,
+    exact_sums,
+)
+from protoseal.evaluation.privacy_audit.noise_statistics import (
+    copies_p,
+    dependence_p,
+    ratio_p,
+    shapes_missed,
+    shifts_p,
+)
 from protoseal.evaluation.privacy_audit.record_statistics import (
     alike_p,
     fourth_p,
@@ -43,17 +57,18 @@ from protoseal.evaluation.privacy_audit.run_checks import (
 from secure_client.privacy.kept_releases import Drawn, Sent
 from secure_client.training.step_records import TrainingRecord
 
-REPEATED, SHARED, SHAPE, CLIPPING, MEANS = (
+REPEATED, SHARED, SHAPE, COUNTS, DEPENDENT, CLIPPING, MEANS, SINGLE = (
     "noise that repeats",
     "noise that sites share",
     "noise that is not Gaussian, or not independent",
+    "noise on counts that is too small",
+    "noise that depends linearly on other noise",
     "records or units that are not clipped",
     "means that are clipped in place of records",
+    "a single record that is counted twice, or not clipped",
 )
 TESTS = 8
 """Number of statistical tests of a site, and of all sites together, for a level of each."""
-_ENOUGH, _SAME = 20, 1e-4
-"""Fewest values of draws whose magnitudes are compared, and their largest difference, in deviations of the noise."""
 _ALIKE = 0.99
 """Correlation of draws at which they count as the same, but for rounding."""
 _FARTHEST = 5.0
@@ -122,9 +137,12 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
         )
     else:
         yield deviation
+    yield counts_check(evidence.noise, level)
     yield shape_check(evidence.noise, level)
+    yield dependence_check(evidence.noise, level)
     yield from _clipping_checks(evidence, level)
     yield _means_check(evidence, level)
+    yield _single_check(evidence, level)
     yield repeats_check(REPEATED, [evidence.noise], level)
 
 
@@ -172,6 +190,18 @@ def _missed(factor: float, numbers: int, level: float) -> float:
     return float(law.cdf(high / factor**2) - law.cdf(low / factor**2))
 
 
+def counts_check(parts: Sequence[Float], level: float) -> Check:
+    """Test the mean square of the noise on counts alone, which are few beside the sums."""
+    counts = np.concatenate([part[:, -1] for part in parts])
+    p = _square_p(float(np.square(counts).sum()), len(counts))
+    seen = f"deviation {np.sqrt(np.square(counts).mean()):.3g} of the claimed one over {len(counts)} counts"
+    if p < level:
+        return found(COUNTS, seen, p)
+    if _missed(1 / 2, len(counts), level) > 1 - POWER:
+        return not_covered(COUNTS, f"too few counts: half of the noise might pass ({seen})", p)
+    return stands(COUNTS, seen, p)
+
+
 def shape_check(parts: Sequence[Float], level: float) -> Check:
     """Test mean, distribution, and what classes, coordinates and neighbours of a draw have in common."""
     values = np.concatenate([part.ravel() for part in parts])
@@ -180,6 +210,7 @@ def shape_check(parts: Sequence[Float], level: float) -> Check:
         "the mean is not 0": normal_p(values.mean() * math.sqrt(len(values)), 1.0),
         "the distribution is not normal": float(stats.kstest(values, "norm").pvalue),
         "the fourth powers are not those of normal noise": fourth_p(float((values**4).mean()), len(values)),
+        "the mean magnitude is not that of normal noise": ratio_p(values),
         "the coordinates of a class have noise in common": _square_p(
             float(np.square(rows.sum(axis=1)).sum()) / rows.shape[1], rows.shape[0]
         ),
@@ -196,6 +227,10 @@ def shape_check(parts: Sequence[Float], level: float) -> Check:
     p = min(1.0, p * len(tests))
     if p < level:
         return found(SHAPE, reason, p)
+    missed = shapes_missed(len(values), level / len(tests), POWER)
+    if missed:
+        words = f"{len(values)} values are too few to tell {' or '.join(missed)} noise from normal noise"
+        return not_covered(SHAPE, words, p)
     return stands(SHAPE, f"mean {values.mean():.2g} over {len(values)} values", p)
 
 
@@ -205,34 +240,51 @@ def _alike_p(vectors: Sequence[Float]) -> float:
     return alike_p(largest_cosine(rows), math.comb(len(rows), 2), rows.shape[1]) if len(rows) > 1 else 1.0
 
 
-def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float) -> Check:
-    """Look for noise that two draws have in common, with either sign: of one site, or of any two of ``sites``."""
-    draws = [draw.ravel() for site in sites for draw in site]
-    if len(draws) < 2 or (weakness == SHARED and len(sites) < 2):
-        return (
-            stands(weakness, "there is one draw") if draws else not_covered(weakness, "no release was kept")
-        )
-    length = min(len(draw) for draw in draws)
-    p = _alike_p([draw[:length] for draw in draws])
+def dependence_check(parts: Sequence[Float], level: float) -> Check:
+    """Look for noise of classes, draws or coordinates that is a linear combination of other noise of sums.
+
+    Such a combination can be taken off the released sums, and has no noise.
+    """
+    rows = np.concatenate([part[:, :-1] for part in parts])
+    groups = [rows, *(part[:, :-1] for part in parts)] if len(parts) > 1 else [rows]
+    p = min(1.0, len(groups) * min(dependence_p(group) for group in groups))
+    number, dim = rows.shape
     if p < level:
-        return found(weakness, "two draws have equal or opposite noise, or a part of it", p)
-    if _has_same_values(draws):
-        return found(weakness, "two draws have the same values in another order")
-    chance = level / math.comb(len(draws), 2)
-    least = math.sqrt(float(stats.beta.isf(chance, 0.5, (length - 1) / 2)))
-    if least > _ALIKE:
-        return not_covered(weakness, f"too few values ({length}) to tell draws apart", p)
-    return stands(weakness, f"{len(draws)} draws; a correlation of {least:.2g} would have been found", p)
+        return found(
+            DEPENDENT, f"the noise of {number} classes of draws in {dim} coordinates is dependent", p
+        )
+    if number <= dim // 2 + 1:
+        words = f"{number} rows in {dim} coordinates do not show noise in half of the dimensions"
+        return not_covered(DEPENDENT, f"{words}; no row is a combination of others", p)
+    return stands(DEPENDENT, f"{number} rows in {dim} coordinates", p)
 
 
-def _has_same_values(draws: Sequence[Float]) -> bool:
-    """Return True if two draws of one size have equal magnitudes, in whatever order; independent ones never do."""
-    ordered = [np.sort(np.abs(draw)) for draw in draws if draw.size >= _ENOUGH]
-    return any(
-        one.size == other.size and float(np.abs(one - other).max()) < _SAME
-        for at, one in enumerate(ordered)
-        for other in ordered[:at]
-    )
+def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float) -> Check:
+    """Look for noise that occurs again, in whatever order and sign: of one site, or of any two of ``sites``."""
+    draws = [draw.ravel() for site in sites for draw in site]
+    if not draws or (weakness == SHARED and len(sites) < 2):
+        return not_covered(weakness, "no release was kept" if not draws else "there is one site")
+    values, length = np.concatenate(draws), min(len(draw) for draw in draws)
+    pairs = math.comb(len(draws), 2)
+    tests = {
+        "two draws have equal or opposite noise, or a part of it": _alike_p(
+            [draw[:length] for draw in draws]
+        ),
+        "more magnitudes are equal than by chance, in whatever order": copies_p(values),
+        "noise follows other noise at a distance, or in reverse": shifts_p(values),
+    }
+    reason, p = min(tests.items(), key=lambda item: item[1])
+    p = min(1.0, p * len(tests))
+    if p < level:
+        return found(weakness, reason, p)
+    seen = f"{len(values)} values"
+    if pairs:
+        chance = level / len(tests) / pairs
+        least = math.sqrt(float(stats.beta.isf(chance, 0.5, (length - 1) / 2)))
+        if least > _ALIKE:
+            return not_covered(weakness, f"too few values ({length}) to tell draws apart", p)
+        seen += f" of {len(draws)} draws; a correlation of {least:.2g} would have been found"
+    return stands(weakness, seen, p)
 
 
 def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:
@@ -280,3 +332,32 @@ def _means_check(evidence: SiteEvidence, level: float) -> Check:
             MEANS, f"the difference is {length:.2g} deviations of the noise, too few to show", p
         )
     return stands(MEANS, "the noise does not follow the difference of clipped means", p)
+
+
+def _single_check(evidence: SiteEvidence, level: float) -> Check:
+    """Look for one record whose part the noise follows: added once more, or added without its clip."""
+    dots: list[Float] = []
+    squares: list[Float] = []
+    for draw, noise in zip(evidence.drawn, evidence.noise, strict=True):
+        added = added_parts(evidence.records(draw.model), evidence.claim, draw.cells)
+        again = np.column_stack([added.clipped, evidence.claim.weight * added.shares])
+        unclipped = np.column_stack([added.unclipped - added.clipped, np.zeros(len(again))])
+        directions = np.stack([again, unclipped]) / evidence.claim.deviation
+        dots.append((directions * noise[added.parts]).sum(axis=2))
+        squares.append(np.square(directions).sum(axis=2))
+    if len({dot.shape for dot in dots}) > 1:
+        return not_covered(SINGLE, "the number of records changed between releases")
+    lengths = np.sqrt(np.sum(squares, axis=0))
+    clear = lengths > 1e-6
+    tried = max(1, int(clear.sum()))
+    largest = float(np.max(np.abs(np.sum(dots, axis=0))[clear] / lengths[clear], initial=0.0))
+    p = min(1.0, tried * normal_p(largest, 1.0))
+    if p < level:
+        return found(SINGLE, "the noise follows one record more than chance allows", p)
+    reach = float(stats.norm.isf(level / tried / 2)) + float(stats.norm.ppf(POWER))
+    twice, not_clipped = (lengths > reach).sum(axis=1)
+    total = lengths.shape[1]
+    if twice == total:
+        return stands(SINGLE, f"none of {total} records", p)
+    words = f"counted twice, {twice} of {total} records would show; not clipped, {not_clipped} would"
+    return not_covered(SINGLE, words, p)

@@ -26,6 +26,8 @@ from protoseal.evaluation.privacy_audit.release_checks import (
     TESTS,
     SiteEvidence,
     check_noise,
+    counts_check,
+    dependence_check,
     deviation_check,
     repeats_check,
     shape_check,
@@ -120,7 +122,9 @@ def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Che
     if any(noise):
         together = [draw for site in noise for draw in site]
         yield deviation_check(together, level)
+        yield counts_check(together, level)
         yield shape_check(together, level)
+        yield dependence_check(together, level)
     yield repeats_check(SHARED, noise, level)
     if any(evidence.trained for evidence in sites):
         yield check_shared([evidence.trained for evidence in sites], level)
@@ -155,9 +159,6 @@ def _check_models(evidence: SiteEvidence) -> Iterator[Check]:
 def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
     """Return what no record of a run shows."""
     yield not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
-    yield not_covered(
-        "a record that a release counts twice", "one record changes a sum by less than the noise"
-    )
     agreement = evidence.agreement
     if agreement.clusters:
         yield not_covered(CENTRES, "the result that the centres come from was not kept by the site")

@@ -23,6 +23,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from privacy.accounting.events import DpSgd
 from privacy.mechanisms.grid import SIGMA
+from protoseal.evaluation.privacy_audit.noise_statistics import coincidences_p
 from protoseal.evaluation.privacy_audit.record_statistics import (
     BinomialSpread,
     alike_p,
@@ -37,7 +38,7 @@ from protoseal.evaluation.privacy_audit.record_statistics import (
     successive_p,
 )
 from protoseal.evaluation.privacy_audit.run_checks import POWER, Check, Outcome, found, not_covered, stands
-from secure_client.training.step_records import TrainingRecord
+from secure_client.training.step_records import COINCIDENT, PEAKS, TrainingRecord
 
 PAID, RATE, NOISE = (
     "training that the ledger does not charge",
@@ -46,7 +47,7 @@ PAID, RATE, NOISE = (
 )
 ESSENTIAL = frozenset({PAID, RATE, NOISE})
 """Weaknesses without whose checks no claim of a run with DP-SGD stands."""
-STATISTICAL = 10
+STATISTICAL = 11
 """Number of statistical tests of a site, for a level of each."""
 _ROUNDING = 1e-9
 
@@ -277,6 +278,7 @@ def _noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Check]:
     yield _deviation(records, level)
     yield _shape(records, level)
     yield _repeats([record.projections for record in records], level)
+    yield _copies(records, level)
 
 
 def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
@@ -340,14 +342,41 @@ def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     return stands(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
 
 
+def _copies(records: Sequence[TrainingRecord], level: float) -> Check:
+    """Look for equal magnitudes of the noise in one step, or the same ones in two steps, in whatever order and sign."""
+    name = "training's noise that occurs again in another order"
+    steps = [np.asarray(record.coincidences) for record in records]
+    seen, count = int(np.concatenate(steps).sum()), int(records[0].sizes.sum())
+    draws = sum(map(len, steps))
+    p = coincidences_p(seen, count, COINCIDENT, draws)
+    if p < level:
+        return found(name, f"{seen} pairs of parameters in a step have noise of one magnitude", p)
+    if _has_same_peaks(records):
+        return found(name, "the largest magnitudes of two steps are the same")
+    # A step whose noise is half copied has a coincidence for two parameters.
+    if coincidences_p(draws * (count // 2), count, COINCIDENT, draws) >= level or count <= PEAKS:
+        return not_covered(name, "too few steps and parameters", p)
+    return stands(name, f"{seen} pairs of equal magnitudes in {draws} steps", p)
+
+
+def _has_same_peaks(records: Sequence[TrainingRecord]) -> bool:
+    """Return True if two steps have the same largest magnitudes; steps with noise of their own never do."""
+    peaks = np.concatenate([record.peaks for record in records])
+    ordered = peaks[np.argsort(peaks[:, 0])]
+    apart = np.abs(np.diff(ordered, axis=0)).max(axis=1, initial=0.0)
+    return peaks.shape[1] == PEAKS and bool((apart < 2 * (COINCIDENT + 0.5) / SIGMA).any())
+
+
 def check_shared(sites: Sequence[Sequence[TrainingRecord]], level: float) -> Check:
     """Look for noise that two sites have in common: only sites with models of one size can be compared."""
     name = "training's noise that sites share"
     alike: dict[int, list[NDArray[np.float64]]] = {}
+    of_size: dict[int, list[TrainingRecord]] = {}
     for records in sites:
         for size in {int(record.sizes.sum()) for record in records}:
-            own = [record.projections for record in records if int(record.sizes.sum()) == size]
-            alike.setdefault(size, []).append(np.concatenate(own))
+            fitting = [record for record in records if int(record.sizes.sum()) == size]
+            of_size.setdefault(size, []).extend(fitting)
+            alike.setdefault(size, []).append(np.concatenate([record.projections for record in fitting]))
     groups = [parts for parts in alike.values() if len(parts) > 1]
     if not groups:
         return not_covered(name, "no two sites have records of models of one size")
@@ -356,6 +385,8 @@ def check_shared(sites: Sequence[Sequence[TrainingRecord]], level: float) -> Che
     p = min(alike_p(largest_cosine(row), pairs, row.shape[1]) for row in rows)
     if p < level:
         return found(name, "two sites added equal or opposite noise", p)
+    if any(_has_same_peaks(records) for records in of_size.values()):
+        return found(name, "two sites added noise of the same magnitudes in another order")
     if not all(repeats_would_show(pairs, row.shape[1], level) for row in rows):
         return not_covered(name, "too few parameters to tell noise of different sites apart", p)
     return stands(name, "no two steps of any sites have equal noise", p)

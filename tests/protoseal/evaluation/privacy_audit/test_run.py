@@ -13,7 +13,7 @@ from agreement import PROTECTIONS, Method, Protection
 from agreement.sections.privacy import Noise
 from privacy.units import Unit
 from protoseal.evaluation.privacy_audit.audit import Verdict
-from protoseal.evaluation.privacy_audit.release_checks import CLIPPING, REPEATED, SHARED
+from protoseal.evaluation.privacy_audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
 from protoseal.evaluation.privacy_audit.run import CENTRES, MODELS, audit_run
 from protoseal.evaluation.privacy_audit.run_checks import NOISE, PAID, SENT
 from protoseal_wire.messages import Phase
@@ -38,6 +38,9 @@ FOUND = {
     "the same noise twice": REPEATED,
     "the same noise in another order": REPEATED,
     "noise that sites share": SHARED,
+    "a half with the noise of the other": REPEATED,
+    "a class with a combination of noise": DEPENDENT,
+    "a class that shares its noise": SHARED,
     "no clipping": CLIPPING,
     "features of the model that trains": MODELS,
     "exact presence": SENT,

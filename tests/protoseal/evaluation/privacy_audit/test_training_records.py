@@ -132,6 +132,21 @@ def alternating() -> Callable[[int], Any]:
     return draw
 
 
+def half_copied(count: int) -> Any:
+    drawn = draw_noise(count)
+    drawn[: count // 2] = drawn[-(count // 2) :][::-1]
+    return drawn
+
+
+def reordered() -> Callable[[int], Any]:
+    kept: dict[int, Any] = {}
+
+    def draw(count: int) -> Any:
+        return np.random.default_rng().permutation(kept.setdefault(count, draw_noise(count)))
+
+    return draw
+
+
 def first_tensor_only(count: int) -> Any:
     drawn = draw_noise(count)
     drawn[-3:] = 0.0  # the bias of the classifier
@@ -203,6 +218,8 @@ DOUBLES: dict[str, tuple[Patch, str]] = {
     "equal noise": (noise(mixed(0.0, 1.0)), "training's noise that repeats"),
     "noise in common": (noise(mixed(0.6, 0.8)), "training's noise that repeats"),
     "opposite noise": (noise(alternating()), "training's noise that repeats"),
+    "noise copied in a step": (noise(half_copied), "training's noise that occurs again in another order"),
+    "noise in another order": (noise(reordered()), "training's noise that occurs again in another order"),
     "no clipping": (unclipped, "gradients longer than the clip"),
     "clipping by coordinate": (by_coordinate, "gradients longer than the clip"),
     "clipping too late": (too_late, "gradients longer than the clip"),
