@@ -86,8 +86,9 @@ class Moments:
     def cosines(self) -> Moments:
         """Return those of C·M/√(C·C M·M), to first order."""
         squares, products, middles = self.means.T
-        cosine = products / np.sqrt(squares * middles)
-        slopes = (cosine / self.means.T * np.array([-0.5, 1.0, -0.5])[:, None]).T
+        length = np.sqrt(squares * middles)
+        cosine = products / length
+        slopes = np.stack([-0.5 * cosine / squares, 1.0 / length, -0.5 * cosine / middles], axis=1)
         variance = np.einsum("ni,nij,nj->n", slopes, self.covariances, slopes)
         return Moments(cosine[:, None], variance[:, None, None])
 
@@ -204,6 +205,8 @@ class RotatedRows:
         products: bool,
     ) -> Rows:
         """Return the log likelihood ratios (N,) of candidates' features (N, d) from one row."""
+        if self.directions and not others:
+            return np.zeros(len(features))  # a direction tells nothing without another one to compare it with
         middle = np.mean([other.values for other in others], axis=0) if others else np.zeros_like(row.values)
         observed = np.array([row.values @ row.values, row.values @ middle, middle @ middle])
         without = Moments(np.zeros((1, 3)), np.zeros((1, 3, 3)))

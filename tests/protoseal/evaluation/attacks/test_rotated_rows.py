@@ -158,3 +158,11 @@ def test_moments_of_forms_are_those_of_drawn_vectors() -> None:
     expected: Moments = forms_of(own.mean[None], own.covariance, others)
     np.testing.assert_allclose(forms.mean(axis=1), expected.means[0], rtol=0.02)
     np.testing.assert_allclose(np.cov(forms), expected.covariances[0], rtol=0.05, atol=0.05)
+
+
+def test_the_moments_of_a_cosine_of_orthogonal_rows_are_finite() -> None:
+    """The mean product is 0, and the variance is that of the product over both lengths."""
+    covariance = np.diag([0.1, 0.2, 0.1])[None]
+    cosine = Moments(np.array([[1.0, 0.0, 4.0]]), covariance).cosines()
+    assert cosine.means[0, 0] == 0.0
+    assert cosine.covariances[0, 0, 0] == pytest.approx(0.2 / 4.0)
