@@ -85,9 +85,8 @@ class Session:
         self._setup = Setup(agreement, party, journal, now)
         self._party = self._setup.party
         self._order = Order(agreement, journal)
-        self._exchange = self._build_exchange(
-            Participants(agreement, self._party, self._setup, journal, anchors)
-        )
+        self._participants = Participants(agreement, self._party, self._setup, journal, anchors)
+        self._exchange = self._build_exchange(self._participants)
         self._given = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
         self._on_round, self._on_answer, self._tests_in = on_round, on_answer, tests_in
@@ -180,9 +179,11 @@ class Session:
                 check_released(self._agreement, self._trainee.released)
                 with _Stopwatch(self._seconds, "protect"):
                     answer = self._exchange.step(key, request)
+                    encoded = encode_answer(self._agreement, key, answer)
                     if self._kept is not None and not (key.round and self._agreement.distributed_noise):
-                        keep_values(self._kept, key, self._trainee.released, answer)
-                    return encode_answer(self._agreement, key, answer)
+                        by = self._trainee.released, self._participants.asked
+                        keep_values(self._kept, self._agreement, key, *by, answer, encoded)
+                    return encoded
 
     def _presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_form(self._agreement))

@@ -25,7 +25,7 @@ class GroupMembers:
     def __init__(self, parts: ExchangeParts, starts: Starts) -> None:
         self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
         self._participants, self._starts, self._setup = parts.participants, starts, parts.setup
-        self._masked = parts.agreement.plan.masked
+        self._masked, self._site = parts.agreement.plan.masked, parts.site
         self._listed = parts.agreement.plan.phases[0]
 
     def asked(self, key: PhaseKey, request: bytes) -> Group:
@@ -57,7 +57,9 @@ class GroupMembers:
         if self._masked:
             self._check_keys(active)
         keys = {each.site: each.keys for each in statements if each.keys is not None}
-        return Group(group_cohort(active, own, self._agreement), keys, self._trainee.base)
+        cohort = group_cohort(active, own, self._agreement)
+        self._participants.asked = cohort.holds[cohort.index(self._site)]
+        return Group(cohort, keys, self._trainee.base)
 
     def _check_earlier_sums_cannot_open(self, key: PhaseKey, group: Group) -> None:
         """Check that no sum with this site's masked vector from an earlier attempt of the round can open.

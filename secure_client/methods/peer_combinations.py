@@ -45,7 +45,8 @@ class PeerCombinations:
         cohort = cohort_of(self._participants.verified(key, request), self._agreement)
         # Rows of classes that are withheld, or that this round does not send, stay here whatever a third party's half
         # does with them.
-        sent = np.where(cohort.holds[cohort.index(self._site)][:, None], self._rows(key), 0.0)
+        self._participants.asked = cohort.holds[cohort.index(self._site)]
+        sent = np.where(self._participants.asked[:, None], self._rows(key), 0.0)
         return ProtectedPayload(self._half(key, cohort), sent, self._site, cohort)
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:

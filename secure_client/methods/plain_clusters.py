@@ -51,6 +51,7 @@ class PlainClusters:
     def __init__(self, parts: ExchangeParts) -> None:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
         self._journal, self._setup, self._masks = parts.journal, parts.setup, parts.masks
+        self._participants = parts.participants
         self._limits = limits_of(parts.agreement)
         self._starts = Starts(parts)
         self._members = GroupMembers(parts, self._starts)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms.fedplcc import Contribution, LocalClusters, contribution, has_direction
+from algorithms.fedplcc import WITHHELD, Contribution, LocalClusters, contribution, has_direction
 from algorithms.gram_matrix import Float
 from crypto.keys import KEY_BYTES, derive
 from crypto.protection import ProtectedPayload
@@ -70,6 +70,9 @@ class RotatedClusters(PlainClusters):
         """Return this site's part in each cluster of a checked assignment."""
         sites = codec.decode_assignment(assignment, self._limits).sites
         (clusters,) = (each.clusters for each in sites if each.site == self._site)
+        asked = group.cohort.holds[group.cohort.index(self._site)][self._trainee.local().labels]
+        asked[asked] = clusters != WITHHELD
+        self._participants.asked = asked
         weighted = self._agreement.clustering.weighted_centres
         return contribution(self._local(group), clusters, len(group.clusters), weighted_centres=weighted)
 

@@ -60,13 +60,16 @@ class Drawn:
 class Sent:
     """Values of one answer, as the protection got them: ``arrays`` in its order.
 
-    ``released`` is the round of the release that the values come from, by the site's state.
+    ``released`` is the round of the release that the values come from, by the site's state. ``asked`` are the classes
+    (K,) of which the attempt asked for rows, those that the site stated and that no rule withholds; for sums of
+    clusters, the local prototypes (M,) that have a cluster. It is None for the statement itself, and in round 0.
     """
 
     round: int
     phase: Phase
     released: int | None
     arrays: tuple[NDArray[np.generic], ...] = field(repr=False)
+    asked: NDArray[np.bool_] | None = field(repr=False, default=None)
 
 
 class KeptReleases:
@@ -88,13 +91,21 @@ class KeptReleases:
         facts = {"run": release.run, "round": release.round, "what": release.what, "anchor": list(anchor)}
         self._write(f"{_DRAWN}{release.round:05d}-{anchor.seq:05d}", facts, arrays, model)
 
-    def keep_sent(self, key: PhaseKey, released: int | None, *arrays: NDArray[np.generic]) -> None:
+    def keep_sent(
+        self,
+        key: PhaseKey,
+        released: int | None,
+        *arrays: NDArray[np.generic],
+        asked: NDArray[np.bool_] | None = None,
+    ) -> None:
         """Keep the values of an answer, before it is stored or sent; raise ``OSError`` if the disk refuses."""
-        digest = hashlib.sha256(repr([(array.dtype.str, array.shape) for array in arrays]).encode())
+        classes = None if asked is None else asked.tolist()
+        form = [(array.dtype.str, array.shape) for array in arrays]
+        digest = hashlib.sha256(repr((form, classes)).encode())
         for array in arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
         name = f"{_SENT}{key.round:05d}-{key.phase.name}-{digest.hexdigest()[:16]}"
-        facts = {"round": key.round, "phase": key.phase.name, "released": released}
+        facts = {"round": key.round, "phase": key.phase.name, "released": released, "asked": classes}
         self._write(name, facts, {str(number): array for number, array in enumerate(arrays)})
 
     def _write(
@@ -146,7 +157,8 @@ def _sent(path: Path) -> Sent:
     facts, tensors = _read(path)
     try:
         arrays = tuple(tensors[str(number)].numpy() for number in range(len(tensors)))
-        return Sent(facts["round"], Phase[facts["phase"]], facts["released"], arrays)
+        asked = None if facts["asked"] is None else np.array(facts["asked"], dtype=np.bool_)
+        return Sent(facts["round"], Phase[facts["phase"]], facts["released"], arrays, asked)
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, error) from error
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from agreement import Agreement
 from agreement.payload_forms import limits_of
+from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
 from protoseal_wire import codec
 from protoseal_wire.class_presence import verify_active_list
@@ -26,6 +27,8 @@ class Participants:
         self._anchors = anchors
         self._limits = limits_of(agreement)
         self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
+        self.asked: Bool | None = None
+        """Classes (K,), or local prototypes (M,), that the present step asks this site for: a note for the audit."""
 
     def agreed(self, key: PhaseKey, phase: Phase) -> ActiveList:
         """Return the list that this site used for its answer to ``phase`` in the attempt."""

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agreement import Agreement, Protection
+from agreement.payload_forms import limits_of, values_form
 from agreement.round_plan import Form
 from crypto import plain, rotation
 from crypto.ckks.group_mixing import MixingSite
@@ -75,8 +77,18 @@ def encode_answer(agreement: Agreement, key: PhaseKey, answer: Answer) -> bytes:
     return codec.encode_payload(_checked_payload(agreement, key, answer))
 
 
-def keep_values(kept: KeptReleases, key: PhaseKey, released: int | None, answer: Answer) -> None:
-    """Keep what the protection got, for an audit of the run: call this before the answer is encoded.
+def keep_values(
+    kept: KeptReleases,
+    agreement: Agreement,
+    key: PhaseKey,
+    released: int | None,
+    asked: NDArray[np.bool_] | None,
+    answer: Answer,
+    encoded: bytes,
+) -> None:
+    """Keep what the protection got, for an audit of the run; under ``plain`` what the ``encoded`` answer says.
+
+    ``asked`` (K,) are the classes whose rows the attempt asks for, None where it asks for nothing by class.
 
     A term of a sum with shared noise is not kept, since a term alone is not private. The MEANS of a group come from the
     group's sum and not from the site's release.
@@ -84,7 +96,10 @@ def keep_values(kept: KeptReleases, key: PhaseKey, released: int | None, answer:
     protected = answer.values if isinstance(answer, SignedValues) else answer
     if isinstance(protected, ProtectedPayload) and key.phase is not Phase.MEANS:
         arrays = [value for value in protected.values if isinstance(value, np.ndarray)]
-        kept.keep_sent(key, released, *arrays)
+        if agreement.protection is Protection.PLAIN:
+            form = values_form(agreement, key.round)
+            arrays = list(codec.decode_payload(encoded, limits_of(agreement), form).arrays)
+        kept.keep_sent(key, released, *arrays, asked=asked)
 
 
 def check_released(agreement: Agreement, released: int | None) -> None:

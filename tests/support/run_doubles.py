@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from crypto.protection import Payload
 from privacy.ledger.entries import Spending
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import Ledger
@@ -20,11 +22,14 @@ from privacy.mechanisms.joint_clipping import Parts
 from privacy.mechanisms.prototype_query import PrototypeQuery, Released, Sums
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Releases
+from secure_client.protocol import sent_values
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.learner import Learner
 from tests.support.audit_doubles import weaken_query
 
 Weaken = Callable[[pytest.MonkeyPatch], None]
+FEW = 9
+"""Records of a class from which on a double sends its row: more than any class of a small run has."""
 
 
 def scale_noise(factor: float) -> Weaken:
@@ -137,6 +142,24 @@ def _divide_by_exact_counts(sums: Sums, released: Released) -> Released:
     return replace(released, rows=np.where(released.present[:, None], released.sums / counts, 0.0))
 
 
+def _send_zeros_for_few_records(sums: Sums, released: Released) -> Released:
+    """Zero the rows of classes with few records by the exact count; presence stays noisy."""
+    many = _exact_counts(sums) >= FEW
+    return replace(released, rows=np.where(many[:, None], released.rows, 0.0))
+
+
+def _send_another_payload(patch: pytest.MonkeyPatch) -> None:
+    """Send other rows than those that the site's half protected."""
+    checked = sent_values._checked_payload
+
+    def changed(*arguments: Any) -> Payload:
+        payload = checked(*arguments)
+        arrays = tuple(np.where(array != 0, 0.001, 0.0) for array in payload.arrays)
+        return replace(payload, arrays=arrays)
+
+    patch.setattr(sent_values, "_checked_payload", changed)
+
+
 def _send_exact_rows(sums: Sums, released: Released) -> Released:
     means = sums.vectors * sums.query.grid.step / np.maximum(_exact_counts(sums), 1.0)[:, None]
     return replace(released, rows=np.where(released.present[:, None], means, 0.0))
@@ -208,6 +231,8 @@ WEAKENINGS: Mapping[str, Weaken] = {
     "subjects are not clipped as a whole": _clip_no_unit,
     "exact presence": _after_release(_show_exact_presence),
     "division by exact counts": _after_release(_divide_by_exact_counts),
+    "rows that are zero by an exact count": _after_release(_send_zeros_for_few_records),
+    "another payload than the protected one": _send_another_payload,
     "rows without noise": _after_release(_send_exact_rows),
     "rows changed after their release": _send_other_rows,
     "no entry": _forget_entry,

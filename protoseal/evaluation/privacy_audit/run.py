@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agreement import CONTROLS, Agreement
 from agreement.storage.atomic_files import FileError
-from agreement.toml_loading import validate
+from agreement.toml_loading import SITES_FORM, validate
 from privacy.accounting.events import DpSgd
 from privacy.ledger.budget_account import read_account
 from protoseal.evaluation.privacy_audit.exact_sums import Claim, Float, Records, embed, exact_sums, load_model
@@ -51,7 +51,7 @@ from protoseal.evaluation.privacy_audit.training_records import (
     check_training,
 )
 from protoseal.reports.result_files import site_folder
-from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.run_folder import CLAIM, COMPARED, RUNS, read_claim
@@ -59,10 +59,11 @@ from protoseal.simulation.saved_run import SavedRun
 from secure_client.app import load_data, open_learner
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData
-from secure_client.models.prototype_model import PrototypeModel
+from secure_client.models.prototype_model import PrototypeModel, weights_hash
 from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.kept_releases import FOLDER, read_kept
 from secure_client.privacy.privacy_units import with_owners
+from secure_client.privacy.releases import WEIGHTS
 from secure_client.privacy.run_cost import training_of
 from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.step_records import read_records
@@ -84,6 +85,7 @@ def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunA
             *check_sent(evidence),
             *check_paid(evidence),
             *_check_models(evidence),
+            *_check_ledger_model(evidence),
             *_check_training(evidence, each),
             *_beyond(evidence),
         ]
@@ -156,10 +158,27 @@ def _check_models(evidence: SiteEvidence) -> Iterator[Check]:
     yield stands(MODELS, "every release is of the initial model's features")
 
 
+def _check_ledger_model(evidence: SiteEvidence) -> Iterator[Check]:
+    """Check that releases of frozen features were paid for as those of the initial model."""
+    if evidence.initial is None or evidence.account is None:
+        return
+    initial, run = evidence.initial, evidence.agreement.run
+    # A site with a personal model begins with two copies.
+    twice = {f"{part}.{name}": initial[name] for part in ("averaged", "personal") for name in initial}
+    paid = [entry.spending.facts for entry in evidence.account.entries if entry.spending.release.run == run]
+    if any(facts.get(WEIGHTS) not in {weights_hash(initial), weights_hash(twice), None} for facts in paid):
+        yield found(MODELS, "the ledger has an entry for another initial model")
+
+
 def _beyond(evidence: SiteEvidence) -> Iterator[Check]:
     """Return what no record of a run shows."""
     yield not_covered("noise from a known seed", "it looks like drawn noise unless it comes twice")
+    yield not_covered(
+        "a draw chosen among several, or made before its payment", "the record has draws that were used"
+    )
     agreement = evidence.agreement
+    if agreement.method.is_grouped and agreement.protection.ckks_key:
+        yield not_covered("a group's means", "those that its leader decrypts and sends are not kept")
     if agreement.clusters:
         yield not_covered(CENTRES, "the result that the centres come from was not kept by the site")
     if agreement.method.averages and evidence.averaged is None:
@@ -307,7 +326,10 @@ def evidence_of_simulation(
 
 def _configuration(folder: Path, data_root: Path | None) -> SimulationConfig:
     claim: dict[str, Any] = read_claim(folder)
-    table = claim["config"] | {"out": str(folder.absolute()), "seeds": [claim["seed"] or 0]}
+    # The claim has every setting, and data in a file for each site are given without those that divide data.
+    divided = not claim["config"]["dataset"].startswith(SITES_FORM)
+    given = {name: value for name, value in claim["config"].items() if divided or name not in SPLITTING}
+    table = given | {"out": str(folder.absolute()), "seeds": [claim["seed"] or 0]}
     if data_root is not None:
         table["data_root"] = str(data_root.absolute())
     return validate(SimulationConfig, table, source=str(folder / CLAIM), directory=folder)

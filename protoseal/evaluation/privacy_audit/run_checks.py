@@ -58,7 +58,7 @@ def not_covered(weakness: str, reason: str, p_value: float | None = None) -> Che
 class RunAudit:
     """All checks of a run by site, :data:`ALL_SITES` among them.
 
-    No claim stands without the checks of the ``essential`` weaknesses at each site.
+    No claim stands unless the checks of the ``essential`` weaknesses stand at each site, and none is not covered.
     """
 
     run: str
@@ -76,9 +76,11 @@ class RunAudit:
         """Verdict: refuted by any weakness; too weak to tell if the record does not cover an essential one."""
         if self.of(Outcome.FOUND):
             return Verdict.REFUTED
-        covered = all(
-            {check.weakness for check in checks if check.outcome is Outcome.STANDS} >= self.essential
-            for site, checks in self.checks.items()
-            if site != ALL_SITES
-        )
-        return Verdict.STANDS if covered and set(self.checks) - {ALL_SITES} else Verdict.TOO_WEAK
+        sites = [checks for site, checks in self.checks.items() if site != ALL_SITES]
+        covered = all(self.essential <= _weaknesses(checks, Outcome.STANDS) for checks in sites)
+        open_ = any(self.essential & _weaknesses(checks, Outcome.NOT_COVERED) for checks in sites)
+        return Verdict.STANDS if sites and covered and not open_ else Verdict.TOO_WEAK
+
+
+def _weaknesses(checks: Sequence[Check], outcome: Outcome) -> set[str]:
+    return {check.weakness for check in checks if check.outcome is outcome}

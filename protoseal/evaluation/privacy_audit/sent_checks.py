@@ -1,8 +1,9 @@
 """Checks that what a site sent follows from its noisy draws alone, and that its ledger charged every draw.
 
 Presence, means, bounds and weights are computed again from the noisy sums and counts of a draw. What was sent is what
-the protection got, in the clear. Limits. The models that some methods average are not examined, nor the substitutes for
-the directions of zero prototypes. A class that a round withholds is sent as zeros, which are taken as they are.
+the protection got, in the clear, and under ``plain`` what was sent. A row is zero where its class is not present or was
+not asked for, and nowhere else. Limits. The models that some methods average are not examined, nor the substitutes for
+the directions of zero prototypes. Which classes and prototypes the round asked for is taken from the site's record.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
     if not evidence.sent:
         yield not_covered(SENT, "no values were kept that left the site")
         return
-    checked, unclear = 0, set[str]()
+    checked, unclear = list[Sent](), set[str]()
     for sent in evidence.sent:
         try:
             _compare_with_draws(evidence, sent)
-            checked += 1
+            checked.append(sent)
         except _Differs as error:
             yield found(SENT, f"{sent.phase.name} of round {sent.round}: {error}")
             return
@@ -99,12 +100,23 @@ def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
             unclear.add(f"{sent.phase.name} of round {sent.round}: {error}")
     for reason in sorted(unclear):
         yield not_covered("values that were sent", reason)
-    if checked:
-        yield stands(SENT, f"{checked} answers follow from the noisy sums and counts")
+    uncovered = sorted(
+        _rounds_with_rows(evidence) - {sent.round for sent in checked if sent.phase is Phase.VALUES}
+    )
+    if uncovered:
+        yield not_covered(SENT, f"no rows of round {uncovered[0]} were kept that follow from a draw")
+    elif checked:
+        yield stands(SENT, f"{len(checked)} answers follow from the noisy sums and counts")
         if not _tells_presence(evidence):
             yield not_covered(
                 PRESENCE, "exact counts would have given the classes that the noisy counts gave"
             )
+
+
+def _rounds_with_rows(evidence: SiteEvidence) -> set[int]:
+    """Return the rounds in which the site sent rows, by its statements and its draws."""
+    rounds = {sent.round for sent in evidence.sent} | {draw.release.round for draw in evidence.drawn}
+    return {number for number in rounds if evidence.agreement.sends_rows(number)}
 
 
 def _tells_presence(evidence: SiteEvidence) -> bool:
@@ -158,6 +170,7 @@ def _nothing(agreement: Agreement) -> Prototypes:
 def _compare(evidence: SiteEvidence, sent: Sent, own: Prototypes) -> None:
     """Raise unless the values follow from the prototypes, which are those of draws."""
     agreement, arrays = evidence.agreement, sent.arrays
+    noisy = float(own.counts.sum())
     sends_rows = agreement.sends_rows(sent.round)
     if sent.phase is Phase.PRESENCE:
         present = np.isin(np.arange(len(agreement.classes)), own.labels)
@@ -166,10 +179,11 @@ def _compare(evidence: SiteEvidence, sent: Sent, own: Prototypes) -> None:
         if not np.array_equal(arrays[0], stated):
             raise _Differs("the classes stated are not those of the noisy counts")
         return
+    own = _asked(agreement, sent, own)
     if sent.phase is Phase.DIRECTIONS:
         _compare_local(own, _floats(arrays[0]), _ints(arrays[1]), None, directions=True)
     elif agreement.clusters:
-        _compare_clusters(agreement, own, [_floats(array) for array in arrays])
+        _compare_clusters(agreement, own, noisy, [_floats(array) for array in arrays])
     else:
         values = _floats(arrays[0])
         _compare_rows(own, _class_rows(agreement, sent.round, values))
@@ -177,6 +191,24 @@ def _compare(evidence: SiteEvidence, sent: Sent, own: Prototypes) -> None:
             _, model = agreement.layout.split(values)
             if not _is_close(model, evidence.averaged, _CLOSE):
                 raise _Differs("the model is not the initial one, which no record has shaped")
+
+
+def _asked(agreement: Agreement, sent: Sent, own: Prototypes) -> Prototypes:
+    """Return the prototypes that an answer has to hold: those that were asked for, none in a round without rows."""
+    if not sent.round:
+        return own
+    by_class = sent.asked is not None and len(sent.asked) == len(agreement.classes)
+    sums_clusters = agreement.clusters and agreement.plan.values is not Form.LOCAL_CLUSTERS
+    if sums_clusters and sent.phase is Phase.VALUES:
+        by_class = False
+    elif not by_class:
+        raise _Unclear("the classes that were asked for were not kept")
+    asked = np.zeros(0, np.bool_) if sent.asked is None else sent.asked
+    kept = asked[own.labels] if by_class else asked
+    if kept.shape != own.labels.shape:
+        raise _Differs("another number of prototypes was asked for than the draw has")
+    kept = kept & agreement.sends_rows(sent.round)
+    return Prototypes(own.rows[kept], own.labels[kept], own.counts[kept])
 
 
 def _floats(array: NDArray[np.generic]) -> Float:
@@ -200,35 +232,35 @@ def _class_rows(agreement: Agreement, number: int, values: Float) -> Float:
 def _compare_rows(own: Prototypes, rows: Float) -> None:
     mine = np.zeros_like(rows)
     mine[own.labels] = own.rows
-    there = rows.any(axis=1)
-    if not _is_close(rows[there], mine[there], _CLOSE):
+    if not _is_close(rows, mine, _CLOSE) or (rows.any(axis=1) != mine.any(axis=1)).any():
         raise _Differs("a row is not the noisy sum divided by the noisy count, within its bound")
 
 
 def _compare_local(
     own: Prototypes, rows: Float, labels: Ints, counts: Float | None, *, directions: bool = False
 ) -> None:
-    """Compare local prototypes, or their directions; prototypes of classes that a round withholds are left out."""
-    kept = np.isin(own.labels, labels)
-    mine = own.rows[kept]
-    if not np.array_equal(labels, own.labels[kept]):
+    """Compare local prototypes, or their directions."""
+    mine = own.rows
+    if not np.array_equal(labels, own.labels):
         raise _Differs("the numbers of prototypes are not those of the noisy counts")
     if directions:
         lengths = np.linalg.norm(mine, axis=1)
         mine, rows = mine[lengths > 0] / lengths[lengths > 0, None], rows[lengths > 0]
     if not _is_close(rows, mine, _CLOSE):
         raise _Differs("a prototype is not the noisy sum divided by the noisy count, within its bound")
-    if counts is not None and not np.array_equal(counts, own.counts[kept]):
+    if counts is not None and not np.array_equal(counts, own.counts):
         raise _Differs("a count of samples is not the noisy one")
 
 
-def _compare_clusters(agreement: Agreement, own: Prototypes, arrays: Sequence[Float]) -> None:
-    """Compare local prototypes and the model's weight, as they are or added up by clusters."""
+def _compare_clusters(agreement: Agreement, own: Prototypes, total: float, arrays: Sequence[Float]) -> None:
+    """Compare local prototypes and the model's weight, as they are or added up by clusters.
+
+    ``total`` is the noisy number of samples, of which some may be in prototypes that are not sent.
+    """
     most = agreement.averaging.most_samples
-    samples = max(1.0, min(own.counts.sum(), most))
-    if own.counts.sum() > most:
-        counts = np.maximum(own.counts * most // own.counts.sum(), 1.0)
-        own = Prototypes(own.rows, own.labels, counts)
+    samples = max(1.0, min(total, most))
+    if total > most:
+        own = replace(own, counts=np.maximum(own.counts * most // total, 1.0))
     if agreement.plan.values is Form.LOCAL_CLUSTERS:
         rows, labels, counts, model = arrays
         _compare_local(own, rows, labels.astype(np.int64), counts)
@@ -255,8 +287,6 @@ def _compare_clusters(agreement: Agreement, own: Prototypes, arrays: Sequence[Fl
 
 def _compare_cluster_sums(own: Prototypes, sums: Float, counts: Float | None, *, weighted: bool) -> None:
     """Find which prototypes each cluster's sum adds up; noisy prototypes are independent, so that one answer fits."""
-    if not sums.any():
-        return
     rows = own.rows * own.counts[:, None] if weighted else own.rows
     if np.linalg.matrix_rank(rows) < len(rows):
         raise _Unclear("prototypes that depend on each other do not tell which of them a cluster has")
@@ -264,8 +294,8 @@ def _compare_cluster_sums(own: Prototypes, sums: Float, counts: Float | None, *,
     chosen = np.rint(parts)
     if not _is_close(chosen @ rows, sums, _OF_CLUSTERS) or not np.isin(chosen, (0.0, 1.0)).all():
         raise _Differs("the sum of a cluster is not one of noisy prototypes")
-    if (chosen.sum(axis=0) > 1).any():
-        raise _Differs("a prototype is in the sums of two clusters")
+    if (chosen.sum(axis=0) != 1).any():
+        raise _Differs("a prototype is in the sums of two clusters, or of none")
     if counts is not None and not np.array_equal(chosen @ own.counts, counts):
         raise _Differs("a cluster's count of samples is not that of its noisy prototypes")
 
@@ -315,9 +345,7 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
     else:
         yield not_covered(PAID, "no release was kept")
     if len(entries) > draws and draws:
-        yield not_covered(
-            "releases without a kept draw", f"{len(entries) - draws} of {len(entries)} paid ones"
-        )
+        yield not_covered(PAID, f"{len(entries) - draws} of {len(entries)} paid releases have no kept draw")
     others = len(account.entries) - len(paid)
     if others:
         yield not_covered("releases of earlier runs", f"the ledger has {others} entries of other runs")

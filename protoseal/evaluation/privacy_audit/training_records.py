@@ -37,7 +37,7 @@ from protoseal.evaluation.privacy_audit.record_statistics import (
     square_tails,
     successive_p,
 )
-from protoseal.evaluation.privacy_audit.run_checks import POWER, Check, Outcome, found, not_covered, stands
+from protoseal.evaluation.privacy_audit.run_checks import POWER, Check, found, not_covered, stands
 from secure_client.training.step_records import COINCIDENT, PEAKS, TrainingRecord
 
 PAID, RATE, NOISE = (
@@ -97,8 +97,8 @@ def _payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterat
     missing = sum(len(events) for events in claim.paid.values()) - len(records)
     cut = sum(record.steps - len(record.sampled) for record in records)
     if missing > 0 or cut:
-        words = f"{missing} trainings in the ledger without a record, {cut} steps beyond the record's bound"
-        yield Check("steps without a record", Outcome.NOT_COVERED, words)
+        words = f"{missing} paid trainings have no record, and {cut} steps are beyond the record's bound"
+        yield from (not_covered(weakness, words) for weakness in sorted(ESSENTIAL))
 
 
 def _costs_less(event: DpSgd, agreed: DpSgd) -> bool:
@@ -143,9 +143,17 @@ def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check
     sampled = sum(int(record.sampled.sum()) for record in records)
     p = float(stats.binom.sf(sampled - 1, trials, min(1.0, rate)))
     seen = f"{sampled / trials:.4g} sampled, {rate:g} agreed"
+    alone = [
+        stats.binom.sf(record.sampled.sum() - 1, record.units * len(record.sampled), min(1.0, rate))
+        for record in records
+    ]
+    in_one = min(1.0, len(records) * float(min(alone)))
+    if 2 * in_one < level <= 2 * p:
+        seen = f"more than {rate:g} sampled in round {records[int(np.argmin(alone))].round}"
+    p, level_of_all = min(1.0, 2 * min(p, in_one)), level / 2
     if p < level:
         return found(name, seen, p)
-    margin = float(stats.norm.isf(level) + stats.norm.ppf(POWER))
+    margin = float(stats.norm.isf(level_of_all) + stats.norm.ppf(POWER))
     least = rate + margin * sqrt(rate * (1 - rate) / trials)
     return stands(name, f"{seen}; a rate of {least:.3g} would have been found", p)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from sklearn.datasets import load_digits
 
 from protoseal.commands.budget_audit import EXIT_CODES, audit_group
-from protoseal.simulation.config import load_simulation
+from protoseal.simulation.config import SPLITTING, load_simulation
 from protoseal.simulation.experiment import simulate
 from tests.support.run_doubles import WEAKENINGS
 
@@ -58,6 +60,22 @@ def test_verdict_decides_the_exit_code(
     result = audit(tmp_path / "run")
     assert result.exit_code == EXIT_CODES[verdict]
     assert result.stdout.startswith(verdict.upper())
+
+
+@pytest.mark.full
+def test_simulation_of_a_file_for_each_site_is_audited(tmp_path: Path) -> None:
+    images, labels = load_digits(return_X_y=True)
+    (tmp_path / "data").mkdir()
+    for site in range(3):
+        own = slice(site, 600, 3)
+        arrays = {"x": images[own].reshape(-1, 8, 8).astype(np.uint8), "y": labels[own]}
+        table = {f"{name}_{part}": array for part in ("train", "test") for name, array in arrays.items()}
+        np.savez(tmp_path / "data" / f"site-{site + 1}.npz", **table)
+    given = {name: value for name, value in SETTINGS.items() if name not in SPLITTING}
+    of_files = {"dataset": f"sites:{tmp_path / 'data'}", "keep_releases": True, "out": str(tmp_path / "run")}
+    images_of = {"image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5]}
+    simulate(load_simulation(None, given | of_files | {"preprocessing": images_of}))
+    assert audit(tmp_path / "run").exit_code == EXIT_CODES["stands"]
 
 
 def test_folder_that_is_no_simulation_is_an_error(tmp_path: Path) -> None:

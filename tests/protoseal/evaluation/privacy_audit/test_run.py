@@ -46,6 +46,8 @@ FOUND = {
     "exact presence": SENT,
     "division by exact counts": SENT,
     "rows without noise": SENT,
+    "rows that are zero by an exact count": SENT,
+    "another payload than the protected one": SENT,
     "rows changed after their release": SENT,
     "no entry": PAID,
     "an entry for the first release alone": PAID,
@@ -83,6 +85,30 @@ def test_site_that_missed_the_release_may_send_no_prototypes(tmp_path: Path) -> 
         ]
         audit = audit_run(agreement.run, {name: replace(late, sent=forged)}, LEVEL)
         assert weaknesses(audit) == {SENT}
+
+
+def test_claim_does_not_stand_on_a_part_of_what_was_sent_or_drawn(tmp_path: Path) -> None:
+    agreement = kept_agreement(Method.PFPL, Protection.PLAIN)
+    kept = kept_run(agreement, tmp_path)
+    first = min(kept)
+    evidence = kept[first]
+    statements = [sent for sent in evidence.sent if sent.phase is Phase.PRESENCE]
+    silent, rows = (
+        next(
+            sent
+            for sent in evidence.sent
+            if sent.phase is Phase.VALUES and bool(sent.arrays[0].any()) is sends
+        )
+        for sends in (False, True)
+    )
+    late = [sent if sent is not silent else replace(silent, arrays=rows.arrays) for sent in evidence.sent]
+    for changed, verdict in (
+        (evidence, Verdict.STANDS),
+        (replace(evidence, sent=statements), Verdict.TOO_WEAK),
+        (replace(evidence, drawn=evidence.drawn[:1]), Verdict.TOO_WEAK),
+        (replace(evidence, sent=late), Verdict.REFUTED),
+    ):
+        assert audit_run(agreement.run, {**kept, first: changed}, LEVEL).verdict is verdict
 
 
 @pytest.mark.full
