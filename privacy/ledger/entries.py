@@ -19,7 +19,7 @@ FORMAT = 1
 GUARANTEE = "guarantee"
 """Name of the fact that holds the unit for which a release's cost is true, or no unit if part has no guarantee."""
 RECORDS, OVERLAPS = "records", "records_elsewhere"
-"""Names of the facts with the encrypted sketch of the data set's records, and with the ledgers that charge them too."""
+"""Names of the facts with the encrypted sketch of the data set's records, and with ledgers that charge some of them."""
 ABOUT_RECORDS = frozenset({RECORDS, OVERLAPS})
 """Facts that describe the records of a run, and not the mechanism of the release."""
 NEIGHBOURS = "add or remove one"

@@ -112,7 +112,7 @@ def colluding_of(account: Account) -> int | None:
 
 
 def charged_elsewhere(account: Account) -> str | None:
-    """Return what the latest run that compared its records says of other ledgers that charge them; None for nothing."""
+    """Return other ledgers that charge some of the records, by the latest run that noted any; None for none."""
     noted = [str(facts[OVERLAPS]) for facts in account.facts if OVERLAPS in facts]
     return noted[-1] if noted else None
 

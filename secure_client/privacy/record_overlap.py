@@ -2,17 +2,18 @@
 
 When a run starts, the site sketches its training records: the smallest hashes of the set, from which the share of one
 set in another follows, whatever their order (a bottom-k sketch; Broder 1997, "On the resemblance and containment of
-documents"). The run's first payment stores the sketch in the ledger. The site compares its sketch with those of every
-ledger in the folder of its own.
+documents"). The first payment after each start stores the sketch in the ledger. The site compares its sketch with those
+of every ledger in the folder of its own.
 
-Guarantees: sketches are encrypted under :data:`RECORDS_KEY` beside the ledgers, which the site's passphrase opens, so
-neither a ledger nor a stolen disk shows which records it is about. Nothing of the comparison is sent, and the run
-goes on as without it.
+Guarantees: sketches are encrypted under :data:`RECORDS_KEY` beside the ledgers, which the site's passphrase opens. All
+have one length, and each start stores one. So neither a ledger nor a stolen disk shows which records a ledger is about,
+how many they are, or that they changed. Nothing of the comparison is sent, and the run goes on as without it.
 
-Limits. Whoever has the passphrase tests a record at the price of a hash. A share has a standard error of up to 3 %, and
-fewer records than a 256th of the other set go unnoticed. Not recognised: records that were stored again in another
-format or size (:func:`secure_client.data.sources.training_hashes`), ledgers in other folders, and ledgers without a run
-since they have sketches.
+Limits. The ledger and the site's privacy statement say in the clear which other ledgers charge some of the records, for
+a share from 2 % on; no epsilon covers that. Whoever has the passphrase tests a record at the price of a hash. A share
+has a standard error of up to 3 %, and fewer records than a 256th of the other set go unnoticed. Not recognised: records
+that were stored again in another format or size (:func:`secure_client.data.sources.training_hashes`), ledgers in other
+folders, and ledgers without a run since they have sketches.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ RECORDS_KEY = "records.key"
 """Name of the key file of a folder's sketches."""
 _KEPT, _BYTES = 256, 6
 """Hashes in a sketch, and the bytes of each: enough that a million records have no equal pair by chance."""
+_PADDING = (1 << (8 * _BYTES)) - 1
+"""Number that fills a sketch of few records up to the common length. A hash of that value counts as no record."""
 _LEAST_SHARE = 0.02
 _LABEL = b"sketch of records"
 _FIRST_LINE = b'"kind":"budget"'
@@ -73,8 +76,9 @@ class Sketch:
         return self.hashes[-1] if len(self.hashes) == _KEPT else 1 << (8 * _BYTES)
 
     def encrypted(self, key: StorageKey) -> str:
-        """Return the sketch as a ledger's fact."""
-        content = b"".join(number.to_bytes(_BYTES, "big") for number in self.hashes)
+        """Return the sketch as a ledger's fact, of the same length for any number of records."""
+        padded = (*self.hashes, *[_PADDING] * (_KEPT - len(self.hashes)))
+        content = b"".join(number.to_bytes(_BYTES, "big") for number in padded)
         return base64.b64encode(key.encrypt(content, _LABEL)).decode("ascii")
 
     @classmethod
@@ -84,8 +88,9 @@ class Sketch:
             content = key.decrypt(base64.b64decode(str(fact), validate=True), _LABEL)
         except (CryptoError, binascii.Error, ValueError):
             return None
-        numbers = (content[start : start + _BYTES] for start in range(0, len(content), _BYTES))
-        return cls(tuple(int.from_bytes(number, "big") for number in numbers))
+        parts = (content[start : start + _BYTES] for start in range(0, len(content), _BYTES))
+        numbers = (int.from_bytes(part, "big") for part in parts)
+        return cls(tuple(number for number in numbers if number != _PADDING))
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,11 @@ class Overlap:
     dataset: str
     share: float
     covered: float
+
+    @property
+    def fact(self) -> str:
+        """Words for the ledger and the statement, which are shown to others and so have no shares."""
+        return f"data set {self.dataset!r} in {self.ledger.name}"
 
     def __str__(self) -> str:
         return (
@@ -109,7 +119,7 @@ class Comparison:
     """Outcome of comparing a run's records with the ledgers of the folder.
 
     ``unknown`` are charged ledgers whose records cannot be compared; ``namesakes`` are other ledgers of the same name.
-    ``facts`` are for the ledger, with the run's first payment.
+    ``facts`` are for the ledger, with the first payment after the start.
     """
 
     overlaps: tuple[Overlap, ...]
@@ -164,9 +174,10 @@ def compare_records(sketch: Sketch, key: StorageKey, ledger: Path, dataset: str)
     before = [] if own is None else _sketches(own, key)
     if before and max(sketch.share_in(each) for each in before) < 1 / 2:
         _log.info("%s: most of data set %r is new since its last runs; all share one budget", ledger, dataset)
-    noted: dict[str, Fact] = {} if sketch in before else {RECORDS: sketch.encrypted(key)}
+    # Always: a sketch that only changed records brought would tell that they changed.
+    noted: dict[str, Fact] = {RECORDS: sketch.encrypted(key)}
     if overlaps:
-        noted[OVERLAPS] = "; ".join(map(str, overlaps))
+        noted[OVERLAPS] = "; ".join(overlap.fact for overlap in overlaps)
     return Comparison(tuple(overlaps), tuple(unknown), tuple(namesakes), noted)
 
 

@@ -134,7 +134,8 @@ def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(t
         for name in federation.names:
             entries = read_account(federation.folder(name) / "ledger.jsonl").entries
             noted = [RECORDS in each.spending.facts for each in entries]
-            assert noted == [True] + [False] * (len(entries) - 1)
+            assert noted[0]
+            assert sum(noted) == (2 if name == "site-1" else 1)  # the first payment after each start
             rounds = [each.spending.release.round for each in entries]
             assert rounds == sorted(rounds)
             assert set(rounds) == set(range(1, ROUNDS + 1))

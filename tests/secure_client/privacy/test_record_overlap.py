@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import stat
 from collections.abc import Callable, Sequence
@@ -90,7 +91,7 @@ def test_records_under_another_name_are_told_with_their_share(tmp_path: Path, ex
     assert (overlap.dataset, overlap.ledger.name) == ("x-rays", "x-rays.jsonl")
     assert overlap.share == pytest.approx(0.9, abs=0.08)
     assert overlap.covered == pytest.approx(0.9, abs=0.08)
-    assert found.facts[OVERLAPS] == str(overlap)
+    assert found.facts[OVERLAPS] == "data set 'x-rays' in x-rays.jsonl"
     assert "adds up" in found.warnings[0]
 
 
@@ -101,7 +102,7 @@ def test_other_records_and_copies_of_the_ledger_are_no_reason_to_warn(tmp_path: 
     open_ledger(path, "scans").spend(spending(2))
     found = compared(tmp_path, range(1000))
     assert (found.warnings, found.unknown) == ([], ())
-    assert not found.facts  # the ledger has the sketch
+    assert OVERLAPS not in found.facts
 
 
 def test_another_ledger_of_the_same_name_is_told_whatever_its_records(tmp_path: Path) -> None:
@@ -125,8 +126,31 @@ def test_a_ledger_without_a_sketch_gets_one_and_one_under_another_key_stays_unkn
     assert [each.name for each in found.unknown] == ["x-rays.jsonl"]
     assert set(found.facts) == {RECORDS}
     open_ledger(path, "scans").spend(replace(spending(1), facts=found.facts))
-    assert not compared(tmp_path, range(1000)).facts
-    assert RECORDS in compared(tmp_path, range(500, 1500)).facts  # the data changed
+    assert compared(tmp_path, range(1000), "other").overlaps[0].dataset == "scans"
+
+
+def test_facts_of_records_have_one_form_whatever_the_records_are(tmp_path: Path) -> None:
+    """Neither their number shows, nor that they are others than in the run before."""
+    facts = [compared(tmp_path, range(number)).facts for number in (0, 1, 99, 255, 256, 1000)]
+    path = charge(tmp_path, "scans", range(1000))
+    facts += [compared(tmp_path, numbers).facts for numbers in (range(1000), range(1, 1001))]
+    assert read_account(path).entries
+    assert {tuple(fact) for fact in facts} == {(RECORDS,)}
+    assert len({len(str(fact[RECORDS])) for fact in facts}) == 1
+
+
+@pytest.mark.parametrize("number", [0, 1, 255, 256, 1000])
+def test_an_encrypted_sketch_is_read_as_it_was(number: int) -> None:
+    sketch = Sketch.of(records(range(number)))
+    assert Sketch.decrypted(sketch.encrypted(KEY), KEY) == sketch
+
+
+def test_a_sketch_without_padding_is_read_too() -> None:
+    """Earlier ledgers have such sketches."""
+    hashes = Sketch.of(records(range(3))).hashes
+    content = b"".join(number.to_bytes(6, "big") for number in hashes)
+    fact = base64.b64encode(KEY.encrypt(content, b"sketch of records")).decode()
+    assert Sketch.decrypted(fact, KEY) == Sketch(hashes)
 
 
 def test_without_the_key_a_ledger_shows_nothing_of_its_records(tmp_path: Path) -> None:
