@@ -25,6 +25,7 @@ from protoseal.reports.privacy_statement import (
     of_hundred,
     to_read_aloud,
 )
+from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.releases import WEIGHTS
 from secure_client.privacy.run_cost import TRAINING, WHAT, planned_epsilon
 
@@ -351,7 +352,10 @@ def not_covered(facts: Facts) -> Iterator[str]:
         released.facts.get("extractor") == "private" for released in facts.released
     )
     classifier = "" if private else ", and the classifier in model.safetensors, which trains without noise"
-    yield f"Files that stay at this site: {kept}{classifier}. Who passes them on, or shows an accuracy, is not covered."
+    yield (
+        f"Files that stay at this site: {kept}{classifier}, and with keep_releases the folder {RELEASES} (draws, models"
+        " and steps of training). Who passes them on, or shows an accuracy, is not covered."
+    )
     if facts.account is not None:
         yield (
             "Anything that left of the same records without this ledger: in a run for which the site's file had no"
@@ -359,7 +363,7 @@ def not_covered(facts: Facts) -> Iterator[str]:
         )
         elsewhere = charged_elsewhere(facts.account)
         if elsewhere is not None:
-            yield f"Records that other ledgers charge too, for which the costs add up: {elsewhere}."
+            yield f"Records that other ledgers charge too ({elsewhere}), for which the costs add up."
         if any(one.limit.epsilon > facts.account.budget.limit.epsilon for one in facts.account.allowances):
             yield "That the limit was raised, if somebody raised it after looking at results."
 

@@ -125,7 +125,8 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "training beside frozen features": (
         replace(BASE.but(extractor="private"), events=TRAINED),
         replace(BASE, events=TRAINED),
-        "Files that stay at this site: accuracy figures, numbers of samples and log.",
+        "Files that stay at this site: accuracy figures, numbers of samples and log, and with keep_releases the folder"
+        " releases (draws, models and steps of training).",
         "the classifier in model.safetensors, which trains without noise",
     ),
     "the unit of the mechanism": (
@@ -330,9 +331,9 @@ def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Record
 def test_records_that_another_ledger_charges_are_named_and_alter_nothing_else(
     stated: Callable[[Recorded], Facts],
 ) -> None:
-    told = "about 90% of the training records are charged already to data set 'x-rays'"
+    told = "data set 'x-rays' in x-rays.jsonl"
     noted = stated(BASE.but(records="a sketch", records_elsewhere=told))
-    expected = f"Records that other ledgers charge too, for which the costs add up: {told}."
+    expected = f"Records that other ledgers charge too ({told}), for which the costs add up."
     was, is_now = sentences(stated(BASE)), sentences(noted)
     assert expected in is_now
     assert expected not in was
