@@ -59,6 +59,11 @@ class Averaged:
             map(self._model.get_buffer, self._buffers)
         )
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the parameters and buffers."""
+        return frozenset([*self._parameters, *self._buffers])
+
     def vector(self) -> NDArray[np.float64]:
         """Return a copy, float64 (p + q,). Exact for parameters of at most 64 bits."""
         parts = [each.detach().cpu().double().flatten() for each in self._tensors()]

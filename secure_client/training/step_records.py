@@ -21,7 +21,7 @@ import io
 import logging
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from zipfile import BadZipFile
@@ -29,10 +29,11 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from crypto import durable_files
 from privacy.mechanisms.grid import SIGMA
+from secure_client.models.prototype_model import weights_hash
 
 _log = logging.getLogger("protoseal.site")
 WATCHED, PROJECTIONS, PEAKS, MOST_STEPS = 1024, 32, 8, 10_000
@@ -55,13 +56,18 @@ class TrainingRecord:
     (T,) the mean fourth power, ``neighbours`` (T,) the mean product of neighbouring coordinates, and ``projections``
     (T, R) the noise in R fixed directions, each of deviation 1. ``coincidences`` (T,) is the number of pairs of
     coordinates whose noise has equal magnitudes, up to :data:`COINCIDENT` steps, and ``peaks`` (T, E) are the largest
-    magnitudes, in descending order. Norms are in steps of the grid.
+    magnitudes, in descending order. Norms are in steps of the grid. ``start`` is the hash of the whole model before the
+    first step; ``began`` and ``ended`` have the hash of each of its tensors by ``names`` before and after all steps.
     """
 
     round: int
     process: str
     steps: int
     units: int
+    start: str
+    names: NDArray[np.str_] = field(repr=False)
+    began: NDArray[np.str_] = field(repr=False)
+    ended: NDArray[np.str_] = field(repr=False)
     sizes: NDArray[np.int64]
     sampled: NDArray[np.int64]
     distinct: NDArray[np.int64]
@@ -82,6 +88,8 @@ class TrainingRecord:
         rows += [self.neighbours, self.projections, self.coincidences, self.peaks]
         if any(len(row) != count for row in rows) or self.squares.shape != (count, len(self.sizes)):
             raise ValueError("arrays of a step record have different lengths")
+        if not len(self.names) == len(self.began) == len(self.ended):
+            raise ValueError("a step record lacks the hash of a tensor")
         if not count <= self.steps or self.watched.shape[1:] != (min(WATCHED, self.units),):
             raise ValueError("a step record has more steps, or other units, than it states")
 
@@ -130,8 +138,10 @@ class StepRecorder:
         self._rows: dict[str, list[object]] = {}
         self._sizes: list[int] = []
 
-    def begin(self, units: int, sizes: Sequence[int], device: torch.device) -> None:
-        """Begin a training over so many units, of parameter tensors with ``sizes`` numbers each."""
+    def begin(self, units: int, sizes: Sequence[int], device: torch.device, model: nn.Module) -> None:
+        """Begin a training of a model over so many units, of parameter tensors with ``sizes`` numbers each."""
+        self._model, self._start = model, weights_hash(_on_cpu(model))
+        self._began = hashes_of(_on_cpu(model))
         self._units, self._sizes, self._places = units, list(sizes), self._records.places(units)
         self._signs = _signs(sum(sizes)).to(device)
         self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
@@ -180,8 +190,13 @@ class StepRecorder:
             return
         arrays = {name: np.array(self._rows[name][: self._steps]) for name in self._rows}
         sizes = np.array(self._sizes, dtype=np.int64)
+        ended = hashes_of(_on_cpu(self._model))
+        names, began, after = (
+            np.array(list(texts)) for texts in (self._began, self._began.values(), ended.values())
+        )
+        number, process, steps, units = self._round, self._records.process, self._steps, self._units
         self._records.write(
-            TrainingRecord(self._round, self._records.process, self._steps, self._units, sizes, **arrays)
+            TrainingRecord(number, process, steps, units, self._start, names, began, after, sizes, **arrays)
         )
 
     def _keep(self, **values: object) -> None:
@@ -204,9 +219,19 @@ def _read(path: Path) -> TrainingRecord:
         watched = min(WATCHED, int(values["units"]))
         values["watched"] = np.unpackbits(values["watched"], axis=1, count=watched).astype(np.bool_)
         number, steps, units = (int(values.pop(name)) for name in ("round", "steps", "units"))
-        return TrainingRecord(number, str(values.pop("process")), steps, units, **values)
+        process, start = (str(values.pop(name)) for name in ("process", "start"))
+        return TrainingRecord(number, process, steps, units, start, **values)
     except (BadZipFile, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{path} is no record of training: {error}") from error
+
+
+def hashes_of(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the hash of each tensor of a model's state on the CPU, by name."""
+    return {name: weights_hash({name: state[name]}) for name in sorted(state)}
+
+
+def _on_cpu(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
 
 def _encoded(record: TrainingRecord) -> bytes:

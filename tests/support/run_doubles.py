@@ -23,7 +23,10 @@ from privacy.mechanisms.prototype_query import PrototypeQuery, Released, Sums
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Releases
 from secure_client.protocol import sent_values
+from secure_client.site_model import checkpointed_learner
 from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.training import loop
+from secure_client.training.job import Job
 from secure_client.training.learner import Learner
 from tests.support.audit_doubles import weaken_query
 
@@ -217,6 +220,30 @@ def _average_trained_models(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Learner, "averaged", lambda learner: learner._averaged.vector() + 1e-3)
 
 
+def _train_after_the_record(patch: pytest.MonkeyPatch) -> None:
+    """Train once more without noise after each training by DP-SGD."""
+    trained = loop.run
+
+    def twice(job: Job) -> object:
+        losses = trained(job)
+        trained(replace(job, dp_sgd=None, recorder=None))
+        return losses
+
+    patch.setattr(checkpointed_learner, "run", twice)
+
+
+def _train_once_by_the_record(patch: pytest.MonkeyPatch) -> None:
+    """Train by DP-SGD in a site's first round alone; the later ones train without noise, though paid for."""
+    trained, begun = loop.run, set[int]()
+
+    def unnoised(job: Job) -> object:
+        private = job.dp_sgd if id(job.model) not in begun else None
+        begun.add(id(job.model))
+        return trained(replace(job, dp_sgd=private))
+
+    patch.setattr(checkpointed_learner, "run", unnoised)
+
+
 WEAKENINGS: Mapping[str, Weaken] = {
     "a tenth of the noise": scale_noise(0.1),
     "half of the noise": scale_noise(0.5),
@@ -240,5 +267,7 @@ WEAKENINGS: Mapping[str, Weaken] = {
     "entries that cost less": _pay_less,
     "centres of a site's own": _choose_centres,
     "models that are not the initial one": _average_trained_models,
+    "training without noise after the recorded one": _train_after_the_record,
+    "training by DP-SGD in the first round alone": _train_once_by_the_record,
 }
 """Doubles by name."""

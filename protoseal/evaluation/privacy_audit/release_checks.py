@@ -82,7 +82,8 @@ class SiteEvidence:
     ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read. ``last``
     is the noise (M, d) in the prototypes that a site without kept releases saved at the end, as far as they show it.
     ``trained`` are the records of the steps of DP-SGD. ``averaged`` is the part of the initial model that a method
-    averages, where no record may shape it, and ``initial`` the state of the initial model.
+    averages, where no record may shape it, and ``initial`` the state of the initial model. ``replaced``
+    are the names of the tensors that a result replaces when a round starts.
     """
 
     agreement: Agreement
@@ -94,6 +95,7 @@ class SiteEvidence:
     last: Float | None = field(repr=False, default=None)
     averaged: Float | None = field(repr=False, default=None)
     initial: Mapping[str, Tensor] | None = field(repr=False, default=None)
+    replaced: frozenset[str] = frozenset()
 
     @property
     def claim(self) -> Claim:

@@ -48,6 +48,7 @@ from protoseal.evaluation.privacy_audit.training_records import (
     STATISTICAL,
     TrainingClaim,
     check_shared,
+    check_succession,
     check_training,
 )
 from protoseal.reports.result_files import site_folder
@@ -110,12 +111,18 @@ def _check_training(evidence: SiteEvidence, level: float) -> Iterator[Check]:
         yield not_covered(OF_LEDGER, "the ledger is missing")
         return
     paid: dict[int, list[DpSgd]] = {}
+    initial: object = None
     for entry in evidence.account.entries:
         spending = entry.spending
         mine = (spending.release.run, spending.agreement_hash) == (agreement.run, agreement.hash())
+        if mine:
+            initial = spending.facts.get(WEIGHTS)
         if mine and isinstance(spending.event, DpSgd):
             paid.setdefault(spending.release.round, []).append(spending.event)
     yield from check_training(evidence.trained, TrainingClaim(agreed, paid), level)
+    if evidence.trained and len(evidence.trained) == sum(map(len, paid.values())):
+        named = {f"{draw.release}, entry {draw.anchor.seq}": draw.model for draw in evidence.drawn}
+        yield check_succession(evidence.trained, named, initial, evidence.replaced)
 
 
 def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Check]:
@@ -230,7 +237,12 @@ def evidence_of(
         initial = model().cpu().state_dict()
         if agreement.method.averages:
             averaged = Averaged(model(), agreement.method.traits.averaged).vector()
-    return SiteEvidence(agreement, mine, sent, records, account, trained, last, averaged, initial)
+    replaced = (
+        Averaged(model(), agreement.method.traits.averaged).names
+        if agreement.method.averages
+        else frozenset[str]()
+    )
+    return SiteEvidence(agreement, mine, sent, records, account, trained, last, averaged, initial, replaced)
 
 
 def _last_noise(agreement: Agreement, records: Records, out: Path) -> Float | None:

@@ -7,19 +7,23 @@ alarm with the probability ``level`` each, at most.
 
 Limits. The records are the site's own: a program that writes false records passes. Gradients of single records are not
 computed again, so a gradient that depends on other records is not found. Noise from a generator with a fixed seed looks
-like drawn noise unless it comes twice. What an optimiser makes of a noisy gradient is not recorded.
+like drawn noise unless it comes twice. What an optimiser makes of a noisy gradient is not recorded,
+nor what a result changes in the averaged part of a model.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import comb, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+from torch import Tensor
 
 from privacy.accounting.events import DpSgd
 from privacy.mechanisms.grid import SIGMA
@@ -38,14 +42,17 @@ from protoseal.evaluation.privacy_audit.record_statistics import (
     successive_p,
 )
 from protoseal.evaluation.privacy_audit.run_checks import POWER, Check, found, not_covered, stands
-from secure_client.training.step_records import COINCIDENT, PEAKS, TrainingRecord
+from secure_client.models.prototype_model import weights_hash
+from secure_client.training.step_records import COINCIDENT, PEAKS, TrainingRecord, hashes_of
 
 PAID, RATE, NOISE = (
     "training that the ledger does not charge",
     "a sampling rate above the agreed one",
     "training's noise that is too small",
 )
-ESSENTIAL = frozenset({PAID, RATE, NOISE})
+SUCCESSION = "training beside the recorded one"
+"""Weakness of a model that changed before, between or after the recorded trainings."""
+ESSENTIAL = frozenset({PAID, RATE, NOISE, SUCCESSION})
 """Weaknesses without whose checks no claim of a run with DP-SGD stands."""
 STATISTICAL = 11
 """Number of statistical tests of a site, for a level of each."""
@@ -95,9 +102,9 @@ def _payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterat
     else:
         yield stands(name, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
     missing = sum(len(events) for events in claim.paid.values()) - len(records)
-    cut = sum(record.steps - len(record.sampled) for record in records)
-    if missing > 0 or cut:
-        words = f"{missing} paid trainings have no record, and {cut} steps are beyond the record's bound"
+    cut = sum(max(record.steps, claim.agreed.steps) - len(record.sampled) for record in records)
+    if missing > 0 or cut > 0:
+        words = f"{missing} paid trainings and {cut} steps of others have no record"
         yield from (not_covered(weakness, words) for weakness in sorted(ESSENTIAL))
 
 
@@ -107,6 +114,43 @@ def _costs_less(event: DpSgd, agreed: DpSgd) -> bool:
         or event.sampling_rate < agreed.sampling_rate
         or event.steps < agreed.steps
     )
+
+
+def check_succession(
+    records: Sequence[TrainingRecord],
+    models: Mapping[str, Mapping[str, Tensor]],
+    initial: object,
+    averaged: AbstractSet[str],
+) -> Check:
+    """Check that each training starts from a model that a recorded one had, and that each release is of such a model.
+
+    ``models`` are the states of the released models by the name of the release, ``initial`` is the hash of the initial
+    model by the ledger. Tensors with ``averaged`` names come from a result when a round starts. A training that failed
+    is undone, so that the model before it counts too.
+    """
+    whole, local = set[frozenset[tuple[str, str]]](), set[frozenset[tuple[str, str]]]()
+    left = list(records)
+    while left:
+        linked = [record.start == initial or _local(record, averaged) in local for record in left]
+        if not any(linked):
+            words = f"the training of round {left[0].round} starts from a model of no recorded training"
+            late = averaged and not local
+            return not_covered(SUCCESSION, words) if late else found(SUCCESSION, words)
+        for record in itertools.compress(left, linked):
+            for hashes in (record.began, record.ended):
+                state = frozenset(zip(record.names.tolist(), hashes.tolist(), strict=True))
+                whole.add(state)
+                local.add(frozenset(pair for pair in state if pair[0] not in averaged))
+        left = [record for record, is_linked in zip(left, linked, strict=True) if not is_linked]
+    for name, model in models.items():
+        if weights_hash(model) != initial and frozenset(hashes_of(model).items()) not in whole:
+            return found(SUCCESSION, f"the {name} is of a model that no recorded training had")
+    return stands(SUCCESSION, f"{len(records)} trainings and {len(models)} releases follow from each other")
+
+
+def _local(record: TrainingRecord, averaged: AbstractSet[str]) -> frozenset[tuple[str, str]]:
+    pairs = zip(record.names.tolist(), record.began.tolist(), strict=True)
+    return frozenset(pair for pair in pairs if pair[0] not in averaged)
 
 
 # Samples
@@ -273,6 +317,7 @@ def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Che
     yield not_covered(
         "gradients that depend on other records", "gradients of single records are not computed again"
     )
+    yield not_covered("what the optimiser made of the gradient", "a step's new parameters are not recorded")
 
 
 # Noise

@@ -148,7 +148,7 @@ class _Training:
         self._units = Records(len(job.source)) if job.owners is None else Subjects(job.owners)
         self._recorder = job.recorder
         if self._recorder is not None:
-            self._recorder.begin(self._units.number, self._sizes, job.device)
+            self._recorder.begin(self._units.number, self._sizes, job.device, job.model)
 
     def run(self) -> Losses:
         steps = self._settings.steps(self._job.epochs)

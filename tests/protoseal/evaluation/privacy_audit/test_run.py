@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, Method, Protection
+from agreement import PROTECTIONS, DpSgdSection, Extractor, Method, Protection
 from agreement.sections.privacy import Noise
 from privacy.units import Unit
 from protoseal.evaluation.privacy_audit.audit import Verdict
 from protoseal.evaluation.privacy_audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
 from protoseal.evaluation.privacy_audit.run import CENTRES, MODELS, audit_run
 from protoseal.evaluation.privacy_audit.run_checks import NOISE, PAID, SENT
+from protoseal.evaluation.privacy_audit.training_records import SUCCESSION
 from protoseal_wire.messages import Phase
 from tests.protoseal.evaluation.privacy_audit.kept_runs import (
     LEVEL,
@@ -165,3 +166,25 @@ def test_centres_of_a_sites_own_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     WEAKENINGS["centres of a site's own"](monkeypatch)
     audit = audited(kept_agreement(Method.FEDPLCC, Protection.PLAIN), tmp_path)
     assert CENTRES in weaknesses(audit)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("double", "verdict", "found"),
+    [
+        (None, Verdict.STANDS, set()),
+        ("training without noise after the recorded one", Verdict.REFUTED, {SUCCESSION}),
+        ("training by DP-SGD in the first round alone", Verdict.TOO_WEAK, set()),
+    ],
+)
+def test_training_is_covered_by_the_whole_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str | None, verdict: Verdict, found: set[str]
+) -> None:
+    if double is not None:
+        WEAKENINGS[double](monkeypatch)
+    settings = DpSgdSection(noise_multiplier=1.5, clip=0.02, sampling_rate=0.25)
+    agreement = kept_agreement(
+        Method.PFPL, Protection.PLAIN, extractor=Extractor.PRIVATE, dp_sgd=settings, release_every=None
+    )
+    audit = audited(agreement, tmp_path)
+    assert (audit.verdict, weaknesses(audit)) == (verdict, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from protoseal.evaluation.privacy_audit.training_records import (
     STATISTICAL,
     TrainingClaim,
     check_shared,
+    check_succession,
     check_training,
 )
 from secure_client.models.prototype_model import SplitModel
@@ -233,6 +235,7 @@ def test_true_training_stands_in_every_check_but_those_that_are_not_covered(tmp_
     assert found(checks) == set()
     assert {check.weakness for check in checks if check.outcome is Outcome.NOT_COVERED} == {
         "gradients that depend on other records",
+        "what the optimiser made of the gradient",
     }
 
 
@@ -295,3 +298,26 @@ def test_a_run_without_sampling_has_nothing_to_check_in_it(tmp_path: Path) -> No
         run(job_of(model, inputs, labels, dp_sgd=settings, epochs=EPOCHS, recorder=recorder))
     claim = TrainingClaim(DpSgd(1.0, 1.0, EPOCHS), {1: [DpSgd(1.0, 1.0, EPOCHS)]})
     assert found(check_training(read_records(tmp_path), claim, LEVEL)) == set()
+
+
+def test_training_from_a_model_that_no_record_ended_with_is_found(tmp_path: Path) -> None:
+    """Records of one model follow from each other, and those of another do not follow from the initial one."""
+    records = recorded(tmp_path)
+    first, second = records
+    initial, averaged = first.start, set(first.names.tolist())
+    changed = replace(second, began=np.roll(second.began, 1), start="another")
+    outcomes = {
+        "as recorded": check_succession(records, {}, initial, set()).outcome,
+        "undone": check_succession([first, replace(second, began=first.began)], {}, initial, set()).outcome,
+        "changed between rounds": check_succession([first, changed], {}, initial, set()).outcome,
+        "by a result": check_succession([first, changed], {}, initial, averaged).outcome,
+        "changed before": check_succession(records, {}, "another", set()).outcome,
+        "another released": check_succession(
+            records, {"release": {"weight": torch.ones(1)}}, initial, set()
+        ).outcome,
+    }
+    assert {name for name, outcome in outcomes.items() if outcome is Outcome.FOUND} == {
+        "changed between rounds",
+        "changed before",
+        "another released",
+    }
