@@ -176,6 +176,7 @@ class _Training:
         for group in split(chosen, self._at_once):
             sums += self._add(total, group)
         self._set_gradients(total)
+        self._record_noise()
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         return sums
@@ -233,14 +234,21 @@ class _Training:
 
     def _set_gradients(self, total: Tensor) -> None:
         noise = torch.from_numpy(draw_noise(len(total))).to(total.device)
-        unit = self._grid.step / self._job.schedule.batch_size
-        parts = torch.split((total + noise) * unit, self._sizes)
+        parts = torch.split((total + noise) * self._unit, self._sizes)
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
-        if self._recorder is not None:
-            # Read back from the parameters, so that the record is of what the optimiser gets.
-            given = [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
-            self._recorder.noise(torch.cat([each.flatten().double() for each in given]) / unit)
+
+    def _record_noise(self) -> None:
+        """Record the noise of what the optimiser is about to get: it is read back from the parameters."""
+        if self._recorder is None:
+            return
+        given = [torch.zeros_like(each) if each.grad is None else each.grad for each in self._parameters]
+        self._recorder.noise(torch.cat([each.flatten().double() for each in given]) / self._unit)
+
+    @property
+    def _unit(self) -> float:
+        """Gradient of one step of the grid, as the optimiser gets it."""
+        return self._grid.step / self._job.schedule.batch_size
 
 
 def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expected: int) -> int:

@@ -191,6 +191,19 @@ def added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def exact_for_the_optimiser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the noisy gradient by the exact one, after the noise was added."""
+    set_gradients = steps._Training._set_gradients
+
+    def set_exact(training: Any, total: Tensor) -> None:
+        set_gradients(training, total)
+        parts = torch.split(total * training._unit, training._sizes)
+        for parameter, part in zip(training._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+    monkeypatch.setattr(steps._Training, "_set_gradients", set_exact)
+
+
 DOUBLES: dict[str, tuple[Patch, str]] = {
     "fixed size": (sampler(fixed_size), "samples of a fixed size"),
     "shuffled epochs": (sampler(in_epochs(True)), "batches of epochs, or the same batches again"),
@@ -226,6 +239,7 @@ DOUBLES: dict[str, tuple[Patch, str]] = {
     "no clipping": (unclipped, "gradients longer than the clip"),
     "clipping by coordinate": (by_coordinate, "gradients longer than the clip"),
     "clipping too late": (too_late, "gradients longer than the clip"),
+    "exact gradients for the optimiser": (exact_for_the_optimiser, "training's noise that is too small"),
     "gradients added twice": (added_twice, "training's noise that is too small"),
 }
 
