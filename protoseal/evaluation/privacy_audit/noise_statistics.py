@@ -27,6 +27,8 @@ _EACH = 1 / math.sqrt(math.pi)
 """Mean of the density of a magnitude, at another magnitude."""
 _TRIPLES = 4 / (2 * math.pi * math.sqrt(3)) - _EACH**2
 """Variance of that density."""
+_RATES = np.geomspace(1e-5, 0.495, 200)
+"""Rates t of Chernoff bounds P(S ≥ s) ≤ E(exp(tS))/exp(ts), of which the best is taken."""
 _SHAPES = {"uniform": (math.sqrt(3) / 2, 0.158), "Laplace": (math.sqrt(0.5), 0.354)}
 """Mean and deviation, in 1/√n, of Geary's ratio for noise of the claimed deviation and another distribution."""
 
@@ -56,6 +58,13 @@ def copies_p(values: Float) -> float:
     return min(1.0, len(WINDOWS) * min(chances))
 
 
+def products_p(total: float, count: int) -> float:
+    """Return a bound on the p-value of Σ x_i·x_{i+k} over ``count`` values, in either direction, for one distance k."""
+    # The quadratic form is one of paths, whose eigenvalues are cosines. Its tails are heavier than a normal law's.
+    exponents = -_RATES * abs(total) - count / 2 * np.log((1 + np.sqrt(1 - 4 * _RATES**2)) / 2)
+    return 2 * math.exp(min(0.0, float(exponents.min())))
+
+
 def shifts_p(values: Float) -> float:
     """Return a bound on the p-value of the largest correlation of ``values`` (n,) with themselves.
 
@@ -68,12 +77,8 @@ def shifts_p(values: Float) -> float:
     turned = signal.fftconvolve(values, values)
     # A value's square is no product of two values.
     turned[::2] -= values**2
-    rates = np.linspace(0.005, 0.495, 99)
-    roots = np.sqrt(1 - 4 * rates**2)
-    # Products at one distance are a quadratic form, whose eigenvalues are cosines; in reverse, of values ±1.
-    follows = -rates * np.abs(forward).max() - count / 2 * np.log((1 + roots) / 2)
-    mirrors = -rates * np.abs(turned).max() - count / 4 * np.log(1 - 4 * rates**2)
-    distances = 2 * count * math.exp(min(0.0, float(follows.min())))
+    mirrors = -_RATES * np.abs(turned).max() - count / 4 * np.log(1 - 4 * _RATES**2)
+    distances = count * products_p(float(np.abs(forward).max()), count)
     places = 4 * count * math.exp(min(0.0, float(mirrors.min())))
     return min(1.0, 2 * min(distances, places))
 

@@ -33,6 +33,7 @@ from protoseal.evaluation.privacy_audit.exact_sums import (
 from protoseal.evaluation.privacy_audit.noise_statistics import (
     copies_p,
     dependence_p,
+    products_p,
     ratio_p,
     shapes_missed,
     shifts_p,
@@ -221,8 +222,8 @@ def shape_check(parts: Sequence[Float], level: float) -> Check:
             len(parts) * rows.shape[1],
         ),
         "classes have equal noise": _alike_p(list(rows)),
-        "neighbouring values have noise in common": normal_p(
-            float((values[1:] * values[:-1]).sum()), math.sqrt(max(1, len(values) - 1))
+        "neighbouring values have noise in common": products_p(
+            float((values[1:] * values[:-1]).sum()), len(values)
         ),
     }
     reason, p = min(tests.items(), key=lambda item: item[1])
@@ -345,8 +346,8 @@ def _single_check(evidence: SiteEvidence, level: float) -> Check:
         again = np.column_stack([added.clipped, evidence.claim.weight * added.shares])
         unclipped = np.column_stack([added.unclipped - added.clipped, np.zeros(len(again))])
         directions = np.stack([again, unclipped]) / evidence.claim.deviation
-        dots.append((directions * noise[added.parts]).sum(axis=2))
-        squares.append(np.square(directions).sum(axis=2))
+        dots.append(np.einsum("kni,ni->kn", directions, noise[added.parts]))
+        squares.append(np.einsum("kni,kni->kn", directions, directions))
     if len({dot.shape for dot in dots}) > 1:
         return not_covered(SINGLE, "the number of records changed between releases")
     lengths = np.sqrt(np.sum(squares, axis=0))

@@ -13,10 +13,12 @@ from protoseal.evaluation.privacy_audit.noise_statistics import (
     Float,
     copies_p,
     dependence_p,
+    products_p,
     ratio_p,
     shapes_missed,
     shifts_p,
 )
+from protoseal.evaluation.privacy_audit.record_statistics import fourth_p
 from protoseal.evaluation.privacy_audit.release_checks import (
     COUNTS,
     DEPENDENT,
@@ -105,10 +107,20 @@ def test_few_values_are_not_covered() -> None:
     assert [few[name] for name in (COUNTS, SHAPE, DEPENDENT)] == [Outcome.NOT_COVERED] * 3
 
 
+def fourths_p(values: Float) -> float:
+    return fourth_p(float((values**4).mean()), values.size)
+
+
+def neighbours_p(values: Float) -> float:
+    return products_p(float((values[1:] * values[:-1]).sum()), len(values))
+
+
 @pytest.mark.parametrize(
     ("p_value", "shape"),
     [
         (copies_p, (520,)),
+        (neighbours_p, (30,)),
+        (fourths_p, (30,)),
         (shifts_p, (520,)),
         (ratio_p, (520,)),
         (dependence_p, (8, 64)),
