@@ -50,7 +50,8 @@ def test_the_private_run_spends_what_was_planned(typed: tuple[Path, dict[str, st
     folder, printed = typed
     page = PAGES[1].read_text(encoding="utf-8")
     stated, assumed, planned, *_ = printed["first-private-run 3. Plan"].splitlines()
-    assert stated.startswith("Whether any one record is in the data set is protected")
+    assert stated.startswith("If the planned noise is really added")
+    assert "whether any one record is in the data set is protected" in stated
     assert "classes 10" in assumed
     assert planned.startswith("ε = 1.993")
     assert planned in page

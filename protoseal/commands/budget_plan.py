@@ -331,27 +331,35 @@ def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any
     """Return the plan's first sentence, and the share of members that attacks recognise at most (None: no bound)."""
     from protoseal.commands.budget_inputs import NO_GUARANTEE
     from protoseal.evaluation.privacy_audit.trade_off import composed_trade_off, most_recognised
-    from protoseal.reports.privacy_statement import FALSE_ALARMS, members_of, observers, to_read_aloud
+    from protoseal.reports.privacy_statement import (
+        FALSE_ALARMS,
+        members_of,
+        observers,
+        provided,
+        to_read_aloud,
+    )
 
     if NO_GUARANTEE in asked.warnings:
         return {"statement": NO_GUARANTEE, "recognised": None}
     privacy = None if asked.agreed is None else asked.agreed.privacy
     colluding = privacy.colluding if privacy is not None and privacy.distributed else None
-    cost = f"the plan costs ε = {made.spent:.4g} at δ = {made.delta:g}"
+    cost = f"The plan costs ε = {made.spent:.4g} at δ = {made.delta:g}"
     if errors:
         worst = max(errors, key=lambda error: error["relative"])
         # The sentence is read aloud, and a site's own counts stay on this machine.
         largest = "of its smallest class" if asked.named else f"of {worst['records']} {made.query.unit}s"
         cost += f", and an error of {worst['relative']:.2g} of the clip in the mean {largest}"
-    recognised = most_recognised(composed_trade_off(made.history), FALSE_ALARMS)
+    curve = composed_trade_off(made.history)
+    recognised = {alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS}
     return {
         "statement": to_read_aloud(
+            provided(colluding, "planned noise is", "has not seen these records"),
             members_of(made.query.unit, "the data set"),
             observers(colluding, "the planned releases"),
             recognised,
-            cost,
+            f"{cost}; a lower ε is safer.",
         ),
-        "recognised": recognised,
+        "recognised": recognised[FALSE_ALARMS[0]],
     }
 
 

@@ -7,7 +7,7 @@ the sentences repeat a plan or the ledgers of sites, and docs/explanation/privac
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agreement.methods import CONTROLS
@@ -16,8 +16,8 @@ from privacy.units import Unit
 from protoseal.reports.result_files import RunResult, SiteFigures
 
 NO_GUARANTEE = "NO GUARANTEE"
-FALSE_ALARMS = 0.01
-"""Share of non-members that the attacker of a sentence takes for members."""
+FALSE_ALARMS = (0.01, 0.1)
+"""Shares of non-members that the attackers of a sentence pick out wrongly."""
 _ALONE = frozenset(method.value for method in CONTROLS)
 
 
@@ -25,7 +25,8 @@ _ALONE = frozenset(method.value for method in CONTROLS)
 class Members:
     """Words for the unit of a guarantee: the protected fact, those for whom it is true, and those for whom it is not.
 
-    ``one`` is a single unit that is added to a data set or removed from it, and ``meaning`` explains it.
+    ``one`` is a single unit that is added to a data set or removed from it, and ``meaning`` explains it. ``limit`` is a
+    sentence on what the unit leaves out, or empty.
     """
 
     fact: str
@@ -33,6 +34,7 @@ class Members:
     outside: str
     one: str
     meaning: str
+    limit: str
 
 
 def members_of(unit: Unit, place: str) -> Members:
@@ -44,20 +46,23 @@ def members_of(unit: Unit, place: str) -> Members:
             "records that are not in it",
             "one record",
             "one labelled example of the training data, such as an image with its diagnosis",
+            "This protects single records, not people with several records. ",
         ),
         Unit.SUBJECT: Members(
             f"any one person has records in {place}",
             "people who have records in it",
-            "people who have none there",
+            "people who have no records in it",
             "one person",
             "all records that the site has of that person, whatever their classes",
+            "",
         ),
         Unit.SITE: Members(
             "the site has any records behind what it sends",
             "sites that have records",
-            "sites that have none",
+            "sites that have no records",
             "one site",
             "all records of the site together",
+            "",
         ),
     }[unit]
 
@@ -82,16 +87,28 @@ def observers(colluding: int | None, sent: str) -> str:
     )
 
 
-def to_read_aloud(members: Members, observer: str, found: float, cost: str) -> str:
-    """Return the one sentence of a guarantee.
+def provided(colluding: int | None, noise: str, model: str) -> str:
+    """Return the conditions of a guarantee as a clause, which holds for noise of each site's own and for shared noise.
 
-    ``found`` is the largest share of members that any attack recognises with :data:`FALSE_ALARMS`; ``cost`` is a clause
-    on ε and δ.
+    ``noise`` and ``model`` say that noise is added, and that the initial model has not seen the records.
     """
+    shared = "" if colluding is None else ", by the other sites too and under masks that are not broken,"
+    return f"If the {noise} really added{shared} and the initial model {model}"
+
+
+def to_read_aloud(
+    condition: str, members: Members, observer: str, found: Mapping[float, float], cost: str
+) -> str:
+    """Return the sentences of a guarantee that holds under the clause ``condition``.
+
+    ``found`` has the largest share of members that any attack picks out, by its share of :data:`FALSE_ALARMS`; ``cost``
+    is a sentence on ε and δ.
+    """
+    few, many = (of_hundred(found[alarms]) for alarms in FALSE_ALARMS)
     return (
-        f"Whether {members.fact} is protected from {observer}. Of 100 {members.inside}, such an attacker recognises"
-        f" at most {of_hundred(found)} (blind guessing: 1) when 1 of 100 {members.outside} is taken for one of them by"
-        f" mistake; {cost}."
+        f"{condition}, then whether {members.fact} is protected from {observer}. When such an attacker wrongly picks"
+        f" out 1 in 100 {members.outside}, it correctly picks out at most {few} in 100 {members.inside} (blind"
+        f" guessing: 1); with 10 in 100 wrongly picked out, at most {many} (blind guessing: 10). {members.limit}{cost}"
     )
 
 
@@ -146,12 +163,13 @@ def _bounded(sites: Sequence[SiteFigures], result: RunResult, unit: Unit, collud
     at = f" at δ = {max(deltas):g}" if deltas else ""
     members = members_of(unit, "a site's data set")
     return (
-        f"Whether {members.fact} is protected from {observers(colluding, 'what the site sent')}. At most"
+        f"{provided(colluding, 'recorded noise was', 'had not seen these records before')}, then whether"
+        f" {members.fact} is protected from {observers(colluding, 'what the ledgers record as sent')}. At most"
         f" ε = {epsilon:.3g}{at} was spent by {_names(sites, result)} by the end of this run, over all runs in the"
         " ledger of the same data."
         f" Adding or removing {members.one} changes the probability of anything that they see by a factor of e^ε at"
-        " most, and by δ besides."
-    )
+        f" most, and by δ besides. {members.limit}"
+    ).rstrip()
 
 
 def _names(sites: Sequence[SiteFigures], result: RunResult) -> str:

@@ -11,7 +11,15 @@ from importlib.metadata import version
 from privacy.ledger.budget_account import Account
 from privacy.ledger.entries import NEIGHBOURS
 from protoseal.reports.privacy_statement import observers, of_hundred
-from protoseal.reports.site_statement import SENT, Facts, composition, mechanisms, not_covered
+from protoseal.reports.site_statement import (
+    CONFIRM,
+    SENT,
+    Facts,
+    composition,
+    mechanisms,
+    not_covered,
+    to_confirm,
+)
 
 ASK = "to be filled in by the site"
 TIER = 3
@@ -30,7 +38,7 @@ def registry_fields(facts: Facts) -> dict[str, object] | None:
             "dp_variant": {
                 "variant_name": "Approximate DP",
                 "data_domain": f"All data sets of labelled examples that {facts.data} might have been.",
-                "unprotected_quantities": " ".join(not_covered(facts)),
+                "unprotected_quantities": " ".join([*not_covered(facts), f"{CONFIRM}:", *to_confirm(facts)]),
             },
             "privacy_loss": _privacy_loss(facts, facts.account),
             "deployment_model": _deployment_model(facts, facts.account),
@@ -87,7 +95,7 @@ def _privacy_loss(facts: Facts, account: Account) -> dict[str, object]:
         "privacy_parameters": {"epsilon": facts.epsilon, "delta": limit.delta},
         "privacy_parameters_details": (
             f"Spent over {len(facts.runs)} runs, of a limit of ε = {limit.epsilon:g}. Of 100 {facts.members.inside}, an"
-            f" attacker recognises at most {of_hundred(recognised.usual)} at 1 % of false alarms."
+            f" attacker picks out at most {of_hundred(recognised.usual)} at 1 % of false alarms."
         ),
     }
 

@@ -14,7 +14,7 @@ from agreement import Agreement
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, GaussianRelease
 from privacy.ledger.budget_account import Account
-from privacy.ledger.entries import NEIGHBOURS, Limit
+from privacy.ledger.entries import NEIGHBOURS, Entry, Limit
 from privacy.units import Unit
 from protoseal.reports.ledger_facts import Released, RunFacts, charged_elsewhere, colluding_of, day
 from protoseal.reports.privacy_statement import (
@@ -23,20 +23,24 @@ from protoseal.reports.privacy_statement import (
     members_of,
     observers,
     of_hundred,
+    provided,
     to_read_aloud,
 )
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.releases import WEIGHTS
 from secure_client.privacy.run_cost import TRAINING, WHAT, planned_epsilon
 
-SENT = "what this site sent"
+SENT = "what the ledger records as sent"
 _NOT_A_SUM = "The costs of single runs do not simply add up to that number."
+USELESS = 0.5
+"""Share of people with ten records each, at 1 % of wrong picks, beyond which a statement calls them unprotected."""
+CONFIRM = "The program cannot know, and the site confirms"
 _PAID = (WHAT, TRAINING)
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """Largest shares of members that any attack recognises: ``shares`` by the share of false alarms.
+    """Largest shares of members that any attack picks out: ``shares`` by the share of wrong picks (false alarms).
 
     ``of_ten`` is the share of people with ten units each (records) at 1 % of false alarms; None with DP-SGD, whose cost
     for a group has no closed form. ``from_limit`` is true if the shares follow from the ledger's limit alone.
@@ -118,14 +122,14 @@ def headline(facts: Facts) -> str:
         return f"Nothing of {facts.data} has left this site, by what its ledger records; nothing is spent."
     limit = facts.account.limit
     cost = (
-        f"of the privacy budget, ε = {facts.epsilon:.4g} of the {limit.epsilon:g} allowed is spent, at"
-        f" δ = {limit.delta:g}"
+        f"Spent is ε = {facts.epsilon:.4g} of the {limit.epsilon:g} that this site allows, at δ = {limit.delta:g}"
+        f" ({_between(facts.runs)}). Lower is safer; the limit is the site's choice and no legal threshold."
     )
+    condition = provided(facts.colluding, "recorded noise was", "had not seen these records before")
+    if limit.accountant is Accounting.PLANNED:
+        condition += ", and if all agreements were fixed before anything was released"
     sentence = to_read_aloud(
-        facts.members,
-        observers(facts.colluding, SENT),
-        facts.recognised.usual,
-        f"{cost} ({_between(facts.runs)})",
+        condition, facts.members, observers(facts.colluding, SENT), facts.recognised.shares, cost
     )
     if charged_elsewhere(facts.account) is None:
         return sentence
@@ -143,7 +147,9 @@ def sections(facts: Facts) -> tuple[Section, ...]:
     guaranteed = [_protected(facts), _how_surely(facts)] if facts.recognised is not None else []
     recorded = [] if facts.account is None else [_spent(facts, facts.account)]
     mechanism = [_mechanism(facts)] if facts.released else []
+    confirmed = tuple(to_confirm(facts))
     return (
+        *([Section(CONFIRM, (), items=confirmed)] if confirmed else []),
         *guaranteed,
         *recorded,
         Section("What is not covered", (), items=tuple(not_covered(facts))),
@@ -158,11 +164,13 @@ def _protected(facts: Facts) -> Section:
         (
             f"The unit of protection is {facts.members.one}: {facts.members.meaning}. Neighbouring data sets differ by"
             f" one such unit ({NEIGHBOURS}).",
-            "The guarantee covers all that this site computed from the records and sent: noisy averages of features of"
-            " each class (prototypes), noisy counts of each class, and the list of classes, which follows from these"
+            "The guarantee covers all that this ledger records as sent: noisy averages of features of each class"
+            " (prototypes), noisy counts of each class, and the list of classes, which follows from these"
             f" counts{trained}. Whatever others compute from it later is covered as well.",
-            f"The guarantee holds against {observers(facts.colluding, SENT)}. It holds whatever the attacker knows"
-            " already, even every other record and the record in question.",
+            "The content of a unit, labels included, is covered like its presence, but less surely: other content"
+            " counts as two changes, one unit removed and one added.",
+            "The guarantee holds whatever the attacker knows already, even every other record and the record in"
+            " question.",
             *_shared(facts.colluding),
         ),
     )
@@ -173,38 +181,33 @@ def _shared(colluding: int | None) -> Iterator[str]:
         return
     yield (
         f"The sites share the noise of their sums. More than {colluding} sites that pool what they know, or help the"
-        " coordinator, face less noise than is counted here, and enough of them hardly any. The guarantee also"
-        " assumes that the masks are not broken and that the other sites add their noise."
+        " coordinator, face less noise than is counted here, and enough of them hardly any."
     )
 
 
 def _how_surely(facts: Facts) -> Section:
-    recognised, account = facts.recognised, facts.account
-    if recognised is None or account is None:
+    recognised = facts.recognised
+    if recognised is None:
         raise ValueError("nothing is guaranteed")
     rows = tuple(
         (f"1 of {1 / alarms:g} {facts.members.outside}", of_hundred(share))
         for alarms, share in recognised.shares.items()
     )
     ground = (
-        "These numbers follow from the limit of the ledger, because the agreements of its runs may depend on"
+        "The table follows from the limit of the ledger, because the agreements of its runs may depend on"
         " earlier results. The truth may be better."
         if recognised.from_limit
-        else "These numbers follow from the noise of all releases together. An attack on what was sent cannot do"
-        " better; a real one usually does worse."
+        else "The table follows from the noise of all releases together and is the limit: no attack on what was sent"
+        " does better, whatever the records are, and a real one usually does worse."
     )
     return Section(
         "How surely",
         (
-            "An attacker who wants to know who is in the data has to accept false alarms: members are told from"
-            " others only as well as this table says. Blind guessing recognises as large a share as it has false"
-            " alarms.",
+            "An attacker who wants to know who is in the data also picks out some who are not. The more of these it"
+            " accepts, the more members it picks out. Blind guessing picks out equal shares of both.",
             ground,
-            f"In the terms of the field: {facts.members.one}, added or removed, changes the probability of anything"
-            f" that the attacker sees by a factor of e^ε = {math.exp(min(facts.epsilon, 700)):.3g} at most, and by"
-            f" δ = {account.limit.delta:g} besides.",
         ),
-        table=(("false alarms", f"recognised at most, of 100 {facts.members.inside}"), *rows),
+        table=(("wrongly picked out", f"correctly picked out at most, of 100 {facts.members.inside}"), *rows),
     )
 
 
@@ -236,14 +239,21 @@ def _spent(facts: Facts, account: Account) -> Section:
 def _limits(account: Account) -> Iterator[str]:
     """Yield when the limit was set, and each change of it with its reason."""
     before, began = account.budget.limit, account.budget.time
-    yield f"The limit was set {'before the first entry' if began is None else f'on {day(began)}'}: {before}."
+    yield f"The limit was set {'' if began is None else f'on {_moment(began)}, '}before the first release: {before}."
     for allowance in account.allowances:
         change = "raised" if allowance.limit.epsilon > before.epsilon else "changed"
+        lines = account.lines[: account.lines.index(allowance)]
+        paid = sum(isinstance(line, Entry) for line in lines)
         yield (
-            f"It was {change} on {day(allowance.time)} to {allowance.limit}. The reason given was:"
-            f" {allowance.reason!r}."
+            f"It was {change} on {_moment(allowance.time)}, after {paid} of {len(account.entries)} payments, to"
+            f" {allowance.limit}. The reason given was: {allowance.reason!r}."
         )
         before = allowance.limit
+
+
+def _moment(time: str) -> str:
+    """Return a line's time, as YYYY-MM-DD at HH:MM UTC."""
+    return f"{day(time)} at {time[11:16]} UTC"
 
 
 def _planned(facts: Facts) -> Iterator[str]:
@@ -262,14 +272,14 @@ def _planned(facts: Facts) -> Iterator[str]:
     }
     planned = {WHAT: agreement.releases, TRAINING: agreement.rounds * (agreement.privacy.dp_sgd is not None)}
     cost = planned_epsilon(agreement, agreement.privacy, account.limit.delta, account.limit.accountant)
-    ended = "" if all(paid[what] >= planned[what] for what in _PAID) else "; it ended early, or has not ended"
-    again = (
-        "; some were paid for again, in repeated attempts" if any(paid[w] > planned[w] for w in _PAID) else ""
-    )
-    training = f" and {paid[TRAINING]} of {planned[TRAINING]} trainings" if planned[TRAINING] else ""
+    again = any(paid[what] > planned[what] for what in _PAID)
+    whole = all(paid[what] >= planned[what] for what in _PAID)
+    spent = (", and spent more" if again else ", and spent all of it") if whole else ""
+    training = f" and {paid[TRAINING]} of {planned[TRAINING]} planned trainings" if planned[TRAINING] else ""
     yield (
-        f"{name} plans ε = {cost:.4g}. Recorded are {paid[WHAT]} of its {planned[WHAT]} releases"
-        f"{training}{ended}{again}."
+        f"{name} planned to spend ε = {cost:.4g}{spent}. Paid for are {paid[WHAT]} of {planned[WHAT]} planned"
+        f" releases{training}{'' if whole else '; the run ended early, or has not ended'}"
+        f"{'; some were paid for again, in repeated attempts' if again else ''}."
     )
 
 
@@ -277,8 +287,19 @@ def _mechanism(facts: Facts) -> Section:
     limit = Limit(1.0, 0.5) if facts.account is None else facts.account.limit
     return Section(
         "Mechanism and composition, for specialists",
-        (*mechanisms(facts), f"Composition: {composition(limit)}"),
+        (*mechanisms(facts), f"Composition: {composition(limit)}", *_factor(facts, limit)),
     )
+
+
+def _factor(facts: Facts, limit: Limit) -> Iterator[str]:
+    if facts.recognised is None:
+        return
+    yield (
+        f"(ε, δ): {facts.members.one}, added or removed, changes the probability of anything that the attacker sees by"
+        f" a factor of e^ε = {math.exp(min(facts.epsilon, 700)):.3g} at most, and by δ = {limit.delta:g} besides."
+    )
+    if not facts.recognised.from_limit:
+        yield "This pair follows from the same noise as the table, which is the sharper bound."
 
 
 def mechanisms(facts: Facts) -> list[str]:
@@ -336,17 +357,13 @@ def not_covered(facts: Facts) -> Iterator[str]:
             "Everything that this site sent, and which classes of records it has. Masks or encryption, where an"
             " agreement has them, keep some of it from some parties; noise bounds nothing."
         )
-    yield from _of_unit(facts)
+    else:
+        yield from _of_unit(facts)
     yield (
         "What is true of everybody. The releases show which classes of records exist here and what their averages"
         " look like, and from that something may follow about a person who is in no data set."
     )
     yield "That this site takes part, in which rounds, and the sizes and times of its messages."
-    yield (
-        "The agreed settings, which are public. If somebody chose them, or the model, by looking at the records or at"
-        " accuracies, no ε counts that choice."
-    )
-    yield _initial_model(facts)
     kept = "accuracy figures, numbers of samples and log"
     private = facts.trains and all(
         released.facts.get("extractor") == "private" for released in facts.released
@@ -357,10 +374,6 @@ def not_covered(facts: Facts) -> Iterator[str]:
         " and steps of training). Who passes them on, or shows an accuracy, is not covered."
     )
     if facts.account is not None:
-        yield (
-            "Anything that left of the same records without this ledger: in a run for which the site's file had no"
-            " [privacy], or under another name of the data set."
-        )
         elsewhere = charged_elsewhere(facts.account)
         if elsewhere is not None:
             yield f"Records that other ledgers charge too ({elsewhere}), for which the costs add up."
@@ -368,18 +381,46 @@ def not_covered(facts: Facts) -> Iterator[str]:
             yield "That the limit was raised, if somebody raised it after looking at results."
 
 
+def to_confirm(facts: Facts) -> Iterator[str]:
+    """Yield the conditions of a guarantee that no ledger shows; none where nothing is guaranteed."""
+    if facts.why_none is not None:
+        return
+    if facts.released:
+        yield (
+            "That the recorded noise was really added. “protoseal budget audit run” looks for it in what was sent,"
+            " and names what it does not cover; the ledger records no audit."
+        )
+        yield _initial_model(facts)
+    yield (
+        "That nothing else left of the same records: in a run in which privacy protection was switched off (no"
+        " [privacy] in the site's file), or under another ledger or name of the data set. If anything did, this page"
+        " counts too little."
+    )
+    yield (
+        "That nobody chose the agreed settings, which are public, or the model by looking at the records or at"
+        " accuracies: no ε counts such a choice."
+    )
+
+
 def _of_unit(facts: Facts) -> Iterator[str]:
     """Yield what is left out because of the unit, and of shared noise."""
     if facts.unit is Unit.RECORD:
         ten = None if facts.recognised is None else facts.recognised.of_ten
-        less = (
+        picked = (
             ""
             if ten is None
-            else f": of 100 people with ten records each, up to {of_hundred(ten)} are recognised"
+            else f" Of 100 people with ten records each, up to {of_hundred(ten)} are picked out"
+            " when 1 in 100 others is, wrongly."
+        )
+        useless = ten is not None and ten > USELESS
+        less = (
+            "For a person with ten records this statement gives no useful protection."
+            if useless
+            else ("People with several records are protected less than a record.")
         )
         yield (
-            f"A person with several records is protected less than a record{less}. Where that is usual, agree on"
-            ' unit = "subject".'
+            f'{less}{picked} If any person has more than one record, ask for unit = "subject"; that takes a new run,'
+            " and does not repair one that took place."
         )
     elif facts.unit is Unit.SUBJECT:
         yield "A person with records at several sites: what the sites release adds up, as several runs do."
@@ -395,7 +436,4 @@ def _of_unit(facts: Facts) -> Iterator[str]:
 def _initial_model(facts: Facts) -> str:
     weights = dict.fromkeys(str(each.facts[WEIGHTS]) for each in facts.released if WEIGHTS in each.facts)
     by_hash = f" (weights with SHA-256 {', '.join(weights)})" if weights else ""
-    return (
-        f"The initial model{by_hash}. If it was trained on these records before, nothing is guaranteed; the program"
-        " cannot check that."
-    )
+    return f"That the initial model{by_hash} was not trained on these records before. If it was, nothing is guaranteed."

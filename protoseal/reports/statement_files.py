@@ -12,9 +12,10 @@ from agreement.storage.atomic_files import write_text
 from protoseal.reports.html_pages import template
 from protoseal.reports.ledger_facts import RunFacts
 from protoseal.reports.registry_fields import registry_fields
-from protoseal.reports.site_statement import Facts, Section, headline, not_covered, sections
+from protoseal.reports.site_statement import Facts, Section, headline, not_covered, sections, to_confirm
 
 PAGE, FIELDS = "privacy-statement.html", "privacy-statement.json"
+NOT_ANONYMOUS = "This page is no finding that the data are anonymous in law."
 _WRAPPED = TextWrapper(100, break_long_words=False, break_on_hyphens=False)
 _ITEM = TextWrapper(
     100, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -32,11 +33,11 @@ def source(facts: Facts) -> str:
     account = facts.account
     made = f"Made on {facts.made}"
     if account is None:
-        return f"{made} from the site's file; there is no ledger."
+        return f"{made} from the site's file; there is no ledger. {NOT_ANONYMOUS}"
     return (
-        f"{made} from the ledger {account.path.name!r}, up to entry {account.anchor}. Dates are those of the site's"
-        " clock. “protoseal budget verify” checks that no entry of the ledger was changed. A ledger cannot show that"
-        " the program added the noise which it records: “protoseal budget audit run” looks for that in what was sent."
+        f"{made} from the ledger {account.path.name!r}, up to entry {account.anchor}. The chain of its entries was"
+        " verified then. A ledger that was replaced as a whole would pass: “protoseal budget verify --anchor” finds"
+        f" that by an entry which others have kept. Dates are those of the site's clock. {NOT_ANONYMOUS}"
     )
 
 
@@ -83,6 +84,7 @@ def fields_of(facts: Facts) -> dict[str, object]:
         else {f"{at:g}": share for at, share in recognised.shares.items()},
         "runs": [run_to_json(run) for run in facts.runs],
         "not_covered": list(not_covered(facts)),
+        "to_confirm": list(to_confirm(facts)),
         "registry": registry_fields(facts),
     }
 

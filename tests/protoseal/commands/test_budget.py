@@ -79,15 +79,17 @@ def test_the_first_sentence_says_what_is_protected_how_surely_and_at_what_cost()
     assert found["recognised"] == pytest.approx(power, rel=1e-4)
     assert found["statement"] in plan("--epsilon", 3, "--releases", 20, "--records", "50,500").stdout
     assert found["statement"].startswith(
-        "Whether any one record is in the data set is protected from anyone who sees"
+        "If the planned noise is really added and the initial model has not seen these records, then whether any one"
+        " record is in the data set is protected from anyone who sees"
     )
-    assert f"recognises at most {math.ceil(1000 * power) / 10:g} (" in found["statement"]
+    assert f"picks out at most {math.ceil(1000 * power) / 10:g} in 100 records" in found["statement"]
     assert (
         f"costs ε = {found['spent']:.4g} at δ = 1e-05, and an error of 2.9 of the clip" in found["statement"]
     )
     assert "in the mean of 50 records" in found["statement"]
     people = planned("--epsilon", 3, "--releases", 20, "--unit", "subject", "--delta", 1e-6)["statement"]
-    assert people.startswith("Whether any one person has records in the data set")
+    assert "whether any one person has records in the data set" in people
+    assert ("single records" in found["statement"], "single records" in people) == (True, False)
     assert "at δ = 1e-06" in people
     assert planned("--epsilon", 3, "--releases", 20, *DP_SGD)["recognised"] > 0.04
 

@@ -54,7 +54,7 @@ def test_a_site_without_a_ledger_has_a_statement_without_a_guarantee(tmp_path: P
     assert done.exit_code == 0, done.output
     text = " ".join(done.stdout.split())
     assert "NO GUARANTEE for any record of this site's data: run 'run-1' releases exact values" in text
-    assert "recognises at most" not in text
+    assert "picks out at most" not in text
     assert "Everything that this site sent" in text
 
 

@@ -113,8 +113,8 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "the unit": (
         BASE,
         replace(BASE.but(guarantee="subject"), limit=Limit(9.0, 1e-5, Unit.SUBJECT)),
-        "Whether any one record is in",
-        "Whether any one person has records in",
+        "whether any one record is in",
+        "whether any one person has records in",
     ),
     "the unit's definition": (
         BASE,
@@ -138,14 +138,14 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "whom the unit leaves out": (
         BASE,
         replace(BASE.but(guarantee="subject"), limit=Limit(9.0, 1e-5, Unit.SUBJECT)),
-        "A person with several records is protected less",
+        "This protects single records, not people with several records.",
         "A person with records at several sites",
     ),
     "δ": (
         BASE,
         replace(BASE, limit=Limit(9.0, 1e-6)),
-        "of the 9 allowed is spent, at δ = 1e-05",
-        "of the 9 allowed is spent, at δ = 1e-06",
+        "of the 9 that this site allows, at δ = 1e-05",
+        "of the 9 that this site allows, at δ = 1e-06",
     ),
     "the limit": (BASE, replace(BASE, limit=Limit(8.0, 1e-5)), "of a limit of 9", "of a limit of 8"),
     "the number of releases": (
@@ -157,8 +157,8 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "what attacks recognise": (
         BASE,
         replace(BASE, events=BASE.events * 2),
-        "recognises at most 5.3 (",
-        "recognises at most 9.3 (",
+        "picks out at most 5.3 in 100 records that are in it (blind guessing: 1)",
+        "picks out at most 9.3 in 100 records that are in it (blind guessing: 1)",
     ),
     "the noise": (
         BASE,
@@ -169,8 +169,50 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "a person with ten records": (
         BASE,
         replace(BASE, events=(("prototypes", GaussianRelease(20.0, 650)),) * 2),
-        "of 100 people with ten records each, up to 100 are recognised",
-        "of 100 people with ten records each, up to 5.3 are recognised",
+        "this statement gives no useful protection. Of 100 people with ten records each, up to 100 are picked out",
+        "protected less than a record. Of 100 people with ten records each, up to 5.3 are picked out",
+    ),
+    "ten records beside training": (
+        BASE,
+        replace(BASE, events=TRAINED),
+        "For a person with ten records",
+        "People with several records are protected less than a record. If any person",
+    ),
+    "what attacks recognise with more wrong picks": (
+        BASE,
+        replace(BASE, events=BASE.events * 2),
+        "with 10 in 100 wrongly picked out, at most 29 (blind guessing: 10)",
+        "with 10 in 100 wrongly picked out, at most 39 (blind guessing: 10)",
+    ),
+    "whose noise must really be there": (
+        BASE,
+        SHARED,
+        "If the recorded noise was really added and the initial model had not seen these records before, then",
+        "really added, by the other sites too and under masks that are not broken, and the initial model",
+    ),
+    "agreements that must be fixed beforehand": (
+        BASE,
+        replace(BASE, limit=Limit(9.0, 1e-5, accountant=Accounting.PLANNED)),
+        "these records before, then whether",
+        "these records before, and if all agreements were fixed before anything was released, then whether",
+    ),
+    "what the site confirms": (
+        BASE,
+        replace(BASE, events=()),
+        "That the recorded noise was really added. “protoseal budget audit run” looks for it",
+        "Nothing of data set 'scans' has left this site",
+    ),
+    "conditions of no guarantee": (
+        BASE,
+        replace(BASE, then=lambda ledger, path: ledger.expose("run-7", HASH)),
+        "The program cannot know, and the site confirms",
+        "Everything that this site sent",
+    ),
+    "the factor without a guarantee": (
+        BASE,
+        BASE.but(guarantee="none"),
+        "This pair follows from the same noise as the table",
+        "This ε counts the noisy releases alone and bounds nothing.",
     ),
     "the count weight": (BASE, BASE.but(count_weight=3.0), "deviation of 10.77", "deviation of 11.66"),
     "false alarms": (
@@ -191,14 +233,14 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "whose noise it is": (
         BASE,
         SHARED,
-        "protected from anyone who sees what this site sent",
+        "protected from anyone who sees what the ledger records as sent",
         "protected from the coordinator and outsiders, who see only sums over the sites, with up to one site",
     ),
-    "what shared noise assumes": (
+    "who shares the noise": (
         BASE,
         SHARED,
         "adds all of the noise before anything leaves",
-        "assumes that the masks are not broken and that the other sites add their noise",
+        "The sites share the noise of their sums.",
     ),
     "colluding sites": (SHARED, SHARED.but(colluding=2), "More than 1 sites", "More than 2 sites"),
     "sites that read results": (
@@ -235,7 +277,7 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
         BASE,
         replace(BASE, then=lambda ledger, path: ledger.allow(Limit(12.0, 1e-5), "board of 3 March")),
         "of a limit of 9",
-        "It was raised on 2026-03-02 to epsilon 12 at delta 1e-05 for one record. The reason given was: 'board of",
+        "It was raised on 2026-03-02 at 10:00 UTC, after 2 of 2 payments, to epsilon 12 at delta 1e-05 for one record.",
     ),
     "an accountant that assumes plans": (
         BASE,
@@ -252,13 +294,13 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "a weaker accountant": (
         replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.PLANNED)),
         replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.RENYI)),
-        "follow from the noise of all releases together",
-        "follow from the limit of the ledger",
+        "follows from the noise of all releases together",
+        "follows from the limit of the ledger",
     ),
     "exact values": (
         BASE,
         replace(BASE, then=lambda ledger, path: ledger.expose("run-7", HASH)),
-        "Whether any one record is in",
+        "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': exact values left in run 'run-7' on 2026-03-02.",
     ),
     "the cost of a run with exact values": (
@@ -270,7 +312,7 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "a limit that was raised after a look": (
         replace(BASE, then=lambda ledger, path: ledger.allow(Limit(8.0, 1e-5), "less")),
         replace(BASE, then=lambda ledger, path: ledger.allow(Limit(12.0, 1e-5), "more")),
-        "It was changed on 2026-03-02 to epsilon 8",
+        "It was changed on 2026-03-02 at 10:00 UTC, after 2 of 2 payments, to epsilon 8",
         "That the limit was raised, if somebody raised it after looking",
     ),
     "the cost of each run": (
@@ -282,37 +324,37 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "features that were trained": (
         BASE,
         BASE.but(guarantee="none"),
-        "Whether any one record is in",
+        "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': something was released of features",
     ),
     "an entry for another unit": (
         BASE,
         BASE.but(guarantee="site"),
-        "Whether any one record is in",
+        "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': an entry counts for one site",
     ),
     "a lost ledger": (
         BASE,
         replace(BASE, then=lambda ledger, path: ledger.lose(5)),
-        "Whether any one record is in",
+        "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': an earlier ledger",
     ),
     "a missing entry": (
         BASE,
         replace(BASE, then=lose_last_entry),
-        "Whether any one record is in",
+        "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': the ledger lacks entry 2",
     ),
     "a torn end": (
         BASE,
         replace(BASE, then=lambda ledger, path: path.write_bytes(path.read_bytes()[:-9])),
-        "Whether any one record is in",
+        "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': the last line of the ledger is incomplete",
     ),
     "nothing released": (
         BASE,
         replace(BASE, events=()),
-        "Whether any one record is in",
+        "whether any one record is in",
         "Nothing of data set 'scans' has left",
     ),
 }
@@ -362,7 +404,9 @@ def test_without_a_guarantee_nothing_in_the_statement_claims_one(
     assert (fields["guaranteed"], fields["recognised"], fields["registry"]) == (False, None, None)
     assert headline(facts).startswith("NO GUARANTEE")
     text = sentences(facts)
-    assert "recognises at most" not in text
+    assert "picks out at most" not in text
+    assert "picked out at most" not in text
+    assert "protected less" not in text
     assert "This ε counts the noisy releases alone and bounds nothing." in text
     assert "Everything that this site sent, and which classes" in text
 
@@ -387,16 +431,20 @@ def planning(facts: Facts, tmp_path: Path, **changes: object) -> tuple[Facts, st
 def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_whole_one(
     tmp_path: Path, stated: Callable[[Recorded], Facts]
 ) -> None:
-    plans = "Run 'run-1' (method pfpl, protection ckks) plans ε = "
+    plans = "Run 'run-1' (method pfpl, protection ckks) planned to spend ε = "
     _, whole = planning(stated(BASE), tmp_path)
     assert plans in whole
-    assert "Recorded are 2 of its 2 releases." in whole
+    assert "and spent all of it. Paid for are 2 of 2 planned releases." in whole
     cost = accountant_of(Accounting.PLD)([RELEASE] * 3, 1e-5)
     _, early = planning(stated(BASE), tmp_path, rounds=6)
     assert f"{plans}{cost:.4g}." in early
-    assert "Recorded are 2 of its 3 releases; it ended early, or has not ended." in early
+    assert "Paid for are 2 of 3 planned releases; the run ended early, or has not ended." in early
+    assert "spent all" not in early
     _, again = planning(stated(replace(BASE, events=BASE.events * 2)), tmp_path)
-    assert "Recorded are 4 of its 2 releases; some were paid for again, in repeated attempts." in again
+    assert (
+        "and spent more. Paid for are 4 of 2 planned releases; some were paid for again, in repeated attempts."
+        in again
+    )
 
 
 def test_a_run_of_another_agreement_does_not_count_as_the_planned_one(
@@ -404,7 +452,7 @@ def test_a_run_of_another_agreement_does_not_count_as_the_planned_one(
 ) -> None:
     agreement = load_agreement(write(tmp_path / "agreement.toml", PRIVATE))
     text = " ".join(text_of(replace(stated(BASE), agreement=agreement)).split())
-    assert "Recorded are 0 of its 2 releases" in text
+    assert "Paid for are 0 of 2 planned releases; the run" in text
 
 
 def test_an_agreement_without_noise_is_told_whether_exact_values_left(
@@ -436,7 +484,7 @@ RELEASED: dict[str, tuple[dict[str, Any], Callable[[Releases, list[Batch]], obje
         {},
         lambda releases, batches: releases.release(1, batches),
         (
-            "Whether any one record is in data set 'scans' is protected from anyone who sees what this site sent",
+            "whether any one record is in data set 'scans' is protected from anyone who sees what the ledger records",
             "counts of records of 3 classes, with 8 features, with discrete Gaussian noise of 6.3 times",
             "Features are shortened to norm 1 before.",
             "weights with SHA-256 abc",
@@ -446,14 +494,14 @@ RELEASED: dict[str, tuple[dict[str, Any], Callable[[Releases, list[Batch]], obje
         {"unit": "subject"},
         subjects_of,
         (
-            "Whether any one person has records in data set 'scans' is protected",
+            "whether any one person has records in data set 'scans' is protected",
             "The unit of protection is one person",
         ),
     ),
     "a site": (
         {"unit": "site"},
         lambda releases, batches: releases.release(1, batches, np.zeros(8, dtype=np.int64)),
-        ("Whether the site has any records behind what it sends is protected",),
+        ("whether the site has any records behind what it sends is protected",),
     ),
     "shared noise": (
         {"noise": "distributed", "colluding": 2},
