@@ -84,7 +84,7 @@ def attack(
     """Try attacks on a configuration of `protoseal simulate`, beside the same system undefended.
 
     SUITE is one of the suites, all of them, or quick: short attacks of four kinds, which take about half a minute for
-    four sites of the bundled digits on two cores, and longer where training does. Each configuration is simulated
+    four sites of the bundled digits on two idle cores, and longer where training does. Each configuration is simulated
     on its own data and model, every message is recorded, and each adversary attacks with what it saw: the coordinator,
     one other site, half of the sites together, all other sites together, and the coordinator with one site. The audit
     plays the noise mechanism by itself, and poisoning runs further simulations. The undefended system (plain, no noise)
@@ -92,11 +92,11 @@ def attack(
 
     Nothing leaves this machine. Results are in --out: attacks.json and report.html. A second start tries what is left.
 
-    Results are computed from the records, and no ε covers them. On private records they are private, and an agreement
-    that is chosen by them is itself a release: attack public records that resemble yours, and choose by these. Pictures
-    of records are kept with --pictures alone.
+    Results are computed from the records, and no ε covers them. On private records they are private, and settings that
+    are chosen because of them are themselves a release: run these tests on public records that resemble yours instead,
+    and choose by their results. Pictures of records are kept with --pictures alone.
     """
-    from protoseal.evaluation.attacks.findings import TOLD_BY_DESIGN
+    from protoseal.evaluation.attacks.findings import TOLD_BY_DESIGN, judged_of
     from protoseal.evaluation.attacks.grid import AttackGrid
     from protoseal.evaluation.attacks.page import write_page
     from protoseal.evaluation.attacks.suites import cases_of
@@ -129,7 +129,8 @@ def attack(
         click.echo(report.model_dump_json(by_alias=True, indent=2))
         return
     click.echo("\n".join(_lines(report)))
-    click.echo(f"Told by design: {TOLD_BY_DESIGN}")
+    for kind in dict.fromkeys(each.noise_kind(report) for each in judged_of(report)):
+        click.echo(f"Told by design: {TOLD_BY_DESIGN[kind]}")
     click.echo(f"Everything is in {loaded.out}")
 
 
@@ -161,7 +162,7 @@ def _lines(report: AttackReport) -> Iterator[str]:
         words_of,
     )
 
-    yield f"Attacks on {report.method}, {report.dataset}, {report.sites} sites"
+    yield f"Test attacks on method {report.method}, {report.dataset}, {report.sites} sites"
     for column in columns_of(report):
         findings = [
             (name, finding.case)

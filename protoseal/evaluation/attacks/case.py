@@ -23,7 +23,8 @@ class Case(ABC):
     ``not_covered`` says what failure does not show. ``by_design`` is true if the protocol itself tells every member
     what the attack asks, under every protection. A ``thinned`` case runs on sites with few samples of each class
     (:func:`protoseal.evaluation.attacks.recorded_run.thinned`). ``samples`` is the number of samples behind what is
-    attacked, where the case fixes it.
+    attacked, where the case fixes it. A case that ``reads_values`` reads what sites released and no more, so that the ε
+    of a site's own noise covers its success.
     """
 
     attack: str
@@ -34,6 +35,7 @@ class Case(ABC):
     ability: str
     not_covered: str
     by_design: bool = False
+    reads_values: bool = False
     thinned: bool = False
     samples: int | None = None
     adversaries: Sequence[Adversary] = tuple(Adversary)

@@ -67,6 +67,7 @@ class EchoingSite(Case):
     chance, margin = 0.0, 0.5
     question = "Can one malicious site read its peers' prototypes by sending back what it received instead of its own?"
     ability = "read peers' prototypes by sending back what it received, if it is malicious"
+    reads_values = True
     not_covered = (
         "Other rows than those received; several malicious sites; classes of more than four sites; prototypes that are"
         " read approximately; sums, in which a site's own row changes its own term alone."

@@ -28,6 +28,7 @@ UNDEFENDED = "undefended"
 _MARKS = {
     Verdict.DEFENDED: ("#0b6b2e", "o"),
     Verdict.NOT_DEFENDED: ("#a31515", "X"),
+    Verdict.NOISY_VALUES: ("#55555f", "s"),
     Verdict.TOO_WEAK: ("#7a5c00", "D"),
 }
 _MARKERS = "osD^vP*h"

@@ -26,19 +26,25 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     Adversary.COLLUSION: (Adversary.COORDINATOR, Adversary.PEER),
 }
 """Adversaries that a coalition contains."""
-WORST_FIRST = (Verdict.NOT_DEFENDED, Verdict.TOO_WEAK, Verdict.DEFENDED)
+WORST_FIRST = (Verdict.NOT_DEFENDED, Verdict.TOO_WEAK, Verdict.NOISY_VALUES, Verdict.DEFENDED)
 WORDS: Mapping[Verdict | None, str] = {
     Verdict.DEFENDED: "defended",
     Verdict.NOT_DEFENDED: "not defended",
+    Verdict.NOISY_VALUES: "noisy values alone",
     Verdict.TOO_WEAK: "undecided",
     None: "not run",
 }
 """Verdicts as readers of a report see them; None means that no attack ran."""
-TOLD_BY_DESIGN = (
-    "The coordinator and every site are told who takes part, and which classes each site has. This is no attack, and no"
-    " protection covers it. With noise a site's classes are those that it releases, which ε covers."
-)
-"""Statement on what is no attack, for the first screen."""
+_EVERYONE_IS_TOLD = "The coordinator and every site are told who takes part, and which classes each site "
+TOLD_BY_DESIGN: Mapping[str | None, str] = {
+    None: f"{_EVERYONE_IS_TOLD}has. This is no attack, and no protection covers it.",
+    "local": f"{_EVERYONE_IS_TOLD}releases with noise. This is no attack. No protection covers who takes part; ε covers"
+    " the list of classes.",
+    "trained": f"{_EVERYONE_IS_TOLD}states. This is no attack, and no guarantee covers it.",
+    "distributed": f"{_EVERYONE_IS_TOLD}states, with shared noise all of them. This is no attack, and no protection"
+    " covers who takes part.",
+}
+"""Statement on what is no attack, for the first screen, by the kind of noise (:meth:`Judged.noise_kind`)."""
 MOST_SEEDS = 100
 """Most seeds that are proposed: a value that needs more is too near the threshold."""
 _SABOTAGE = "poisoning"
@@ -110,6 +116,13 @@ class Judged:
         }
         standings = [_with_members(name, own) for name in names]
         return sorted(standings, key=lambda each: [*WORST_FIRST, None].index(each.verdict))
+
+    def noise_kind(self, report: AttackReport) -> str | None:
+        """Return ``local`` or ``distributed``, or ``trained`` where features have no guarantee; None without noise."""
+        if all(case.epsilon is None for case in self.cases):
+            return None
+        privacy = report.config.get("privacy") or {}
+        return "trained" if privacy.get("extractor") == "trained" else str(privacy.get("noise", "local"))
 
     @property
     def by_design(self) -> Standing:
@@ -219,7 +232,7 @@ def reason_text(case: CaseRecord, seeds: Sequence[int]) -> str:
     if needed is not None:
         return f"--seeds {min(seeds)}-{min(seeds) + needed - 1} would decide, if values stay"
     if case.undefended < case.chance + case.margin:
-        return "fails even undefended: no seeds would decide"
+        return "this attack fails even undefended, so it proves nothing; repeating it will not help"
     return "too near the threshold: no practical number of seeds would decide"
 
 
@@ -338,6 +351,6 @@ def _with_members(name: str, own: Mapping[str, Standing]) -> Standing:
         for question, each in own[member].findings.items():
             mine = found.get(question)
             worse = mine is not None and WORST_FIRST.index(each.verdict) < WORST_FIRST.index(mine.verdict)
-            if worse or (mine is None and each.verdict is Verdict.NOT_DEFENDED):
+            if worse or (mine is None and each.verdict in (Verdict.NOT_DEFENDED, Verdict.NOISY_VALUES)):
                 found[question] = each
     return Standing(name, found)

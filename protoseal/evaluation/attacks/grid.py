@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from agreement.errors import UserError
+from agreement.sections.privacy import Extractor
 from protoseal.evaluation.attacks.adversaries import Adversary, readings
 from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.group_means import solved_means
@@ -317,7 +318,15 @@ class AttackGrid:
         epsilon = max(spent, default=None) if setting.epsilon is None else _finite(setting.epsilon)
         for adversary, reading in dict.fromkeys((each.adversary, each.reading) for each in outcomes):
             same = [each for each in outcomes if (each.adversary, each.reading) == (adversary, reading)]
-            yield _record(suite, case, setting, epsilon, _combined(same), undefended)
+            yield _record(
+                suite, case, setting, epsilon, _combined(same), undefended, covers=self._covers_values
+            )
+
+    @property
+    def _covers_values(self) -> bool:
+        """True if the configuration's ε covers the values that one site releases: with all noise of its own."""
+        privacy = self._config.privacy
+        return privacy is not None and not privacy.distributed and privacy.extractor is not Extractor.TRAINED
 
 
 def _samples_behind(cases: Sequence[Case]) -> tuple[int, ...]:
@@ -381,9 +390,19 @@ def _combined(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _record(
-    suite: str, case: Case, setting: Setting, epsilon: float | None, outcome: Outcome, undefended: Outcome
+    suite: str,
+    case: Case,
+    setting: Setting,
+    epsilon: float | None,
+    outcome: Outcome,
+    undefended: Outcome,
+    *,
+    covers: bool,
 ) -> CaseRecord:
+    """Return the record of a case; ``covers`` says whether ε, if there is one, covers the values of one site."""
     verdict = verdict_of(outcome, undefended, chance=case.chance, margin=case.margin)
+    if verdict is Verdict.NOT_DEFENDED and case.reads_values and covers and epsilon is not None:
+        verdict = Verdict.NOISY_VALUES
     reading = outcome.reading
     return CaseRecord(
         **dict(outcome)

@@ -40,7 +40,8 @@ class NoiseAudit(Case):
     question = "Does the run lose more privacy than it claims?"
     ability = "learn more from noisy values than the claimed ε allows"
     not_covered = (
-        "Noise that sites share, noise from a known seed, and what `protoseal budget audit run` lists as not covered."
+        "Noise that sites share, noise from a known seed, and what `protoseal budget audit run` lists as not"
+        " covered."
     )
     adversaries: Sequence[Adversary] = (Adversary.COORDINATOR,)
 
@@ -84,11 +85,18 @@ def _epsilons(run: RecordedRun) -> dict[str, float]:
     """Return the claimed ε of a site's releases, and a lower bound by the noise that all sites drew together."""
     squares = np.concatenate([np.square(draw).ravel() for draw in _noise_of(run)])
     # The largest deviation that is not refuted gives the least ε.
-    largest = math.sqrt(float(squares.sum()) / float(stats.chi2.ppf(LEVEL, len(squares))))
+    least, largest = (
+        math.sqrt(float(squares.sum()) / float(stats.chi2.ppf(level, len(squares))))
+        for level in (1 - LEVEL, LEVEL)
+    )
     releases = max(len(evidence.drawn) for evidence in run.kept.values())
     one = Claim.of(run.agreement).multiplier / math.sqrt(releases)
     return {
-        "claimed ε of the releases": gaussian_epsilon(one, SIMULATED_DELTA),
-        "lower bound of ε": gaussian_epsilon(one * max(largest, 1e-3), SIMULATED_DELTA),
+        "privacy loss promised for the releases: ε at most": gaussian_epsilon(one, SIMULATED_DELTA),
+        "privacy loss shown by their noise: ε at least": gaussian_epsilon(
+            one * max(largest, 1e-3), SIMULATED_DELTA
+        ),
         "measured noise ÷ claimed noise": math.sqrt(float(squares.mean())),
+        "98 % interval of that ratio: least": least,
+        "most": largest,
     }

@@ -58,6 +58,12 @@ WHO = {
     Adversary.COLLUSION.value: "Runs the central server, with the keys and data of one site.",
 }
 """Adversaries in everyday words."""
+NOISE_CHECK = {
+    Verdict.DEFENDED: "the noise agrees with the claim; this is no verdict on safety",
+    Verdict.NOT_DEFENDED: "the noise does not agree with the claim",
+    Verdict.TOO_WEAK: "the values are too few to tell",
+}
+"""Outcomes of the audit of the noise in everyday words."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,7 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         who=WHO,
         Subject=Subject,
         told_by_design=TOLD_BY_DESIGN,
+        noise_check=NOISE_CHECK,
         privacy=report.config.get("privacy") or {},
         Verdict=Verdict,
         malicious=len(malicious_of([str(number) for number in range(report.sites)])),
@@ -267,6 +274,7 @@ def samples_text(samples: Sequence[int]) -> str:
 _SYMBOLS = {
     Verdict.DEFENDED: "✓",
     Verdict.NOT_DEFENDED: "✗",
+    Verdict.NOISY_VALUES: "ε",
     Verdict.TOO_WEAK: "?",
     None: "–",
 }

@@ -59,9 +59,13 @@ class Values(Case):
     metric = "share of the numbers of prototypes other than zero that are read exactly"
     chance, margin = 0.0, 0.5
     question = (
-        "Can the adversary read prototypes, with their noise if any, as numbers to 1e-5 of the norm bound?"
+        "Can the adversary read the exact values of a site's prototypes (with noise, the noisy values), as numbers to"
+        " 1e-5 of the norm bound?"
     )
-    ability = "read a site's prototypes, with their noise if any, as numbers to 1e-5"
+    ability = (
+        "read the exact values of a site's prototypes (as numbers, to 1e-5; with noise, the noisy values)"
+    )
+    reads_values = True
     not_covered = "Values that are read approximately, and what the prototypes show of records."
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
@@ -98,6 +102,7 @@ class KnownRows(Case):
     chance, margin = 0.0, 0.5
     question = "Can a coordinator that knows other sites' prototypes read the remaining site's?"
     ability = "read a site's prototypes where it already knows all other sites'"
+    reads_values = True
     not_covered = "Prototypes that are known inexactly."
     adversaries = (Adversary.COORDINATOR,)
 

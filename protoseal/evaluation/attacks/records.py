@@ -35,8 +35,9 @@ class CaseRecord(Record):
     ``epsilon`` is None without noise. ``value`` has a 95 % interval from ``low`` to ``high`` over ``trials``
     independent releases or runs; the attack succeeds at ``chance`` + ``margin``; ``undefended`` is its value under
     ``plain`` without noise, or with ``own_reference`` that of the case's own undefended system. ``defended`` is None if
-    the attack is too weak to tell. ``by_design`` is true if the protocol itself tells every member what was asked.
-    Attacks of a ``family`` differ in ``samples_behind`` alone.
+    the attack is too weak to tell, and false if it succeeds, also where it reads noisy values alone. ``by_design`` is
+    true if the protocol itself tells every member what was asked. Attacks of a ``family`` differ in ``samples_behind``
+    alone.
     """
 
     attack: str
@@ -104,12 +105,12 @@ def notices_of(dataset: str, *, pictures: bool) -> tuple[str, str]:
     else:
         whose = (
             f"These results are computed from private records: {dataset}. No ε covers the results. Whoever sees them,"
-            " or an agreement that was chosen by them, learns something about the records. To choose an agreement,"
-            " attack public records that resemble yours."
+            " or settings that were chosen because of them, learns something about the records. To choose settings, run"
+            " these tests on public records that resemble yours instead."
         )
     if pictures:
         return whose, "The results hold pictures of training images and reconstructions of them (--pictures)."
-    return whose, "The results hold no pictures of records; --pictures would keep them."
+    return whose, "No pictures of records are stored in the results (--pictures would store them)."
 
 
 def write_attacks(folder: Path, report: AttackReport) -> Path:

@@ -1,4 +1,4 @@
-"""Measurements of an attack, and the three verdicts that follow from them.
+"""Measurements of an attack, and the verdicts that follow from them.
 
 An attack *succeeds* when it exceeds chance by a stated margin. Its failure against a configuration means something
 only if the same attack succeeded undefended (``plain``, without noise); otherwise the attack is too weak to tell.
@@ -28,6 +28,8 @@ class Verdict(StrEnum):
     """The attack succeeds undefended; here its interval excludes success."""
     NOT_DEFENDED = "not defended"
     """The attack is above chance beyond its interval, and succeeds by the margin."""
+    NOISY_VALUES = "noisy values alone"
+    """The attack reads what a site released, which carries noise of the site's own: ε covers it."""
     TOO_WEAK = "attack too weak to tell"
     """The attack succeeds neither here nor undefended, or its interval includes both success and failure."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,31 @@ class Drawn(Case):
     def measure(self, run: RecordedRun, adversary: Adversary) -> list[Measured]:  # noqa: ARG002 (the interface's)
         images = {name: picture(site.train.inputs[0]) for name, site in run.sites.items()}
         return [Measured(1.0, 0.9, 1.0, 9, pictures=(Picture("first images", images),))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "verdict"),
+    [
+        (None, "not defended"),
+        ("", "noisy values alone"),
+        ('extractor = "trained"', "not defended"),
+        ('noise = "distributed"', "not defended"),
+    ],
+)
+def test_what_is_read_of_one_site_is_covered_by_noise_of_its_own_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str | None, verdict: str
+) -> None:
+    """Exact values are a break, and so are values of features without a guarantee, or with a share of the noise."""
+    noisy = SimpleNamespace(sites={}, epsilon=None if settings is None else 3.0)
+    monkeypatch.setattr(grid_module, "record_run", lambda *_, **__: noisy)
+    monkeypatch.setattr(Drawn, "reads_values", True)
+    monkeypatch.setitem(suites_module.SUITES, "membership", lambda: [Drawn()])
+    privacy = "" if settings is None else f"[privacy]\nclip = 2.0\nnoise_multiplier = 2.0\n{settings}\n"
+    summed = ("--method", "feddbp", "--set", "feddbp.decision=false", "--set", "feddbp.personal=false")
+    done = attack(tmp_path, "--json", *summed, text=FILE + privacy, suite="membership")
+    assert done.exit_code == 0, done.output
+    cases = json.loads(done.stdout)["cases"]
+    assert [case["verdict"] for case in cases if case["protection"] == "masked"] == [verdict]
 
 
 def files_with_pictures(out: Path) -> set[str]:

@@ -15,6 +15,7 @@ from PIL import Image
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.figures import is_roc
 from protoseal.evaluation.attacks.findings import (
+    TOLD_BY_DESIGN,
     Standing,
     columns_of,
     finding_of,
@@ -387,13 +388,46 @@ def test_a_defence_by_noise_is_about_this_run(tmp_path: Path) -> None:
     """A verdict with noise says so, and the page has the claimed ε beside what was measured."""
     words = [words_of(each) for each in (case(), case(epsilon=3.0), case(0.9, epsilon=3.0))]
     assert words == ["defended", "defended in this run", "not defended"]
-    measured = case(0.5, attack="audit", suite="audit", epsilon=3.0, details={"lower bound of ε": 0.25})
+    measured = case(0.5, attack="audit", suite="audit", epsilon=3.0, details={"ε at least": 0.25})
     for found, bound in (([measured], True), ([case(epsilon=3.0)], False)):
         text = Page(write_page(tmp_path, report(*found))).text
         claimed = text.index("Noise claimed masked, ε = 3")
-        assert (
-            "lower bound of ε 0.250" in text[claimed : text.index("What each adversary can learn")]
-        ) == bound
+        assert ("ε at least 0.250" in text[claimed : text.index("What each adversary can learn")]) == bound
+
+
+MEMBERS_OF_PEERS = (Adversary.PEER, Adversary.HALF, Adversary.PEERS, Adversary.COLLUSION)
+"""One other site, and all coalitions with it."""
+
+
+def test_noisy_values_that_are_read_are_no_break_but_exact_ones_are(tmp_path: Path) -> None:
+    """A site's own noise makes what is read a neutral statement, also for a coalition with the reader."""
+    peer = str(Adversary.PEER)
+    read = case(0.9, epsilon=3.0, adversary=peer, verdict=Verdict.NOISY_VALUES)
+    assert {name: each.verdict for name, each in standings_of(read).items() if each.verdict} == dict.fromkeys(
+        map(str, MEMBERS_OF_PEERS), Verdict.NOISY_VALUES
+    )
+    for each, red in ((read, False), (case(0.9, epsilon=3.0, adversary=peer), True)):
+        text = Page(write_page(tmp_path, report(each))).text
+        assert ("Not safe against" in text) == red
+        assert (f"Noisy values alone for {peer}" in text) != red
+
+
+@pytest.mark.parametrize(
+    ("privacy", "kind"),
+    [
+        ({"noise": "local"}, "local"),
+        ({"noise": "distributed"}, "distributed"),
+        ({"noise": "local", "extractor": "trained"}, "trained"),
+        (None, None),
+    ],
+)
+def test_the_page_says_of_the_class_list_what_holds_for_its_noise(
+    tmp_path: Path, privacy: dict[str, str] | None, kind: str | None
+) -> None:
+    """Each kind of noise has the sentence that holds for it, and no other."""
+    found = report(case(epsilon=3.0 if privacy else None), config={"privacy": privacy})
+    text = Page(write_page(tmp_path, found)).text
+    assert [name for name, words in TOLD_BY_DESIGN.items() if words in text] == [kind]
 
 
 def test_only_rising_rates_are_an_roc() -> None:
