@@ -33,6 +33,7 @@ BEHAVIOURS = {
     "privacy/mechanisms": "query_sensitivity summed_noise",
     "protoseal/commands": "budget_extreme_inputs outputs_and_exit_codes",
     "protoseal/evaluation/coordinator_view": "cluster_view encrypted_view masked_view no_secret_shows",
+    "protoseal/evaluation/privacy_audit": "weakenings",
     "protoseal/simulation": (
         "control_self frozen_features misset_runs private_simulation simulation_fedpc simulation_options "
         "simulation_partial_round simulation_resumed"

@@ -34,7 +34,7 @@ SENT = "what the ledger records as sent"
 _NOT_A_SUM = "The costs of single runs do not simply add up to that number."
 USELESS = 0.5
 """Share of people with ten records each, at 1 % of wrong picks, beyond which a statement calls them unprotected."""
-CONFIRM = "The program cannot know, and the site confirms"
+CONFIRM = "The program cannot know, and the site has to confirm before it shows this page"
 _PAID = (WHAT, TRAINING)
 
 
@@ -128,6 +128,7 @@ def headline(facts: Facts) -> str:
     condition = provided(facts.colluding, "recorded noise was", "had not seen these records before")
     if limit.accountant is Accounting.PLANNED:
         condition += ", and if all agreements were fixed before anything was released"
+    condition += ", and if the site confirms the other points below"
     sentence = to_read_aloud(
         condition, facts.members, observers(facts.colluding, SENT), facts.recognised.shares, cost
     )
@@ -166,11 +167,11 @@ def _protected(facts: Facts) -> Section:
             f" one such unit ({NEIGHBOURS}).",
             "The guarantee covers all that this ledger records as sent: noisy averages of features of each class"
             " (prototypes), noisy counts of each class, and the list of classes, which follows from these"
-            f" counts{trained}. Whatever others compute from it later is covered as well.",
+            f" counts{trained}. Whatever others compute from what was sent is covered as well.",
             "The content of a unit, labels included, is covered like its presence, but less surely: other content"
             " counts as two changes, one unit removed and one added.",
-            "The guarantee holds whatever the attacker knows already, even every other record and the record in"
-            " question.",
+            "The guarantee holds whatever the attacker knows already, even if all records, the one in question too, are"
+            " known and only whether that one was used is not.",
             *_shared(facts.colluding),
         ),
     )
@@ -388,13 +389,13 @@ def to_confirm(facts: Facts) -> Iterator[str]:
     if facts.released:
         yield (
             "That the recorded noise was really added. “protoseal budget audit run” looks for it in what was sent,"
-            " and names what it does not cover; the ledger records no audit."
+            " and names what it does not cover. The ledger does not record whether there was an audit."
         )
         yield _initial_model(facts)
     yield (
-        "That nothing else left of the same records: in a run in which privacy protection was switched off (no"
-        " [privacy] in the site's file), or under another ledger or name of the data set. If anything did, this page"
-        " counts too little."
+        "That nothing else about the same records was sent: in a run in which privacy protection was switched off (no"
+        " [privacy] in the site's file), or under another ledger or name of the data set. If anything was, every number"
+        " on this page is too favourable."
     )
     yield (
         "That nobody chose the agreed settings, which are public, or the model by looking at the records or at"

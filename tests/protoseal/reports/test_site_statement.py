@@ -187,14 +187,14 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "whose noise must really be there": (
         BASE,
         SHARED,
-        "If the recorded noise was really added and the initial model had not seen these records before, then",
+        "If the recorded noise was really added and the initial model had not seen these records before, and if",
         "really added, by the other sites too and under masks that are not broken, and the initial model",
     ),
     "agreements that must be fixed beforehand": (
         BASE,
         replace(BASE, limit=Limit(9.0, 1e-5, accountant=Accounting.PLANNED)),
-        "these records before, then whether",
-        "these records before, and if all agreements were fixed before anything was released, then whether",
+        "these records before, and if the site confirms",
+        "these records before, and if all agreements were fixed before anything was released, and if the site confirms",
     ),
     "what the site confirms": (
         BASE,
@@ -205,7 +205,7 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     "conditions of no guarantee": (
         BASE,
         replace(BASE, then=lambda ledger, path: ledger.expose("run-7", HASH)),
-        "The program cannot know, and the site confirms",
+        "The program cannot know, and the site has to confirm before it shows this page",
         "Everything that this site sent",
     ),
     "the factor without a guarantee": (
