@@ -109,16 +109,16 @@ def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
         account=account,
         runs=runs_of(account, epsilon),
         epsilon=spent,
-        recognised=recognised_of(account) if none is None and account.entries else None,
+        recognised=recognised_of(account, spent) if none is None and account.entries else None,
         why_none=none,
     )
 
 
-def recognised_of(account: Account) -> Recognised:
+def recognised_of(account: Account, spent: float) -> Recognised:
     """Return how many members attacks recognise at most, by the composed curve of all entries.
 
     Agreements with DP-SGD that follow from earlier results have no composed curve: the Rényi filter that covers them
-    gives the (ε, δ) of the limit alone.
+    gives one (ε, δ) alone (:func:`protoseal.reports.ledger_facts.filtered`), from the limits and the ``spent`` ε.
     """
     import numpy as np
 
@@ -128,20 +128,24 @@ def recognised_of(account: Account) -> Recognised:
         composed_trade_off,
         most_recognised,
     )
+    from protoseal.reports.ledger_facts import filtered
     from protoseal.reports.site_statement import Recognised
 
-    composed, limit = Composed.of(account.history), account.limit
+    composed = Composed.of(account.history)
     agreements = {entry.spending.agreement_hash for entry in account.entries}
-    adaptive = limit.accountant is Accounting.RENYI and bool(composed.training) and len(agreements) > 1
+    adaptive = (
+        account.limit.accountant is Accounting.RENYI and bool(composed.training) and len(agreements) > 1
+    )
+    pair = filtered(account, spent) if adaptive else None
     curve = (
-        PairsTradeOff(np.array([limit.epsilon]), np.array([limit.delta]))
-        if adaptive
-        else composed_trade_off(composed)
+        composed_trade_off(composed)
+        if pair is None
+        else PairsTradeOff(np.array([pair[0]]), np.array([pair[1]]))
     )
     # Ten records change a release ten times as much as one; training has no such closed form.
     ten = replace(composed, squares=100 * composed.squares)
     return Recognised(
         shares={alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS},
         of_ten=most_recognised(composed_trade_off(ten), 0.01) if not composed.training else None,
-        from_limit=adaptive,
+        filtered=pair,
     )

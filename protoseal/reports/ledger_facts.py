@@ -5,13 +5,14 @@ Limit: a ledger does not contain what left of the same records without it, and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, Event
 from privacy.ledger.budget_account import Account
-from privacy.ledger.decisions import Exposure
-from privacy.ledger.entries import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Entry, Fact
+from privacy.ledger.decisions import Allowance, Exposure
+from privacy.ledger.entries import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Entry, Fact, Limit
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words
 from privacy.units import Unit
@@ -112,9 +113,55 @@ def colluding_of(account: Account) -> int | None:
 
 
 def charged_elsewhere(account: Account) -> str | None:
-    """Return other ledgers that charge some of the records, by the latest run that noted any; None for none."""
-    noted = [str(facts[OVERLAPS]) for facts in account.facts if OVERLAPS in facts]
-    return noted[-1] if noted else None
+    """Return other ledgers that charge some of the records, as any line notes them, once; None for none."""
+    noted = [
+        ledger for facts in account.facts if OVERLAPS in facts for ledger in str(facts[OVERLAPS]).split("; ")
+    ]
+    return "; ".join(dict.fromkeys(noted)) or None
+
+
+@dataclass(frozen=True)
+class LimitChange:
+    """Change of a ledger's limit from the one before it."""
+
+    before: Limit
+    allowance: Allowance
+
+    @property
+    def raised(self) -> bool:
+        """True if ε or δ went up."""
+        limit = self.allowance.limit
+        return limit.epsilon > self.before.epsilon or limit.delta > self.before.delta
+
+    @property
+    def verb(self) -> str:
+        """Word for the change."""
+        return "raised" if self.raised else "changed"
+
+    @property
+    def to_filter(self) -> bool:
+        """True if the change was to the Rényi filter."""
+        return Accounting.RENYI is self.allowance.limit.accountant is not self.before.accountant
+
+
+def limit_changes(account: Account) -> Iterator[LimitChange]:
+    """Yield the changes of the limit, oldest first."""
+    before = account.budget.limit
+    for allowance in account.allowances:
+        yield LimitChange(before, allowance)
+        before = allowance.limit
+
+
+def filtered(account: Account, spent: float) -> tuple[float, float]:
+    """Return the (ε, δ) that holds under the Rényi filter if agreements with DP-SGD follow from earlier results.
+
+    The filter guarantees the limit, and not what happens to be spent. A limit that was lowered may have been lowered
+    after a look, so the largest counts, and the ``spent`` ε where a change to the filter left it above every limit.
+    After such a change δ counts twice (docs/adr/0021-accounting-across-runs.md).
+    """
+    limits = [account.budget.limit, *(allowance.limit for allowance in account.allowances)]
+    twice = 2 if any(change.to_filter for change in limit_changes(account)) else 1
+    return max(spent, *(limit.epsilon for limit in limits)), twice * max(limit.delta for limit in limits)
 
 
 def why_none(account: Account, lacking: Anchor | None) -> str | None:

@@ -86,16 +86,18 @@ def _privacy_loss(facts: Facts, account: Account) -> dict[str, object]:
     limit, recognised = account.limit, facts.recognised
     if recognised is None:
         raise ValueError("nothing is guaranteed")
+    epsilon, delta = recognised.filtered or (facts.epsilon, limit.delta)
     return {
         "privacy_unit": str(facts.unit),
         "privacy_unit_details": (
             f"Adjacent data sets differ by {facts.members.one} ({facts.members.meaning}): {NEIGHBOURS}. Replacing one"
             " counts as two changes."
         ),
-        "privacy_parameters": {"epsilon": facts.epsilon, "delta": limit.delta},
+        "privacy_parameters": {"epsilon": epsilon, "delta": delta},
         "privacy_parameters_details": (
-            f"Spent over {len(facts.runs)} runs, of a limit of ε = {limit.epsilon:g}. Of 100 {facts.members.inside}, an"
-            f" attacker picks out at most {of_hundred(recognised.usual)} at 1 % of false alarms."
+            f"Spent: ε = {facts.epsilon:.4g} over {len(facts.runs)} runs, of a limit of ε = {limit.epsilon:g}."
+            f" Of 100 {facts.members.inside}, an attacker picks out at most {of_hundred(recognised.usual)}"
+            " at 1 % of false alarms."
         ),
     }
 

@@ -16,7 +16,14 @@ from privacy.accounting.events import DpSgd, GaussianRelease
 from privacy.ledger.budget_account import Account
 from privacy.ledger.entries import NEIGHBOURS, Entry, Limit
 from privacy.units import Unit
-from protoseal.reports.ledger_facts import Released, RunFacts, charged_elsewhere, colluding_of, day
+from protoseal.reports.ledger_facts import (
+    Released,
+    RunFacts,
+    charged_elsewhere,
+    colluding_of,
+    day,
+    limit_changes,
+)
 from protoseal.reports.privacy_statement import (
     NO_GUARANTEE,
     Members,
@@ -36,6 +43,7 @@ USELESS = 0.5
 """Share of people with ten records each, at 1 % of wrong picks, beyond which a statement calls them unprotected."""
 CONFIRM = "The program cannot know, and the site has to confirm before it shows this page"
 _PAID = (WHAT, TRAINING)
+_FEWER = "the run ended early, or has not ended, or the site missed the round of a release"
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,13 @@ class Recognised:
     """Largest shares of members that any attack picks out: ``shares`` by the share of wrong picks (false alarms).
 
     ``of_ten`` is the share of people with ten units each (records) at 1 % of false alarms; None with DP-SGD, whose cost
-    for a group has no closed form. ``from_limit`` is true if the shares follow from the ledger's limit alone.
+    for a group has no closed form. ``filtered`` is the (ε, δ) from which the shares follow alone, where a Rényi filter
+    covers agreements that depend on earlier results; None where they follow from the noise.
     """
 
     shares: Mapping[float, float]
     of_ten: float | None
-    from_limit: bool
+    filtered: tuple[float, float] | None
 
     @property
     def usual(self) -> float:
@@ -195,9 +204,10 @@ def _how_surely(facts: Facts) -> Section:
         for alarms, share in recognised.shares.items()
     )
     ground = (
-        "The table follows from the limit of the ledger, because the agreements of its runs may depend on"
-        " earlier results. The truth may be better."
-        if recognised.from_limit
+        f"The table follows from ε = {recognised.filtered[0]:.4g} at δ = {recognised.filtered[1]:g} alone: the largest"
+        " limit that this ledger had, or what is spent if that is more. The spent ε is no bound by itself, because the"
+        " agreements of the runs may depend on earlier results. The truth may be better."
+        if recognised.filtered is not None
         else "The table follows from the noise of all releases together and is the limit: no attack on what was sent"
         " does better, whatever the records are, and a real one usually does worse."
     )
@@ -239,17 +249,22 @@ def _spent(facts: Facts, account: Account) -> Section:
 
 def _limits(account: Account) -> Iterator[str]:
     """Yield when the limit was set, and each change of it with its reason."""
-    before, began = account.budget.limit, account.budget.time
-    yield f"The limit was set {'' if began is None else f'on {_moment(began)}, '}before the first release: {before}."
-    for allowance in account.allowances:
-        change = "raised" if allowance.limit.epsilon > before.epsilon else "changed"
+    first, began = account.budget.limit, account.budget.time
+    yield f"The limit was set {'' if began is None else f'on {_moment(began)}, '}before the first release: {first}."
+    for change in limit_changes(account):
+        allowance = change.allowance
         lines = account.lines[: account.lines.index(allowance)]
         paid = sum(isinstance(line, Entry) for line in lines)
         yield (
-            f"It was {change} on {_moment(allowance.time)}, after {paid} of {len(account.entries)} payments, to"
+            f"It was {change.verb} on {_moment(allowance.time)}, after {paid} of {len(account.entries)} payments, to"
             f" {allowance.limit}. The reason given was: {allowance.reason!r}."
         )
-        before = allowance.limit
+        if change.to_filter:
+            yield (
+                "If somebody decided this change of the accountant after looking at results, the guarantee of all runs"
+                f" together is (ε, 2δ), with 2δ = {2 * allowance.limit.delta:g}. A table"
+                " of picked-out members that follows from the limit counts this."
+            )
 
 
 def _moment(time: str) -> str:
@@ -267,19 +282,20 @@ def _planned(facts: Facts) -> Iterator[str]:
     if agreement.privacy is None:
         yield f"{name} adds no noise: {'exact values left in it' if own else 'no exact value has left in it yet'}."
         return
-    paid = {
-        what: sum(len(each.rounds) for run in own for each in run.released if each.what == what)
+    rounds = {
+        what: [number for run in own for one in run.released if one.what == what for number in one.rounds]
         for what in _PAID
     }
+    paid = {what: len(set(rounds[what])) for what in _PAID}
     planned = {WHAT: agreement.releases, TRAINING: agreement.rounds * (agreement.privacy.dp_sgd is not None)}
     cost = planned_epsilon(agreement, agreement.privacy, account.limit.delta, account.limit.accountant)
-    again = any(paid[what] > planned[what] for what in _PAID)
+    again = any(len(rounds[what]) > paid[what] for what in _PAID)
     whole = all(paid[what] >= planned[what] for what in _PAID)
     spent = (", and spent more" if again else ", and spent all of it") if whole else ""
     training = f" and {paid[TRAINING]} of {planned[TRAINING]} planned trainings" if planned[TRAINING] else ""
     yield (
         f"{name} planned to spend ε = {cost:.4g}{spent}. Paid for are {paid[WHAT]} of {planned[WHAT]} planned"
-        f" releases{training}{'' if whole else '; the run ended early, or has not ended'}"
+        f" releases{training}{'' if whole else f'; {_FEWER}'}"
         f"{'; some were paid for again, in repeated attempts' if again else ''}."
     )
 
@@ -295,11 +311,12 @@ def _mechanism(facts: Facts) -> Section:
 def _factor(facts: Facts, limit: Limit) -> Iterator[str]:
     if facts.recognised is None:
         return
+    epsilon, delta = facts.recognised.filtered or (facts.epsilon, limit.delta)
     yield (
         f"(ε, δ): {facts.members.one}, added or removed, changes the probability of anything that the attacker sees by"
-        f" a factor of e^ε = {math.exp(min(facts.epsilon, 700)):.3g} at most, and by δ = {limit.delta:g} besides."
+        f" a factor of e^ε = {math.exp(min(epsilon, 700)):.3g} at most, and by δ = {delta:g} besides."
     )
-    if not facts.recognised.from_limit:
+    if facts.recognised.filtered is None:
         yield "This pair follows from the same noise as the table, which is the sharper bound."
 
 
@@ -378,7 +395,7 @@ def not_covered(facts: Facts) -> Iterator[str]:
         elsewhere = charged_elsewhere(facts.account)
         if elsewhere is not None:
             yield f"Records that other ledgers charge too ({elsewhere}), for which the costs add up."
-        if any(one.limit.epsilon > facts.account.budget.limit.epsilon for one in facts.account.allowances):
+        if any(change.raised for change in limit_changes(facts.account)):
             yield "That the limit was raised, if somebody raised it after looking at results."
 
 

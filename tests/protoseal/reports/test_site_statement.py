@@ -103,10 +103,28 @@ def lose_last_entry(ledger: Ledger, path: Path) -> None:
     path.write_bytes(b"\n".join(path.read_bytes().splitlines()[:-1]) + b"\n")
 
 
+def allowing(*epsilons: float) -> Callable[[Ledger, Path], None]:
+    def allow(ledger: Ledger, path: Path) -> None:
+        for epsilon in epsilons:
+            ledger.allow(Limit(epsilon, 1e-5), "board")
+
+    return allow
+
+
+def overlap(ledger: Ledger, path: Path) -> None:
+    told = "data set 'b' in b.jsonl"
+    ledger.spend(
+        Spending(ReleaseName("run-1", 3, "prototypes"), HASH, RELEASE, FACTS | {"records_elsewhere": told})
+    )
+
+
 BASE = Recorded()
 TWO = (("run-1", HASH), ("run-2", b"1" * 32))
 TRAINED = (("training", TRAINING), ("prototypes", RELEASE))
 SHARED = BASE.but(noise="distributed", colluding=1)
+FILTER = Accounting.RENYI
+FILTERED = replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=FILTER))
+PLANNED = replace(FILTERED, limit=Limit(3.2, 1e-5, accountant=Accounting.PLANNED))
 ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     # what was altered: the ledger before and after, a fragment that was true, and one that is true now
     "the data set": (BASE, replace(BASE, dataset="lungs"), "data set 'scans'", "data set 'lungs'"),
@@ -295,7 +313,61 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
         replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.PLANNED)),
         replace(BASE, events=TRAINED, runs=TWO, limit=Limit(30.0, 1e-5, accountant=Accounting.RENYI)),
         "follows from the noise of all releases together",
-        "follows from the limit of the ledger",
+        "follows from ε = 30 at δ = 1e-05 alone: the largest limit that this ledger had",
+    ),
+    "a limit below what is spent under a filter": (
+        replace(
+            FILTERED, then=lambda ledger, path: ledger.allow(Limit(40.0, 1e-5, accountant=FILTER), "more")
+        ),
+        replace(
+            FILTERED, then=lambda ledger, path: ledger.allow(Limit(0.5, 1e-5, accountant=FILTER), "stop")
+        ),
+        "follows from ε = 40 at δ = 1e-05 alone",
+        "follows from ε = 30 at δ = 1e-05 alone",
+    ),
+    "the δ of an earlier limit under a filter": (
+        replace(
+            FILTERED, then=lambda ledger, path: ledger.allow(Limit(30.0, 1e-6, accountant=FILTER), "less")
+        ),
+        replace(
+            FILTERED, then=lambda ledger, path: ledger.allow(Limit(30.0, 1e-3, accountant=FILTER), "more")
+        ),
+        "at most, and by δ = 1e-05 besides",
+        "at most, and by δ = 0.001 besides",
+    ),
+    "a filter that finds more spent than any limit": (
+        replace(
+            PLANNED, then=lambda ledger, path: ledger.allow(Limit(30.0, 1e-5, accountant=FILTER), "adapt")
+        ),
+        replace(
+            PLANNED, then=lambda ledger, path: ledger.allow(Limit(2.0, 1e-5, accountant=FILTER), "adapt")
+        ),
+        "follows from ε = 30 at δ = 2e-05 alone",
+        "follows from ε = 3.661 at δ = 2e-05 alone",
+    ),
+    "a change to a filter": (
+        replace(BASE, then=lambda ledger, path: ledger.allow(Limit(8.0, 1e-5), "less")),
+        replace(BASE, then=lambda ledger, path: ledger.allow(Limit(9.0, 1e-5, accountant=FILTER), "adapt")),
+        "to epsilon 8 at",
+        "the guarantee of all runs together is (ε, 2δ), with 2δ = 2e-05.",
+    ),
+    "a raised δ": (
+        replace(BASE, then=lambda ledger, path: ledger.allow(Limit(9.0, 1e-6), "less")),
+        replace(BASE, then=lambda ledger, path: ledger.allow(Limit(9.0, 1e-2), "more")),
+        "It was changed on 2026-03-02 at 10:00 UTC",
+        "It was raised on 2026-03-02 at 10:00 UTC",
+    ),
+    "a limit that was lowered and raised again": (
+        replace(BASE, then=allowing(8.5, 8.0)),
+        replace(BASE, then=allowing(8.0, 8.5)),
+        "It was changed on 2026-03-02 at 10:00 UTC, after 2 of 2 payments, to epsilon 8.5",
+        "That the limit was raised, if somebody raised it after looking",
+    ),
+    "ledgers that two runs note": (
+        BASE.but(records_elsewhere="data set 'a' in a.jsonl"),
+        replace(BASE.but(records_elsewhere="data set 'a' in a.jsonl"), then=overlap),
+        "charge too (data set 'a' in a.jsonl), for",
+        "charge too (data set 'a' in a.jsonl; data set 'b' in b.jsonl), for",
     ),
     "exact values": (
         BASE,
@@ -438,12 +510,21 @@ def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_who
     cost = accountant_of(Accounting.PLD)([RELEASE] * 3, 1e-5)
     _, early = planning(stated(BASE), tmp_path, rounds=6)
     assert f"{plans}{cost:.4g}." in early
-    assert "Paid for are 2 of 3 planned releases; the run ended early, or has not ended." in early
-    assert "spent all" not in early
-    _, again = planning(stated(replace(BASE, events=BASE.events * 2)), tmp_path)
     assert (
-        "and spent more. Paid for are 4 of 2 planned releases; some were paid for again, in repeated attempts."
+        "Paid for are 2 of 3 planned releases; the run ended early, or has not ended, or the site missed"
+        in early
+    )
+    assert "spent all" not in early
+    twice = replace(BASE, runs=BASE.runs * 2)
+    _, again = planning(stated(twice), tmp_path)
+    assert (
+        "and spent more. Paid for are 2 of 2 planned releases; some were paid for again, in repeated attempts."
         in again
+    )
+    _, missed = planning(stated(twice), tmp_path, rounds=6)
+    assert (
+        "Paid for are 2 of 3 planned releases; the run ended early, or has not ended, or the site missed the round of a"
+        " release; some were paid for again, in repeated attempts." in missed
     )
 
 
