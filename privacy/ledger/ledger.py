@@ -81,6 +81,7 @@ class Ledger:
         self._account: Account | None = None
         self._broken = False
         self._unfinished = 0
+        self._compared = False
         with self._opened(create=True):
             # Sync on every opening: a process may have died after it began the file and before it synced the folder.
             append_only_file.sync_folder(path.resolve().parent)  # the target's folder if the path is a link
@@ -154,8 +155,8 @@ class Ledger:
 
         A changed accountant counts all entries from the first on, in a :class:`Ledger` opened with that accountant.
         Raises ``ValueError`` for an invalid reason, another unit, another accountant in place of the Rényi filter, or
-        an unchanged limit. Raises :class:`LedgerError` if the line could not be made durable; the change may then be
-        in force all the same.
+        an unchanged limit. Raises :class:`LedgerError` if the last line is unfinished and :meth:`check_anchor` compared
+        no anchor, or if the line could not be made durable; the change may then be in force all the same.
         """
         allowance = Allowance(limit, reason, now())
         if limit == self._budget.limit:
@@ -170,6 +171,12 @@ class Ledger:
                 " accountant covers: it stays"
             )
         with self._opened() as file:
+            if self._unfinished and not self._compared:
+                raise LedgerError(
+                    f"{self._path}: the last line is incomplete, and no anchor tells whether its entry was acknowledged"
+                    " and cut later; start the client, which compares the ledger with the coordinator's anchor;"
+                    " `protoseal budget verify --anchor` compares an entry that another party has recorded"
+                )
             self._append(file, self.anchor, allowance_to_json(allowance))
             self._budget = replace(self._budget, limit=limit)
             return self.anchor
@@ -206,6 +213,7 @@ class Ledger:
         """Raise :class:`RolledBackError` unless the file has the entry whose number and hash another party kept."""
         with self._opened():
             self._seen.check_anchor(Anchor(seq, head))
+            self._compared = True
 
     @property
     def _first_line(self) -> bytes:
@@ -286,10 +294,15 @@ class Ledger:
     def _append(self, file: int, after: Anchor, content: dict[str, object]) -> None:
         """Write a line durably, in place of an unfinished one.
 
-        A site has compared the ledger with all anchors that it was shown before it writes, so the unfinished line had
-        not been acknowledged to anyone.
+        A site compares the ledger with all anchors that it is shown before it writes, so none of these anchors has the
+        unfinished line. Limit: without any anchor, a crash cannot be told from a later cut.
         """
-        self._drop_unfinished(file, "a crash while writing; no anchor has it, so nothing was released for it")
+        self._drop_unfinished(
+            file,
+            "a crash while writing, for which nothing was released: no anchor that was compared has it"
+            if self._compared
+            else "a crash while writing, or a later cut: no anchor was compared",
+        )
         line, end = make_line(after, content), append_only_file.size(file)
         try:
             append_only_file.append(file, line)

@@ -113,7 +113,7 @@ def attack(
         pictures=pictures,
         command=command,
     )
-    click.echo("\n".join(grid.notices), err=True)
+    click.echo("\n".join([*grid.remove_pictures(), *grid.notices]), err=True)
     seconds = _minutes(grid.training_seconds())
     click.echo(
         f"{grid.runs} runs to attack; training them takes about {seconds}, attacks come on top", err=True

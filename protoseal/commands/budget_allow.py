@@ -49,9 +49,11 @@ def allow_command(
     renyi-filter also covers agreements that are chosen after looking at earlier results; it cannot be undone.
     """
     before = read_account(ledger)
-    check_shown(before)  # another line would take the place of a torn end
+    kept = check_shown(before)  # another line would take the place of a torn end
     was = before.limit
     account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_by(was))
+    if kept is not None:
+        account.check_anchor(*kept)
     try:
         account.allow(
             Limit(

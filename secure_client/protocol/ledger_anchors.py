@@ -76,7 +76,7 @@ class OwnAnchor:
         journal: Journal,
         record: AnchorRecord | None,
     ) -> None:
-        """Raise :class:`RolledBackError` if the ledger lacks an entry that it had earlier in this run.
+        """Raise :class:`RolledBackError` if the ledger lacks an entry that it had in this run, or that ``record`` has.
 
         ``book`` is None if the site has no ledger. ``record`` is stored beside the ledger, over all runs.
         """
@@ -85,6 +85,9 @@ class OwnAnchor:
         stored = journal.get(_SHOWN)
         if book is not None and stored is not None:
             book.check_anchor(Anchor(*json.loads(stored[1])))
+        kept = None if book is None or record is None else kept_of(record, book.dataset)
+        if book is not None and kept is not None:
+            book.check_anchor(kept)
 
     @property
     def now(self) -> LedgerAnchor | None:

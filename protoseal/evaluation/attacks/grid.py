@@ -27,11 +27,14 @@ from protoseal.evaluation.attacks.opened_sums import coordinator_means, groups_o
 from protoseal.evaluation.attacks.prototype_inversion import decoder_of, reconstructions
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, record_run
 from protoseal.evaluation.attacks.records import (
+    ATTACKS,
+    REPORT,
     AttackReport,
     CaseRecord,
     CurveLine,
     PictureFile,
     notices_of,
+    without_pictures,
     write_attacks,
 )
 from protoseal.evaluation.attacks.rotated_rows import rotated_readings
@@ -175,6 +178,20 @@ class AttackGrid:
         if left.exists() and not self._pictures:
             said.append(f"{left} still holds pictures of records from an earlier start: delete that folder.")
         return said
+
+    def remove_pictures(self) -> list[str]:
+        """Remove the results of an earlier start with pictures; return a sentence for each file.
+
+        With ``pictures`` nothing is removed. A file that does not say that it is without pictures is removed too.
+        """
+        if self._pictures or without_pictures(self._out):
+            return []
+        held = [path for path in (self._out / REPORT, self._out / ATTACKS) if path.exists()]
+        for path in held:  # attacks.json last: without it, the other file is removed by the next start
+            path.unlink()
+        return [
+            f"{path} of an earlier start may have held pictures of records, and was removed." for path in held
+        ]
 
     def training_seconds(self) -> float:
         """Return about how long the missing runs take without the attacks, from one timed round."""

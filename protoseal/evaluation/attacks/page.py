@@ -43,13 +43,12 @@ from protoseal.evaluation.attacks.findings import (
     worst,
 )
 from protoseal.evaluation.attacks.poisoned_run import malicious_of
-from protoseal.evaluation.attacks.records import AttackReport, CaseRecord, notices_of
+from protoseal.evaluation.attacks.records import REPORT, AttackReport, CaseRecord, notices_of
 from protoseal.evaluation.attacks.verdicts import Verdict
 from protoseal.reports.figures import data_uri
 from protoseal.reports.html_pages import Filters, template
 
 TEMPLATE = "attacks.html"
-REPORT = "report.html"
 WHO = {
     Adversary.COORDINATOR.value: "Runs the central server and reads all that sites send to it.",
     Adversary.PEER.value: "Takes part, and uses what it holds and receives.",

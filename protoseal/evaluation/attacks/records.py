@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from protoseal.evaluation.attacks.verdicts import Verdict
 from secure_client.data.sources import is_public
 from secure_client.output.json_records import Record
 
-ATTACKS = "attacks.json"
+ATTACKS, REPORT = "attacks.json", "report.html"
 
 
 class CurveLine(Record):
@@ -111,6 +112,15 @@ def notices_of(dataset: str, *, pictures: bool) -> tuple[str, str]:
     if pictures:
         return whose, "The results hold pictures of training images and reconstructions of them (--pictures)."
     return whose, "No pictures of records are stored in the results (--pictures would store them)."
+
+
+def without_pictures(folder: Path) -> bool:
+    """Return True if ``attacks.json`` in the folder says that the results hold no pictures of records."""
+    try:
+        content = json.loads((folder / ATTACKS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("pictures") is False
 
 
 def write_attacks(folder: Path, report: AttackReport) -> Path:

@@ -199,6 +199,16 @@ def test_pictures_of_private_records_are_kept_only_when_asked(
         assert files_with_pictures(tmp_path / "out") - {"runs-with-pictures"} == pictures
     assert "delete that folder" in done.stderr
 
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    attack(tmp_path, "--pictures", text=text, suite="membership")
+    with monkeypatch.context() as patched:
+        patched.setattr(grid_module.AttackGrid, "run", interrupt)
+        stopped = attack(tmp_path, text=text, suite="membership")
+    assert stopped.stderr.count("was removed") == 2
+    assert files_with_pictures(tmp_path / "out") == {"runs-with-pictures"}
+
 
 @pytest.mark.parametrize(
     ("arguments", "word"),

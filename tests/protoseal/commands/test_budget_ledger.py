@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
 from protoseal.cli import main
@@ -153,6 +154,34 @@ def test_verify_tells_a_crash_from_a_cut_by_anchors_and_knows_when_it_cannot(tmp
         record.note({OWN: own_anchor(DATASET, acknowledged)})
         assert "entry 2 was cut after it was acknowledged" in failure("verify", path)
     assert path.read_bytes() == torn
+
+
+def test_allow_refuses_an_incomplete_line_that_no_stored_anchor_explains(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The acknowledged last line is cut: another line in its place would end NO GUARANTEE."""
+    decision = ("allow", path, "--epsilon", "3.1", "--reason", "tidy")
+    earlier = read_account(path).anchor
+    open_ledger(path).spend(spending(4))
+    torn = path.read_bytes()[:-40]
+    path.write_bytes(torn)
+    assert "start the client" in failure(*decision)
+    assert path.read_bytes() == torn
+    assert output_of("verify", path, code=TORN).startswith("NO GUARANTEE")
+    with AnchorRecord.open(record_beside(path)) as record:
+        assert "start the client" in failure(*decision)  # a record of other ledgers alone
+        record.note({OWN: own_anchor(DATASET, earlier)})
+    output_of(*decision)
+    assert "no anchor that was compared has it" in caplog.text
+
+
+def test_an_entry_in_place_of_an_incomplete_line_claims_no_crash_if_no_anchor_was_compared(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+    open_ledger(path).spend(spending(4))
+    assert "no anchor was compared" in caplog.text
+    assert "nothing was released" not in caplog.text
 
 
 def test_show_says_unknown_guarantee_after_a_torn_end(tmp_path: Path) -> None:
