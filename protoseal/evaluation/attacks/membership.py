@@ -59,8 +59,8 @@ class PrototypeMembership(Case):
     question = "Can the adversary tell whether a given record was used?"
     ability = "tell whether a given record was used"
     not_covered = (
-        "Records that the adversary chose or planted, and what the feature extractor itself remembers of its training"
-        " records."
+        "Records that the adversary chose or planted, what the feature extractor itself remembers of its training"
+        " records, and adversaries that have all records of a class but one: exact values tell them the last one."
     )
 
     def __init__(self, samples: int | None = None) -> None:

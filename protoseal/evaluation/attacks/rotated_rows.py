@@ -8,7 +8,9 @@ as well. A score is the log likelihood ratio of what was observed, with the exac
 taken as Gaussian. Where n = 1, C = f: **the length alone tells the record**. Scores of several rounds are added up.
 
 An adversary with a list that has all records in question needs no distribution: a row of two records has the length of
-one pair of the list, and two directions of one record each have the cosine of one pair of two lists.
+one pair of the list, and two directions of one record each have the cosine of one pair of two lists. In a round 0 one
+row has all classes of a site: two records, of one class or of two, have its length, and two rows that have one class in
+common, of one record each, have those records' product, whatever else is in the rows.
 
 These readings are the coordinator's: a site that helps it gives the rotations away.
 
@@ -17,7 +19,8 @@ extractors. Else these are the sites' own models of each round, which a run of P
 enter by their mean alone, and rows that become known where their records are identified are not used. Rows of FedPLCC
 are taken as if they divided the records of their class evenly. **Pairs are the least of what a list of candidates
 gives**: an exact length tells a set of n records apart from all others as long as the list has fewer sets of n than
-some 10⁷, and no larger sets are searched.
+some 10⁷, and no larger sets are searched: so not those behind two rows of a round 0 with several classes in common, nor
+the one record left of a set whose others the adversary has.
 """
 
 from __future__ import annotations
@@ -154,29 +157,40 @@ class RotatedRows:
 
         Where two records are behind a row, the partner is the other record, and the pair has the row's length. Where
         one record is behind a direction, the partner is behind another site's direction, and the pair has their cosine.
+        So it is in round 0 with the product of two rows that have this class in common and no other.
         The list has the records of the partner's site, and its outsiders. The class is one of :attr:`paired`.
         """
         errors: dict[tuple[str, int], Rows] = {}
         for at, rows in self._shown.items():
             (row, *_), _ = self._with_class(rows, number)
             features = self._features(at, self._victim, inputs)
-            for place, partner in enumerate(self._partners(rows, number)):
-                listed = self._features(at, partner.site, self._listed(partner.site, number))
-                expected = features @ listed.T
-                if not self.directions:
+            for place, (partner, second) in enumerate(self._partners(rows, number)):
+                listed = self._features(at, partner.site, self._listed(partner.site, second))
+                if partner.site != self._victim:
+                    expected = features @ listed.T
+                elif second == number:
                     expected = np.square(features[:, None] + listed).sum(axis=2) / 4.0
+                else:
+                    expected = np.square(features).sum(axis=1)[:, None] + np.square(listed).sum(axis=1)
                 seen = float(row.values @ partner.values)
                 relative = np.abs(expected - seen) / abs(seen)
                 key = (partner.site, place)
                 errors[key] = errors.get(key, 0.0) + np.log(relative + _ROUNDING)
         return np.asarray(-np.min([pairs.min(axis=1) for pairs in errors.values()], axis=0))
 
-    def _partners(self, rows: Sequence[RotatedRow], number: int) -> list[RotatedRow]:
-        """Return the rows whose product with the victim's row two records explain: its own, or other directions."""
+    def _partners(self, rows: Sequence[RotatedRow], number: int) -> list[tuple[RotatedRow, int]]:
+        """Return the rows whose product with the victim's row two records explain, and the second record's class."""
         mine, others = self._with_class(rows, number)
-        if not mine or self._records(mine[0], number) != (1 if self.directions else 2):
+        if not mine:
             return []
-        return [row for row in others if self._records(row, number) == 1] if self.directions else mine
+        row, partners = mine[0], []
+        held = {k: self._records(row, k) for k in row.classes}
+        if held[number] == 1 and (self.directions or self._run.initial is not None):
+            alone = [other for other in others if {number} == held.keys() & other.classes]
+            partners += [(other, number) for other in alone if self._records(other, number) == 1]
+        if not self.directions and sum(held.values()) == 2:
+            partners += [(row, k) for k in held if k != number or len(held) == 1]
+        return partners
 
     def _listed(self, site: str, number: int) -> Tensor:
         """Return the adversary's list of candidates for a site's records of a class."""
@@ -346,8 +360,7 @@ def rotated_readings(run: RecordedRun, adversary: Adversary, victim: str) -> tup
         RotatedReading(words + where, rows.classes, rows.release, ratios)
         for words, ratios in ratios_of.items()
     ]
-    pairs = RotatedReading(PAIRS + where, rows.paired, rows.release, rows.matches)
-    return tuple(scores) if run.initial is not None else (*scores, pairs)
+    return (*scores, RotatedReading(PAIRS + where, rows.paired, rows.release, rows.matches))
 
 
 def rows_shown(run: RecordedRun, victim: str) -> dict[int, list[RotatedRow]]:

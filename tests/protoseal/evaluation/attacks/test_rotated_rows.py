@@ -95,6 +95,19 @@ def test_two_lists_have_one_pair_of_two_directions_cosine() -> None:
     assert measured(MEMBER, run)[PAIRS].value > 0.99
 
 
+ONE_CLASS_IN_COMMON = (1, 1, 0, 1, 0, 0, 0, 0, 0, 0)
+"""Samples that give three classes of one record to a site, of which any two of four sites have one in common."""
+TWO_RECORDS = (1, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+"""Samples that give two classes of one record to a site; no two of four sites have one in common."""
+
+
+@pytest.mark.parametrize("samples", [ONE_CLASS_IN_COMMON, TWO_RECORDS])
+def test_two_lists_have_one_pair_of_what_rows_of_all_classes_show(samples: tuple[int, ...]) -> None:
+    """FedPC's round 0: a product of rows with one class in common, and the length of a row of two records."""
+    of_one = measured(MEMBER, record_anew("fedpc", "masked", samples))
+    assert of_one[f"{PAIRS}, in round 0"].value > 0.99 > of_one[f"{LENGTHS}, in round 0"].value
+
+
 # What helps
 
 
@@ -141,8 +154,7 @@ def test_round_zero_is_read_with_the_initial_model() -> None:
     means = np.array([features[train.labels == k].mean(axis=0) for k in learned.labels])
     np.testing.assert_allclose(learned.rows, means, atol=1e-5)
     assert [each.reading for each in rotated_readings(run, COORDINATOR, SITE)] == [
-        f"{LENGTHS}, in round 0",
-        f"{PRODUCTS}, in round 0",
+        f"{reading}, in round 0" for reading in ROTATED
     ]
 
 
