@@ -65,7 +65,10 @@ class ErrorOfMean:
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """Plan of ``releases`` of ``query`` at ``noise_multiplier``, and ``training``, within (``epsilon``, ``delta``)."""
+    """Plan of ``releases`` of ``query`` at ``noise_multiplier``, and ``training``, within (``epsilon``, ``delta``).
+
+    ``averaged`` is the number of releases whose noisy sums and counts a site averages; errors are of the last mean.
+    """
 
     epsilon: float
     delta: float
@@ -73,6 +76,7 @@ class BudgetPlan:
     noise_multiplier: float
     query: Query
     training: DpSgd | None = None
+    averaged: int = 1
 
     @property
     def history(self) -> Composed:
@@ -95,10 +99,9 @@ class BudgetPlan:
     def error(self, records: int) -> ErrorOfMean:
         """Return the expected error for a class in which ``records`` ≥ 1 units have records."""
         query, spread = self.query, math.sqrt(self.query.classes_of_one)
-        absolute = spread * mean_error(
-            self.noise_multiplier, query.clip, query.count_weight, records, query.dim
-        )
-        count = spread * count_error(self.noise_multiplier, query.clip, query.count_weight)
+        noise = self.noise_multiplier / math.sqrt(min(self.releases, self.averaged))
+        absolute = spread * mean_error(noise, query.clip, query.count_weight, records, query.dim)
+        count = spread * count_error(noise, query.clip, query.count_weight)
         return ErrorOfMean(records, absolute, absolute / query.clip, count, 3 * count < records)
 
     def with_releases(self, count: int) -> BudgetPlan:

@@ -70,6 +70,26 @@ class Agreed:
         return -(-self.agreement.rounds // (releases - self._beside))
 
     @property
+    def most_releases(self) -> int:
+        """Return the releases of a run with one in each round, and of its clustering."""
+        return self.agreement.rounds + self._beside
+
+    def averaged(self, releases: int, *, counted: bool) -> int:
+        """Return how many of so many releases a site averages in a run, 1 where no query is asked again.
+
+        ``counted`` is true if the number was computed, so that :meth:`release_every` follows from it.
+        """
+        if not self.agreement.has_fixed_query or releases < 1:
+            return 1
+        every = self.release_every(releases) if counted else self.agreement.release_every
+        return min(releases, -(-self.agreement.rounds // every))
+
+    @property
+    def parts(self) -> int:
+        """Return the most parts of a class in one release."""
+        return self.agreement.most_cells // len(self.agreement.classes)
+
+    @property
     def _beside(self) -> int:
         return self.agreement.releases - -(-self.agreement.rounds // self.agreement.release_every)
 
@@ -88,9 +108,8 @@ class Agreed:
     def warnings(self) -> list[str]:
         """Return warnings about the limits of a plan for this agreement."""
         found = [NO_GUARANTEE] if self.privacy.extractor is Extractor.TRAINED else []
-        parts = self.agreement.most_cells // len(self.agreement.classes)
-        if parts > 1:
-            found.append(f"a class is released in up to {parts} parts: give --records of a part")
+        if self.parts > 1:
+            found.append(f"a class is released in up to {self.parts} parts: give --records of a part")
         if self.privacy.distributed:
             found.append(
                 "sites share the noise: errors are of a sum over the fewest sites with which it opens; give "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -120,6 +120,8 @@ def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
     from privacy.accounting.budget_plan import plan
 
     made = plan(asked.query, asked.delta, training=asked.training, **asked.given)
+    if asked.agreed is not None:
+        made = replace(made, averaged=asked.agreed.averaged(made.releases, counted=asked.wanted == "count"))
     found = answer(asked, made)
     if plot is not None:
         draw(plot, made, tuple(asked.sizes.values()))
@@ -219,6 +221,10 @@ def _assumed(
     elif agreed.classes is None:  # a simulation's file may leave the classes to its data
         assumed.add("classes")
     values = {"delta": delta} | asdict(query)
+    if agreed is not None:
+        values["classes"] = len(
+            agreed.agreement.classes
+        )  # the query's are cells: several parts of each class
     return {name: values[name] for name in values if name in assumed & left_out}
 
 
@@ -258,6 +264,8 @@ def _query(agreed: Agreed | None, given: dict[str, Any], unit: str, of_one: int 
         privacy, agreement = agreed.privacy, agreed.agreement
         usual = {"clip": privacy.clip, "count_weight": privacy.count_weight}
         usual |= {"dim": agreement.dim, "classes": agreement.most_cells}
+        if given["classes"]:
+            given = given | {"classes": given["classes"] * agreed.parts}
     query = usual | {name: value for name, value in given.items() if value is not None}
     query["count_weight"] = query.get("count_weight") or best_count_weight(query["clip"], query["dim"])
     most = 1 if unit == Unit.RECORD else query["classes"]
@@ -308,18 +316,43 @@ def answer(asked: Question, made: BudgetPlan) -> dict[str, Any]:
     if counted and agreed is not None:
         found["agreement"]["release_every"] = agreed.release_every(made.releases)
     found["other_releases"] = _other_releases(made, agreed)
-    return found | {"warnings": [*asked.warnings, *_of_plan(made, tuple(sorted(set(asked.sizes.values()))))]}
+    found["warnings"] = [
+        *asked.warnings,
+        *_of_run(made, agreed, counted=counted),
+        *_of_plan(made, tuple(sorted(set(asked.sizes.values())))),
+    ]
+    return found
+
+
+def _of_run(made: BudgetPlan, agreed: Agreed | None, *, counted: bool) -> Iterator[str]:
+    """Yield how the plan's releases differ from those of one run of the agreement, if they do."""
+    if agreed is None:
+        return
+    run = agreed.most_releases if counted else agreed.agreement.releases
+    if made.releases > run:
+        trained = ", and DP-SGD is counted for one run" if made.training else ""
+        others = "set release_every, or " if run < agreed.most_releases else ""
+        yield (
+            f"a run of this agreement makes {_releases(run)}{' at most' * counted}, and the plan has {made.releases}:"
+            f" {others}use the others in other runs{trained}"
+        )
+    elif made.releases < run and not counted:
+        yield f"a run of this agreement makes {_releases(run)}, and the plan has {made.releases}: set release_every"
 
 
 def _other_releases(made: BudgetPlan, agreed: Agreed | None) -> dict[str, Any] | None:
     """Return another number of releases and the noise multiplier that it needs at the plan's ε; None if none is enough.
 
     Where one release serves the run of an agreement, a plan of one is compared with one in each round, and others with
-    one; elsewhere the number is ten times the plan's.
+    one; elsewhere the number is ten times the plan's, or the most that a run of the agreement makes.
     """
     serves = agreed is not None and agreed.agreement.has_fixed_query
     every = agreed.agreement.rounds if agreed is not None and serves else 1
     other = 1 if serves and made.releases > 1 else every if every > 1 else 10 * made.releases
+    if agreed is not None:
+        other = min(other, agreed.most_releases)
+    if other == made.releases:
+        return None
     try:
         noise = made.with_releases(other).noise_multiplier
     except Unattainable:
@@ -348,7 +381,8 @@ def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any
         worst = max(errors, key=lambda error: error["relative"])
         # The sentence is read aloud, and a site's own counts stay on this machine.
         largest = "of its smallest class" if asked.named else f"of {worst['records']} {made.query.unit}s"
-        cost += f", and an error of {worst['relative']:.2g} of the clip in the mean {largest}"
+        averaged = f" once the {made.averaged} releases of a run are averaged" if made.averaged > 1 else ""
+        cost += f", and an error of {worst['relative']:.2g} of the clip in the mean {largest}{averaged}"
     curve = composed_trade_off(made.history)
     recognised = {alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS}
     return {
@@ -433,7 +467,8 @@ def _check_some(made: BudgetPlan, agreed: Agreed | None) -> None:
 
 
 def _of_plan(made: BudgetPlan, records: tuple[int, ...]) -> list[str]:
-    rough = [str(error.records) for error in map(made.error, records) if not error.first_order]
+    first = replace(made, averaged=1)
+    rough = [str(error.records) for error in map(first.error, records) if not error.first_order]
     unit = made.query.unit
     few = f"the count's noise is over a third of {', '.join(rough)} {unit}s: such classes are often treated as absent"
     return [few] if rough else []

@@ -170,6 +170,34 @@ def test_shared_noise_and_what_a_file_leaves_to_its_data_are_in_the_first_lines(
     assert planned("--agreement", file)["assumed"] == {"delta": 1e-5, "classes": 10}
 
 
+def test_releases_that_are_not_those_of_a_run_are_told_and_not_averaged(tmp_path: Path) -> None:
+    file = agreement(tmp_path, privacy={"clip": 2.0, "noise_multiplier": 4.0})
+    found = planned("--agreement", file, "--releases", 12, "--records", 100)
+    assert any("makes 1 release, and the plan has 12" in warning for warning in found["warnings"])
+    assert found["errors"][0]["absolute"] == pytest.approx(mean_error(4.0, 2.0, 2 / 8**0.25, 100, 8))
+    assert "averaged" not in found["statement"]
+    every = planned("--agreement", agreement(tmp_path), "--releases", 1)
+    assert any("makes 4 releases, and the plan has 1" in warning for warning in every["warnings"])
+    many = planned("--agreement", file, "--epsilon", 20, "--solve", "releases")
+    assert any("makes 10 releases at most" in warning for warning in many["warnings"])
+
+
+def test_shared_noise_is_compared_with_no_more_releases_than_a_run_makes(tmp_path: Path) -> None:
+    shared = agreement(
+        tmp_path, **FEDPC, privacy={"clip": 2.0, "noise_multiplier": 4.0, "noise": "distributed"}
+    )
+    assert planned("--agreement", shared)["other_releases"] is None
+    assert planned("--agreement", shared, "--releases", 2)["other_releases"]["releases"] == 11
+
+
+def test_the_classes_that_fedplcc_assumes_are_classes_and_its_query_has_their_parts(tmp_path: Path) -> None:
+    file = tmp_path / "sim.toml"
+    file.write_text(SIMULATION.replace('"pfpl"', '"fedplcc"'), encoding="utf-8")
+    found = planned("--agreement", file)
+    assert (found["assumed"]["classes"], found["classes"]) == (10, 160)
+    assert planned("--agreement", file, "--classes", 4)["classes"] == 64
+
+
 # A site's own counts
 
 
@@ -186,8 +214,9 @@ def test_errors_of_the_classes_that_a_site_has(tmp_path: Path) -> None:
     weight = 2 / 8**0.25
     assert [(each["class"], each["records"]) for each in found["errors"]] == [("a", 20), ("b", 300)]
     for each in found["errors"]:
-        assert each["absolute"] == pytest.approx(mean_error(4.0, 2.0, weight, each["records"], 8))
-        assert each["count"] == pytest.approx(count_error(4.0, 2.0, weight))
+        assert each["absolute"] == pytest.approx(mean_error(2.0, 2.0, weight, each["records"], 8))
+        assert each["count"] == pytest.approx(count_error(2.0, 2.0, weight))
+    assert "once the 4 releases of a run are averaged" in found["statement"]
     assert any("over a third of 20 records" in each for each in found["warnings"])
     shown = plan("--agreement", agreement(tmp_path), "--counts-of", source).stdout
     assert [line.split()[0] for line in shown.splitlines() if " 20 " in line or " 300 " in line] == ["a", "b"]
