@@ -87,8 +87,8 @@ def attack(
     four sites of the bundled digits on two idle cores, and longer where training does. Each configuration is simulated
     on its own data and model, every message is recorded, and each adversary attacks with what it saw: the coordinator,
     one other site, half of the sites together, all other sites together, and the coordinator with one site. The audit
-    plays the noise mechanism by itself, and poisoning runs further simulations. The undefended system (plain, no noise)
-    is attacked first: an attack that fails there proves nothing, and says so.
+    checks the noise of the recorded run, and poisoning runs further simulations. The undefended system (plain, no
+    noise) is attacked first: an attack that fails there proves nothing, and says so.
 
     Nothing leaves this machine. Results are in --out: attacks.json and report.html. A second start tries what is left.
 

@@ -148,6 +148,15 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_kept_releases_have_noise(self) -> Self:
+        if self.keep_releases and self.privacy is None:
+            raise ValueError(
+                "keep_releases keeps noisy releases, and without [privacy] there are none: add [privacy], or leave "
+                "keep_releases out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_protected_sites(self) -> Self:
         if not self.is_split:
             for method in self.methods:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,11 +30,14 @@ from protoseal.simulation.site_pool import SiteTesting, SiteTraining
 from secure_client.data import SiteData
 from secure_client.data.preprocess import to_dataset
 from secure_client.output.site_log import SiteRound
+from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.process_pool import Workers
 
 __all__ = ["COMPARED", "Completed", "Ended", "Watcher", "Written", "scene_of", "simulate"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,8 @@ class OneSeed:
             if method not in ended:
                 write_record(self._folder.record(self._seed, method), run.record())
                 self._folder.drop_state(self._seed, method)
+            elif self._config.keep_releases and method not in CONTROLS:
+                self._warn_without_releases(method)
             self._seen.on_run(Ended(self._seed, method, run.outcome, anew=method not in ended))
             result = self._publish(complete=len(self._runs) == len(self._config.methods))
         return result
@@ -226,6 +232,15 @@ class OneSeed:
         )
         write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene
+
+    def _warn_without_releases(self, method: Method) -> None:
+        folder = self._folder_of(method)
+        if not any(folder.glob(f"sites/*/{RELEASES}")):
+            _log.warning(
+                "%s has a finished run that kept no releases: --fresh deletes it and runs it again with "
+                "--keep-releases",
+                folder,
+            )
 
     def _run_anew(self, method: Method) -> SavedRun:
         """Or from where it was when it was ended."""

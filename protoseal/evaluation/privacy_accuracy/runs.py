@@ -29,6 +29,8 @@ from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon
 
 LOCAL = "local"
 RUNS = "runs"
+_NOISELESS: dict[str, Any] = {"privacy": None, "keep_releases": False}
+"""Changes that leave a configuration without noise, and so without releases to keep."""
 
 Watched = Callable[[SimulationConfig], AbstractContextManager[Watcher]]
 
@@ -130,7 +132,7 @@ class BudgetCurve:
         return changed(self._config, changes | {"privacy": noise.privacy.model_dump(mode="json")})
 
     def _without_privacy(self, changes: dict[str, Any]) -> SimulationConfig:
-        return changed(self._exact or self._config, {"privacy": None} | changes)
+        return changed(self._exact or self._config, _NOISELESS | changes)
 
     def _as_run(self, asked: Asked, result: RunResult) -> RunAt:
         noise = self._noise_of(asked)
@@ -169,7 +171,7 @@ class BudgetCurve:
     def _settings_at_inf(self) -> dict[str, Any] | None:
         """Return the settings of runs at ∞; None if they differ by the lack of ``[privacy]`` alone."""
         exact, config = (_settings_of(each) for each in (self._without_privacy({}), self._config))
-        return None if exact == config | {"privacy": None} else exact
+        return None if exact == config | _NOISELESS else exact
 
 
 def changed(config: SimulationConfig, changes: dict[str, Any]) -> SimulationConfig:

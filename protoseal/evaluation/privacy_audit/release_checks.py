@@ -122,7 +122,7 @@ class SiteEvidence:
 def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     """Check the noise of one site's draws; each test has a false alarm with the probability ``level``."""
     if not evidence.drawn:
-        kept = "no release was kept: set keep_releases in the site's file before the run"
+        kept = "no release was kept: set keep_releases in the site's file, or simulate with --keep-releases"
         last = None if evidence.last is None else deviation_check([evidence.last], level)
         if evidence.agreement.distributed_noise:
             yield not_covered(NOISE, "sites share the noise of sums, and a site's term is not kept")

@@ -35,6 +35,7 @@ from protoseal.evaluation.privacy_audit.release_checks import (
 from protoseal.evaluation.privacy_audit.run_checks import (
     ALL_SITES,
     ESSENTIAL,
+    NO_LEDGER,
     Check,
     RunAudit,
     found,
@@ -108,7 +109,7 @@ def _check_training(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     if agreed is None:
         return
     if evidence.account is None:
-        yield not_covered(OF_LEDGER, "the ledger is missing")
+        yield not_covered(OF_LEDGER, NO_LEDGER)
         return
     paid: dict[int, list[DpSgd]] = {}
     initial: object = None

@@ -17,6 +17,7 @@ NOISE, PAID, SENT = (
 )
 ESSENTIAL = frozenset({NOISE, PAID, SENT})
 """Weaknesses without whose checks no claim stands."""
+NO_LEDGER = "no ledger was kept: a simulation keeps the sites' ledgers with --keep-releases"
 ALL_SITES = "all sites"
 """Name under which checks over several sites are reported."""
 

@@ -24,7 +24,15 @@ from privacy.ledger.accountants_by_name import cost
 from privacy.ledger.entries import GUARANTEE, Entry
 from protoseal.evaluation.privacy_audit.exact_sums import Claim, Float, Ints
 from protoseal.evaluation.privacy_audit.release_checks import SiteEvidence
-from protoseal.evaluation.privacy_audit.run_checks import PAID, SENT, Check, found, not_covered, stands
+from protoseal.evaluation.privacy_audit.run_checks import (
+    NO_LEDGER,
+    PAID,
+    SENT,
+    Check,
+    found,
+    not_covered,
+    stands,
+)
 from protoseal_wire.messages import Phase
 from secure_client.privacy.kept_releases import Drawn, Sent
 
@@ -312,7 +320,7 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
     """Check the ledger against the draws: an entry for each, with the agreed cost, and the ε that follows."""
     account, agreement = evidence.account, evidence.agreement
     if account is None:
-        yield not_covered(PAID, "the ledger is missing")
+        yield not_covered(PAID, NO_LEDGER)
         return
     claim = Claim.of(agreement)
     paid = {

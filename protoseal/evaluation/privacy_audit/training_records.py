@@ -70,7 +70,12 @@ class TrainingClaim:
 def check_training(records: Sequence[TrainingRecord], claim: TrainingClaim, level: float) -> list[Check]:
     """Check one site's records against its claim; ``level`` is the false alarm's probability of one test."""
     if not records:
-        return [not_covered("training by DP-SGD", "no steps were recorded: set keep_releases before the run")]
+        return [
+            not_covered(
+                "training by DP-SGD",
+                "no steps were recorded: set keep_releases in the site's file, or simulate with --keep-releases",
+            )
+        ]
     return [
         *_payments(records, claim),
         *_samples(records, claim.agreed, level),
