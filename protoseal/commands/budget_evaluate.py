@@ -137,11 +137,12 @@ def evaluate_command(
 
 def _table(evaluation: Evaluation) -> Table:
     from protoseal.evaluation.privacy_accuracy.page import FREEZING, epsilon_text, spread_of
-    from protoseal.reports.tables import paired_text
+    from protoseal.reports.tables import NO_PROTOTYPE, paired_text
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.caption, table.caption_justify = Text(FREEZING) if evaluation.freezes else None, "left"
+    notes = [FREEZING] * evaluation.freezes + [NO_PROTOTYPE] * evaluation.lacks_prototypes
+    table.caption, table.caption_justify = Text("\n".join(notes)) if notes else None, "left"
     for name in ("ε", "noise", "features", "accuracy", "by classifier", "by prototype", "loss, points"):
         table.add_column(name)
     measures = ("accuracy", "accuracy_classifier", "accuracy_prototype")

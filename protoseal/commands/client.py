@@ -126,7 +126,7 @@ def _show(figures: SiteRound) -> None:
     parts = [
         f"round {figures.round} with {figures.sites} sites",
         *([] if figures.trained else ["training failed: see the log"]),
-        *([] if figures.accuracy is None else [f"accuracy {accuracy_text(figures)}"]),
+        *([] if figures.accuracy_classifier is None else [f"accuracy {accuracy_text(figures)}"]),
         *(f"{phase} {seconds:.1f} s" for phase, seconds in figures.seconds.items()),
         *([f"withheld: {', '.join(figures.withheld)}"] if figures.withheld else []),
         *([] if figures.epsilon is None else [f"epsilon {epsilon_text(figures)}"]),

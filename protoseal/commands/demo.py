@@ -117,5 +117,5 @@ class _Lines:
             if len(log.rounds) > self._rounds.get(name, 0):
                 self._rounds[name] = len(log.rounds)
                 last = log.rounds[-1]
-                accuracy = "" if last.accuracy is None else f", accuracy {accuracy_text(last)}"
+                accuracy = "" if last.accuracy_classifier is None else f", accuracy {accuracy_text(last)}"
                 self._console.print(f"  {name}: round {last.round}{accuracy}")

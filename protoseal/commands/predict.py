@@ -61,6 +61,7 @@ def predict(
     as_json: bool,
 ) -> None:
     """Classify images, or the test part of a data set, with the model that a site trained."""
+    from agreement import Inference
     from protoseal.prediction import By, load_trained, own_inference
     from protoseal.prediction import predict as run
 
@@ -70,6 +71,8 @@ def predict(
     agreement = trained.agreement
     inputs, names = _of_images(images, agreement) if images else _of_data(str(data), data_root, agreement)
     chosen_by = By(by) if by else own_inference(trained)
+    if not by and chosen_by is By.CLASSIFIER and agreement.inference is Inference.PROTOTYPE:
+        click.echo("no prototype was released to predict by: the classifier predicts instead", err=True)
     predicted, labels = run(trained, inputs, chosen_by, device=device)
     chosen = [
         {"sample": name, "class": agreement.classes[index]}

@@ -17,9 +17,11 @@ from protoseal.reports.split_report import PLOT
 from protoseal.reports.tables import (
     METRICS,
     NO_GLOBAL_MODEL,
+    NO_PROTOTYPE,
     epsilon_text,
     has_personalised,
     is_private,
+    lacks_prototypes,
     of_seed,
     of_unit,
     paired_text,
@@ -56,6 +58,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         privacy=privacy_statement(result),
         unit=of_unit(result),
         no_global_model=NO_GLOBAL_MODEL,
+        no_prototype=NO_PROTOTYPE if lacks_prototypes(result) else None,
         config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),
     )
     return write_text(run / REPORT, page)

@@ -16,6 +16,11 @@ NO_GLOBAL_MODEL = (
     "so no global model exists. Where whole models are averaged, PM(V) and PM(L) are of the model that the "
     "site trained last."
 )
+NO_PROTOTYPE = (
+    "A method that predicts by prototype has no accuracy where no prototype was released. The classifier's accuracy, "
+    "beside it, says nothing of the federation then."
+)
+"""Note under figures for which :func:`lacks_prototypes` is true."""
 METRICS = {
     "accuracy": "accuracy",
     "accuracy_classifier": "by classifier",
@@ -79,7 +84,13 @@ def sites_table(result: RunResult) -> Table:
         table.add_row(site.name, *numbers, *traffic, *spent, " ".join(site.withheld) or "-")
     table.add_section()
     table.add_row("mean", percent(result.mean_accuracy), *(percent(result.compared[name]) for name in others))
+    table.caption = NO_PROTOTYPE if lacks_prototypes(result) else None
     return table
+
+
+def lacks_prototypes(result: RunResult) -> bool:
+    """Return True if a tested site has no accuracy by the method's own inference, for want of prototypes."""
+    return any(site.accuracy is None and site.accuracy_classifier is not None for site in result.sites)
 
 
 def is_private(result: RunResult) -> bool:
@@ -103,6 +114,8 @@ def epsilon_text(figures: SiteFigures | SiteRound) -> str:
 def accuracy_text(figures: SiteRound) -> str:
     """Return a round's accuracy in per cent, with the classifier's beside it if the two differ."""
     beside = f" (by classifier {percent(figures.accuracy_classifier)} %)"
+    if figures.accuracy is None:
+        return f"none, since no prototype was released{beside}"
     return f"{percent(figures.accuracy)} %{'' if figures.accuracy == figures.accuracy_classifier else beside}"
 
 

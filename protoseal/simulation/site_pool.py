@@ -270,7 +270,8 @@ class Trainees:
         names = ("accuracy", "accuracy_classifier", "accuracy_prototype", "accuracy_trained", "pm_v", "pm_l")
         update: dict[str, Any] = {name: getattr(after, name) for name in names}
         if self._testing.per_class:
-            named = zip(self._agreement.classes, tested.shares_by(how), strict=True)
+            by_class = tested.shares_by(how)  # empty where no class has a prototype to predict by
+            named = zip(self._agreement.classes, by_class, strict=bool(by_class))
             update["per_class"] = {name: share for name, share in named if share is not None}
         return update
 

@@ -38,7 +38,7 @@ class SiteRound(Personalised):
     trained: bool = True
     """False if the round's training failed: the site took part with the model from the start of the round."""
     accuracy: Share | None = None
-    """Accuracy by the method's own inference, as ``protoseal predict`` predicts; ``self`` has that of its method."""
+    """Accuracy by the method's own inference; ``self`` has that of its method. None if no prototype decides there."""
     accuracy_classifier: Share | None
     accuracy_prototype: Share | None
     accuracy_trained: Share | None = None

@@ -32,16 +32,13 @@ class Evaluation:
     samples: int | None = None
     constant: float | None = None
 
-    def accuracy_by(self, inference: Inference) -> float:
-        """Return the accuracy by this inference, and by the classifier where no prototype decides."""
-        if inference is Inference.PROTOTYPE and self.accuracy_prototype is not None:
-            return self.accuracy_prototype
-        return self.accuracy_classifier
+    def accuracy_by(self, inference: Inference) -> float | None:
+        """Return the accuracy by this inference; None by prototype where no class has one."""
+        return self.accuracy_prototype if inference is Inference.PROTOTYPE else self.accuracy_classifier
 
     def shares_by(self, inference: Inference) -> tuple[float | None, ...]:
-        """Return the shares of each class by this inference, and by the classifier where no prototype decides."""
-        near = inference is Inference.PROTOTYPE and self.by_prototype
-        return self.by_prototype if near else self.by_classifier
+        """Return the shares of each class by this inference; none by prototype where no class has one."""
+        return self.by_prototype if inference is Inference.PROTOTYPE else self.by_classifier
 
 
 def shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:

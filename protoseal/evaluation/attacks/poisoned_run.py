@@ -145,7 +145,8 @@ def _dataset(images: LabelledImages) -> TensorDataset:
 def _share(site: LocalSite, agreement: Agreement, images: LabelledImages) -> float:
     """Return the share of images that the site's method predicts as labelled."""
     tested = site.trainee.evaluate_on(_dataset(images))
-    return tested.accuracy_by(agreement.inference)
+    accuracy = tested.accuracy_by(agreement.inference)
+    return tested.accuracy_classifier if accuracy is None else accuracy  # as `protoseal predict` falls back
 
 
 class PoisonedFederation(LocalFederation):

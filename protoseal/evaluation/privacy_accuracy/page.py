@@ -11,7 +11,7 @@ from protoseal.evaluation.privacy_accuracy.figures import accuracy_over_epsilon
 from protoseal.evaluation.privacy_accuracy.records import MEASURES, Evaluation, RunAt, RunsAtEpsilon
 from protoseal.reports.figures import data_uri
 from protoseal.reports.html_pages import Filters, template
-from protoseal.reports.tables import METRICS, paired_text, percent
+from protoseal.reports.tables import METRICS, NO_PROTOTYPE, paired_text, percent
 
 PAGE = "evaluate.html"
 FREEZING = (
@@ -31,6 +31,7 @@ def write_page(folder: Path, evaluation: Evaluation) -> Path:
         measures={name: METRICS[name] for name in MEASURES},
         spread=spread_of,
         freezing=FREEZING,
+        no_prototype=NO_PROTOTYPE,
         config=_json(evaluation.config),
         at_inf=_json(otherwise) if (otherwise := _otherwise_at_inf(evaluation)) else None,
     )

@@ -95,6 +95,12 @@ class Evaluation(Record):
         """True if a loss includes the cost of frozen features beside that of noise."""
         return any(each.loss and each.features == Extractor.FROZEN for each in self.levels)
 
+    @property
+    def lacks_prototypes(self) -> bool:
+        """True if a run has no accuracy by the method's own inference, since no prototype was released."""
+        means = [each.metrics[self.method] for each in self.runs if self.method in each.metrics]
+        return any(each.accuracy is None and each.accuracy_classifier is not None for each in means)
+
 
 def site_at(figures: SiteFigures) -> SiteAt:
     """Return the figures of a result's site."""
