@@ -90,7 +90,7 @@ def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) ->
         assert f"prototypes of round {PAID + 1} in run 'e2e' would bring data set 'scans' to epsilon" in log
         assert "0 releases with noise multiplier 0.4 remain" in log
         stated = (federation.folder("site-1") / "privacy-statement.html").read_text(encoding="utf-8")
-        assert f"Recorded are {PAID} of its {ROUNDS} releases; it ended early" in stated
+        assert f"Paid for are {PAID} of {ROUNDS} planned releases; the run ended early" in stated
         assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
 
         rounds = read_rounds(tmp_path / "run" / "coordinator" / "state" / "rounds.jsonl")

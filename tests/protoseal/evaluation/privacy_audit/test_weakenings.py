@@ -242,14 +242,14 @@ def test_the_attacks_audit_finds_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @cache
-def planned(training: bool) -> tuple[UnderAudit, AuditPlan]:
+def planned(training: bool, canaries: int, level: float) -> tuple[UnderAudit, AuditPlan]:
     settings = DpSgdSection(noise_multiplier=4.383, clip=1.0, sampling_rate=0.75)
     audited: UnderAudit = (
         TrainingUnderAudit(settings, epochs=6)
         if training
         else QueryUnderAudit(PrototypeQuery(1.0, 1.0, 1.5, min_count=1.0), releases=2, dim=4)
     )
-    return audited, plan_of(audited, CANARIES, LEVEL)
+    return audited, plan_of(audited, canaries, level)
 
 
 @pytest.mark.full
@@ -257,7 +257,9 @@ def planned(training: bool) -> tuple[UnderAudit, AuditPlan]:
 def test_the_audit_of_the_mechanism_finds_what_the_table_says(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    audited, plan = planned(name in TRAINING_ROWS)
+    # With as few canaries as the other rows, half of training's noise passes once in a few runs.
+    strength = (200_000, 0.01) if name == "half of training's noise" else (CANARIES, LEVEL)
+    audited, plan = planned(name in TRAINING_ROWS, *strength)
     DOUBLES[name](monkeypatch)
     refuted = audit(audited, plan).verdict is Verdict.REFUTED
     assert refuted is (ROWS[name].mechanism is FOUND)
