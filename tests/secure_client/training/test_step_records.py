@@ -124,7 +124,10 @@ def test_a_record_that_cannot_be_written_does_not_end_training(tmp_path: Path) -
     taken = tmp_path / "steps"
     taken.write_text("")
     inputs, labels = images(UNITS)
-    run(job_of(tiny(), inputs, labels, recorder=StepRecords(taken).of_training(1)))
+    model = tiny()
+    run(job_of(model, inputs, labels, recorder=StepRecords(taken).of_training(1)))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert taken.read_text() == ""
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
