@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from protoseal.splits.shared_samples import Pool, SharedSamples
 from protoseal.splits.site_samples import SiteArrays
+from protoseal.splits.split_units import Units, units_of
 from secure_client.data.arrays import Indices, Labels, Samples, TrainTest
 from secure_client.errors import DataError
 
@@ -61,18 +62,19 @@ def deal(
 
     If the data have a test part, all distributed samples are for training, up to the cap; otherwise the site tests on
     the rest of each class, or of each domain and class where caps are by domain: the share 1 − ``train_part`` and the
-    samples above the cap.
+    samples above the cap. Where samples have subjects, the shares are of subjects, and all samples of a subject are in
+    one part of one site.
     """
     trains: list[list[Indices]] = [[] for _ in shares]
     tests: list[list[Indices]] = [[] for _ in shares]
-    whole = data.test is not None
+    whole, units = data.test is not None, units_of(data.train)
     for label in range(len(data.classes)):
         for part, most in _parts(shares, caps):
-            for site, members in enumerate(_deal_class(data.train, label, part[:, :, label], rng)):
+            for site, members in enumerate(_deal_class(units, label, part[:, :, label], rng)):
                 wanted = len(members) if whole else math.floor(train_part * len(members) + 0.5)
-                kept = wanted if most is None else min(int(most[site]), wanted)
-                trains[site].append(members[:kept])
-                tests[site].append(members[kept:])
+                kept = wanted if most is None else min(units.fitting(members, int(most[site])), wanted)
+                trains[site].append(units.samples_of(members[:kept]))
+                tests[site].append(units.samples_of(members[kept:]))
     return Dealt([_in_order(parts) for parts in trains], [_in_order(parts) for parts in tests])
 
 
@@ -127,11 +129,11 @@ def _parts(shares: Shares, caps: Caps | None) -> list[tuple[Shares, Caps | None]
     return [(shares * only[domain][:, np.newaxis], caps[:, domain]) for domain in range(shares.shape[1])]
 
 
-def _deal_class(samples: Samples, label: int, shares: Shares, rng: np.random.Generator) -> list[Indices]:
-    """Return shuffled indices of one class for each site, by shares (sites, domains)."""
+def _deal_class(units: Units, label: int, shares: Shares, rng: np.random.Generator) -> list[Indices]:
+    """Return shuffled units of one class for each site, by shares (sites, domains)."""
     dealt: list[list[Indices]] = [[] for _ in shares]
     for domain in range(shares.shape[1]):
-        members = rng.permutation(np.flatnonzero((samples.labels == label) & (samples.domains == domain)))
+        members = rng.permutation(np.flatnonzero((units.labels == label) & (units.domains == domain)))
         total = shares[:, domain].sum()
         if total > 0:
             # The order of sites is random, so that the remainder of a division favours no particular site.

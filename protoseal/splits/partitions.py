@@ -3,7 +3,8 @@
 In all partitions ``own_test`` is the share of each class that a site keeps for its tests, whatever test part the data
 set has, so that test and training samples have the same class proportions. Without ``own_test`` a site tests on the
 data set's test samples of its classes and domains, or on a quarter of its samples if the data set has no test part or
-the test part was pooled (:class:`protoseal.splits.split_options.Split`).
+the test part was pooled (:class:`protoseal.splits.split_options.Split`). Samples of a subject are never divided: shares
+are of subjects where samples have them, and a site can then have some samples of classes that it did not draw.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from protoseal.splits.allocation import deal, divide, keep_own_test, make_sites, thinned
 from protoseal.splits.site_samples import SiteArrays
+from protoseal.splits.split_units import units_of
 from secure_client.data.arrays import Samples, TrainTest
 from secure_client.errors import DataError
 
@@ -106,8 +108,15 @@ def shots(
     that all of its domains have. This is mixed heterogeneity, as :func:`mixed`, at sites of several domains.
 
     Raises :class:`DataError` when a class has too few samples for the sites that drew it, when the data have fewer
-    domains than ``domains`` or a site's domains too few classes, and when k is below ``domains``.
+    domains than ``domains`` or a site's domains too few classes, when k is below ``domains``, and for subjects
+    of several samples, which exactly k samples could tear apart.
     """
+    largest = units_of(data.train).largest
+    if largest > 1:
+        raise DataError(
+            f"shots gives exactly k samples of a class, but a subject of the data has {largest} samples, which stay "
+            "together: use dirichlet, mixed, domains or iid"
+        )
     rng = np.random.default_rng(seed)
     classes = len(data.classes)
     _check_enough_classes(classes, n, "the data set")

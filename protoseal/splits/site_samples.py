@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from agreement import PreprocessingSection
 from protoseal.splits.shared_samples import SharedSamples
+from protoseal.splits.split_units import units_of
 from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
@@ -62,7 +63,8 @@ class SiteArrays:
 def with_validation(sites: Sequence[SiteArrays], part: float, seed: int) -> tuple[SiteArrays, ...]:
     """Return the sites with that share of their training samples, in (0, 1), as validation: by class, rounded half up.
 
-    At least one sample of each class stays for training. The sites' other samples are unchanged, so that a split with
+    At least one sample of each class stays for training, and a subject's samples stay together: shares are of subjects
+    where samples have them. The sites' other samples are unchanged, so that a split with
     and without validation differs in nothing else. Raises :class:`DataError` naming a site that has too few samples
     of every class.
     """
@@ -74,8 +76,13 @@ def with_subjects(sites: Sequence[SiteArrays], records: int, seed: int) -> tuple
     """Return the sites with their training samples assigned to synthetic subjects of ``records`` samples each.
 
     Subjects are random, whatever the samples' classes; a site's last subject may have fewer samples. No subject is at
-    two sites.
+    two sites. Raises :class:`DataError` for samples that name their subjects.
     """
+    named = [site.name for site in sites if site.train.subjects is not None]
+    if named:
+        raise DataError(
+            f"subject= makes subjects up, and the samples of {named[0]} name theirs: leave subject= out"
+        )
     rng = np.random.default_rng((seed, SUBJECT_STREAM))
     return tuple(_with_subjects(site, records, rng) for site in sites)
 
@@ -87,11 +94,11 @@ def _with_subjects(site: SiteArrays, records: int, rng: np.random.Generator) -> 
 
 
 def _with_validation(site: SiteArrays, part: float, rng: np.random.Generator) -> SiteArrays:
-    aside = np.zeros(len(site.train), dtype=np.bool_)
-    for label in np.unique(site.train.labels):
-        members = np.flatnonzero(site.train.labels == label)
+    aside, units = np.zeros(len(site.train), dtype=np.bool_), units_of(site.train)
+    for label in np.unique(units.labels):
+        members = np.flatnonzero(units.labels == label)
         count = min(math.floor(part * len(members) + 0.5), len(members) - 1)
-        aside[rng.permutation(members)[:count]] = True
+        aside[units.samples_of(rng.permutation(members)[:count])] = True
     if not aside.any():
         raise DataError(
             f"val={part:g} selects none of {site.name}'s {len(aside)} training samples; make val larger, or "

@@ -36,9 +36,18 @@ class Split:
     subject: int | None = None
 
     def pooled(self, data: TrainTest) -> TrainTest:
-        """Return the data to divide: with ``pools`` the test part joins the training part."""
+        """Return the data to divide: with ``pools`` the test part joins the training part.
+
+        Raises :class:`DataError` where only one of the two names its samples' subjects, which could then be on both
+        sides of the split.
+        """
         if not self.pools or data.test is None:
             return data
+        if (data.train.subjects is None) != (data.test.subjects is None):
+            raise DataError(
+                "pool=1 deals out training and test samples together, but only one of the two names its samples' "
+                "subjects: leave pool=1 out, or name the subjects of both"
+            )
         return replace(data, train=join_samples([data.train, data.test]), test=None)
 
     def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:

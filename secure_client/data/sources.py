@@ -254,12 +254,18 @@ def _numbered_from(samples: Samples, first_domain: int) -> Samples:
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
-    """Raise :class:`DataError` unless all samples have one shape, and all sources a test part or none."""
+    """Raise :class:`DataError` unless samples have one shape, and all sources or none a test part, and subjects."""
     if len({source.test is None for source in sources}) > 1:
         without = next(source.where for source in sources if source.test is None)
         raise DataError(
             f"{without}: has no test part, but other sources have one; join data sets that all have a test part, or "
             "none"
+        )
+    if len({source.train.subjects is None for source in sources}) > 1:
+        without = next(source.where for source in sources if source.train.subjects is None)
+        raise DataError(
+            f"{without}: names no subjects, but other sources name theirs; join data sets that all name the subject of "
+            "each training sample, or none"
         )
     shape = sources[0].train.inputs.shape[1:]
     for source in sources:

@@ -1,0 +1,108 @@
+"""Data whose samples name their subjects: no split puts one subject at two sites, or on two sides of a site."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protoseal.simulation.site_datasets import read_sites
+from protoseal.splits import SiteArrays, by_domain, dirichlet, iid, mixed, parse_split, shots, with_validation
+from secure_client.data.arrays import Samples, TrainTest
+from secure_client.data.npz import write_npz
+from secure_client.data.sources import load
+from secure_client.errors import DataError
+from tests.support.numbered_samples import all_ids, data, ids
+
+SPLITS: dict[str, Callable[[TrainTest, int, int], tuple[SiteArrays, ...]]] = {
+    "iid": lambda d, n, seed: iid(d, sites=n, seed=seed),
+    "iid, per site": lambda d, n, seed: iid(d, sites=n, per_site=30, seed=seed),
+    "own test": lambda d, n, seed: iid(d, sites=n, own_test=0.5, seed=seed),
+    "domains": lambda d, n, seed: by_domain(d, sites=n, seed=seed),
+    "domains, per site": lambda d, n, seed: by_domain(d, sites=n, per_site=30, seed=seed),
+    "mixed": lambda d, n, seed: mixed(d, sites=n, n=2.5, max_per_class=9, seed=seed),
+    "dirichlet": lambda d, n, seed: dirichlet(d, sites=n, beta=0.8, minimum=2, seed=seed),
+}
+
+
+def with_owners(whole: TrainTest, owners: int, seed: int) -> TrainTest:
+    """Name a subject for each training sample, whatever the sample's class and domain."""
+    drawn = np.random.default_rng(seed).integers(owners, size=len(whole.train))
+    return replace(whole, train=replace(whole.train, subjects=drawn.astype(np.str_)))
+
+
+def owners_of(part: Samples) -> set[str]:
+    assert part.subjects is not None
+    return set(part.subjects.tolist())
+
+
+@pytest.mark.parametrize("name", SPLITS)
+@given(sites=st.integers(1, 4), seed=st.integers(0, 2**32 - 1), owners=st.integers(150, 400))
+@settings(max_examples=20)
+def test_a_subject_is_at_one_site_and_on_one_side(name: str, sites: int, seed: int, owners: int) -> None:
+    divided = SPLITS[name](with_owners(data(60), owners, seed), sites, seed)
+    parts = [owners_of(part) for site in divided for part in (site.train, site.test)]
+    assert sum(map(len, parts)) == len(set().union(*parts))
+
+
+def test_all_samples_are_dealt_out_with_their_subjects() -> None:
+    whole = with_owners(data(30), 80, seed=1)
+    divided = iid(whole, sites=3, seed=0)
+    assert sorted(all_ids(divided, with_test=True)) == list(range(len(whole.train)))
+    assert whole.train.subjects is not None
+    for site in divided:
+        for part in (site.train, site.test):
+            assert part.subjects is not None
+            assert part.subjects.tolist() == whole.train.subjects[ids(part)].tolist()
+
+
+def test_subjects_of_one_sample_are_dealt_out_as_samples_are() -> None:
+    """The names are in the order of the samples, as the order of units follows from names."""
+    whole = data(20)
+    named = np.char.zfill(np.arange(len(whole.train)).astype(np.str_), 4)
+    alone = replace(whole, train=replace(whole.train, subjects=named))
+    for split in SPLITS.values():
+        for one, other in zip(split(whole, 2, 3), split(alone, 2, 3), strict=True):
+            assert (ids(one.train), ids(one.test)) == (ids(other.train), ids(other.test))
+    assert len(shots(alone, sites=2, n=2, k=3, seed=0)) == 2
+
+
+def test_no_more_samples_than_the_cap_are_for_training() -> None:
+    whole = data(40, domains=1, classes=2)
+    whole = replace(
+        whole, train=replace(whole.train, subjects=(np.arange(len(whole.train)) // 4).astype(np.str_))
+    )
+    (site,) = mixed(whole, sites=1, n=2, max_per_class=10, seed=0)
+    assert np.bincount(site.train.labels).tolist() == [8, 8]
+
+
+def test_a_site_of_a_folder_keeps_a_subject_on_one_side(tmp_path: Path) -> None:
+    for number in range(3):
+        write_npz(tmp_path / f"clinic-{number}.npz", with_owners(data(20), 40, seed=number))
+    for site in read_sites(tmp_path).sites:
+        assert not owners_of(site.train) & owners_of(site.test)
+        assert len(site.test) > 0
+
+
+def test_samples_for_validation_are_of_other_subjects() -> None:
+    divided = with_validation(iid(with_owners(data(30), 80, seed=2), sites=2, seed=0), 0.2, seed=1)
+    for site in divided:
+        assert site.validation is not None
+        assert not owners_of(site.train) & owners_of(site.validation)
+
+
+def test_what_would_part_a_subjects_samples_is_refused(tmp_path: Path) -> None:
+    whole = with_owners(data(20, test=4), 40, seed=0)
+    with pytest.raises(DataError, match="shots"):
+        shots(replace(whole, test=None), sites=2, n=2, k=3, seed=0)
+    with pytest.raises(DataError, match="pool=1"):
+        parse_split("iid:pool=1")(whole, sites=2, seed=0)
+    with pytest.raises(DataError, match="subject="):
+        parse_split("iid:subject=8")(whole, sites=2, seed=0)
+    write_npz(tmp_path / "a.npz", whole)
+    write_npz(tmp_path / "b.npz", data(20, test=4))
+    with pytest.raises(DataError, match=r"b\.npz"):
+        load(f"npz:{tmp_path}/a.npz+npz:{tmp_path}/b.npz", data_root=None, agreed=None, classes=None)
