@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
+import reprlib
 import sys
-from collections.abc import Callable
-from typing import Any
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, TypeVar
 
-from secure_client.errors import PluginError
+from secure_client.error_containment import check_no_signal
+from secure_client.errors import PluginError, SiteError
+
+E = TypeVar("E", bound=SiteError)
+_LONGEST = 300
+"""Most characters of an exception's text that an error repeats."""
+_log = logging.getLogger("protoseal.site")
 
 
 def load_function(spec: str, purpose: str) -> Callable[..., Any]:
@@ -29,10 +40,14 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
     _make_working_directory_importable()
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        raise PluginError(
-            f"cannot import {module_name!r} for {purpose} {spec!r} ({type(error).__name__}: {error});"
-            f" put {module_name}.py into {os.getcwd()} or install it"
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and _begins_with(module_name, error.name):
+            raise PluginError(
+                f"{purpose} {spec!r}: there is no module {error.name!r}; put {error.name}.py into {os.getcwd()} or"
+                " install it"
+            ) from error
+        raise describe_failure(
+            PluginError, f"{purpose} {spec!r}: importing {module_name!r}", error
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -42,16 +57,66 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
 
 
 def call_function(function: Callable[..., Any], spec: str, **arguments: object) -> Any:
-    """Call a site's function by keyword; :class:`PluginError` when it does not take these keywords.
-
-    Errors that the function itself raises pass through unchanged, with their traceback for the site.
-    """
+    """Call a site's function by keyword; :class:`PluginError` when it does not take these keywords, or raises."""
     try:
         inspect.signature(function).bind(**arguments)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError for a function in C without a signature
         wanted = ", ".join(f"{name}=" for name in arguments)
         raise PluginError(f"{spec} does not accept the keyword arguments {wanted}: {error}") from error
-    return function(**arguments)
+    try:
+        return function(**arguments)
+    except BaseException as error:
+        raise describe_failure(PluginError, spec, error) from error
+
+
+def describe_failure(kind: type[E], what: str, error: BaseException) -> E:
+    """Return a one-line error about an exception that a site's code raised in ``what``, for the caller to raise.
+
+    The line has the exception's type and text, and the line of the site's code that raised it. The log has the
+    traceback, at debug level. Errors of this program pass with their own text; Ctrl-C is raised again.
+    """
+    check_no_signal(error)
+    _log.debug("%s: the error's origin", what, exc_info=error)
+    if isinstance(error, SiteError):
+        return kind(f"{what}: {error}")
+    text = one_line(error)
+    return kind(f"{what}: raised {type(error).__name__}{f' ({text})' if text else ''}{_origin(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's text on one line, cut where it is long."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # an exception of a site's code may have a __str__ that raises
+        return ""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+
+
+def described(value: object) -> str:
+    """Return what a value from a site's code is, in a few words."""
+    kind = type(value).__name__
+    if value is None or isinstance(value, float | str):
+        return reprlib.repr(value)
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a {kind} of shape {tuple(value.shape)} and dtype {value.dtype}"
+    if isinstance(value, Mapping):
+        return f"a {kind} with {', '.join(map(str, value))}"
+    return f"a {kind} of {len(value)}" if isinstance(value, tuple | list) else f"a {kind}"
+
+
+def _origin(error: BaseException) -> str:
+    """Return the last line of code that is neither this program's call, installed, nor Python's."""
+    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    frames = [
+        frame for frame in extract_tb(error.__traceback__)[1:] if not frame.filename.startswith(installed)
+    ]
+    frames = [frame for frame in frames if Path(frame.filename).is_file()]
+    return f", in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+
+
+def _begins_with(module_name: str, missing: str | None) -> bool:
+    """Return True if the module, or a package that has it, is the ``missing`` one."""
+    return f"{module_name}.".startswith(f"{missing}.")
 
 
 def _is_module_name(name: str) -> bool:

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 from agreement import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, as_floats
 from secure_client.errors import DataError
+from secure_client.user_code import describe_failure, described
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601)."""
@@ -100,30 +101,64 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         inputs, label = read_item(self._dataset, index, where=self._where)
+        place = f"{self._where}: sample {index}"
         if not 0 <= label < self._classes:
-            raise DataError(
-                f"{self._where}: sample {index} has label {label}, outside the {self._classes} agreed classes"
-            )
+            raise DataError(f"{place}: has label {label}, outside the {self._classes} agreed classes")
         tensor = to_tensor(
-            inputs[np.newaxis], self._agreed, where=self._where, convert_channels=self._convert_channels
+            inputs[np.newaxis], self._agreed, where=place, convert_channels=self._convert_channels
         )
         return tensor[0], label
 
 
 def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs, int]:
-    """Read one sample of a torch data set: an array, (H, W, C) or (F,), and its label."""
-    item = dataset[index]
-    if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor)):
-        raise DataError(f"{where}: sample {index} is not (tensor, label); transform images with ToTensor()")
-    tensor, label = item[0].detach().cpu(), int(item[1])
-    if tensor.ndim not in (1, 3):
+    """Read one sample of a torch data set: an array, (H, W, C) or (F,), and its label.
+
+    Raises :class:`DataError`, which names the sample, for anything else than (tensor, label) and for an exception of
+    the data set.
+    """
+    place = f"{where}: sample {index}"
+    try:
+        item = dataset[index]
+    except BaseException as error:
+        raise describe_failure(DataError, place, error) from error
+    if not (isinstance(item, tuple | list) and len(item) == 2):
+        raise DataError(f"{place}: is {described(item)}, not the pair (tensor, label)")
+    if not isinstance(item[0], Tensor):
         raise DataError(
-            f"{where}: sample {index} has shape {tuple(tensor.shape)}; give images (C, H, W) or features (F,)"
+            f"{place}: the first of the pair is {described(item[0])}, not a tensor; make images tensors with"
+            " ToTensor(), arrays with torch.from_numpy"
         )
-    if not bool(torch.isfinite(tensor).all()):
-        raise DataError(f"{where}: sample {index} has values that are NaN or infinite")
-    array: NDArray[Any] = (tensor.permute(1, 2, 0) if tensor.ndim == 3 else tensor).numpy()
-    return (array if array.dtype == np.uint8 and array.ndim == 3 else array.astype(np.float32)), label
+    return _as_array(item[0], place), _as_label(item[1], place)
+
+
+def _as_array(tensor: Tensor, place: str) -> Inputs:
+    if tensor.ndim not in (1, 3):
+        raise DataError(f"{place}: has shape {tuple(tensor.shape)}; give images (C, H, W) or features (F,)")
+    if tensor.is_complex():
+        raise DataError(f"{place}: is {described(tensor)}; give real numbers")
+    try:
+        plain = tensor.detach().cpu()
+        plain = plain if plain.dtype == torch.uint8 and plain.ndim == 3 else plain.to(torch.float32)
+        array: NDArray[Any] = (plain.permute(1, 2, 0) if plain.ndim == 3 else plain).numpy()
+    except Exception as error:  # a sparse or quantised tensor, or one without values
+        raise describe_failure(DataError, f"{place}: {described(tensor)}", error) from error
+    if not np.isfinite(array).all():  # float64 beyond float32's range, too
+        first = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        axes = "feature" if array.ndim == 1 else "row, column and channel"
+        raise DataError(
+            f"{place}: has values that are NaN or infinite, the first in {axes} {', '.join(map(str, first))}"
+        )
+    return array
+
+
+def _as_label(label: Any, place: str) -> int:
+    try:
+        return int(label)
+    except Exception as error:
+        raise DataError(
+            f"{place}: the label is {described(label)}, not a whole number from 0, the place of the class in the"
+            " agreement"
+        ) from error
 
 
 def _check_channels(given: int, agreed: int, where: str, *, convert: bool) -> None:

@@ -153,7 +153,7 @@ def test_a_sites_own_model(own_models: str, function: str) -> None:
         ("other_arguments", PluginError, "does not accept the keyword arguments num_classes=, dim="),
         ("missing", PluginError, "has no function 'missing'"),
         ("text", PluginError, "has no function 'text'"),
-        ("broken", RuntimeError, "the weights file is missing"),
+        ("broken", PluginError, "the weights file is missing"),
     ],
 )
 def test_a_bad_model_is_an_error_that_names_the_remedy(
@@ -173,7 +173,7 @@ def test_a_bad_model_is_an_error_that_names_the_remedy(
         ),
         ("model:", PluginError, "not of the form module:function"),
         ("a b:build", PluginError, "not of the form module:function"),
-        ("no_such_module:build", PluginError, r"cannot import 'no_such_module'.*put no_such_module.py into"),
+        ("no_such_module:build", PluginError, "put no_such_module.py into"),
         ("own_models_that_fail:build", PluginError, "No module named 'a_module_nobody_has'"),
     ],
 )

@@ -1,0 +1,171 @@
+"""Data sets of a site's own code that raise, or return something else: one line, which names the sample."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from secure_client.data.preprocess import PreprocessedDataset
+from secure_client.errors import DataError, PluginError, SiteError
+from secure_client.user_code import call_function, load_function
+
+FEATURES = torch.zeros(3)
+BAD = 2
+"""The sample that is bad."""
+
+
+class OneBad(Dataset[Any]):
+    """Four samples, of which one is what ``make`` returns or raises."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._make = make
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> object:
+        return self._make() if index == BAD else (FEATURES, 0)
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def make() -> object:
+        raise error
+
+    return make
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+RAISED = [
+    *(KeyError("labels"), IndexError(2), ValueError("two\nlines"), OSError(116, "Stale file handle")),
+    *(StopIteration(), SystemExit(3), MemoryError(), AssertionError(), Speechless(), DataError("a reader's")),
+]
+RETURNED = {
+    "nothing": None,
+    "a tensor": FEATURES,
+    "a tuple of one": (FEATURES,),
+    "a tuple of three": (FEATURES, 0, "patient-7"),
+    "a table": {"image": FEATURES, "label": 0},
+    "text": "ab",
+    "no input": (None, 0),
+    "a list": ([0.0, 0.0, 0.0], 0),
+    "an array": (np.zeros(3, np.float32), 0),
+    "a picture": (Image.new("L", (4, 4)), 0),
+    "a sample without values": (torch.empty(3, device="meta"), 0),
+    "a sparse sample": (FEATURES.to_sparse(), 0),
+    "a complex sample": (FEATURES.to(torch.complex64), 0),
+    "a number": (torch.tensor(1.0), 0),
+    "a batch": (torch.zeros(2, 1, 4, 4), 0),
+    "NaN": (torch.tensor([0.0, float("nan"), 0.0]), 0),
+    "infinity": (torch.tensor([0.0, float("-inf"), 0.0]), 0),
+    "a number beyond float32": (torch.tensor([0.0, 1e300, 0.0], dtype=torch.float64), 0),
+    "a label as text": (FEATURES, "pneumonia"),
+    "no label": (FEATURES, None),
+    "a label that is NaN": (FEATURES, float("nan")),
+    "a label that is infinite": (FEATURES, float("inf")),
+    "a one-hot label": (FEATURES, torch.tensor([0, 1, 0])),
+    "a one-hot array": (FEATURES, np.array([0.0, 1.0])),
+    "a list of labels": (FEATURES, [0, 1]),
+    "a table of labels": (FEATURES, {"label": 1}),
+    "a label below 0": (FEATURES, -1),
+    "a label beyond the classes": (FEATURES, 7),
+}
+
+
+def read(make: Callable[[], object]) -> SiteError:
+    data = PreprocessedDataset(OneBad(make), None, 5, where="scans:build")
+    assert data[BAD - 1][1] == 0
+    with pytest.raises(SiteError) as raised:
+        data[BAD]
+    return raised.value
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_a_data_set_that_raises_is_a_data_error_of_one_line(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        given = read(raising(error))
+    assert type(given) is DataError
+    assert str(given).startswith(f"scans:build: sample {BAD}: ")
+    assert "\n" not in str(given)
+    assert given.__cause__ is error
+    assert {record.levelno for record in caplog.records if record.exc_info} == {logging.DEBUG}
+    if not isinstance(error, SiteError):
+        assert type(error).__name__ in str(given)
+        assert __file__ in str(given)
+
+
+def test_ctrl_c_in_a_data_set_is_no_error_of_it() -> None:
+    data = PreprocessedDataset(OneBad(raising(KeyboardInterrupt())), None, 5, where="scans:build")
+    with pytest.raises(KeyboardInterrupt):
+        data[BAD]
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_a_data_set_that_returns_something_else_is_a_data_error_of_one_line(kind: str) -> None:
+    given = read(lambda: RETURNED[kind])
+    assert type(given) is DataError
+    assert str(given).startswith(f"scans:build: sample {BAD}: ")
+    assert "\n" not in str(given)
+
+
+def test_the_number_that_is_not_finite_is_named() -> None:
+    image = torch.zeros(3, 5, 6)
+    image[2, 1, 4] = float("nan")
+    assert "feature 1" in str(read(lambda: RETURNED["NaN"]))
+    assert "1, 4, 2" in str(read(lambda: (image, 0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int16, torch.bool])
+def test_a_tensor_of_another_real_type_is_read(dtype: torch.dtype) -> None:
+    sample = PreprocessedDataset(
+        OneBad(lambda: (torch.ones(3, dtype=dtype), 1)), None, 5, where="scans:build"
+    )
+    assert sample[BAD][0].tolist() == [1.0, 1.0, 1.0]
+
+
+MODULES = {
+    "raises": "raise RuntimeError('no licence')",
+    "ends": "import sys; sys.exit(2)",
+    "does_not_parse": "def build(:",
+    "lacks_a_module": "import a_module_that_nobody_has",
+    "lacks_a_name": "from math import no_such_name",
+}
+
+
+@pytest.mark.parametrize("name", [*MODULES, "is_missing"])
+def test_a_module_that_cannot_be_imported_is_a_plugin_error_of_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"own_code_{name}"
+    if name in MODULES:
+        (tmp_path / f"{module}.py").write_text(MODULES[name])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(PluginError) as raised:
+        load_function(f"{module}:build", "dataset")
+    assert f"{module}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    advised = str(tmp_path) in str(raised.value) and f"put {module}.py" in str(raised.value)
+    assert advised == (name == "is_missing"), "only a module that is missing is to be put there"
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_a_function_that_raises_is_a_plugin_error_of_one_line(error: BaseException) -> None:
+    with pytest.raises(PluginError) as raised:
+        call_function(raising(error), "scans:build")
+    assert str(raised.value).startswith("scans:build: ")
+    assert "\n" not in str(raised.value)
