@@ -11,6 +11,7 @@ from agreement.methods import CONTROLS, DEPLOYABLE, METHODS, SIMULATED, Method
 from agreement.named_component import NoSettings
 from agreement.party_file import LogLevel
 from agreement.protections import PROTECTIONS, PeersHalves, Protection, SumHalves
+from agreement.run_settings import InputSection
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.clustering import Clustering
 from agreement.sections.methods import (
@@ -21,6 +22,7 @@ from agreement.sections.methods import (
     PfplSection,
 )
 from agreement.sections.privacy import DpSgdSection, Extractor, Noise, PrivacySection
+from agreement.sections.table import TableColumn, TableSection
 from agreement.sections.timing import TimingSection
 from agreement.sections.training import Norm, Optimiser, PreprocessingSection, TrainingSection
 from agreement.sums.layout import Layout
@@ -44,6 +46,7 @@ __all__ = [
     "FedpcSection",
     "FedplccSection",
     "Inference",
+    "InputSection",
     "Layout",
     "LogLevel",
     "MaskingSection",
@@ -61,6 +64,8 @@ __all__ = [
     "Protection",
     "Section",
     "SumHalves",
+    "TableColumn",
+    "TableSection",
     "TimingSection",
     "TrainingSection",
     "Traits",

@@ -21,7 +21,7 @@ from agreement.methods import Method
 from agreement.protections import Protection
 from agreement.round_plan import Form, RoundPlan
 from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
-from agreement.sections.built_in_models import BUILT_IN_MODELS
+from agreement.sections.built_in_models import IMAGE_MODELS, TABLE_MODELS
 from agreement.sections.clustering import Clustering
 from agreement.sections.methods import FedplccSection
 from agreement.sections.timing import TimingSection
@@ -146,9 +146,20 @@ class Agreement(RunSettings):
 
     @model_validator(mode="after")
     def _built_in_models_know_their_input(self) -> Self:
-        if self.preprocessing is None and self.training.model in BUILT_IN_MODELS:
+        model = self.training.model
+        if self.table is None and model in TABLE_MODELS:
             raise ValueError(
-                f"model {self.training.model!r} needs a table [preprocessing] with image_size, channels, mean"
+                f"model {model!r} needs a section [table] with the columns that it reads: add the section, or name your"
+                " own model as module:function"
+            )
+        if self.table is not None and model in IMAGE_MODELS:
+            raise ValueError(
+                f'model {model!r} takes images, and [table] gives vectors: set model = "mlp" in [training], or name'
+                " your own model as module:function"
+            )
+        if self.preprocessing is None and model in IMAGE_MODELS:
+            raise ValueError(
+                f"model {model!r} needs a table [preprocessing] with image_size, channels, mean"
                 " and std: add the table, or name your own model as module:function"
             )
         return self

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Self, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agreement.extensions.lookup import KnownMethod, KnownProtection
 from agreement.field_types import Count, Positive
@@ -22,6 +22,7 @@ from agreement.sections.methods import (
     PfplSection,
 )
 from agreement.sections.privacy import Extractor, PrivacySection
+from agreement.sections.table import TableSection
 from agreement.sections.training import PreprocessingSection, TrainingSection
 from agreement.toml_loading import Section
 from crypto.ckks.precision import check_cohort_size, check_tau
@@ -34,6 +35,9 @@ FEWEST_SAFE_HOLDERS = 3
 
 LAMBDA_UNDER_DP_SGD = 0.1
 """Default of PFPL's λ under DP-SGD, whose clip limits a record's cross entropy and alignment together."""
+
+
+InputSection: TypeAlias = PreprocessingSection | TableSection
 
 
 class RunSettings(Section):
@@ -56,7 +60,9 @@ class RunSettings(Section):
     agreement_threshold: Positive = 1e-4
     """Sum of squared distances, in units of `norm_bound` squared, up to which peers count as equal."""
     preprocessing: PreprocessingSection | None = None
-    """Preprocessing of images; without it records are features."""
+    """Preprocessing of images; without it and `table`, records are features."""
+    table: TableSection | None = None
+    """Columns of tables, and how their values become features."""
     privacy: PrivacySection | None = None
     """Differentially private releases; without it results are exact."""
     # Validated after privacy, on which a default depends.
@@ -87,6 +93,24 @@ class RunSettings(Section):
         # It stays a default: the settings without [privacy] have that of exact training.
         private.model_fields_set.discard("alignment")
         return private
+
+    @model_validator(mode="after")
+    def _check_table(self) -> Self:
+        if self.table is None:
+            return self
+        if self.preprocessing is not None:
+            raise ValueError("[preprocessing] is of images and [table] of tables: remove one of the two")
+        if self.privacy is not None and self.table.scaled_by_site:
+            raise ValueError(
+                f'column {self.table.scaled_by_site[0]!r} of [table] has scale = "site", but with [privacy] one record'
+                " would move the features of all records: agree on numbers, scale = [mean, deviation]"
+            )
+        return self
+
+    @property
+    def inputs(self) -> InputSection | None:
+        """The section that says how a stored record becomes the model's input; None for features as they are."""
+        return self.preprocessing or self.table
 
     @property
     def extractor_is_frozen(self) -> bool:

@@ -91,7 +91,7 @@ SITES_FORM = "sites:"
 
 
 def data_spec(spec: str, directory: Path | None) -> str:
-    """Return a data set's name with its relative paths (``npz:``, ``folder:``, ``sites:``) taken from ``directory``.
+    """Return a data set's name with its relative paths (as in ``npz:PATH``) taken from ``directory``.
 
     Paths that begin with ``DATA_ROOT/`` stay: they are under the data root. Domains joined by ``+`` are treated one
     by one; other forms stay as they are.
@@ -103,7 +103,7 @@ def data_spec(spec: str, directory: Path | None) -> str:
 
 def _domain_spec(spec: str, directory: Path) -> str:
     kind, separator, path = spec.partition(":")
-    if separator and kind in {"npz", "folder", "sites"} and not path.startswith(DATA_ROOT):
+    if separator and kind in {"npz", "folder", "table", "sites"} and not path.startswith(DATA_ROOT):
         return f"{kind}:{directory / Path(path).expanduser()}"
     return spec
 

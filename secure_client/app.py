@@ -111,7 +111,11 @@ def _storage_key(config: SiteConfig, passphrase: bytes) -> StorageKey:
 def load_data(config: SiteConfig) -> SiteData:
     """Return the site's data in the agreed form. Raises a :class:`SiteError`."""
     return load_site_data(
-        config.data, config.data_root, config.agreement, convert_channels=config.convert_channels
+        config.data,
+        config.data_root,
+        config.agreement,
+        convert_channels=config.convert_channels,
+        written=config.table,
     )
 
 
@@ -181,8 +185,11 @@ def run_site(
 
 def sketch_records(config: SiteConfig) -> Sketch:
     """Return the sketch of the site's training records; raise a :class:`SiteError` for data that cannot be read."""
-    preprocessing = config.agreement.preprocessing
-    return Sketch.of(training_hashes(config.data, data_root=config.data_root, agreed=preprocessing))
+    return Sketch.of(
+        training_hashes(
+            config.data, data_root=config.data_root, agreed=config.agreement.inputs, written=config.table
+        )
+    )
 
 
 def _contained_sketch(config: SiteConfig) -> Sketch | None:
@@ -350,6 +357,8 @@ class _LogBook:
                 name=config.name,
                 model=config.model_spec,
                 train_samples=data.train_samples,
+                table=config.table if data.scale else None,
+                scale=data.scale,
                 bytes_up=0,
                 bytes_down=0,
                 rounds=(),

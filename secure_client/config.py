@@ -15,6 +15,7 @@ from agreement.run_settings import FEWEST_SAFE_HOLDERS
 from agreement.sections.training import ModelSpec
 from agreement.toml_loading import LocalPath, data_spec, directory_of, read_toml
 from secure_client.privacy.budget_section import BudgetSection
+from secure_client.table_format import TableFormat
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 """``auto`` is the GPU when there is one."""
@@ -39,11 +40,13 @@ class SiteConfig(PartyFile):
     coordinator: Address
     """Host name and port of the coordinator."""
     data: Annotated[str, Field(min_length=1)]
-    """Data: `npz:PATH`, `folder:PATH`, a name, or `module:function`."""
+    """Data: `npz:PATH`, `folder:PATH`, `table:PATH`, a name, or `module:function`."""
     data_root: LocalPath | None = None
     """Folder with torchvision's files."""
     convert_channels: bool = False
     """Convert images between grey and RGB as agreed, instead of refusing them."""
+    table: TableFormat = TableFormat()
+    """Format of this site's table."""
     device: Device = "auto"
     """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
     out: LocalPath
@@ -82,6 +85,14 @@ class SiteConfig(PartyFile):
     @classmethod
     def _plain_fingerprints(cls, pins: dict[str, str]) -> dict[str, str]:
         return {name: _fingerprint(name, text) for name, text in pins.items()}
+
+    @model_validator(mode="after")
+    def _table_is_read(self) -> Self:
+        if "table" in self.model_fields_set and not self.data.startswith("table:"):
+            raise ValueError(
+                f"[table] is the format of table:PATH, and data is {self.data!r}: remove [table]"
+            )
+        return self
 
     @model_validator(mode="after")
     def _privacy_suffices(self) -> Self:

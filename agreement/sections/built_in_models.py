@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-BUILT_IN_MODELS = (
+IMAGE_MODELS = (
     *("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"),
     *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     *("googlenet", "mobilenet-v2"),
 )
+TABLE_MODELS = ("mlp",)
+BUILT_IN_MODELS = (*IMAGE_MODELS, *TABLE_MODELS)

@@ -19,7 +19,6 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting
 from protoseal_wire.messages import Phase, Task, Work
-from secure_client.data.preprocess import to_dataset
 from secure_server.process_pool import Workers
 
 PROTECTED = (Protection.MASKED, Protection.CKKS)
@@ -189,7 +188,7 @@ def _federation(
 ) -> LocalFederation:
     config = plan.config(protection, folder)
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
-    overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
+    overall = divided.overall(where=config.dataset)
     scene = Scene(config, 0, divided, data, overall)
     return LocalFederation(
         scene.agreement(plan.method),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agreement.agreement import Agreement, load_agreement
-from agreement.run_settings import RunSettings
+from agreement.run_settings import InputSection, RunSettings
 from agreement.sections.privacy import DpSgdSection, Extractor, PrivacySection
 from agreement.sections.training import PreprocessingSection
 from agreement.toml_loading import parse_toml
@@ -47,7 +47,7 @@ class Agreed:
     agreement: Agreement
     privacy: PrivacySection
     classes: tuple[str, ...] | None
-    preprocessing: PreprocessingSection | None
+    preprocessing: InputSection | None
 
     @property
     def training(self) -> DpSgd | None:
@@ -134,7 +134,7 @@ def read_agreed(path: Path, classes: int) -> Agreed:
         raise click.UsageError(
             f"{path} has no [privacy] section, so it has no noise: add the section, or name another file"
         )
-    return Agreed(agreement, agreement.privacy, names, said.preprocessing)
+    return Agreed(agreement, agreement.privacy, names, said.inputs)
 
 
 def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
@@ -142,7 +142,7 @@ def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
         method=config.method,
         seed=config.seeds[0],
         classes=config.classes or [str(number) for number in range(classes)],
-        preprocessing=config.preprocessing or _ANY,
+        preprocessing=config.inputs or _ANY,
         averaged=(1, 0) if config.method.averages else None,
     )
 
@@ -169,8 +169,9 @@ def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: st
     from secure_client.data.sources import join, read, suggest_preprocessing
 
     fitted = None if agreed is None else agreed.preprocessing
-    sources = read(spec, data_root=data_root, agreed=fitted)
-    data = join(sources, fitted or suggest_preprocessing(sources), None if agreed is None else agreed.classes)
+    classes = None if agreed is None else agreed.classes
+    sources = read(spec, data_root=data_root, agreed=fitted, classes=classes)
+    data = join(sources, fitted or suggest_preprocessing(sources), classes)
     labels, subjects = data.train.labels, data.train.subjects
     if unit == Unit.SITE:
         raise click.UsageError(

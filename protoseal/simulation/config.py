@@ -15,7 +15,7 @@ from agreement.extensions.settings import ExtensionTables, extension_settings, u
 from agreement.field_types import Count
 from agreement.methods import CONTROLS, Method
 from agreement.protections import Protection
-from agreement.run_settings import RunSettings
+from agreement.run_settings import InputSection, RunSettings
 from agreement.sections.training import ModelSpec, PreprocessingSection
 from agreement.toml_loading import (
     SITES_FORM,
@@ -49,7 +49,8 @@ class SimulationConfig(RunSettings):
     protection: KnownProtection = Protection.PLAIN
     """Protection, built in or an extension's."""
     dataset: Annotated[str, Field(min_length=1)] = "digits"
-    """Data: a name, several joined by `+`, `npz:PATH`, `folder:PATH`, `sites:DIR` or `module:function`."""
+    """Data: a name, several joined by `+`, `npz:PATH`, `folder:PATH`, `table:PATH`, `sites:DIR` or
+    `module:function`."""
     split: Annotated[str, Field(min_length=1)] = "mixed:n=6.5,max=25"
     """Split of the data among sites."""
     sites: Annotated[int, Field(ge=2, le=1000)] = 5
@@ -215,7 +216,7 @@ class SimulationConfig(RunSettings):
         method: Method,
         seed: int,
         classes: Sequence[str],
-        preprocessing: PreprocessingSection | None,
+        preprocessing: InputSection | None,
         averaged: tuple[int, int] | None = None,
     ) -> Agreement:
         """Return the agreement of one run of this simulation, for classes and preprocessing taken from the data.
@@ -224,6 +225,7 @@ class SimulationConfig(RunSettings):
         agreement on ``fedpc`` with one group and no alignment. Raises ``ConfigError`` for an invalid agreement.
         """
         table = self.model_dump(mode="json", by_alias=True, include={*RunSettings.model_fields, "extension"})
+        images = preprocessing if isinstance(preprocessing, PreprocessingSection) else None
         used = (method.value, self.protection.value)
         table["extension"] = {name: own for name, own in table["extension"].items() if name in used}
         table["training"]["init_seed"] = seed
@@ -239,7 +241,7 @@ class SimulationConfig(RunSettings):
             "classes": list(classes),
             "min_sites": self.fewest_sites,
             "max_sites": max(USUAL_SITES, self.sites),
-            "preprocessing": preprocessing and preprocessing.model_dump(mode="json"),
+            "preprocessing": images and images.model_dump(mode="json"),
         }
         return validate(Agreement, table, source="simulation", directory=Path())
 

@@ -28,7 +28,6 @@ from protoseal.simulation.saved_run import SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
 from secure_client.data import SiteData
-from secure_client.data.preprocess import to_dataset
 from secure_client.output.site_log import SiteRound
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.site_model.learner_factory import build_agreed_model
@@ -166,7 +165,7 @@ def scene_of(config: SimulationConfig, seed: int) -> Scene:
             ],
         )
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
-    overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
+    overall = divided.overall(where=config.dataset)
     return Scene(config, seed, divided, data, overall)
 
 
@@ -177,7 +176,7 @@ def _divided(config: SimulationConfig, seed: int) -> DividedData:
         sites=config.sites,
         seed=seed,
         data_root=config.data_root,
-        agreed=config.preprocessing,
+        agreed=config.inputs,
         classes=config.classes,
         tests=config.tests,
     )

@@ -10,16 +10,20 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from torch.utils.data import TensorDataset
 
-from agreement import PreprocessingSection
+from agreement import InputSection, TableSection
 from agreement.agreement import NAME_PATTERN
 from agreement.toml_loading import SITES_FORM
 from protoseal.splits import SiteArrays, iid, parse_split
 from secure_client.data.arrays import Samples, TrainTest, join_samples
-from secure_client.data.npz import read_npz
+from secure_client.data.preprocess import to_dataset
 from secure_client.data.sources import join, own_classes, read, suggest_preprocessing
+from secure_client.data.table_scale import fit_scale
 from secure_client.errors import DataError
+from secure_client.table_format import format_beside
 
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".txt", ".data"})
 _TEST_STREAM = 2
 """Second seed, so that test samples are drawn independently of the split."""
 
@@ -30,7 +34,7 @@ class DividedData:
 
     sites: tuple[SiteArrays, ...]
     classes: tuple[str, ...]
-    preprocessing: PreprocessingSection | None
+    preprocessing: InputSection | None
     test: Samples | None = None
 
     @cached_property
@@ -45,6 +49,14 @@ class DividedData:
         Only a simulation can do this: no site of a deployment sees another site's samples.
         """
         return self.test if self.test is not None else join_samples([site.test for site in self.sites])
+
+    def overall(self, *, where: str) -> TensorDataset:
+        """Return :meth:`test_of_all` as inputs. Where sites scale a table's features, all training rows scale these."""
+        agreed = self.preprocessing
+        if isinstance(agreed, TableSection):
+            rows = np.concatenate([site.train.inputs for site in self.sites])
+            return to_dataset(self.test_of_all(), fit_scale(agreed, rows, where=where), where=where)
+        return to_dataset(self.test_of_all(), agreed, where=where)
 
 
 def digest(parts: Iterable[tuple[str, str, Samples]]) -> str:
@@ -67,7 +79,7 @@ def divide(
     sites: int,
     seed: int,
     data_root: Path | None = None,
-    agreed: PreprocessingSection | None = None,
+    agreed: InputSection | None = None,
     classes: tuple[str, ...] | None = None,
     tests: int | None = None,
 ) -> DividedData:
@@ -81,7 +93,7 @@ def divide(
     if dataset.startswith(SITES_FORM):
         return read_sites(Path(dataset.removeprefix(SITES_FORM)), agreed=agreed, classes=classes)
     divider = parse_split(split)
-    sources = read(dataset, data_root=data_root, agreed=agreed, seed=seed)
+    sources = read(dataset, data_root=data_root, agreed=agreed, classes=classes, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
     data = divider.pooled(join(sources, agreed, classes))
     if tests is not None and data.test is not None:
@@ -101,27 +113,44 @@ def fewer(samples: Samples, most: int, seed: int) -> Samples:
 
 
 def read_sites(
-    directory: Path, *, agreed: PreprocessingSection | None = None, classes: tuple[str, ...] | None = None
+    directory: Path, *, agreed: InputSection | None = None, classes: tuple[str, ...] | None = None
 ) -> DividedData:
-    """Read ``directory/NAME.npz`` for each site, in the form of :mod:`secure_client.data.npz`.
+    """Read a file for each site: ``directory/NAME.npz``, in the form of :mod:`secure_client.data.npz`, or tables.
 
-    If a site has no test part, a quarter of each of its classes becomes the test part; the choice depends on the file
-    alone. Raises :class:`DataError`.
+    A table is ``NAME.csv`` (``.tsv``, ``.txt``, ``.data``) in the format of ``NAME.toml`` beside it; tables that others
+    name as their test part are no sites. If a site has no test part, a quarter of each of its classes becomes the test
+    part; the choice depends on the file alone. Raises :class:`DataError`.
     """
-    files = sorted(directory.glob("*.npz"))
+    tables = _tables(directory) if isinstance(agreed, TableSection) else []
+    files = tables or sorted(directory.glob("*.npz"))
     if not files:
-        raise DataError(f"{SITES_FORM}{directory}: holds no .npz file; it needs one for each site")
+        kinds = " and no table (.csv)" if isinstance(agreed, TableSection) else ""
+        raise DataError(f"{SITES_FORM}{directory}: holds no .npz file{kinds}; it needs one for each site")
     for file in files:
         if not re.fullmatch(NAME_PATTERN, file.stem):
             raise DataError(
                 f"{file}: a site's name may only have lower-case letters, digits, dots and hyphens; rename the "
                 "file"
             )
-    sources = [read_npz(file) for file in files]
+    if len({file.stem for file in files}) < len(files):
+        raise DataError(f"{SITES_FORM}{directory}: holds two files of one site; keep one for each site")
+    form = "table" if tables else "npz"
+    sources = [
+        source
+        for file in files
+        for source in read(f"{form}:{file}", data_root=None, agreed=agreed, classes=classes)
+    ]
     agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources)
     data = [join([source], agreed, classes) for source in sources]
     sites = (_alone(file.stem, part) for file, part in zip(files, data, strict=True))
     return DividedData(tuple(sites), classes, agreed)
+
+
+def _tables(directory: Path) -> list[Path]:
+    """Return the tables of a folder, one for each site, without those that are the test part of another."""
+    files = sorted(file for file in directory.glob("*") if file.suffix in TABLE_SUFFIXES)
+    tests = {test.resolve() for file in files if (test := format_beside(file).test) is not None}
+    return [file for file in files if file.resolve() not in tests]
 
 
 def _alone(name: str, data: TrainTest) -> SiteArrays:

@@ -218,6 +218,7 @@ class Trainees:
                 name=name,
                 model=self._training.model_of(self._agreement, position),
                 train_samples=self._data[name].train_samples,
+                scale=self._data[name].scale,
                 bytes_up=self._log.payload_bytes(name, up=True),
                 bytes_down=self._log.payload_bytes(name, up=False),
                 rounds=tuple(reports[number] for number in sorted(reports)),

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from agreement import PreprocessingSection
 from secure_client.data.arrays import Indices, Inputs, Labels, Samples
-from secure_client.data.preprocess import to_dataset
+from secure_client.data.preprocess import Preprocessing, to_dataset
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,9 @@ class Pool:
     """Samples of which each site has some rows, preprocessed once for all sites with the same agreed preprocessing."""
 
     samples: Samples
-    _made: dict[PreprocessingSection | None, TensorDataset] = field(default_factory=dict, repr=False)
+    _made: dict[Preprocessing | None, TensorDataset] = field(default_factory=dict, repr=False)
 
-    def dataset(self, agreed: PreprocessingSection | None, *, where: str) -> TensorDataset:
+    def dataset(self, agreed: Preprocessing | None, *, where: str) -> TensorDataset:
         """Return all samples under the agreed preprocessing: the same object each time."""
         if agreed not in self._made:
             self._made[agreed] = to_dataset(self.samples, agreed, where=where)
@@ -54,6 +53,6 @@ class SharedSamples(Samples):
         """Return the samples at ``indices``, still of the pool."""
         return SharedSamples(self.pool, self.rows[indices], self.domains[indices])
 
-    def subset(self, agreed: PreprocessingSection | None, *, where: str) -> Dataset[Any]:
+    def subset(self, agreed: Preprocessing | None, *, where: str) -> Dataset[Any]:
         """Return these rows of the pool's data set."""
         return Subset(self.pool.dataset(agreed, where=where), self.rows.tolist())

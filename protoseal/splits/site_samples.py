@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from agreement import PreprocessingSection
+from agreement import InputSection
 from protoseal.splits.shared_samples import SharedSamples
 from protoseal.splits.split_units import units_of
 from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
-from secure_client.data.preprocess import to_dataset
+from secure_client.data.preprocess import Preprocessing, to_dataset
 from secure_client.data.site_data import numbered
+from secure_client.data.table_scale import fit_inputs
 from secure_client.errors import DataError
+from secure_client.table_format import TableScale
 
 VALIDATION_STREAM, SUBJECT_STREAM = 1, 3
 """Second seeds, so that validation parts and subjects are drawn independently of the split."""
@@ -42,19 +44,22 @@ class SiteArrays:
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {kind: part for kind, part in parts.items() if part is not None}
 
-    def to_data(self, agreed: PreprocessingSection | None) -> SiteData:
+    def to_data(self, inputs: InputSection | None) -> SiteData:
         """Return the data sets that the site trains and tests on, under the agreed preprocessing.
 
-        Test samples of several sites are in memory once, as subsets of one data set.
+        Test samples of several sites are in memory once, as subsets of one data set, unless sites scale a table's
+        features by their own training rows.
         """
+        agreed = fit_inputs(inputs, self.train.inputs, where=self.name)
         return SiteData(
             self._dataset(self.train, agreed),
             self._dataset(self.test, agreed),
             None if self.validation is None else self._dataset(self.validation, agreed),
             numbered(self.train.subjects),
+            agreed if isinstance(agreed, TableScale) else None,
         )
 
-    def _dataset(self, part: Samples, agreed: PreprocessingSection | None) -> Dataset[Any]:
+    def _dataset(self, part: Samples, agreed: Preprocessing | None) -> Dataset[Any]:
         if isinstance(part, SharedSamples):
             return part.subset(agreed, where=self.name)
         return to_dataset(part, agreed, where=self.name)

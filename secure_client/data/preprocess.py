@@ -7,7 +7,7 @@ scales, normalises and moves the channels first.
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from agreement import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, as_floats
+from secure_client.data.table_scale import scaled
 from secure_client.errors import DataError
+from secure_client.table_format import TableScale
 from secure_client.user_code import describe_failure, described
 
 LUMA = (0.299, 0.587, 0.114)
@@ -46,14 +48,21 @@ def fit_images(
     return fitted
 
 
+Preprocessing: TypeAlias = PreprocessingSection | TableScale
+"""Agreed preprocessing of images, or the scale of a table's features at a site."""
+
+
 def to_tensor(
-    inputs: Inputs, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
+    inputs: Inputs, agreed: Preprocessing | None, *, where: str, convert_channels: bool = True
 ) -> Tensor:
     """Return the model's input: float32 (N, C, S, S), normalised, for images; (N, F) for features.
 
-    Without an agreed preprocessing floats stay as they are and uint8 is scaled to [0, 1]. Raises :class:`DataError`
-    for features where images are agreed, for float images outside [0, 1], and as :func:`fit_images` does.
+    A table's features are scaled. Without an agreed preprocessing floats stay as they are and uint8 is scaled to
+    [0, 1]. Raises :class:`DataError` for features where images are agreed, for float images outside [0, 1], and as
+    :func:`fit_images` does.
     """
+    if isinstance(agreed, TableScale):
+        return torch.from_numpy(scaled(inputs, agreed, where))
     if inputs.ndim == 2 and agreed is None:
         return torch.from_numpy(as_floats(inputs))
     if inputs.ndim == 2:
@@ -70,7 +79,7 @@ def to_tensor(
 
 
 def to_dataset(
-    samples: Samples, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
+    samples: Samples, agreed: Preprocessing | None, *, where: str, convert_channels: bool = True
 ) -> TensorDataset:
     """Return an in-memory data set of (float32 tensor, int64 label); raise as :func:`to_tensor` does."""
     inputs = to_tensor(samples.inputs, agreed, where=where, convert_channels=convert_channels)
@@ -87,7 +96,7 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
     def __init__(
         self,
         dataset: Dataset[Any],
-        agreed: PreprocessingSection | None,
+        agreed: Preprocessing | None,
         classes: int,
         *,
         where: str,

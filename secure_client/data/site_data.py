@@ -15,7 +15,9 @@ from agreement import Agreement
 from secure_client.data.arrays import Samples, Subjects, check_labels, checked_subjects
 from secure_client.data.preprocess import PreprocessedDataset, to_dataset
 from secure_client.data.sources import is_own, load
+from secure_client.data.table_scale import fit_inputs
 from secure_client.data.user_data import OwnPart, call_own
+from secure_client.table_format import TableFormat, TableScale
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class SiteData:
     test: Dataset[Any] | None
     validation: Dataset[Any] | None = None
     subjects: NDArray[np.int64] | None = None
+    scale: TableScale | None = None
+    """Scale of a table's features, by which the site's model predicts too."""
 
     @property
     def train_samples(self) -> int:
@@ -38,12 +42,18 @@ class SiteData:
 
 
 def load_site_data(
-    spec: str, data_root: Path | None, agreement: Agreement, *, convert_channels: bool = False
+    spec: str,
+    data_root: Path | None,
+    agreement: Agreement,
+    *,
+    convert_channels: bool = False,
+    written: TableFormat | None = None,
 ) -> SiteData:
     """Read the data that ``spec`` names (see :func:`secure_client.data.sources.read`), in the agreed form.
 
     Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked and
-    preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. Raises
+    preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. ``written``
+    is the format of tables, by default that in a file beside each. Raises
     :class:`secure_client.errors.DataError` or :class:`secure_client.errors.PluginError`.
     """
     if is_own(spec):
@@ -53,18 +63,20 @@ def load_site_data(
             None if test is None else _own_dataset(test, agreement, spec, convert_channels=convert_channels),
             subjects=numbered(_own_subjects(train, spec)),
         )
-    agreed = agreement.preprocessing
     data = load(
         spec,
         data_root=data_root,
-        agreed=agreed,
+        agreed=agreement.inputs,
         classes=agreement.classes,
         convert_channels=convert_channels,
+        written=written,
     )
+    agreed = fit_inputs(agreement.inputs, data.train.inputs, where=spec)
     return SiteData(
         to_dataset(data.train, agreed, where=spec),
         None if data.test is None else to_dataset(data.test, agreed, where=spec),
         subjects=numbered(data.train.subjects),
+        scale=agreed if isinstance(agreed, TableScale) else None,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agreement import PreprocessingSection
+from agreement import InputSection, PreprocessingSection, TableSection
 from agreement.toml_loading import DATA_ROOT, nearest
 from secure_client.data.arrays import Inputs, Samples, Source, TrainTest, check_labels, join_samples
 from secure_client.data.digits import digits_in_five_appearances
@@ -17,12 +17,15 @@ from secure_client.data.folder import read_folder, training_files
 from secure_client.data.npz import read_npz
 from secure_client.data.preprocess import fit_images, read_item
 from secure_client.data.published import PUBLISHED, read_published
+from secure_client.data.table import read_table, row_hashes
 from secure_client.data.user_data import call_own, read_own
 from secure_client.errors import DataError
+from secure_client.table_format import TableFormat, format_beside
 
 DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
-FILE_FORMS = frozenset({"npz", "folder", "sites"})
+FILE_FORMS = frozenset({"npz", "folder", "table", "sites"})
+TABLE_FORM = "table:"
 MOST_UNNAMED = 1 << 20
 """Largest number of classes that have labels but no names."""
 
@@ -31,13 +34,22 @@ def load(
     spec: str,
     *,
     data_root: Path | None,
-    agreed: PreprocessingSection | None,
+    agreed: InputSection | None,
     classes: tuple[str, ...] | None,
     seed: int = 0,
     convert_channels: bool = True,
+    written: TableFormat | None = None,
 ) -> TrainTest:
     """Read and join sources. Without ``convert_channels`` images must already have the agreed channels."""
-    sources = read(spec, data_root=data_root, agreed=agreed, seed=seed, convert_channels=convert_channels)
+    sources = read(
+        spec,
+        data_root=data_root,
+        agreed=agreed,
+        classes=classes,
+        seed=seed,
+        convert_channels=convert_channels,
+        written=written,
+    )
     return join(sources, agreed, classes, convert_channels=convert_channels)
 
 
@@ -45,28 +57,34 @@ def read(
     spec: str,
     *,
     data_root: Path | None,
-    agreed: PreprocessingSection | None,
+    agreed: InputSection | None,
+    classes: tuple[str, ...] | None = None,
     seed: int = 0,
     convert_channels: bool = True,
+    written: TableFormat | None = None,
 ) -> list[Source]:
     """Read the data set that ``spec`` names, or several data sets joined by ``+``.
 
     Names are ``digits``, the published ``mnist``, ``fashion-mnist``, ``usps``, ``svhn``, ``cifar10``, ``cifar100``
-    and ``flowers102`` (from files under ``data_root``), ``npz:PATH``, ``folder:PATH`` and ``module:function``; a PATH
-    that begins with ``DATA_ROOT/`` is under ``data_root`` too.
+    and ``flowers102`` (from files under ``data_root``), ``npz:PATH``, ``folder:PATH``, ``table:PATH`` and
+    ``module:function``; a PATH that begins with ``DATA_ROOT/`` is under ``data_root`` too.
 
-    ``agreed`` only keeps images small while they are read; ``seed`` assigns the digits' appearances. Raises
+    ``agreed`` keeps images small while they are read. A table is read by it, and its labels name ``classes``;
+    ``written`` is the format of tables, by default that beside each. ``seed`` assigns the digits' appearances. Raises
     :class:`DataError`, or :class:`secure_client.errors.PluginError` for ``module:function``.
     """
+    parts = [part.strip() for part in spec.split("+")]
     return [
-        _read_one(part.strip(), data_root, agreed, seed, convert_channels=convert_channels)
-        for part in spec.split("+")
+        _read_table(part, data_root, agreed, classes, written)
+        if part.startswith(TABLE_FORM)
+        else _read_one(part, data_root, agreed, seed, convert_channels=convert_channels)
+        for part in parts
     ]
 
 
 def join(
     sources: Sequence[Source],
-    agreed: PreprocessingSection | None,
+    agreed: InputSection | None,
     classes: tuple[str, ...] | None,
     *,
     convert_channels: bool = True,
@@ -108,14 +126,14 @@ def is_own(spec: str) -> bool:
 
 
 def training_hashes(
-    spec: str, *, data_root: Path | None, agreed: PreprocessingSection | None
+    spec: str, *, data_root: Path | None, agreed: InputSection | None, written: TableFormat | None = None
 ) -> Iterator[bytes]:
     """Yield the SHA-256 of each training record of ``spec`` as the record is stored, without its label.
 
-    The bytes of an image file, the values of an array's sample, and what a torch data set of the site's own returns for
-    a sample are hashed. The hash depends on no agreed class and, except for published data whose images differ in size,
-    on no agreed preprocessing. Limits: an image that was stored again in another format or size, or that the site's own
-    code changes at random, has another hash. Raises as :func:`read` does.
+    The bytes of an image file, the texts of a table's row, the values of an array's sample, and what a torch data set
+    of the site's own returns for a sample are hashed. The hash depends on no agreed class and, except for published
+    data whose images differ in size, on no agreed preprocessing. Limits: an image or a row that was stored again in
+    another form, or that the site's own code changes at random, has another hash. Raises as :func:`read` does.
     """
     if is_own(spec):
         train, _ = call_own(spec, data_root)
@@ -130,6 +148,9 @@ def training_hashes(
         if form == "folder":
             for file in training_files(_path(path, data_root)):
                 yield _file_hash(file)
+        elif form == "table":
+            table = _path(path, data_root)
+            yield from row_hashes(table, _agreed_table(part, agreed), written or format_beside(table))
         else:
             source = _read_one(part, data_root, agreed, seed=0, convert_channels=True)
             yield from map(_hash, source.train.inputs)
@@ -177,30 +198,50 @@ def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | N
     )
 
 
+def _read_table(
+    spec: str,
+    data_root: Path | None,
+    agreed: InputSection | None,
+    classes: tuple[str, ...] | None,
+    written: TableFormat | None,
+) -> Source:
+    table, path = _agreed_table(spec, agreed), _path(spec.removeprefix(TABLE_FORM), data_root)
+    if classes is None:
+        raise DataError(f"{spec}: the labels of a table name the agreed classes: set classes")
+    return read_table(path, table, written or format_beside(path), classes)
+
+
+def _agreed_table(spec: str, agreed: InputSection | None) -> TableSection:
+    if not isinstance(agreed, TableSection):
+        raise DataError(f"{spec}: a table is read by the section [table] of the agreement, and there is none")
+    return agreed
+
+
 def _read_one(
     spec: str,
     data_root: Path | None,
-    agreed: PreprocessingSection | None,
+    agreed: InputSection | None,
     seed: int,
     *,
     convert_channels: bool,
 ) -> Source:
+    images = agreed if isinstance(agreed, PreprocessingSection) else None
     form, separator, rest = spec.partition(":")
     if spec == DIGITS:
         data = digits_in_five_appearances(seed)
         return Source(spec, data.train, data.test, data.classes, data.domains)
     if spec in PUBLISHED:
-        return read_published(spec, data_root, agreed)
+        return read_published(spec, data_root, images)
     if not separator:
         raise DataError(
-            f"no data set is called {spec!r}{nearest(spec, NAMES)}; use a built-in name, npz:PATH, folder:PATH "
-            "or module:function"
+            f"no data set is called {spec!r}{nearest(spec, NAMES)}; use a built-in name, npz:PATH, folder:PATH, "
+            "table:PATH or module:function"
         )
     match form:
         case "npz":
             return read_npz(_path(rest, data_root))
         case "folder":
-            return read_folder(_path(rest, data_root), agreed, convert_channels=convert_channels)
+            return read_folder(_path(rest, data_root), images, convert_channels=convert_channels)
         case "sites":
             raise DataError(
                 f"{spec}: holds several sites' data; to read one site use npz:{Path(rest) / 'NAME.npz'}"
@@ -232,9 +273,9 @@ def _matched(source: Source, classes: tuple[str, ...]) -> Source:
     return _with_parts(source, lambda part: replace(part, labels=numbers[part.labels]))
 
 
-def _fitted(source: Source, agreed: PreprocessingSection | None, *, convert_channels: bool) -> Source:
+def _fitted(source: Source, agreed: InputSection | None, *, convert_channels: bool) -> Source:
     """Return the source with images of the agreed size and channels."""
-    if agreed is None or not source.train.is_images:
+    if not isinstance(agreed, PreprocessingSection) or not source.train.is_images:
         return source
 
     def fit(part: Samples) -> Samples:

@@ -1,4 +1,4 @@
-"""Built-in networks: square images (B, channels, side, side) become features (B, d).
+"""Built-in networks: square images (B, channels, side, side), or rows of a table (B, F), become features (B, d).
 
 The methods require of each network: features are the output of a ReLU, so that none is negative; and no operation works
 in place, since per-sample gradients need every activation unchanged. Networks with normalisation choose it by
@@ -21,6 +21,9 @@ PHOTO_NETWORKS = (
     *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     *("googlenet", "mobilenet-v2"),
 )
+MLP = "mlp"
+MLP_HIDDEN = 64
+"""Width of the first layer of :func:`mlp`."""
 FEDPC_HIDDEN = 384
 """Width of the layer before the embedding in :func:`fedpc_cnn`."""
 
@@ -109,6 +112,11 @@ def scatternet(shape: Shape) -> nn.Module:
     )
 
 
+def mlp(inputs: int, dim: int) -> nn.Module:
+    """Build two linear layers, of :data:`MLP_HIDDEN` units and d, each with ReLU, for vectors (B, ``inputs``)."""
+    return nn.Sequential(nn.Linear(inputs, MLP_HIDDEN), nn.ReLU(), nn.Linear(MLP_HIDDEN, dim), nn.ReLU())
+
+
 def _photo_network(name: str, shape: Shape) -> nn.Module:
     """Build a network of :mod:`secure_client.models.photo_networks`, the only ones that import torchvision."""
     from secure_client.models.photo_networks import BUILDERS  # noqa: PLC0415 (torchvision takes seconds to import)
@@ -125,4 +133,4 @@ BACKBONES: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
         **{name: partial(_photo_network, name) for name in PHOTO_NETWORKS},
     }
 )
-"""Every built-in network by name."""
+"""Every built-in network of images by name."""

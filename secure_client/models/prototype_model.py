@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from agreement import Norm
 from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
-from secure_client.models.backbones import BACKBONES, SMALL_CNN
+from secure_client.models.backbones import BACKBONES, MLP, SMALL_CNN, mlp
 from secure_client.models.image_shape import Shape
 from secure_client.user_code import call_function, load_function
 
@@ -98,15 +98,16 @@ def build_model(
     image_size: int,
     seed: int,
     norm: Norm = Norm.BATCH,
+    inputs: int = 0,
 ) -> PrototypeModel:
     """Return the model that ``spec`` names, on the CPU, with weights that follow from ``seed`` alone.
 
-    ``spec`` is one of :data:`secure_client.models.backbones.BACKBONES`, which gets a linear classifier, or
-    ``module:function``, called with ``num_classes=`` and ``dim=``; it returns a module with ``features`` and
-    ``classifier``, or a pair (backbone, classifier) of modules. ``norm`` is the normalisation of a built-in network
-    that has any. The same seed gives every site the same initial model, as prototypes must be comparable, provided
-    that a site's own function draws from torch's generator only and that all sites run the same versions of torch and
-    torchvision.
+    ``spec`` is one of :data:`secure_client.models.backbones.BACKBONES`, or ``mlp`` for rows of ``inputs`` numbers,
+    which get a linear classifier; or ``module:function``, called with ``num_classes=`` and ``dim=``, which returns a
+    module with ``features`` and ``classifier``, or a pair (backbone, classifier) of modules. ``norm`` is the
+    normalisation of a built-in network that has any. The same seed gives every site the same initial model, as
+    prototypes must be comparable, provided that a site's own function draws from torch's generator only and that all
+    sites run the same versions of torch and torchvision.
 
     Raises :class:`ModelError` for an unknown name, another return value or too small an image,
     :class:`secure_client.errors.PluginError` when the function cannot be loaded or called.
@@ -115,10 +116,14 @@ def build_model(
         torch.manual_seed(seed)
         if spec in BACKBONES:
             return _with_classifier(spec, Shape(dim, channels, image_size, norm), classes)
+        if spec == MLP and inputs:
+            return SplitModel(mlp(inputs, dim), nn.Linear(dim, classes))
         if ":" in spec:
             function = load_function(spec, "model")
             return _adopt(call_function(function, spec, num_classes=classes, dim=dim), spec)
-    raise ModelError(f"no model is called {spec!r}; use {', '.join(BACKBONES)} or module:function")
+    if spec == MLP:
+        raise ModelError(f"{MLP} takes rows of a table: agree on [table], or name another model")
+    raise ModelError(f"no model is called {spec!r}; use {', '.join(BACKBONES)}, {MLP} or module:function")
 
 
 def _with_classifier(name: str, shape: Shape, classes: int) -> SplitModel:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from secure_client.output.json_records import Bytes, Duration, Record, Samples, Share, read_json, write_json
+from secure_client.table_format import TableFormat, TableScale
 
 SITE_LOG = "site.json"
 
@@ -77,6 +78,10 @@ class SiteLog(Record):
     name: str
     model: str
     train_samples: Samples
+    table: TableFormat | None = None
+    """Format of the site's table, by which `predict` reads another."""
+    scale: TableScale | None = None
+    """Scale of a table's features, which may be statistics of the training rows: no other party receives them."""
     bytes_up: Bytes
     bytes_down: Bytes
     rounds: tuple[SiteRound, ...]

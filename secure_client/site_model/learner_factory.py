@@ -60,6 +60,7 @@ def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None 
         image_size=section.image_size if section else 1,
         seed=seed,
         norm=agreement.training.norm,
+        inputs=len(agreement.table.features) if agreement.table else 0,
     )
     if pretrained is not None:
         load_pretrained(model, pretrained, agreement.training.pretrained_sha256 or "")

@@ -30,7 +30,7 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "c1d890e4b7f6146d01977c45f67e5aca511939a00145c92b6e3bb42c307eb6ad"
+KNOWN_HASH = "48bec26222ea181c4a60bdd464112d6dbcd66e663dcc651d27dc107de590d41d"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def neighbour(run: RecordedRun) -> RecordedRun:
             write_npz(Path(folder) / f"{site.name}.npz", data)
         update = {
             "dataset": f"sites:{folder}",
-            "preprocessing": divided.preprocessing,
+            "preprocessing": None if run.config.table else divided.preprocessing,
             "classes": divided.classes,
         }
         return record_run(run.config.model_copy(update=update), run.seed)

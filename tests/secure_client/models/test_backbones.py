@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from agreement import Norm
-from agreement.sections.built_in_models import BUILT_IN_MODELS
+from agreement.sections.built_in_models import IMAGE_MODELS
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
 from secure_client.models.photo_networks import group_norm
@@ -54,7 +54,7 @@ def theirs(name: str) -> nn.Module:
 
 
 def test_the_names_are_those_that_a_configuration_may_give() -> None:
-    assert set(BACKBONES) == set(BUILT_IN_MODELS)
+    assert set(BACKBONES) == set(IMAGE_MODELS)
 
 
 @pytest.mark.parametrize("name", BACKBONES)

@@ -169,7 +169,7 @@ def test_a_bad_model_is_an_error_that_names_the_remedy(
         (
             "resnet19",
             ModelError,
-            "no model is called 'resnet19'; use small-cnn, fedpc-cnn, tanh-cnn, .*mobilenet-v2 or module:function",
+            "no model is called 'resnet19'; use small-cnn, fedpc-cnn, tanh-cnn, .*mobilenet-v2, mlp or module:function",
         ),
         ("model:", PluginError, "not of the form module:function"),
         ("a b:build", PluginError, "not of the form module:function"),

@@ -1,0 +1,279 @@
+"""Reader of tables: rows of a site's CSV file become features as the agreement's ``[table]`` says.
+
+A value that is no number, a category that is not agreed, a missing value without an agreed rule, and a label without a
+class are refused with file, line and column: nothing is guessed, cut or rounded. Features are not yet scaled
+(:mod:`secure_client.data.table_scale`), because a scale may be that of a site's training rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement import TableColumn, TableSection
+from agreement.toml_loading import nearest
+from secure_client.data.arrays import Labels, Samples, Source, Subjects
+from secure_client.data.table_text import TableText, read_text_table
+from secure_client.errors import DataError
+from secure_client.table_format import TableFormat
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_CODE = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?")
+"""A number that may also be written with a point: codes with leading zeros are texts."""
+_LARGEST = float(np.finfo(np.float32).max)
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a file. ``values`` (N, columns): numbers, or indices of categories; NaN where missing.
+
+    ``lines`` has each row's line in the file, ``labels`` each row's class; None where the file was read without labels.
+    """
+
+    where: str
+    agreed: TableSection
+    lines: tuple[int, ...]
+    values: Floats
+    labels: tuple[str, ...] | None
+    subjects: Subjects | None
+
+    @property
+    def kept(self) -> Bools:
+        """True for each row (N,) that is not left out for a missing value."""
+        leaving = np.array([column.missing == "leave out" for column in self.agreed.columns])
+        return np.asarray(~np.isnan(self.values[:, leaving]).any(axis=1))
+
+    def features(self) -> Floats:
+        """Return the features before scaling, (kept rows, F)."""
+        kept = self.values[self.kept]
+        parts = [_features(column, kept[:, i]) for i, column in enumerate(self.agreed.columns)]
+        return np.concatenate(parts, axis=1)
+
+
+def read_table(path: Path, agreed: TableSection, written: TableFormat, classes: Sequence[str]) -> Source:
+    """Return the labelled rows of a file, and of the test file that ``written`` names.
+
+    Inputs are features before scaling, float64 (N, F), in the order of the file. Raises :class:`DataError`.
+    """
+    parts = [parse_table(path, agreed, written, classes)]
+    if written.test is not None:
+        parts.append(parse_table(written.test, agreed, written, classes))
+        _check_no_common_subject(*parts)
+    train, *test = [_samples(part, classes) for part in parts]
+    return Source(str(path), train, test[0] if test else None, tuple(classes), (path.stem,))
+
+
+def parse_table(
+    path: Path,
+    agreed: TableSection,
+    written: TableFormat,
+    classes: Sequence[str],
+    *,
+    labelled: bool = True,
+) -> Table:
+    """Read a file's rows; without ``labelled`` neither labels nor subjects are read. Raises :class:`DataError`."""
+    _check_format(agreed, written, classes, str(path))
+    names = [column.name for column in agreed.columns]
+    others = [name for name in (written.label, written.subject) if name is not None] if labelled else []
+    text = read_text_table(path, written, [*names, *others])
+    columns = [_column(column, text, written) for column in agreed.columns]
+    labels = tuple(_labels(text, written, classes)) if labelled else None
+    subjects = _subjects(text, written) if labelled and written.subject is not None else None
+    lines = tuple(line for line, _ in text.rows)
+    return Table(text.where, agreed, lines, np.stack(columns, axis=1), labels, subjects)
+
+
+def row_hashes(path: Path, agreed: TableSection, written: TableFormat) -> Iterator[bytes]:
+    """Yield the SHA-256 of each row as it is written, without its label; also of rows that are left out."""
+    needed = [*(column.name for column in agreed.columns), written.label]
+    text = read_text_table(path, written, needed)
+    label = text.position(written.label)
+    for _, values in text.rows:
+        yield hashlib.sha256("\x1f".join([*values[:label], *values[label + 1 :]]).encode()).digest()
+
+
+def _check_format(agreed: TableSection, written: TableFormat, classes: Sequence[str], where: str) -> None:
+    """Check that the site's format names agreed columns, categories and classes only: a typo would change nothing."""
+    columns = {column.name: column.categories or () for column in agreed.columns}
+    stated: list[tuple[str, str, Collection[str]]] = [
+        *(("names", name, columns) for name in written.names.values()),
+        *(("missing_in", name, columns) for name in written.missing_in),
+        *(("values", name, columns) for name in written.values),
+        *(
+            (f"values.{name}", meant, columns.get(name, ()))
+            for name, meanings in written.values.items()
+            for meant in meanings.values()
+        ),
+        *(("labels", meant, classes) for meant in written.labels.values()),
+    ]
+    for setting, name, possible in stated:
+        if name not in possible:
+            raise DataError(
+                f"{where}: {setting} in [table] has {name!r}, which is not agreed{nearest(name, possible)}"
+            )
+    for other in (written.label, written.subject):
+        if other is not None and written.names.get(other, other) in columns:
+            raise DataError(
+                f"{where}: column {other!r} is agreed as an input: it cannot be the label or the subject"
+            )
+
+
+def _column(column: TableColumn, text: TableText, written: TableFormat) -> Floats:
+    """Return a column's values: numbers, or indices of categories; NaN where missing and a rule is agreed."""
+    codes = (*written.missing, *written.missing_in.get(column.name, ()))
+    read = (
+        _number_reader(codes, written)
+        if column.categories is None
+        else _category_reader(column, codes, written)
+    )
+    place = text.position(column.name)
+    read_before: dict[str, float | str] = {}
+    values = np.empty(len(text.rows))
+    for row, (line, texts) in enumerate(text.rows):
+        given = texts[place]
+        value = read_before.setdefault(given, read(given)) if given not in read_before else read_before[given]
+        if isinstance(value, str):
+            raise DataError(f"{text.where}: line {line}, column {column.name!r}: {value}")
+        if value != value and column.missing == "refuse":  # noqa: PLR0124 (NaN)
+            raise DataError(
+                f"{text.where}: line {line}, column {column.name!r}: is missing ({given!r}), and no rule for it is"
+                ' agreed: agree on missing = "leave out" or {impute = VALUE}, or remove the row'
+            )
+        values[row] = value
+    return values
+
+
+Read = Callable[[str], "float | str"]
+"""Function from a text to a value, NaN for a missing one, or to what is wrong with the text."""
+
+
+def _number_reader(codes: Sequence[str], written: TableFormat) -> Read:
+    numbers = {number for code in codes if (number := _number(code, written.decimal)) is not None}
+
+    def read(text: str) -> float | str:
+        if text in codes:
+            return np.nan
+        number = _number(text, written.decimal)
+        if number is None:
+            return f"{text!r} is no number{_hint(text, written.decimal)}"
+        if number in numbers:
+            return np.nan
+        return number if abs(number) <= _LARGEST else f"{text!r} is too large"
+
+    return read
+
+
+def _number(text: str, decimal: str) -> float | None:
+    """Return the number that a text is: digits, one decimal sign, an exponent. No other sign groups digits."""
+    if decimal == ",":
+        if "." in text:
+            return None
+        text = text.replace(",", ".")
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _hint(text: str, decimal: str) -> str:
+    other = "," if decimal == "." else "."
+    if _number(text, other) is not None:
+        return f': set decimal = "{other}" in [table] if {other!r} is the decimal sign of this file'
+    return "; list it in missing or missing_in in [table] if it stands for a missing value"
+
+
+def _category_reader(column: TableColumn, codes: Sequence[str], written: TableFormat) -> Read:
+    categories = column.categories or ()
+    meanings = {category: category for category in categories} | written.values.get(column.name, {})
+    unclear = [code for code in codes if code in meanings]
+
+    def read(text: str) -> float | str:
+        if text in unclear:
+            return f"{text!r} is a category and a code of missing values: state missing in [table] without it"
+        if text in codes or _same_code(text, codes) is not None:
+            return np.nan
+        match = text if text in meanings else _same_code(text, meanings)
+        if match is None:
+            return (
+                f"{text!r} is no agreed category{nearest(text, categories)}: mend the value, or set"
+                f" values.{column.name} in [table]"
+            )
+        return float(categories.index(meanings[match]))
+
+    return read
+
+
+def _same_code(text: str, codes: Sequence[str] | Mapping[str, str]) -> str | None:
+    """Return the one code that is the same number as the text: 1.0 is 1, and 01 is another code."""
+    if not _CODE.fullmatch(text):
+        return None
+    same = [code for code in codes if _CODE.fullmatch(code) and Decimal(code) == Decimal(text)]
+    return same[0] if len(same) == 1 else None
+
+
+def _labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> Iterator[str]:
+    place = text.position(written.label)
+    meanings = {name: name for name in classes} | written.labels
+    for line, values in text.rows:
+        given = values[place]
+        match = given if given in meanings else _same_code(given, meanings)
+        if match is None:
+            at = f"{text.where}: line {line}, column {written.label!r}"
+            if given in written.missing:
+                raise DataError(f"{at}: the label is missing ({given!r}): remove the row")
+            raise DataError(
+                f"{at}: {given!r} is no agreed class{nearest(given, classes)}: set labels in [table]"
+            )
+        yield meanings[match]
+
+
+def _subjects(text: TableText, written: TableFormat) -> Subjects:
+    place = text.position(str(written.subject))
+    for line, values in text.rows:
+        if values[place] in written.missing:
+            raise DataError(f"{text.where}: line {line}, column {written.subject!r}: the subject is missing")
+    return np.array([values[place] for _, values in text.rows], dtype=np.str_)
+
+
+def _features(column: TableColumn, values: Floats) -> Floats:
+    """Return a column's features, (N, …): its number, or its dummies; then the mark of missing values."""
+    missing = np.isnan(values)
+    if column.imputed is not None:
+        stands = column.imputed
+        number = (column.categories or ()).index(str(stands)) if isinstance(stands, str) else stands
+        values = np.where(missing, number, values)
+    if column.categories is None:
+        features = values[:, np.newaxis]
+    else:
+        features = (
+            values[:, np.newaxis] == np.arange(int(column.drop_first), len(column.categories))
+        ).astype(float)
+    return features if column.imputed is None else np.column_stack([features, missing])
+
+
+def _samples(table: Table, classes: Sequence[str]) -> Samples:
+    kept = table.kept
+    if not kept.any():
+        raise DataError(f"{table.where}: every row has a missing value for which it is left out")
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels: Labels = np.array([numbers[name] for name in table.labels or ()], dtype=np.int64)[kept]
+    subjects = None if table.subjects is None else table.subjects[kept]
+    return Samples(table.features(), labels, np.zeros_like(labels), subjects)
+
+
+def _check_no_common_subject(train: Table, test: Table) -> None:
+    if train.subjects is None or test.subjects is None:
+        return
+    common = np.flatnonzero(np.isin(test.subjects, train.subjects))
+    if len(common):
+        raise DataError(
+            f"{test.where}: line {test.lines[common[0]]}: the subject has rows in {train.where} too, as"
+            f" have {len(common)} rows of the test file: keep all rows of a subject in one of the two files"
+        )

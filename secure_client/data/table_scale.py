@@ -1,0 +1,75 @@
+"""Scale of a table's features: agreed numbers, or the statistics of a site's training rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement import InputSection, PreprocessingSection, TableSection
+from agreement.sections.table import SITE_SCALE
+from secure_client.data.arrays import Inputs
+from secure_client.errors import DataError
+from secure_client.table_format import TableScale
+
+
+def fit_inputs(
+    agreed: InputSection | None, train: Inputs, *, where: str
+) -> PreprocessingSection | TableScale | None:
+    """Return what turns stored records into inputs: for a table, the scale at a site of these ``train`` rows."""
+    return fit_scale(agreed, train, where=where) if isinstance(agreed, TableSection) else agreed
+
+
+def fit_scale(agreed: TableSection, train: Inputs, *, where: str) -> TableScale:
+    """Return the scale of each feature, for training rows (N, F) before scaling.
+
+    A site's own statistics are the mean and the population's deviation over the rows whose value is not imputed. A
+    feature that is the same in all of these rows is divided by 1. Raises :class:`DataError` for another number of
+    features, and for a column without any value.
+    """
+    _check_shape(train, len(agreed.features), where)
+    means, deviations, start = [], [], 0
+    for column in agreed.columns:
+        values = np.asarray(train[:, start : start + column.values], dtype=np.float64)
+        start += column.values
+        if column.imputed is not None:
+            values = values[train[:, start] == 0]
+            start += 1
+        if column.scale == SITE_SCALE:
+            if not len(values):
+                raise DataError(
+                    f"{where}: column {column.name!r} has no value by which to scale it: agree on numbers"
+                )
+            means += values.mean(axis=0).tolist()
+            # Rounding gives equal values a deviation that is small and not 0.
+            deviations += np.where(np.ptp(values, axis=0) > 0, values.std(axis=0), 1.0).tolist()
+        elif isinstance(column.scale, tuple):
+            means.append(column.scale[0])
+            deviations.append(column.scale[1])
+        else:
+            means += [0.0] * column.values
+            deviations += [1.0] * column.values
+        if column.imputed is not None:
+            means.append(0.0)
+            deviations.append(1.0)
+    return TableScale(mean=tuple(means), deviation=tuple(deviations))
+
+
+def scaled(inputs: Inputs, scale: TableScale, where: str) -> NDArray[np.float32]:
+    """Return rows (N, F) under the scale, float32; raise :class:`DataError` for values that it cannot hold."""
+    _check_shape(inputs, len(scale.mean), where)
+    with np.errstate(over="ignore"):
+        rows = ((inputs.astype(np.float64) - scale.mean) / scale.deviation).astype(np.float32)
+    finite = np.isfinite(rows)
+    if not finite.all():
+        sample, feature = np.argwhere(~finite)[0].tolist()
+        raise DataError(
+            f"{where}: feature {feature + 1} of sample {sample} is too large ({inputs[sample, feature]})"
+        )
+    return rows
+
+
+def _check_shape(inputs: Inputs, features: int, where: str) -> None:
+    if inputs.shape[1:] != (features,):
+        raise DataError(
+            f"{where}: samples have shape {inputs.shape[1:]}, but [table] of the agreement gives {features} features"
+        )

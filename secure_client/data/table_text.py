@@ -1,0 +1,198 @@
+"""Reader of a table's text: the encoding, the separator, the header, and rows of as many values as the header has.
+
+Every error names the file, and the line and the column where there is one. A file of another kind (a spreadsheet, an
+archive) is refused by the name of its kind.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agreement.toml_loading import nearest
+from secure_client.errors import DataError
+from secure_client.table_format import TableFormat
+
+SEPARATORS = (";", ",", "\t", "|")
+
+_AS_CSV = "export the sheet or table as CSV (UTF-8)"
+_OTHER_KINDS = {
+    b"PK\x03\x04": "a zip archive, such as a spreadsheet (.xlsx, .ods)",
+    b"\xd0\xcf\x11\xe0": "an Excel file (.xls)",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\x1f\x8b": "compressed by gzip",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"SQLite format 3": "an SQLite database",
+    b"\x89HDF": "an HDF5 file",
+    b"$FL2": "an SPSS file",
+    b"<stata_dta>": "a Stata file",
+    b"%PDF": "a PDF",
+    b"{\\rtf": "a text document (RTF)",
+    b"<?xml": "an XML file",
+    b"<!DOCTYPE": "an HTML page",
+    b"<html": "an HTML page",
+}
+
+
+@dataclass(frozen=True)
+class TableText:
+    """Rows of a table, as texts: ``names`` of the columns, agreed ones by their agreed name, and (line, values)."""
+
+    where: str
+    names: tuple[str, ...]
+    rows: list[tuple[int, list[str]]]
+
+    def position(self, name: str) -> int:
+        """Return the position of a column that :func:`read_text_table` was asked for."""
+        return self.names.index(name)
+
+
+def read_text_table(path: Path, written: TableFormat, needed: Sequence[str]) -> TableText:
+    """Read a table that has the columns ``needed``: agreed names, and names as in the file's header.
+
+    Values have no blanks at their ends. Rows without any value are skipped. Raises :class:`DataError`.
+    """
+    where = str(path)
+    text = _decoded(path, written)
+    first, separator = _separated(text, written, needed, where)
+    if written.header is not None and _stripped(first) == [_plain(name) for name in written.header]:
+        raise DataError(f"{where}: line 1 has the names that header states: remove header from [table]")
+    names = _names(first, written, needed, where)
+    rows = list(_records(text, separator, where))
+    if written.header is None:
+        rows = rows[1:]
+    for line, values in rows:
+        if len(values) != len(names):
+            raise DataError(
+                f"{where}: line {line} has {len(values)} values, but there are {len(names)} columns, separated by"
+                f" {separator!r}: mend the line, or put values with {separator!r} in quotes"
+            )
+    if not rows:
+        raise DataError(f"{where}: has no rows")
+    return TableText(where, names, rows)
+
+
+def _plain(text: str) -> str:
+    """Return the text without blanks at its ends, accents composed, so that equal texts are equal."""
+    stripped = text.strip()
+    return stripped if stripped.isascii() else unicodedata.normalize("NFC", stripped)
+
+
+def _stripped(values: Sequence[str]) -> list[str]:
+    return [_plain(value) for value in values]
+
+
+def _decoded(path: Path, written: TableFormat) -> str:
+    """Return the file's text; a byte order mark of UTF-8 is dropped."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: the file does not exist") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    for start, kind in _OTHER_KINDS.items():
+        if content.startswith(start):
+            raise DataError(f"{path}: is {kind}, not a table of text: {_AS_CSV}")
+    wide = content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in content[:4096]
+    if wide and written.encoding != "utf-16":
+        raise DataError(
+            f'{path}: is text in UTF-16, or no text: set encoding = "utf-16" in [table], or {_AS_CSV}'
+        )
+    encoding = "utf-8-sig" if written.encoding == "utf-8" else written.encoding
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}: line {line} is not text in {written.encoding}: set encoding in [table] (utf-8, latin-1,"
+            " windows-1252, utf-16)"
+        ) from error
+
+
+def _records(text: str, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row's first line and its values; rows without any value are skipped."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    line = 1
+    try:
+        for record in reader:
+            values = _stripped(record)
+            # Excel announces the separator in a first line of its own.
+            if any(values) and not (line == 1 and text.lower().startswith("sep=") and len(record) <= 2):
+                yield line, values
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{where}: line {line} is not CSV ({error}): mend its quotes") from error
+
+
+def _separated(text: str, written: TableFormat, needed: Sequence[str], where: str) -> tuple[list[str], str]:
+    """Return the first row's values, and the separator that gives the columns."""
+    candidates = SEPARATORS if written.separator is None else (written.separator,)
+    firsts: dict[str, list[str]] = {}
+    refused = DataError(f"{where}: is empty")
+    for separator in candidates:
+        try:
+            first = next(_records(text, separator, where), None)
+        except DataError as error:  # a separator of another file makes a misplaced quote
+            refused = error
+            continue
+        if first is not None:
+            firsts[separator] = first[1]
+    if not firsts:
+        raise refused
+    if written.header is None:
+        wanted = set(needed)
+        fitting = [s for s, first in firsts.items() if wanted <= set(_renamed(first, written))]
+    else:
+        fitting = [s for s, first in firsts.items() if len(first) == len(written.header)]
+    if len(fitting) > 1 and len({tuple(firsts[separator]) for separator in fitting}) > 1:
+        raise DataError(
+            f"{where}: its values could be separated by {' or '.join(map(repr, fitting))}: set separator in [table]"
+        )
+    separator = fitting[0] if fitting else max(firsts, key=lambda each: len(firsts[each]))
+    return firsts[separator], separator
+
+
+def _renamed(first: Sequence[str], written: TableFormat) -> list[str]:
+    names = {_plain(given): agreed for given, agreed in written.names.items()}
+    return [names.get(name, name) for name in first]
+
+
+def _names(first: Sequence[str], written: TableFormat, needed: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the columns' names, agreed ones by their agreed name; check that each needed one is there once."""
+    given = list(first) if written.header is None else _stripped(written.header)
+    if len(given) != len(first):
+        raise DataError(
+            f"{where}: line 1 has {len(first)} values, but header in [table] has {len(given)} names"
+        )
+    absent = [name for name in written.names if _plain(name) not in given]
+    if absent:
+        raise DataError(
+            f"{where}: names in [table] has {absent[0]!r}, which is no column{nearest(absent[0], given)}"
+        )
+    names = _renamed(given, written)
+    for name in needed:
+        if name not in names:
+            raise DataError(f"{where}: has no column {name!r}{_remedy(name, names, written)}")
+        if names.count(name) > 1:
+            raise DataError(
+                f"{where}: has {names.count(name)} columns {name!r}, the {names.index(name) + 1}th and"
+                f" the {len(names) - names[::-1].index(name)}th: rename or remove one"
+            )
+    return tuple(names)
+
+
+def _remedy(name: str, names: Sequence[str], written: TableFormat) -> str:
+    if written.header is None and all(_is_value(text) for text in names):
+        return "; line 1 has values, not names: list the columns' names in header in [table]"
+    named = ", ".join(names[:20])
+    return f"{nearest(name, names)} (columns: {named}): rename it, or set names in [table]"
+
+
+def _is_value(text: str) -> bool:
+    return text in {"", "?", "NA"} or text.lstrip("+-").replace(",", ".").replace(".", "", 1).isdigit()
