@@ -88,7 +88,7 @@ def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[
     import torch
     from torch.utils.data import TensorDataset
 
-    from secure_client.data.folder import read_image
+    from secure_client.data.image_files import read_image
     from secure_client.data.preprocess import to_tensor
 
     if agreement.preprocessing is None:

@@ -20,6 +20,7 @@ from scripts.documentation.command_line import command_line
 from scripts.documentation.configuration import configuration
 from scripts.documentation.errors import errors
 from scripts.documentation.python_api import python_api
+from scripts.image_forms import image_forms
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "deploy" / "samples"
@@ -48,6 +49,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "configuration": configuration,
     "decisions": decisions,
     "errors": errors,
+    "image_forms": image_forms,
     "python_api": python_api,
     "samples": samples,
 }

@@ -9,8 +9,9 @@
                                  the images in ``test`` have no labels and are left unread
 ===============================  =====================================================================
 
-Hidden files are skipped. ``subjects.csv`` beside these folders, with a header ``file,subject``, names the subject of
-every training image, whose path is relative to the folder (``train/CLASS/1.png``).
+Hidden files are skipped, and so are those that operating systems leave (``Thumbs.db``). ``subjects.csv`` beside these
+folders, with a header ``file,subject``, names the subject of every training image, whose path is relative to the folder
+(``train/CLASS/1.png``).
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from agreement import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, Source, Subjects, as_floats, checked_samples
+from secure_client.data.image_files import SUFFIXES, describe_unread, read_image
 from secure_client.data.preprocess import fit_images
 from secure_client.errors import DataError
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"})
-DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
-"""Pillow's names for 16-bit grey."""
+LEFT_BY_SYSTEMS = frozenset(
+    {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"}
+    | {"__macosx", "@eadir", "#recycle", "$recycle.bin", "lost+found", "system volume information"}
+)
+"""Files and folders that operating systems and storage devices leave beside data, in lower case."""
 
 IMAGES = "images"
 """The folder that Tiny-ImageNet and Office-31 put between a class, or a domain, and its images."""
@@ -89,27 +92,6 @@ def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_chan
 def training_files(path: Path) -> list[Path]:
     """Return the training images under ``path``. Raises :class:`DataError` for a folder without images."""
     return [file.path for file in _list_files(path).train]
-
-
-def read_image(path: Path) -> Inputs:
-    """Read one image, (H, W, C): grey or RGB, uint8; 16-bit grey as float32 in [0, 1].
-
-    Transparency is dropped. Raises :class:`DataError` for a file that is missing, damaged or no image.
-    """
-    try:
-        with Image.open(path) as image:
-            return pixels(image)
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot be read as an image ({error}); repair or remove the file") from error
-
-
-def pixels(image: Image.Image) -> Inputs:
-    """Return an opened image as :func:`read_image` does; Pillow's errors pass through."""
-    if image.mode in DEEP_MODES:
-        return (np.asarray(image).astype(np.float32) / np.float32(65535))[..., np.newaxis]
-    if image.mode in {"1", "L", "LA"}:
-        return np.array(image.convert("L"))[..., np.newaxis]
-    return np.array(image.convert("RGB"))
 
 
 def fitted(
@@ -213,16 +195,28 @@ def _classes(path: Path, domain: str) -> list[_File]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return [entry for entry in _entries(path) if entry.is_dir()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what the user has put there, sorted."""
+    return sorted(
+        entry
+        for entry in folder.iterdir()
+        if not entry.name.startswith(".") and entry.name.lower() not in LEFT_BY_SYSTEMS
+    )
 
 
 def _files(folder: Path, label: str, domain: str) -> list[_File]:
     if not folder.is_dir():
         raise DataError(f"{folder}: is missing; put the images of class {label!r} there")
-    files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    files = _entries(folder)
     for file in files:
-        if file.suffix.lower() not in SUFFIXES:
-            raise DataError(f"{file}: is not an image ({', '.join(sorted(SUFFIXES))}); remove it")
+        if file.suffix.lower() in SUFFIXES:
+            continue
+        if file.is_dir():
+            raise DataError(f"{file}: is a folder within a class; put the images themselves into {folder}")
+        raise DataError(f"{file}: {describe_unread(file)}")
     if not files:
         raise DataError(
             f"{folder}: holds no images; add images, or remove the folder if the site lacks this class"

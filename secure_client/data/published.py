@@ -15,7 +15,7 @@ import numpy as np
 
 from agreement import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, Source, checked_samples
-from secure_client.data.folder import fitted, pixels, stack
+from secure_client.data.folder import fitted, stack
 from secure_client.errors import DataError
 
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -155,7 +155,7 @@ class Flowers:
             _datasets().Flowers102(
                 root,
                 split=split,
-                transform=lambda picture: fitted(pixels(picture), sized, where=where),
+                transform=lambda picture: fitted(np.array(picture), sized, where=where),
                 download=False,
             )
             for split in (("train", "val") if train else ("test",))
