@@ -3,7 +3,8 @@
 The coordinator chooses the base that a site trains from. If an error ended the session, the coordinator would learn
 whether a hidden value (a value encrypted under ``ckks``, or a record's) is beyond a bound of the coordinator's choice.
 Therefore every computation on data, a model or a decryption that can fail has a fallback result, with which the session
-continues.
+continues. Data that can no longer be read are no such result, and end the session: see
+:mod:`secure_client.training.lost_data`.
 
 When an answer leaves is the matter of :mod:`secure_client.protocol.answer_delays`. Limit: the coordinator sees the
 disappearance of a process that the operating system kills, for lack of memory for example.
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from crypto.errors import CryptoError, ImplausibleError
 from privacy.errors import PrivacyError
-from secure_client.errors import SiteError, Violation
+from secure_client.errors import DataLost, SiteError, Violation
 
 _log = logging.getLogger("protoseal.site")
 T = TypeVar("T")
@@ -33,7 +34,7 @@ def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T
     try:
         return work()
     except BaseException as error:
-        check_no_signal(error)
+        check_containable(error)
         _log.error(
             "%s failed, and the site continues without its result: %s: %s", what, type(error).__name__, error
         )
@@ -41,12 +42,12 @@ def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T
     return otherwise()
 
 
-def check_no_signal(error: BaseException) -> None:
-    """Raise ``error`` again if it is the operator's Ctrl-C, not an error of a plug-in.
+def check_containable(error: BaseException) -> None:
+    """Raise ``error`` again if it ends the session: the operator's Ctrl-C, or the loss of the site's data.
 
     A plug-in's error need not derive from :class:`Exception`: ``sys.exit`` and panics of Rust libraries do not.
     """
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | DataLost):
         raise error
 
 

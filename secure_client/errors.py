@@ -3,6 +3,7 @@
     SiteError
     ├── PluginError     a "module:function" that cannot be imported or called
     ├── DataError       data that is missing, unreadable or not what the federation agreed on
+    │   └── DataLost    data that the site read before and can no longer read: the site leaves
     ├── ModelError      a model that does not keep the contract, or a state that does not fit it
     ├── DeviceError     a compute device that this machine does not have
     ├── TrainingError   training that cannot start or went wrong
@@ -32,6 +33,10 @@ class PluginError(SiteError):
 
 class DataError(SiteError):
     """Data that is missing, unreadable, or not what the federation agreed on."""
+
+
+class DataLost(DataError):
+    """Data that this site read before and could not read again for as long as it retries. The site leaves."""
 
 
 class ModelError(SiteError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
 
-from secure_client.error_containment import check_no_signal
+from secure_client.error_containment import check_containable
 from secure_client.errors import PluginError, SiteError
 
 E = TypeVar("E", bound=SiteError)
@@ -75,7 +75,7 @@ def describe_failure(kind: type[E], what: str, error: BaseException) -> E:
     The line has the exception's type and text, and the line of the site's code that raised it. The log has the
     traceback, at debug level. Errors of this program pass with their own text; Ctrl-C is raised again.
     """
-    check_no_signal(error)
+    check_containable(error)
     _log.debug("%s: the error's origin", what, exc_info=error)
     if isinstance(error, SiteError):
         return kind(f"{what}: {error}")

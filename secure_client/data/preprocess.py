@@ -90,7 +90,9 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
     """A site's own data set under the agreed preprocessing, one sample at a time, none kept in memory.
 
     The data set gives (tensor, label) with images (C, H, W) of floats in [0, 1] or uint8, as torchvision's ``ToTensor``
-    does, or features (F,). Raises :class:`DataError` for any other sample when that sample is read.
+    does, or features (F,). Raises :class:`DataError` for any other sample when that sample is read, and for one that
+    cannot be read, that has another label than before, or another shape than the first sample read. The length is that
+    of the beginning.
     """
 
     def __init__(
@@ -104,9 +106,11 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
     ) -> None:
         self._dataset, self._agreed, self._classes, self._where = dataset, agreed, classes, where
         self._convert_channels = convert_channels
+        self._labels = np.full(len(cast("Sized", dataset)), -1, np.int32)
+        self._shape: torch.Size | None = None
 
     def __len__(self) -> int:
-        return len(cast("Sized", self._dataset))
+        return len(self._labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         inputs, label = read_item(self._dataset, index, where=self._where)
@@ -116,7 +120,23 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
         tensor = to_tensor(
             inputs[np.newaxis], self._agreed, where=place, convert_channels=self._convert_channels
         )
+        self._check_unchanged(index, tensor[0], label, place)
         return tensor[0], label
+
+    def _check_unchanged(self, index: int, tensor: Tensor, label: int, place: str) -> None:
+        """Raise unless the sample has the label by which classes were counted, and the shape of other samples."""
+        before = int(self._labels[index])
+        if before not in (-1, label):
+            raise DataError(
+                f"{place}: had label {before} when it was first read, and now has label {label}; return the same"
+                " label for an index at every read"
+            )
+        self._labels[index], self._shape = label, self._shape or tensor.shape
+        if tensor.shape != self._shape:
+            raise DataError(
+                f"{place}: has shape {tuple(tensor.shape)}, but an earlier sample had {tuple(self._shape)}; return"
+                " one shape for all samples"
+            )
 
 
 def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs, int]:

@@ -25,7 +25,8 @@ class SiteData:
     """Map-style data sets of (float32 tensor, int label); ``test`` is None at a site without test samples.
 
     ``validation`` are samples that the site keeps aside for early stopping, or None. ``subjects`` int64 (N,) has the
-    number of each training sample's subject, in the order of ``train``; None if subjects are unknown.
+    number of each training sample's subject, in the order of ``train``; None if subjects are unknown. ``root`` is the
+    folder or file from which ``train`` is read as needed; None if it is in memory, or the site's file names no such.
     """
 
     train: Dataset[Any]
@@ -34,6 +35,7 @@ class SiteData:
     subjects: NDArray[np.int64] | None = None
     scale: TableScale | None = None
     """Scale of a table's features, by which the site's model predicts too."""
+    root: Path | None = None
 
     @property
     def train_samples(self) -> int:
@@ -58,10 +60,12 @@ def load_site_data(
     """
     if is_own(spec):
         train, test = call_own(spec, data_root)
+        convert = {"convert_channels": convert_channels}
         return SiteData(
-            _own_dataset(train, agreement, spec, convert_channels=convert_channels),
-            None if test is None else _own_dataset(test, agreement, spec, convert_channels=convert_channels),
+            _own_dataset(train, agreement, f"{spec}: train", **convert),
+            None if test is None else _own_dataset(test, agreement, f"{spec}: test", **convert),
             subjects=numbered(_own_subjects(train, spec)),
+            root=None if isinstance(train, Samples) else data_root,
         )
     data = load(
         spec,

@@ -23,7 +23,7 @@ from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.error_containment import contained
-from secure_client.errors import DataError
+from secure_client.errors import DataError, DataLost
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, write_prototypes
 from secure_client.output.site_prototypes import SitePrototypes
@@ -51,11 +51,12 @@ class Trainee:
     change them. A restart changes nothing, bit for bit: finished training is read from the journal, and other training
     runs as :class:`Learner` guarantees.
 
-    No error of data, model or training ends the session (:mod:`secure_client.error_containment`). If a round's training
-    fails, or ends with non-finite numbers, it is undone: the model is that of the start of the round, which is the
-    previous round's result with this site's own part. So a site that never trained successfully sends the values of its
-    initial model. The site does not resend its averaged part of an earlier round: otherwise a coordinator that made
-    training fail everywhere could subtract the sums of two rounds.
+    No error of model or training ends the session (:mod:`secure_client.error_containment`), nor do data, unless they
+    can no longer be read (:mod:`secure_client.training.lost_data`). If a round's training fails, or ends with
+    non-finite numbers, it is undone: the model is that of the start of the round, which is the previous round's result
+    with this site's own part. So a site that never trained successfully sends the values of its initial model. The site
+    does not resend its averaged part of an earlier round: otherwise a coordinator that made training fail everywhere
+    could subtract the sums of two rounds.
 
     Where a part of the model is averaged, a round's training starts from the current base: the averaged part, with the
     rest of the model as this site trained it last. The evaluated and saved model is the one that the method predicts
@@ -113,8 +114,9 @@ class Trainee:
         Between the two calls the model belongs to no round, and no other method may be called; a site that is killed
         there starts the round again from its journal. DP-SGD training is paid for here, at each call. Raises
         :class:`privacy.errors.BudgetError` for an exhausted budget, :class:`privacy.errors.LedgerError` if the ledger
-        cannot be read or written.
+        cannot be read or written. Raises :class:`DataLost` before any payment.
         """
+        self._learner.check_data()
         if round_number == 0:
             return
         if self._base is not None:
@@ -317,11 +319,17 @@ class Trainee:
         """Evaluate on the site's own test set; the result stays at the site.
 
         Accuracy by prototype needs personalised prototypes, or frozen features. Returns None without a test set, and if
-        the test fails.
+        the test fails. The site answers RESULT also if it has lost its data.
         """
-        return contained(
-            lambda: self._evaluated(self._learner.evaluate), lambda: None, f"{self._learner.site}: the test"
-        )
+        try:
+            return contained(
+                lambda: self._evaluated(self._learner.evaluate),
+                lambda: None,
+                f"{self._learner.site}: the test",
+            )
+        except DataLost as error:  # of training records, which frozen features' prototypes average
+            _log.error("the round is reported without accuracy: %s", error)
+            return None
 
     def evaluate_on(self, dataset: Dataset[Any]) -> Evaluation:
         """Evaluate on another test set than the site's own, which only a simulation has."""

@@ -107,6 +107,7 @@ def build_learner(
         classes=len(agreement.classes),
         dim=agreement.dim,
         device=choose_device(device),
+        private=agreement.privacy is not None,
     )
     check_rows_change(agreement, learner)
     return learner

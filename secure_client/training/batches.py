@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from secure_client.error_containment import check_no_signal
+from secure_client.error_containment import check_containable
 from secure_client.errors import DataError
 
 Batch = tuple[Tensor, Tensor]
@@ -162,7 +162,7 @@ def isolate_failures(
         try:
             result = compute(part)
         except BaseException as error:
-            check_no_signal(error)
+            check_containable(error)
             if len(part) > 1:
                 pending += _smaller(part, probe)
                 continue
@@ -189,7 +189,7 @@ def _raising(group: Sequence[int], probe: Callable[[Sequence[int]], object]) -> 
         try:
             probe(part)
         except BaseException as error:
-            check_no_signal(error)
+            check_containable(error)
             raising += part if len(part) == 1 else _raising(part, probe)
     return raising
 

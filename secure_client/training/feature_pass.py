@@ -1,9 +1,10 @@
 """Pass of a model over all records of a site, which no faulty record can abort.
 
 A batch on which the model fails is computed again without the records that make it fail, so that one record's error
-changes no other record's features. The record that fails, or whose features are not finite, counts as zeros under its
-own label. With noise this keeps the query's sensitivity: a record changes its own row alone. The order and the number
-of rows never depend on what the model computes.
+changes no other record's features. A record that fails, or whose features are not finite, counts as zeros under its
+own label. With noise so does a record that cannot be read; without it, :class:`secure_client.errors.DataLost` ends the
+pass. With noise this keeps the query's sensitivity: a record changes its own row alone. The order and the number of
+rows never depend on what the model computes.
 
 Limits. The time of a pass shows the number of records on which a plug-in's model raises: a batch with k of them is
 computed k + 2 times, and its records some 1 + k/3 times more, without padding
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from secure_client.errors import DataError
 from secure_client.models.prototype_model import Filled, PrototypeModel, outputs_of
 from secure_client.training.batches import Source, isolate_failures, split
 
@@ -46,6 +48,8 @@ class FeaturePass:
         self._model, self._source, self._labels = model, source, labels
         self._dim, self._device, self._where = dim, device, where
         self._failed, self._infinite = 0, 0
+        self.unreadable: list[str] = []
+        """Errors of the records that could not be read."""
 
     def over(self, order: Iterable[int]) -> Iterator[Embedded]:
         """Yield the features of the records in this order."""
@@ -63,9 +67,12 @@ class FeaturePass:
         return features[order], labels[order]
 
     def _zeros(self, record: int, error: BaseException) -> Embedded:
-        """Return zeros under the label of a record on which the model fails."""
-        _log.debug("%s: the model failed on a record: %s", self._where, error, exc_info=error)
-        self._failed += 1
+        """Return zeros under the label of a record that cannot be read, or on which the model fails."""
+        if isinstance(error, DataError):
+            self.unreadable.append(str(error))
+        else:
+            _log.debug("%s: the model failed on a record: %s", self._where, error, exc_info=error)
+            self._failed += 1
         label = self._labels[record : record + 1].to(self._device)
         return torch.zeros(1, self._dim, device=self._device), label
 
@@ -84,6 +91,11 @@ class FeaturePass:
         return torch.where(finite.unsqueeze(1), features, 0.0), labels
 
     def _warn(self) -> None:
+        if self.unreadable:
+            _log.warning(
+                "%s: %d training records could not be read and count as zeros, the first: %s",
+                *(self._where, len(self.unreadable), self.unreadable[0]),
+            )
         for number, what in ((self._failed, "failed on"), (self._infinite, "gave no finite features for")):
             if number:
                 _log.warning(

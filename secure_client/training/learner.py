@@ -33,12 +33,13 @@ from secure_client.models.prototype_model import (
     outputs_of,
 )
 from secure_client.training.averaged_parameters import Averaged
-from secure_client.training.batches import Source, in_order, open_source
+from secure_client.training.batches import DatasetSource, Source, in_order, open_source
 from secure_client.training.dp_sgd.batch_independence import check_alone
 from secure_client.training.evaluation import Evaluation, shares
 from secure_client.training.feature_pass import EVALUATION_BATCH, Embedded, FeaturePass
 from secure_client.training.job import Job, Losses, Schedule, has_batch_norm, training_seed
 from secure_client.training.loop import run
+from secure_client.training.lost_data import DataRoot, PatientSource
 from secure_client.training.step_records import StepRecords
 
 
@@ -80,8 +81,12 @@ class Learner:
         classes: int,
         dim: int,
         device: torch.device,
+        private: bool = False,
     ) -> None:
         """Move model and data to ``device`` and try one batch.
+
+        ``private``: the agreement has ``[privacy]``, which decides what a record that can no longer be read does (see
+        :mod:`secure_client.training.lost_data`).
 
         Raises :class:`ModelError` when the model's outputs are not (B, d) and (B, K), :class:`DataError`
         for an empty data set or labels outside [0, K), :class:`TrainingError` when batch normalisation
@@ -106,6 +111,9 @@ class Learner:
             self._check_private()
         if recipe.initial_features:
             check_alone(self._model, next(self._train.batches([[0]]))[0])
+        self._root = DataRoot(data.root, site) if private and data.root is not None else None
+        if not private and isinstance(self._train, DatasetSource):
+            self._train = PatientSource(self._train, site)
 
     def train(self, round_number: int, guide: Guide | None) -> Losses:
         """Train the local epochs of a round; return the losses of the last stage. Without a guide nothing is aligned.
@@ -175,8 +183,17 @@ class Learner:
         features = FeaturePass(
             model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
         )
-        batches = features.over(order)
+        batches = self._pass(features, order)
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
+
+    def _pass(self, features: FeaturePass, order: Iterable[int]) -> Iterator[Embedded]:
+        yield from features.over(order)
+        self.check_data()  # before a release of the features is paid for
+
+    def check_data(self) -> None:
+        """Raise :class:`secure_client.errors.DataLost` if the folder or file of private records cannot be opened."""
+        if self._root is not None:
+            self._root.check()
 
     def embedding_model(self) -> PrototypeModel:
         """Return a copy of the model whose features the prototypes average."""

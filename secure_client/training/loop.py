@@ -18,7 +18,7 @@ from traceback import clear_frames
 import torch
 from torch import Tensor, nn
 
-from secure_client.error_containment import check_no_signal
+from secure_client.error_containment import check_containable
 from secure_client.models.prototype_model import outputs_of
 from secure_client.training.batches import split
 from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, seeded, trained_parameters
@@ -63,7 +63,7 @@ class _Training:
             try:
                 sums += self._step(group)
             except BaseException as error:
-                check_no_signal(error)
+                check_containable(error)
                 if self._error is None:
                     clear_frames(error.__traceback__)  # the failed step's tensors
                     self._error = error

@@ -151,7 +151,7 @@ def test_a_bad_sample_is_named_when_it_is_read(own: str, function: str) -> None:
     data = load_site_data(f"{own}:{function}", None, agreement())
     with pytest.raises(DataError) as raised:
         data.train[0]
-    assert f"{own}:{function}: sample 0: " in str(raised.value)
+    assert f"{own}:{function}: train: sample 0: " in str(raised.value)
 
 
 def test_a_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
