@@ -78,10 +78,10 @@ def approve(
     decrypt.
     """
     moment = now or datetime.now(UTC)
-    content = key_files.read(authority / CA_FILE)
-    issuer = load_certificate(content)
+    trust = TrustAnchor.load(authority / CA_FILE)
+    issuer = load_certificate(trust.certificate_pem)
     request = read_request(request_pem)
-    _check_same_federation(request, TrustAnchor(content).federation)
+    _check_same_federation(request, trust.federation)
     check_validity(issuer, moment)
     key = key_files.read_key(authority / CA_KEY_FILE, passphrase)
     if issuer.public_key() != key.public_key():

@@ -8,9 +8,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import MalformedError, VerificationError
+from crypto.pki import pem
 
 Extension = TypeVar("Extension", bound=x509.ExtensionType)
 Holder = x509.Certificate | x509.CertificateSigningRequest
+_LONGEST_NAME = 200
 
 
 def load_certificate(content: bytes) -> x509.Certificate:
@@ -21,6 +23,17 @@ def load_certificate(content: bytes) -> x509.Certificate:
         return x509.load_der_x509_certificate(content)
     except (ValueError, x509.InvalidVersion) as error:
         raise MalformedError("these bytes are not an X.509 certificate") from error
+
+
+def certificates_in(content: bytes) -> list[x509.Certificate]:
+    """Return the certificates of a file that people handle: a DER certificate, or PEM with one or several.
+
+    Raises :class:`MalformedError`, whose message follows the file's name.
+    """
+    try:
+        return [x509.load_der_x509_certificate(der) for der in pem.contents(content, pem.CERTIFICATE)]
+    except (ValueError, x509.InvalidVersion) as error:
+        raise MalformedError("is damaged: what it calls a certificate is none") from error
 
 
 def extension(holder: Holder, kind: type[Extension]) -> Extension:
@@ -49,6 +62,22 @@ def p256_key(holder: Holder) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise VerificationError(f"a {_noun(holder)} has a key that is not ECDSA P-256")
     return key
+
+
+def subject_of(certificate: x509.Certificate) -> str:
+    """Return the name of the certificate's owner, for people to read and not for any check."""
+    try:
+        return certificate.subject.rfc4514_string()[:_LONGEST_NAME] or "(no name)"
+    except ValueError:
+        return "(a name that cannot be read)"
+
+
+def issuer_of(certificate: x509.Certificate) -> str:
+    """Return the name that the certificate gives its signer, for people to read and not for any check."""
+    try:
+        return certificate.issuer.rfc4514_string()[:_LONGEST_NAME] or "(no name)"
+    except ValueError:
+        return "(a name that cannot be read)"
 
 
 def _noun(holder: Holder) -> str:

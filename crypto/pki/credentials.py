@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import KeyStoreError, VerificationError
 from crypto.keys import KEY_BYTES
-from crypto.pki.certificate_fields import load_certificate
+from crypto.pki.certificate_fields import certificates_in, load_certificate, subject_of
 from crypto.pki.key_files import naming, read, read_key
 from crypto.pki.trust import fingerprint, identity_of
 from crypto.signed_encoding import encode
@@ -36,12 +36,22 @@ class Credentials:
     def load(cls, certificate_path: Path, key_path: Path, passphrase: bytes) -> Credentials:
         """Load credentials from a certificate file (PEM or DER) and an encrypted key file.
 
-        Raises :class:`KeyStoreError` for a file that cannot be read, a wrong passphrase or a pair that does not match,
-        and :class:`crypto.errors.MalformedError` or :class:`VerificationError` for a certificate that is not a party's.
+        Of several certificates in the file (with the CA's, say, in any order) the key's own is taken. Raises
+        :class:`KeyStoreError` for a file that cannot be read, a wrong passphrase or a pair that does not match, and
+        :class:`crypto.errors.MalformedError` or :class:`VerificationError` for a certificate that is not a party's.
         """
-        key = read_key(key_path, passphrase)
         with naming(certificate_path):
-            return cls(load_certificate(read(certificate_path)), key)
+            certificates = certificates_in(read(certificate_path))
+        key = read_key(key_path, passphrase, "; make a key with 'protoseal pki request'")
+        for certificate in certificates:
+            if certificate.public_key() == key.public_key():
+                with naming(certificate_path):
+                    return cls(certificate, key)
+        names = " and ".join(map(subject_of, certificates))
+        raise KeyStoreError(
+            f"{certificate_path} is the certificate of {names}, but not for the key in {key_path}: use the key that "
+            "was made with its request"
+        )
 
     @classmethod
     def from_stored(cls, certificate_der: bytes, private_key: bytes) -> Credentials:

@@ -7,6 +7,7 @@ key (PKCS #8), and the key under which a site encrypts its stored secrets.
 from __future__ import annotations
 
 import secrets
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from crypto import durable_files
 from crypto.errors import DecryptionError, KeyStoreError, MalformedError, VerificationError
 from crypto.keys import KEY_BYTES, StorageKey
-from crypto.pki.passphrase_encryption import Kind, Stretching, stretching_of, unwrap, wrap
+from crypto.pki.passphrase_encryption import Kind, Stretching, replace, stretching_of, unwrap, wrap
 
 _PRIVATE = 0o600
 _PUBLIC = 0o644
@@ -79,14 +80,19 @@ def rewrap(path: Path, old: bytes, new: bytes) -> None:
         path.resolve()
     )  # otherwise the link would be replaced, and its target would keep the old passphrase
     kind, secret = _opened(path, old)
-    stretching = max(stretching_of(read(path)), Stretching.FOR_PASSPHRASE)
-    _write(path, wrap(kind, secret, new, stretching), _PRIVATE, overwrite=True)
+    content = read(path)
+    stretching = max(stretching_of(content), Stretching.FOR_PASSPHRASE)
+    _write(path, replace(content, wrap(kind, secret, new, stretching)), _PRIVATE, overwrite=True)
 
 
-def read(path: Path) -> bytes:
-    """Return a file's content; raise :class:`KeyStoreError` if it cannot be read."""
+def read(path: Path, remedy: str = "") -> bytes:
+    """Return a file's content; raise :class:`KeyStoreError` if it cannot be read, with the remedy if it is missing."""
     try:
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise KeyStoreError(f"{path} does not exist{remedy}") from error
+    except IsADirectoryError as error:
+        raise KeyStoreError(f"{path} is a folder, not a file") from error
     except OSError as error:
         raise KeyStoreError(f"{path} cannot be read ({error.strerror})") from error
 
@@ -100,15 +106,18 @@ def naming(path: Path) -> Iterator[None]:
         raise type(error)(f"{path}: {error}") from error
 
 
-def read_key(path: Path, passphrase: bytes) -> ec.EllipticCurvePrivateKey:
-    """Read an encrypted P-256 key; raise :class:`KeyStoreError` if it is missing, malformed, or does not decrypt."""
-    secret = _secret(path, passphrase, Kind.PRIVATE_KEY)
+def read_key(path: Path, passphrase: bytes, remedy: str = "") -> ec.EllipticCurvePrivateKey:
+    """Read an encrypted P-256 key.
+
+    Raises :class:`KeyStoreError` if it is missing (with the ``remedy``), malformed, or does not decrypt.
+    """
+    secret = _secret(path, passphrase, Kind.PRIVATE_KEY, remedy)
     try:
         key = serialization.load_der_private_key(secret, None)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyStoreError(f"{path} has no private key; make one with 'protoseal pki request'") from error
+        raise KeyStoreError(f"{path} opens, but what it contains is no private key") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise KeyStoreError(f"{path} is not an ECDSA P-256 key; make one with 'protoseal pki request'")
+        raise KeyStoreError(f"{path} has a private key that is not ECDSA P-256")
     return key
 
 
@@ -117,21 +126,58 @@ def read_storage_key(path: Path, passphrase: bytes) -> StorageKey:
     return StorageKey(_secret(path, passphrase, Kind.STORAGE_KEY))
 
 
-def _secret(path: Path, passphrase: bytes, kind: Kind) -> bytes:
-    found, secret = _opened(path, passphrase)
-    if found is not kind:
-        raise KeyStoreError(f"{path} is a {found.value.lower()}, not a {kind.value.lower()}")
+def _secret(path: Path, passphrase: bytes, kind: Kind, remedy: str = "") -> bytes:
+    stored, secret = _opened(path, passphrase, remedy)
+    if stored is not kind:
+        raise KeyStoreError(f"{path} is a {stored.value.lower()}, not a {kind.value.lower()}")
     return secret
 
 
-def _opened(path: Path, passphrase: bytes) -> tuple[Kind, bytes]:
+def _opened(path: Path, passphrase: bytes, remedy: str = "") -> tuple[Kind, bytes]:
+    content = read(path, remedy)
     with _key_file(path):
-        return unwrap(read(path), passphrase)
+        try:
+            return unwrap(content, passphrase)
+        except DecryptionError:
+            for change, other in _other_spellings(passphrase).items():
+                if _opens(content, other):
+                    raise KeyStoreError(
+                        f"{path} does not open with this passphrase, but does {change}"
+                    ) from None
+            raise
+
+
+def _opens(content: bytes, passphrase: bytes) -> bool:
+    try:
+        unwrap(content, passphrase)
+    except DecryptionError:
+        return False
+    return True
+
+
+def _other_spellings(passphrase: bytes) -> dict[str, bytes]:
+    """Return what the passphrase may have been before an editor, a shell or a keyboard changed it."""
+    text = passphrase.decode(errors="surrogateescape")
+    spellings = {
+        "without the spaces and line ends around it": passphrase.strip(),
+        "without the quotation marks around it": passphrase.strip()[1:-1]
+        if text.strip()[:1] in {"'", '"'}
+        else b"",
+        **{
+            f"when it is written in Unicode form {form}": unicodedata.normalize(form, text).encode(
+                errors="surrogateescape"
+            )
+            for form in ("NFC", "NFD")
+        },
+        "when it is written in UTF-8": passphrase.decode("latin-1").encode(),
+        "when it is written in Latin-1": text.encode("latin-1", "replace"),
+    }
+    return {change: other for change, other in spellings.items() if other not in (b"", passphrase)}
 
 
 @contextmanager
 def _key_file(path: Path) -> Iterator[None]:
-    """Convert errors about a key file to :class:`KeyStoreError`, with the file's name and the remedy."""
+    """Convert errors about a key file's content to :class:`KeyStoreError`, with the file's name."""
     try:
         yield
     except DecryptionError as error:
@@ -140,9 +186,7 @@ def _key_file(path: Path) -> Iterator[None]:
             "passphrase under which it was written until 'protoseal pki passphrase' changes it"
         ) from error
     except MalformedError as error:
-        raise KeyStoreError(
-            f"{path} is not a key file of this build ({error}); make a key with 'protoseal pki request'"
-        ) from error
+        raise KeyStoreError(f"{path}: {error}") from error
 
 
 def _already_there(path: Path) -> KeyStoreError:

@@ -8,8 +8,6 @@ the file can guess without end, so a passphrase that a few million guesses find 
 from __future__ import annotations
 
 import base64
-import binascii
-import re
 import secrets
 from enum import IntEnum, StrEnum
 
@@ -19,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from crypto.errors import DecryptionError, KeyStoreError, MalformedError, UnknownSchemeError
 from crypto.keys import KEY_BYTES
+from crypto.pki import pem
 from crypto.signed_encoding import encode
 
 _VERSION = 1
@@ -28,9 +27,6 @@ _R, _P = 8, 1
 _LEAST_WORK, _MOST_WORK = 4, 18
 """Bounds on a file's scrypt work factor log2(N): reading a crafted file costs at most 256 MiB, for 2^18."""
 _LINE = 64
-_ARMOR = re.compile(
-    rb"-----BEGIN PROTOSEAL ENCRYPTED ([A-Z ]+)-----\n([A-Za-z0-9+/=\n]+)-----END PROTOSEAL ENCRYPTED \1-----\n?"
-)
 
 
 class Kind(StrEnum):
@@ -62,7 +58,7 @@ def wrap(kind: Kind, secret: bytes, passphrase: bytes, stretching: int) -> bytes
     sealed = _cipher(header, passphrase).encrypt(header[-_NONCE_BYTES:], secret, _bound(kind, header))
     text = base64.b64encode(header + sealed)
     lines = [text[start : start + _LINE] for start in range(0, len(text), _LINE)]
-    label = f"PROTOSEAL ENCRYPTED {kind.value}".encode()
+    label = f"{pem.KEY_FILE}{kind.value}".encode()
     return b"\n".join([b"-----BEGIN " + label + b"-----", *lines, b"-----END " + label + b"-----", b""])
 
 
@@ -81,6 +77,12 @@ def unwrap(content: bytes, passphrase: bytes) -> tuple[Kind, bytes]:
         raise DecryptionError("a wrapped key does not decrypt with this passphrase") from error
 
 
+def replace(content: bytes, wrapped: bytes) -> bytes:
+    """Return a key file's content with another wrapped key in the place of its own; other text stays."""
+    text, block = pem.normalised(content), _block(content)
+    return text[: block.start] + wrapped.removesuffix(b"\n") + text[block.end :]
+
+
 def stretching_of(content: bytes) -> int:
     """Return the work factor of a file's content; raise as :func:`unwrap`, except for the passphrase."""
     return _read(content)[1][1]
@@ -88,27 +90,34 @@ def stretching_of(content: bytes) -> int:
 
 def _read(content: bytes) -> tuple[Kind, bytes]:
     """Return kind and bytes, checked before any costly computation."""
-    armor = _ARMOR.fullmatch(content)
-    if armor is None:
-        raise MalformedError("these bytes are not a wrapped key")
+    block = _block(content)
     try:
-        kind, body = Kind(armor[1].decode()), base64.b64decode(armor[2].replace(b"\n", b""), validate=True)
-    except binascii.Error as error:
-        raise MalformedError("these bytes are not a wrapped key") from error
+        kind = Kind(block.label.removeprefix(pem.KEY_FILE))
     except ValueError as error:
-        raise UnknownSchemeError("a wrapped key has a kind that this build does not know") from error
+        raise UnknownSchemeError(f"has a {block.label}, which this version does not know") from error
+    body = block.content()
     _check_header(body)
     return kind, body
 
 
+def _block(content: bytes) -> pem.Block:
+    """Return the only block of a key file that is a wrapped key, with its place in the normalised content."""
+    keys = [block for block in pem.blocks(pem.normalised(content)) if block.label.startswith(pem.KEY_FILE)]
+    if len(keys) > 1:
+        raise MalformedError("has several encrypted keys: put each into a file of its own")
+    if not keys:
+        raise MalformedError(f"{pem.described(content)}, and not a key that protoseal encrypted")
+    return keys[0]
+
+
 def _check_header(body: bytes) -> None:
     if len(body) <= _HEADER_BYTES:
-        raise MalformedError("a wrapped key is cut short")
+        raise MalformedError("is damaged: the encrypted key is cut short")
     if body[0] != _VERSION:
-        raise UnknownSchemeError(f"a wrapped key has version {body[0]}; this build reads version {_VERSION}")
+        raise UnknownSchemeError(f"has an encrypted key of version {body[0]}; this build reads {_VERSION}")
     if not _LEAST_WORK <= body[1] <= _MOST_WORK:
         raise MalformedError(
-            f"a wrapped key asks for a work factor of 2^{body[1]}; 2^{_LEAST_WORK} to 2^{_MOST_WORK} are allowed"
+            f"has an encrypted key with work factor 2^{body[1]}; 2^{_LEAST_WORK} to 2^{_MOST_WORK} are allowed"
         )
 
 

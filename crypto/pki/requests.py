@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from crypto.errors import MalformedError, VerificationError
-from crypto.pki import key_files
+from crypto.pki import key_files, pem
 from crypto.pki.certificate_fields import extension, only_uri, p256_key
 from crypto.pki.identity import Identity, Role, host_name
 from crypto.pki.passphrase_encryption import Stretching
@@ -82,10 +82,13 @@ def read_request(content: bytes) -> Request:
     its own P-256 key, names exactly one identity, and has hosts if and only if that is a coordinator's. Limit: the
     request does not show *who* made it; compare :attr:`Request.fingerprint` over another channel.
     """
+    requests = pem.contents(content, pem.REQUEST)
+    if len(requests) > 1:
+        raise MalformedError("has several certificate requests: give a file for each of them")
     try:
-        csr = x509.load_pem_x509_csr(content)
+        csr = x509.load_der_x509_csr(requests[0])
     except ValueError as error:
-        raise MalformedError("these bytes are not a PEM certificate request") from error
+        raise MalformedError("is damaged: what it calls a certificate request is none") from error
     _check_self_signed(csr)
     identity = Identity.from_uri(only_uri(csr))
     try:

@@ -15,7 +15,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
-from crypto.pki.certificate_fields import extension, load_certificate, only_uri, p256_key
+from crypto.pki.certificate_fields import (
+    certificates_in,
+    extension,
+    issuer_of,
+    load_certificate,
+    only_uri,
+    p256_key,
+    subject_of,
+)
 from crypto.pki.identity import Identity, Role, federation_of
 from crypto.pki.key_files import naming, read
 
@@ -32,16 +40,25 @@ class TrustAnchor:
     def __init__(self, certificate: bytes) -> None:
         """Take a PEM or DER certificate; raise :class:`VerificationError` unless it is a self-signed federation CA."""
         self._certificate = load_certificate(certificate)
-        _check_issuer(self._certificate, self._certificate)
         _check_is_authority(self._certificate)
+        _check_issuer(self._certificate, self._certificate)
         _check_key(self._certificate)
         self.federation = federation_of(only_uri(self._certificate))
 
     @classmethod
     def load(cls, path: Path) -> TrustAnchor:
-        """Load a trust anchor from a file; raise as the class, and ``KeyStoreError`` if it cannot be read."""
+        """Load a trust anchor from a file; raise as the class, and ``KeyStoreError`` if it cannot be read.
+
+        A file may have other certificates beside the CA's, but not those of two CAs: only one can be trusted.
+        """
         with naming(path):
-            return cls(read(path))
+            certificates = certificates_in(read(path))
+            authorities = {each for each in certificates if _is_authority(each)} or set(certificates[:1])
+            if len(authorities) > 1:
+                raise VerificationError(
+                    f"has the certificates of {len(authorities)} CAs: keep the one whose fingerprint was compared"
+                )
+            return cls(authorities.pop().public_bytes(serialization.Encoding.DER))
 
     @property
     def certificate_pem(self) -> bytes:
@@ -89,7 +106,10 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) ->
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError) as error:
-        raise VerificationError("a certificate was not signed by this federation's CA") from error
+        raise VerificationError(
+            f"the certificate of {subject_of(certificate)} was signed by {issuer_of(certificate)} and not by this "
+            f"federation's CA, {subject_of(authority)}, whose fingerprint begins {fingerprint(authority)[:16]}"
+        ) from error
 
 
 def check_validity(certificate: x509.Certificate, at: datetime) -> None:
@@ -97,7 +117,7 @@ def check_validity(certificate: x509.Certificate, at: datetime) -> None:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= at <= end:
         raise VerificationError(
-            f"the certificate of {certificate.subject.rfc4514_string()} is valid from {start:%Y-%m-%d %H:%M} "
+            f"the certificate of {subject_of(certificate)} is valid from {start:%Y-%m-%d %H:%M} "
             f"to {end:%Y-%m-%d %H:%M} UTC, not at {at:%Y-%m-%d %H:%M}: check the clock, or renew it"
         )
 
@@ -106,9 +126,16 @@ def _check_key(certificate: x509.Certificate) -> None:
     p256_key(certificate)
 
 
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return extension(certificate, x509.BasicConstraints).ca
+    except VerificationError:
+        return False
+
+
 def _check_is_authority(certificate: x509.Certificate) -> None:
     if not extension(certificate, x509.BasicConstraints).ca:
-        raise VerificationError("a certificate is not a CA's certificate")
+        raise VerificationError(f"is the certificate of {subject_of(certificate)}, which is not a CA")
 
 
 def _check_not_authority(certificate: x509.Certificate) -> None:

@@ -10,7 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
 from crypto.pki import Request
-from crypto.pki.certificate_fields import extension, load_certificate, only_uri
+from crypto.pki.certificate_fields import extension, only_uri
 from crypto.pki.trust import fingerprint
 
 Facts = dict[str, str | list[str]]
@@ -27,13 +27,11 @@ def request_facts(request: Request) -> Facts:
     }
 
 
-def certificate_facts(content: bytes) -> Facts:
-    """Return the facts that a certificate (PEM or DER) states. A peer pins its ``fingerprint``.
+def certificate_facts(certificate: x509.Certificate) -> Facts:
+    """Return the facts that a certificate states. A peer pins its ``fingerprint``.
 
-    Raises :class:`VerificationError` unless it names one federation's CA or party, and
-    :class:`crypto.errors.MalformedError` if it is no certificate. The signature is not checked.
+    Raises :class:`VerificationError` unless it names one federation's CA or party. The signature is not checked.
     """
-    certificate = load_certificate(content)
     authority = extension(certificate, x509.BasicConstraints).ca
     return {
         "kind": "CA certificate" if authority else "certificate",

@@ -16,6 +16,7 @@ import click
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
 from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
+from crypto.pki.certificate_fields import certificates_in, load_certificate
 from crypto.pki.key_files import check_absent, naming, read, rewrap, write_public
 from crypto.pki.requests import KEY_FILE, REQUEST_FILE
 from protoseal.commands.certificate_details import (
@@ -84,7 +85,7 @@ def init_command(
             check_absent(directory / CA_KEY_FILE, directory / CA_FILE)
         passphrase = read_passphrase(passphrase_file, what="the CA's key", new=True)
         trust = create_authority(directory, federation, passphrase, days, overwrite=overwrite)
-        facts = certificate_facts(trust.certificate_pem)
+        facts = certificate_facts(load_certificate(trust.certificate_pem))
     files: Facts = {"certificate": str(directory / CA_FILE), "key": str(directory / CA_KEY_FILE)}
     print_facts(facts | files, as_json=as_json)
 
@@ -179,7 +180,7 @@ def approve_command(
         passphrase = read_passphrase(passphrase_file, what="the CA's key")
         certificate = approve(authority, passphrase, content, days)
         write_public(out, certificate, overwrite=overwrite)
-        facts = certificate_facts(certificate)
+        facts = certificate_facts(load_certificate(certificate))
     print_facts(facts | {"certificate": str(out)}, as_json=as_json)
 
 
@@ -226,8 +227,13 @@ def show_command(*, file: Path, as_json: bool) -> None:
         content = read(file)
         is_request = b"CERTIFICATE REQUEST" in content
         with naming(file):
-            facts = request_facts(read_request(content)) if is_request else certificate_facts(content)
-    print_facts(facts, as_json=as_json)
+            facts = (
+                [request_facts(read_request(content))]
+                if is_request
+                else list(map(certificate_facts, certificates_in(content)))
+            )
+    for each in facts:
+        print_facts(each, as_json=as_json)
 
 
 def _identity(federation: str, site: str | None, coordinator: bool) -> Identity:

