@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -104,6 +105,8 @@ class Agreement(RunSettings):
     @field_validator("classes", mode="after")
     @classmethod
     def _distinct_classes(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        # In one Unicode form, so that files from a Mac, which decomposes letters, agree with those of other machines.
+        classes = tuple(unicodedata.normalize("NFC", name) for name in classes)
         repeated = sorted({name for name in classes if classes.count(name) > 1})
         if repeated:
             raise ValueError(f"class {repeated[0]!r} is named more than once")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -12,6 +13,9 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
 from agreement.errors import UserError
+from agreement.toml_syntax import explain
+from crypto.errors import MalformedError
+from crypto.text_decoding import decode
 
 
 class ConfigError(UserError):
@@ -28,6 +32,12 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
 
 
+_KINDS = {
+    "an agreement": {"federation", "rounds"},
+    "a site's file": {"coordinator", "data"},
+    "a coordinator's file": {"listen", "sites"},
+}
+"""Keys that tell the parties' files apart when one is given in another's place."""
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -36,17 +46,29 @@ def read_toml(path: Path, model: type[SectionT]) -> SectionT:
 
     Raises :class:`ConfigError` for a file that is missing, not TOML, or wrong in any of its keys.
     """
-    return validate(model, parse_toml(path), source=str(path), directory=path.parent)
+    table = parse_toml(path)
+    if not table:
+        raise ConfigError(str(path), ["is empty: it has no keys"])
+    kinds = {kind: keys for kind, keys in _KINDS.items() if keys <= table.keys()}
+    due = next((kind for kind, keys in _KINDS.items() if keys <= set(_keys(model))), None)
+    if kinds and due is not None and due not in kinds:
+        raise ConfigError(str(path), [f"is {next(iter(kinds))}, where {due} is required"])
+    return validate(model, table, source=str(path), directory=path.parent)
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file, not validated; raise :class:`ConfigError` if it is missing or not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(str(path), [f"cannot be read ({error.strerror})"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [f"is not TOML: {error}"]) from error
+    except MalformedError as error:
+        raise ConfigError(str(path), [str(error)]) from error
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(str(path), [explain(text, error)]) from error
 
 
 def validate(model: type[SectionT], table: dict[str, Any], *, source: str, directory: Path) -> SectionT:
@@ -96,6 +118,7 @@ def data_spec(spec: str, directory: Path | None) -> str:
     Paths that begin with ``DATA_ROOT/`` stay: they are under the data root. Domains joined by ``+`` are treated one
     by one; other forms stay as they are.
     """
+    check_path(spec)
     if directory is None:
         return spec
     return "+".join(_domain_spec(part, directory) for part in spec.split("+"))
@@ -108,7 +131,18 @@ def _domain_spec(spec: str, directory: Path) -> str:
     return spec
 
 
+def check_path(path: str) -> None:
+    """Raise ``ValueError`` for a path with a tab or a line end, which TOML makes of a backslash before t or n."""
+    control = next((letter for letter in path if unicodedata.category(letter) == "Cc"), None)
+    if control is not None:
+        raise ValueError(
+            f'{path!r} has the control character {control!r}, which a backslash in "..." made: write paths with '
+            "backslashes in single quotes"
+        )
+
+
 def _from_directory(path: Path, info: ValidationInfo) -> Path:
+    check_path(str(path))
     directory = directory_of(info)
     return path if directory is None else directory / path.expanduser()
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from agreement.errors import UserError
 from crypto import durable_files
+from crypto.errors import MalformedError
+from crypto.text_decoding import decode
 
 
 class FileError(UserError):
@@ -27,9 +29,11 @@ def write_bytes(path: Path, content: bytes) -> Path:
 def read_text(path: Path, remedy: str) -> str:
     """Return a file's text; raises :class:`FileError` that ends in the ``remedy``."""
     try:
-        return path.read_text(encoding="utf-8")
+        return decode(path.read_bytes())
     except OSError as error:
         raise FileError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+    except MalformedError as error:
+        raise FileError(f"{path}: {error}") from error
 
 
 def first_line(error: Exception) -> str:

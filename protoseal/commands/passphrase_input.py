@@ -5,6 +5,7 @@ A command-line argument is no source, because every user of the machine can read
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import click
 
+from crypto.errors import MalformedError
 from crypto.process_memory import keep_memory_private
+from crypto.text_decoding import check_encoding
 
 VARIABLE = "PROTOSEAL_KEY_PASSPHRASE"
 CREDENTIALS, CREDENTIAL = "CREDENTIALS_DIRECTORY", "passphrase"
@@ -45,7 +48,7 @@ def read_passphrase(
         return _not_empty(_from_file(file), str(file))
     variable = os.environ.get(VARIABLE)
     if variable is not None:
-        return _not_empty(os.fsencode(variable), VARIABLE)
+        return _not_empty(os.fsencode(variable).rstrip(b"\r\n"), VARIABLE)
     credential = _credential()
     if credential is not None:
         return _not_empty(_from_file(credential, shared=stat.S_IRWXO), str(credential))
@@ -68,8 +71,9 @@ def _credential() -> Path | None:
 
 
 def _from_file(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
-    """Return the file's content without the final newline; refuse a file with a permission among ``shared``.
+    """Return the file's content without a byte order mark and without the line ends at its end.
 
+    Files with a permission among ``shared`` are refused, and text in UTF-16, which a passphrase at a prompt never is.
     A credential's group permissions are not checked: systemd lets the unit's user read it by an access control list,
     whose mask shows in their place.
     """
@@ -77,9 +81,12 @@ def _from_file(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
         mode = file.stat().st_mode
         _check_private(file, mode & shared)
         content = file.read_bytes()
+        check_encoding(content)
     except OSError as error:
         raise click.ClickException(f"{file} cannot be read ({error.strerror})") from error
-    return content.removesuffix(b"\n").removesuffix(b"\r")
+    except MalformedError as error:
+        raise click.ClickException(f"{file}: {error}") from error
+    return content.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
 
 
 def _check_private(file: Path, shared: int) -> None:

@@ -17,6 +17,8 @@ folders, with a header ``file,subject``, names the subject of every training ima
 from __future__ import annotations
 
 import csv
+import io
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from typing import cast
 import numpy as np
 
 from agreement import PreprocessingSection
+from crypto.errors import MalformedError
+from crypto.text_decoding import decode
 from secure_client.data.arrays import Inputs, Samples, Source, Subjects, as_floats, checked_samples
 from secure_client.data.image_files import SUFFIXES, describe_unread, read_image
 from secure_client.data.preprocess import fit_images
@@ -125,20 +129,43 @@ def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
 
 
 def _subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
-    """Return the subject of each image, (N,), from ``subjects.csv``; None if the folder has no such file."""
+    """Return the subject of each image, (N,), from ``subjects.csv``; None if the folder has no such file.
+
+    The separator may be a comma, a semicolon or a tab. Names are compared in one Unicode form (:func:`_composed`).
+    """
     where = path / SUBJECTS
     if not where.is_file():
         return None
+    text = _text(where)
+    separator = next((mark for mark in ",;\t" if mark in text.partition("\n")[0]), ",")
+    subject_of: dict[str, str] = {}
     try:
-        with where.open(encoding="utf-8", newline="") as lines:
-            subject_of = {row["file"]: row["subject"] for row in csv.DictReader(lines, strict=True)}
-    except (KeyError, csv.Error, UnicodeDecodeError) as error:
+        for row in csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=separator):
+            file, subject = _composed(row["file"]), row["subject"]
+            if subject_of.setdefault(file, subject) != subject:
+                raise DataError(f"{where}: has two subjects for {file}; remove one of the two rows")
+    except (KeyError, csv.Error) as error:
         raise DataError(f"{where}: is not a CSV file with the header file,subject ({error})") from error
-    names = [file.path.relative_to(path).as_posix() for file in files]
+    names = [_composed(file.path.relative_to(path).as_posix()) for file in files]
     for name in names:
         if not subject_of.get(name):
             raise DataError(f"{where}: has no subject for {name}; add a row for every training image")
     return np.array([subject_of[name] for name in names], dtype=np.str_)
+
+
+def _text(path: Path) -> str:
+    """Return a text file's content; raise :class:`DataError` with the line for text that is not UTF-8."""
+    try:
+        return decode(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except MalformedError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _composed(name: str) -> str:
+    """Return a name in the Unicode form NFC; a Mac stores names of files decomposed."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _list_files(path: Path) -> _Listing:
@@ -169,9 +196,9 @@ def _tiny_imagenet(path: Path) -> _Listing:
     ]
     known = {file.label for file in train}
     test = []
-    for number, line in enumerate((path / ANNOTATIONS).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_text(path / ANNOTATIONS).splitlines(), start=1):
         name, _, rest = line.partition("\t")
-        label = rest.partition("\t")[0]
+        label = _composed(rest.partition("\t")[0])
         if label not in known:
             raise DataError(
                 f"{path / ANNOTATIONS}: line {number} names class {label!r}, which train lacks; write"
@@ -221,7 +248,7 @@ def _files(folder: Path, label: str, domain: str) -> list[_File]:
         raise DataError(
             f"{folder}: holds no images; add images, or remove the folder if the site lacks this class"
         )
-    return [_File(file, label, domain) for file in files]
+    return [_File(file, _composed(label), domain) for file in files]
 
 
 def _samples_of(

@@ -28,6 +28,7 @@ from tests.crypto.conftest import PASSPHRASE, Federation
 
 CHEAP = Stretching.NONE_FOR_RANDOM_SECRET
 Change = Callable[[bytes], bytes]
+OTHER_CERTIFICATE = b""
 HARMLESS: dict[str, Change] = {
     "CRLF": lambda pem: pem.replace(b"\n", b"\r\n"),
     "CR": lambda pem: pem.replace(b"\n", b"\r"),
@@ -49,8 +50,7 @@ HARMLESS: dict[str, Change] = {
     ),
     "a certificate of somebody else behind": lambda pem: pem + OTHER_CERTIFICATE,
 }
-"""What editors and mail programs do to a file, without a meaning (RFC 7468, sections 2 and 3)."""
-OTHER_CERTIFICATE = b""
+"""Changes by editors and mail programs that have no meaning (RFC 7468, sections 2 and 3)."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,7 +168,7 @@ NOT_A_KEY: dict[str, tuple[Change, str]] = {
     "a site's file": (lambda pem: b'name = "north"\n', "-----BEGIN"),
     "two keys": (lambda pem: pem + pem, "several"),
 }
-"""What is no key file, and a word of the sentence that says what the file is."""
+"""Contents that are no key file, and a word of the sentence that says what the file is."""
 
 
 @pytest.mark.parametrize("name", NOT_A_KEY)

@@ -46,6 +46,34 @@ def test_a_file_wins_over_the_environment_and_that_over_a_credential(
     assert read(write(tmp_path / "file", "file\n", 0o600)) == b"file"
 
 
+@pytest.mark.parametrize(
+    "content", [b"secret", b"secret\n", b"secret\r\n", b"secret\n\n", b"\xef\xbb\xbfsecret\r\n"]
+)
+def test_line_ends_and_a_byte_order_mark_are_no_part_of_a_passphrase(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "file", "", 0o600)
+    file.write_bytes(content)
+    assert read(file) == b"secret"
+    monkeypatch.setenv(VARIABLE, "secret\r")
+    assert read() == b"secret"
+
+
+@pytest.mark.parametrize("content", [b" secret ", b'"secret"', bytes(range(1, 33)), b"\xfe\x00\x99secret"])
+def test_other_letters_are_part_of_a_passphrase(content: bytes, tmp_path: Path) -> None:
+    file = write(tmp_path / "file", "", 0o600)
+    file.write_bytes(content)
+    assert read(file) == content
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_passphrase_in_another_encoding_is_refused_by_the_files_name(encoding: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "file", "", 0o600)
+    file.write_bytes("secret\r\n".encode(encoding))
+    with pytest.raises(click.ClickException, match=str(file)):
+        read(file)
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o440, 0o660])
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(click.ClickException, match="open to others on this machine"):

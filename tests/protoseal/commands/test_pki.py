@@ -210,10 +210,10 @@ def test_a_passphrase_comes_from_a_private_file(run: Run, tmp_path: Path) -> Non
     _refused(run(*INIT, "--overwrite", "--passphrase-file", "absent"), "absent cannot be read")
 
 
-def test_only_the_end_of_the_line_is_taken_off(tmp_path: Path) -> None:
+def test_line_ends_alone_are_taken_off(tmp_path: Path) -> None:
     path = tmp_path / "passphrase"
     path.touch(0o600)
-    for content, passphrase in ((b" a b \n", b" a b "), (b"a\n\n", b"a\n"), (b"a\r\n", b"a"), (b"a", b"a")):
+    for content, passphrase in ((b" a b \n", b" a b "), (b"a\n\n", b"a"), (b"a\r\n", b"a"), (b"a", b"a")):
         path.write_bytes(content)
         assert read_passphrase(path, what="it") == passphrase
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import textwrap
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,37 @@ def test_a_list_that_leaves_something_out_is_refused(folder: Path, text: str, re
 
 def test_a_list_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "subjects.csv").write_bytes(b"file,subject\n\xff\xff,1\n")
-    with pytest.raises(DataError, match="CSV"):
+    with pytest.raises(DataError, match=r"subjects\.csv: line 2 "):
         read_folder(folder, None)
+
+
+def test_a_list_is_read_as_spreadsheets_write_it(folder: Path) -> None:
+    expected = read_folder(told(folder, COMPLETE), None).train.subjects
+    assert expected is not None
+    text = textwrap.dedent(COMPLETE).lstrip()
+    for content in (
+        text.encode("utf-8-sig"),
+        text.replace("\n", "\r\n").encode("utf-8-sig"),
+        text.replace("r,", "r;").replace("e,", "e;").replace("g,", "g;").encode(),
+    ):
+        (folder / "subjects.csv").write_bytes(content)
+        subjects = read_folder(folder, None).train.subjects
+        assert subjects is not None
+        assert subjects.tolist() == expected.tolist()
+    (folder / "subjects.csv").write_bytes(text.encode("utf-16"))
+    with pytest.raises(DataError, match=r"subjects\.csv"):
+        read_folder(folder, None)
+    with pytest.raises(DataError, match=r"two subjects for train/cat/2\.png"):
+        read_folder(told(folder, COMPLETE + "    train/cat/2.png,8\n"), None)
+
+
+def test_names_of_a_mac_are_the_same_names(tmp_path: Path) -> None:
+    stored, written = (unicodedata.normalize(form, "Ödem") for form in ("NFD", "NFC"))
+    picture(tmp_path / stored / f"{stored}.png")
+    source = read_folder(told(tmp_path, f"file,subject\n{written}/{written}.png,ann\n"), None)
+    assert source.train.subjects is not None
+    assert source.train.subjects.tolist() == ["ann"]
+    assert load(f"folder:{tmp_path}", data_root=None, agreed=None, classes=("a", written)).train.labels == [1]
 
 
 # Data of one's own
