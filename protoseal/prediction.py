@@ -17,6 +17,8 @@ from agreement import Agreement, Inference
 from agreement.storage.atomic_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
+from secure_client.data.input_ranges import InputRanges
+from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
 from secure_client.output.site_log import read_site_log
@@ -24,6 +26,7 @@ from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.site_model.prototype_targets import deciding_guide, inference_guide
 from secure_client.training.learner import choose_device
+from secure_client.user_code import describe_failure
 
 _BATCH = 256
 
@@ -66,11 +69,13 @@ def own_inference(trained: Trained) -> By:
     return By.PROTOTYPE if by_nearest and deciding_guide(trained.prototypes) is not None else By.CLASSIFIER
 
 
-def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:
+def predict(
+    trained: Trained, inputs: Dataset[Any], by: By, *, device: str, ranges: InputRanges | None = None
+) -> tuple[list[int], list[int]]:
     """Predict; return classes and the data set's labels, as indices into the agreement's classes.
 
-    ``inputs`` yields (float32 tensor, int label). :class:`agreement.storage.atomic_files.FileError` for inputs that the
-    model cannot take.
+    ``inputs`` yields (float32 tensor, int label), and is added to ``ranges``.
+    Raises :class:`ModelError` for inputs that the model cannot take.
     """
     where = choose_device(device)
     model = trained.model.to(where)
@@ -78,12 +83,13 @@ def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> t
     predicted: list[int] = []
     labels: list[int] = []
     for batch, known in DataLoader(inputs, batch_size=_BATCH):
+        if ranges is not None:
+            ranges.add(batch)
         try:
             chosen = _classes_of(model, batch.to(where), guide)
-        except RuntimeError as error:
-            shape, reason = tuple(batch.shape[1:]), str(error).splitlines()[0]
-            raise FileError(
-                f"the model fails on inputs of shape {shape} ({reason}); give inputs of the agreed shape"
+        except Exception as error:  # a model of the site's own raises anything
+            raise describe_failure(
+                ModelError, f"the model, for inputs of shape {tuple(batch.shape[1:])}", error
             ) from error
         predicted += chosen.tolist()
         labels += torch.as_tensor(known).tolist()

@@ -128,6 +128,7 @@ def open_learner(config: SiteConfig, data: SiteData) -> Learner:
         model=config.model_spec,
         device=config.device,
         pretrained=config.pretrained,
+        accept_dark_or_constant_inputs=config.accept_dark_or_constant_inputs,
     )
 
 
@@ -221,7 +222,11 @@ def _run(
     book = releases or exact
     if config.privacy is not None and sketch is not None and book is not None:
         book.note(_compare(config.privacy, sketch, records_key))
-    trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
+    learner = open_learner(config, data)
+    for ranges in learner.ranges:
+        for warning in ranges.warnings:
+            _log.warning("%s: %s", ranges.where, warning)
+    trainee = build_trainee(agreement, learner, journal, releases)
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(config, party))
         peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None

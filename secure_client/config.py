@@ -47,6 +47,8 @@ class SiteConfig(PartyFile):
     """Convert images between grey and RGB as agreed, instead of refusing them."""
     table: TableFormat = TableFormat()
     """Format of this site's table."""
+    accept_dark_or_constant_inputs: bool = False
+    """Use data of which every image is constant or below a tenth of the scale, or every record equal."""
     device: Device = "auto"
     """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
     out: LocalPath

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from agreement import LogLevel
 from crypto.errors import KeyStoreError
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
@@ -74,6 +75,8 @@ def check(config: Path, as_json: bool) -> None:
     from secure_client.check.checks import check_site
 
     loaded = load_site(config)
+    if loaded.log_level is LogLevel.DEBUG:  # tracebacks of the site's code; the findings say the rest
+        start_log(loaded.log_level)
     findings = []
     for finding in check_site(loaded, cache(partial(_passphrase_to_try, loaded))):
         findings.append(finding)

@@ -10,6 +10,7 @@ import click
 
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
+from protoseal.commands.terminal_escaping import printable
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Device of the computation: auto (a GPU if there is one), cpu or cuda:N.",
 )
+@click.option(
+    "--accept-dark-or-constant-inputs",
+    "accept",
+    is_flag=True,
+    help="Predict also if all images have one value in all pixels or stay below a tenth of the agreed scale, or if all"
+    " records are equal.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the predictions as JSON.")
 @one_line_errors
 def predict(
@@ -58,12 +66,17 @@ def predict(
     images: tuple[Path, ...],
     by: str | None,
     device: str,
+    accept: bool,
     as_json: bool,
 ) -> None:
-    """Classify images, or the test part of a data set, with the model that a site trained."""
+    """Classify images, or the test part of a data set, with the model that a site trained.
+
+    Least, largest and mean value of each channel, beside the agreed scale, are printed on standard error.
+    """
     from agreement import Inference
     from protoseal.prediction import By, load_trained, own_inference
     from protoseal.prediction import predict as run
+    from secure_client.data.input_ranges import InputRanges
 
     if (data is None) == (not images):
         raise click.UsageError("give either --data or one or more --image")
@@ -73,12 +86,21 @@ def predict(
     chosen_by = By(by) if by else own_inference(trained)
     if not by and chosen_by is By.CLASSIFIER and agreement.inference is Inference.PROTOTYPE:
         click.echo("no prototype was released to predict by: the classifier predicts instead", err=True)
-    predicted, labels = run(trained, inputs, chosen_by, device=device)
+    ranges = InputRanges(agreement.preprocessing, data or "the given images")
+    predicted, labels = run(trained, inputs, chosen_by, device=device, ranges=ranges)
+    if not accept:
+        ranges.check("give --accept-dark-or-constant-inputs")
+    click.echo(printable(str(ranges)), err=True)
     chosen = [
         {"sample": name, "class": agreement.classes[index]}
         for name, index in zip(names, predicted, strict=True)
     ]
-    result: dict[str, Any] = {"by": chosen_by.value, "predictions": chosen}
+    result: dict[str, Any] = {
+        "by": chosen_by.value,
+        "predictions": chosen,
+        "channels": ranges.channels,
+        "warnings": ranges.warnings,
+    }
     if not images:
         result["accuracy"] = sum(p == y for p, y in zip(predicted, labels, strict=True)) / len(labels)
     click.echo(json.dumps(result, indent=2) if as_json else _lines(result))

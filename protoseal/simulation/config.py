@@ -63,6 +63,8 @@ class SimulationConfig(RunSettings):
     """Most test samples of each class and domain."""
     compare: tuple[KnownMethod, ...] = ()
     """Further methods and controls on the same data."""
+    accept_dark_or_constant_inputs: bool = False
+    """Use data of which every image is constant or below a tenth of the scale, or every record equal."""
     device: Device = "auto"
     """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
     models: tuple[ModelSpec, ...] = ()

@@ -144,6 +144,7 @@ class Scene:
             batching=Batching(config.batched),
             models=config.models,
             pretrained=config.pretrained,
+            accept_dark_or_constant_inputs=config.accept_dark_or_constant_inputs,
         )
 
     @property

@@ -41,6 +41,7 @@ class SiteTraining:
     batching: Batching = Batching.NEVER
     models: tuple[str, ...] = ()
     pretrained: Path | None = None
+    accept_dark_or_constant_inputs: bool = False
 
     def model_of(self, agreement: Agreement, position: int) -> str:
         """Return the model that the site at that position trains."""
@@ -56,6 +57,7 @@ class SiteTraining:
             model=model,
             device=self.device,
             pretrained=self.pretrained if model == agreement.training.model else None,
+            accept_dark_or_constant_inputs=self.accept_dark_or_constant_inputs,
         )
         if position == 0:
             warn_of_fedavg(agreement, learner)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import Dataset
 
 from agreement import Agreement
 from algorithms.gram_matrix import Bool
@@ -18,6 +21,7 @@ from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, ope
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
 from secure_client.check.disk_checks import check_folders, check_state
 from secure_client.config import SiteConfig
+from secure_client.data.input_ranges import InputRanges
 from secure_client.errors import SiteError
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
@@ -27,7 +31,9 @@ from secure_client.privacy.run_cost import planned_epsilon, planned_in_words, wo
 from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party
 from secure_client.site_model.learner_factory import build_initial_model, check_averaged
-from secure_client.training.learner import choose_device
+from secure_client.training.batches import open_source
+from secure_client.training.learner import choose_device, read_labels
+from secure_client.user_code import describe_failure
 
 R = TypeVar("R")
 
@@ -58,9 +64,10 @@ def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[F
     yield _tried("agreement", lambda: _agreement(config.agreement))
     model = _tried("model", lambda: _model(config))
     yield model
+    both = _tried("data and model", lambda: _learner(config)) if model.ok else model
     if model.ok:
-        yield _tried("data and model", lambda: _learner(config))
-    else:
+        yield both
+    if not both.ok:  # the data by themselves
         yield _tried("data", lambda: _data(config))
     yield _tried("privacy", lambda: _privacy(config))
     yield _tried("folders", lambda: check_folders(config))
@@ -100,6 +107,10 @@ def _tried(what: str, attempt: Callable[[], str]) -> Finding:
         return Finding(what, False, str(error))
     except OSError as error:
         return Finding(what, False, f"{error.filename or what}: {error.strerror or error}")
+    except (
+        BaseException
+    ) as error:  # a fault of the program, or of a site's code where nothing else catches it
+        return Finding(what, False, str(describe_failure(SiteError, what, error)))
 
 
 def _agreement(agreement: Agreement) -> str:
@@ -169,7 +180,20 @@ def _model(config: SiteConfig) -> str:
 
 def _data(config: SiteConfig) -> str:
     data = load_data(config)
-    return f"{data.train_samples} training samples, not yet run through the model"
+    parts = {"training": data.train, "test": data.test}
+    read = [_read(part, name, config) for name, part in parts.items() if part is not None]
+    return (
+        f"{data.train_samples} training samples, not yet run through the model; {'; '.join(map(str, read))}"
+    )
+
+
+def _read(part: Dataset[Any], name: str, config: SiteConfig) -> InputRanges:
+    """Read a part of the data without a model; raise the errors that a run's start would raise."""
+    ranges = InputRanges(config.agreement.preprocessing, f"{config.data}: {name} data")
+    read_labels(open_source(part, torch.device("cpu")), len(config.agreement.classes), ranges)
+    if not config.accept_dark_or_constant_inputs:
+        ranges.check()
+    return ranges
 
 
 def _certificate(party: Party) -> str:
@@ -181,13 +205,17 @@ def _certificate(party: Party) -> str:
 def _learner(config: SiteConfig) -> str:
     agreement = config.agreement
     data = load_data(config)
-    _, counts = open_learner(config, data).prototypes()
+    learner = open_learner(config, data)
+    _, counts = learner.prototypes()
     missing: Bool = counts == 0
     absent = [name for name, out in zip(agreement.classes, missing, strict=True) if out]
     per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)
     without = f"; no samples of {', '.join(absent)}" if absent else ""
     samples = f"{data.train_samples} training samples ({per_class}){without}"
-    return f"{samples}; {config.model_spec} on {choose_device(config.device)}"
+    ranges = "; ".join(
+        f"{name}: {ranges}" for name, ranges in zip(("training", "test"), learner.ranges, strict=False)
+    )
+    return f"{samples}; {ranges}; {config.model_spec} on {choose_device(config.device)}"
 
 
 def _reached(config: SiteConfig, reply: CheckReply) -> str:

@@ -27,6 +27,7 @@ class SiteData:
     ``validation`` are samples that the site keeps aside for early stopping, or None. ``subjects`` int64 (N,) has the
     number of each training sample's subject, in the order of ``train``; None if subjects are unknown. ``root`` is the
     folder or file from which ``train`` is read as needed; None if it is in memory, or the site's file names no such.
+    ``where`` names the data in errors.
     """
 
     train: Dataset[Any]
@@ -36,6 +37,7 @@ class SiteData:
     scale: TableScale | None = None
     """Scale of a table's features, by which the site's model predicts too."""
     root: Path | None = None
+    where: str = ""
 
     @property
     def train_samples(self) -> int:
@@ -66,6 +68,7 @@ def load_site_data(
             None if test is None else _own_dataset(test, agreement, f"{spec}: test", **convert),
             subjects=numbered(_own_subjects(train, spec)),
             root=None if isinstance(train, Samples) else data_root,
+            where=spec,
         )
     data = load(
         spec,
@@ -81,6 +84,7 @@ def load_site_data(
         None if data.test is None else to_dataset(data.test, agreed, where=spec),
         subjects=numbered(data.train.subjects),
         scale=agreed if isinstance(agreed, TableScale) else None,
+        where=spec,
     )
 
 

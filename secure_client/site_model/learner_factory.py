@@ -80,10 +80,12 @@ def build_learner(
     model: str,
     device: str,
     pretrained: Path | None = None,
+    accept_dark_or_constant_inputs: bool = False,
 ) -> Learner:
     """Return the learner that the agreement prescribes.
 
-    Raises a :class:`secure_client.errors.SiteError`.
+    Raises a :class:`secure_client.errors.SiteError`: :class:`secure_client.errors.DataError` if all images are dark or
+    constant, or all records equal, without ``accept_dark_or_constant_inputs``.
     """
     training = agreement.training
     built = build_initial_model(agreement, model, pretrained)
@@ -108,7 +110,11 @@ def build_learner(
         dim=agreement.dim,
         device=choose_device(device),
         private=agreement.privacy is not None,
+        agreed=agreement.preprocessing,
     )
+    if not accept_dark_or_constant_inputs:
+        for ranges in learner.ranges:
+            ranges.check()
     check_rows_change(agreement, learner)
     return learner
 

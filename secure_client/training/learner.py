@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from agreement import Predicts
+from agreement import Predicts, PreprocessingSection
 from agreement.recipe import Recipe, Stage
 from algorithms import inference, metrics
 from algorithms.feddbp.fisher import fisher_scores
@@ -24,6 +24,7 @@ from algorithms.gram_matrix import Bool, Float
 from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Guide, class_means
 from secure_client.data import SiteData
+from secure_client.data.input_ranges import InputRanges
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
 from secure_client.models.prototype_model import (
     Filled,
@@ -82,8 +83,9 @@ class Learner:
         dim: int,
         device: torch.device,
         private: bool = False,
+        agreed: PreprocessingSection | None = None,
     ) -> None:
-        """Move model and data to ``device`` and try one batch.
+        """Move model and data to ``device`` and try one batch. ``ranges`` are shown on the scale of ``agreed``.
 
         ``private``: the agreement has ``[privacy]``, which decides what a record that can no longer be read does (see
         :mod:`secure_client.training.lost_data`).
@@ -105,7 +107,13 @@ class Learner:
         self._owners = data.subjects
         self._records: StepRecords | None = None
         self._check()
-        self._labels = _known_labels(self._train, self._classes)
+        where = data.where or site
+        self.ranges = [InputRanges(agreed, f"{where}: training data")]
+        """Ranges of the training inputs, and of the test inputs if there are any; secrets of this site."""
+        self._labels = read_labels(self._train, self._classes, self.ranges[0])
+        if self._test is not None:
+            self.ranges.append(InputRanges(agreed, f"{where}: test data"))
+            read_labels(self._test, self._classes, self.ranges[1])
         self._train_counts = torch.bincount(self._labels, minlength=classes).numpy()
         if recipe.dp_sgd is not None:
             self._check_private()
@@ -263,7 +271,7 @@ class Learner:
     def evaluate_on(self, dataset: Dataset[Any], prototypes: Guide | None) -> Evaluation:
         """Evaluate on another test set; raise :class:`DataError` for one without samples or with other classes."""
         source = open_source(dataset, self._device)
-        _known_labels(source, self._classes)
+        read_labels(source, self._classes)
         return self._evaluated(source, prototypes)
 
     def state(self) -> dict[str, Tensor]:
@@ -418,8 +426,6 @@ class Learner:
         """Raise the constructor's errors."""
         inputs, _ = next(self._train.batches([[0]]))
         check_model(self._model, inputs, classes=self._classes, dim=self._dim)
-        if self._test is not None:
-            _known_labels(self._test, self._classes)
         if has_batch_norm(self._model) and 1 in (self._schedule.batch_size, len(self._train)):
             raise TrainingError(
                 "batch normalisation cannot train on single samples; use a batch size of 2 or more"
@@ -427,14 +433,19 @@ class Learner:
             )
 
 
-def _known_labels(source: Source, classes: int) -> Tensor:
-    """Return the labels of all samples, int64 (N,), on the CPU. :class:`DataError` for a label outside [0, K)."""
+def read_labels(source: Source, classes: int, ranges: InputRanges | None = None) -> Tensor:
+    """Read all samples; return their labels, int64 (N,), on the CPU, and add the inputs to ``ranges``.
+
+    Raises :class:`DataError` for a label outside [0, K).
+    """
     found = []
-    for _, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
+    for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise DataError(
                 f"label {int(outside[0])} is outside the {classes} agreed classes, 0 to {classes - 1}"
             )
         found.append(labels.cpu())
+        if ranges is not None:
+            ranges.add(inputs)
     return torch.cat(found)

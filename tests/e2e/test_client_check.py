@@ -30,7 +30,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.app import JOURNAL, STORAGE_KEY, open_party, run_site, sketch_records
 from secure_client.check.checks import Finding, check_site
 from secure_client.config import load_site
-from secure_client.errors import Unreachable
+from secure_client.errors import DataError, Unreachable
 from secure_client.output.site_files import MODEL, write_agreement
 from secure_client.privacy.record_overlap import RECORDS_KEY, open_records_key
 from secure_client.privacy.run_cost import event_of, planned_epsilon
@@ -148,6 +148,15 @@ def have_colour_images(site: Site) -> None:
     np.savez(path, allow_pickle=False, **colours)
 
 
+def have_twelve_bits(site: Site) -> None:
+    path = site.folder / "data.npz"
+    dark = dict(np.load(path).items())
+    dark["x_train"] = (
+        np.linspace(0, 4095, dark["x_train"].size).astype(np.uint16).reshape(dark["x_train"].shape)
+    )
+    np.savez(path, allow_pickle=False, **dark)
+
+
 def have_begun(site: Site) -> None:
     site.begin()
 
@@ -205,7 +214,8 @@ CASES: dict[str, tuple[Callable[[Site], None], set[str], str]] = {
     ),
     "another run": (agree_on_another_run, {"same agreement", "run"}, 'run: here "another"'),
     "not listed": (be_no_site_of_the_list, AT_THE_COORDINATOR - {"coordinator"}, "coordinator.toml"),
-    "other channels": (have_colour_images, {"data and model", "privacy"}, "convert_channels"),
+    "other channels": (have_colour_images, {"data and model", "data", "privacy"}, "convert_channels"),
+    "12 bits of 16": (have_twelve_bits, {"data and model", "data"}, "0.06249"),
     "secrets under another key": (lose_the_key_of_the_state, {"state"}, ""),
     "no storage key": (lose_the_storage_key, {"state"}, "storage.key"),
     "the state of another run": (have_the_state_of_another_run, {"state"}, "run 'earlier'"),
@@ -255,6 +265,18 @@ def test_run_warns_of_settings_that_expose(site: Site, caplog: pytest.LogCapture
         run_site(config, (site.folder / "passphrase").read_bytes())
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warned_in(warnings) == set(EXPOSING)
+
+
+def test_run_refuses_dark_images_before_it_dials(site: Site) -> None:
+    have_twelve_bits(site)
+    dial_a_wrong_address(site)
+    config = load_site(site.file).model_copy(update={"retry_seconds": 0.1})
+    passphrase = (site.folder / "passphrase").read_bytes()
+    with pytest.raises(DataError) as raised:
+        run_site(config, passphrase)
+    assert "data.npz" in str(raised.value)
+    with pytest.raises(Unreachable):
+        run_site(config.model_copy(update={"accept_dark_or_constant_inputs": True}), passphrase)
 
 
 @pytest.mark.parametrize("spoil", [exhaust_the_budget, leave_budget_for_one_round])
