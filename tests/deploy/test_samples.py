@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agreement import ConfigError, FeddbpSection, FedplccSection, Method, Protection, load_agreement
+from agreement import Agreement, ConfigError, Method, Protection, load_agreement
+from agreement.toml_loading import Section, validate
 from crypto.pki.authority import CA_FILE
 from crypto.pki.requests import KEY_FILE
 from privacy.accounting.events import DpSgd
+from protoseal.simulation.config import SimulationConfig
 from secure_client.config import load_site
 from secure_client.models.prototype_model import small_cnn
 from secure_client.privacy.run_cost import planned_epsilon, training_of
@@ -79,6 +83,86 @@ def test_an_agreement_is_what_the_walk_through_says(
     assert agreed.min_holders >= 3
 
 
+def settings_of(table: Mapping[str, Any], *above: str) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each setting in a table and its sections."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from settings_of(value, *above, key)
+        else:
+            yield (*above, key)
+
+
+def without(table: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the table without one of its settings."""
+    rest = dict(table)
+    if path[1:]:
+        rest[path[0]] = without(table[path[0]], path[1:])
+    else:
+        del rest[path[0]]
+    return rest
+
+
+def judged(model: type[Section], table: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Return the settings that equal their default, and those that differ from it; required ones have none."""
+    whole = validate(model, table, source="sample", directory=SAMPLES)
+    equal: set[str] = set()
+    differing: set[str] = set()
+    for path in settings_of(table):
+        try:
+            default = validate(model, without(table, path), source="sample", directory=SAMPLES)
+        except ConfigError:
+            continue
+        (equal if default == whole else differing).add(".".join(path))
+    return equal, differing
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """Return the line that sets each setting."""
+    lines: dict[str, str] = {}
+    section = ""
+    for line in text.splitlines():
+        if heading := re.match(r"\[([\w.]+)\]", line):
+            section = f"{heading[1]}."
+        elif key := re.match(r"(\w+) = ", line):
+            lines[section + key[1]] = line
+    return lines
+
+
+PRIVATE_TUTORIAL = "first-private-run.md"
+SHOWN = {"min_holders", "min_sites", "privacy.extractor"}
+"""Settings that a reader of an agreement must see, whatever the default: they say who is protected from whom."""
+DIFFERING = {
+    "agreement-dpsgd.toml": {
+        *(f"training.{name}" for name in ("lr", "momentum", "batch_size", "local_epochs", "norm")),
+        "privacy.release_every",
+    },
+    "agreement-masked.toml": {"pfpl.weighting"},
+    PRIVATE: {"training.model", "training.norm"},
+    PRIVATE_TUTORIAL: {
+        *("method", "protection", "dataset", "rounds", "compare"),
+        *("training.model", "training.norm"),
+    },
+}
+"""Settings whose default would be another value, by file; the reason stands beside each."""
+
+
+def text_of(name: str) -> str:
+    """Return the text of a sample, or of the configuration that a tutorial writes."""
+    if name in AGREEMENTS:
+        return (SAMPLES / name).read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "tutorials" / name).read_text(encoding="utf-8")
+    return page.partition(".toml <<'END'\n")[2].partition("\nEND\n")[0]
+
+
+@pytest.mark.parametrize("name", [*AGREEMENTS, PRIVATE_TUTORIAL])
+def test_a_sample_sets_only_what_its_default_would_not_serve_and_says_why(name: str) -> None:
+    text = text_of(name)
+    equal, differing = judged(Agreement if name in AGREEMENTS else SimulationConfig, tomllib.loads(text))
+    assert equal <= SHOWN
+    assert differing == DIFFERING.get(name, set())
+    assert all("#" in line for setting, line in lines_of(text).items() if setting in differing)
+
+
 def test_agreements_are_of_one_federation_and_of_different_runs() -> None:
     agreements = [load_agreement(SAMPLES / name) for name in AGREEMENTS]
     assert len({each.run for each in agreements}) == len(agreements) == 7
@@ -92,16 +176,7 @@ def test_fedpc_averages_what_its_model_has(name: str) -> None:
     assert (agreed.averaging.parameters, agreed.averaging.buffers) == averaged.sizes
 
 
-def test_feddbp_says_every_number_of_its_method_as_it_is_by_default() -> None:
-    """The sample spells out the paper's values, except switches that disable parts of the method."""
-    agreed = load_agreement(SAMPLES / "agreement-feddbp.toml").feddbp
-    assert agreed == FeddbpSection()
-    assert agreed.model_fields_set == {
-        name for name, value in FeddbpSection().model_dump().items() if not isinstance(value, bool)
-    }
-
-
-def test_fedplcc_averages_a_whole_model_and_says_every_number_of_its_method() -> None:
+def test_fedplcc_averages_a_whole_model() -> None:
     agreed = load_agreement(SAMPLES / "agreement-fedplcc.toml")
     assert agreed.training.model == "small-cnn"
     assert agreed.preprocessing is not None
@@ -109,10 +184,6 @@ def test_fedplcc_averages_a_whole_model_and_says_every_number_of_its_method() ->
     model = small_cnn(len(agreed.classes), agreed.dim, shape.channels, shape.image_size)
     assert agreed.averaging.parameters == sum(each.numel() for each in model.parameters())
     assert agreed.averaging.buffers == sum(each.numel() for each in model.buffers()) == 0
-    assert agreed.fedplcc == FedplccSection()
-    assert agreed.fedplcc.model_fields_set == {
-        name for name, value in FedplccSection().model_dump().items() if not isinstance(value, bool)
-    }
 
 
 SERVING = [
