@@ -7,24 +7,28 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from agreement import Agreement, Inference
 from agreement.storage.atomic_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
 from secure_client.data.input_ranges import InputRanges
+from secure_client.data.table import parse_table
+from secure_client.data.table_scale import scaled
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
-from secure_client.output.site_log import read_site_log
+from secure_client.output.site_log import SiteLog, read_site_log
 from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.site_model.prototype_targets import deciding_guide, inference_guide
+from secure_client.table_format import format_beside
 from secure_client.training.learner import choose_device
 from secure_client.user_code import describe_failure
 
@@ -45,6 +49,7 @@ class Trained:
     agreement: Agreement
     model: PrototypeModel
     prototypes: SitePrototypes
+    log: SiteLog
 
 
 def load_trained(folder: Path) -> Trained:
@@ -60,7 +65,47 @@ def load_trained(folder: Path) -> Trained:
         reason = " ".join(str(error).split())
         raise FileError(f"{path} does not fit the model {log.model!r}: {reason}") from error
     model.eval()
-    return Trained(agreement, model, read_prototypes(folder))
+    return Trained(agreement, model, read_prototypes(folder), log)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table as inputs, the line of each in the file, and the lines of rows that are left out.
+
+    Without ``labelled`` the labels of ``inputs`` mean nothing.
+    """
+
+    inputs: TensorDataset
+    lines: tuple[int, ...]
+    left_out: tuple[int, ...]
+    labelled: bool
+
+
+def read_rows(trained: Trained, path: Path) -> Rows:
+    """Read the rows of a table for the model that a site trained: with the site's scale and the site's format.
+
+    A format beside the file replaces the site's. The file need have no labels. Raises
+    :class:`secure_client.errors.DataError`.
+    """
+    agreement, log = trained.agreement, trained.log
+    if agreement.table is None or log.scale is None:
+        raise FileError(
+            f"{path}: this run's agreement is not on tables: give npz:PATH, folder:PATH or images"
+        )
+    written = format_beside(path) if log.table is None or path.with_suffix(".toml").exists() else log.table
+    table = parse_table(path, agreement.table, written, agreement.classes, labelled=False)
+    kept = table.kept
+    if not kept.any():
+        raise FileError(f"{path}: every row is left out for a missing value: fill in values")
+    inputs = torch.from_numpy(scaled(table.features(), log.scale, str(path)))
+    indices = [agreement.classes.index(name) for name in table.labels or agreement.classes[:1] * len(kept)]
+    lines = np.array(table.lines)
+    return Rows(
+        TensorDataset(inputs, torch.tensor(indices)[torch.from_numpy(kept)]),
+        tuple(lines[kept].tolist()),
+        tuple(lines[~kept].tolist()),
+        table.labels is not None,
+    )
 
 
 def own_inference(trained: Trained) -> By:

@@ -7,10 +7,12 @@ missing values) is the site's own matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import inf, isfinite
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agreement.field_types import Positive
 from agreement.toml_loading import Section
@@ -30,6 +32,28 @@ class Imputation(Section):
     """Number, or one of the column's categories."""
 
 
+def _scale_form(given: object) -> object:
+    """Return a value that has the form of a scale: a union of types would say in several lines what another lacks."""
+    match given:
+        case None | "site":
+            return given
+        case [int() | float() as mean, int() | float() as deviation]:
+            numbers = bool not in (type(mean), type(deviation)) and isfinite(mean)
+            if numbers and 0 < deviation < inf:
+                return float(mean), float(deviation)
+    raise ValueError(f'scale is [mean, deviation], with a deviation above 0, or "site", not {given!r}')
+
+
+def _missing_form(given: object) -> object:
+    match given:
+        case "refuse" | "leave out" | Imputation():
+            return given
+        case {"impute": int() | float() | str() as value, **others} if not others:
+            if isinstance(value, str) or isfinite(value):
+                return given
+    raise ValueError(f'missing is "refuse", "leave out" or {{impute = VALUE}}, not {given!r}')
+
+
 class TableColumn(Section):
     """One column: of numbers, or of categories, which become a feature (0 or 1) for each category.
 
@@ -39,13 +63,13 @@ class TableColumn(Section):
 
     name: Text
     """Name of the column, of which a site's `names` may be a translation."""
-    categories: Annotated[tuple[Text, ...], Field(min_length=2)] | None = None
+    categories: tuple[Text, ...] | None = None
     """Categories, in order; without them the column has numbers."""
     drop_first: bool = False
     """Make no feature for the first category."""
-    scale: tuple[Finite, Positive] | Literal["site"] | None = None
+    scale: Annotated[tuple[Finite, Positive] | Literal["site"] | None, BeforeValidator(_scale_form)] = None
     """Mean and deviation, or `"site"` for those of the site's training rows; `[privacy]` refuses `"site"`."""
-    missing: Imputation | Literal["refuse", "leave out"] = "refuse"
+    missing: Annotated[Imputation | Literal["refuse", "leave out"], BeforeValidator(_missing_form)] = "refuse"
     """Missing values: `"refuse"`, `"leave out"` the row, or `{impute = VALUE}` with a feature that marks them."""
 
     @model_validator(mode="after")
@@ -56,9 +80,9 @@ class TableColumn(Section):
             if isinstance(self.missing, Imputation) and isinstance(self.missing.impute, str):
                 raise ValueError(f"column {self.name!r} has numbers: impute a number, not a text")
             return self
-        repeated = sorted({name for name in self.categories if self.categories.count(name) > 1})
-        if repeated:
-            raise ValueError(f"column {self.name!r} has category {repeated[0]!r} more than once")
+        repeated = _repeated(self.categories)
+        if repeated is not None or len(self.categories) < 2:
+            raise ValueError(f"column {self.name!r} needs two or more categories, each named once")
         if isinstance(self.scale, tuple):
             raise ValueError(
                 f"column {self.name!r} has categories, which take no agreed mean and deviation: remove scale, or"
@@ -97,15 +121,16 @@ class TableColumn(Section):
 class TableSection(Section):
     """Columns of a table, in the order of their features. A site's file may have more columns, which are not read."""
 
-    columns: Annotated[tuple[TableColumn, ...], Field(min_length=1, max_length=1 << 16)]
+    columns: tuple[TableColumn, ...]
     """Columns that are read, in order."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        names = [column.name for column in self.columns]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"column {repeated[0]!r} is listed more than once")
+        if not self.columns:
+            raise ValueError("columns is empty: list the columns that are read")
+        repeated = _repeated(column.name for column in self.columns)
+        if repeated is not None:
+            raise ValueError(f"column {repeated!r} is listed more than once")
         return self
 
     @property
@@ -117,3 +142,9 @@ class TableSection(Section):
     def scaled_by_site(self) -> tuple[str, ...]:
         """Names of the columns that each site scales by its own training rows."""
         return tuple(column.name for column in self.columns if column.scale == SITE_SCALE)
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """Return a name that occurs more than once; None if there is none."""
+    name, count = max(Counter(names).items(), key=lambda each: each[1], default=("", 0))
+    return name if count > 1 else None

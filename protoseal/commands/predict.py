@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from agreement import Agreement
+    from protoseal.prediction import Trained
 
 
 @click.command(epilog=example("protoseal predict --run out --image scan.png"))
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--data",
-    help="Data set whose test part is classified, with its accuracy: npz:PATH, folder:PATH, a name or module:function.",
+    help="Data set whose test part is classified, with its accuracy: npz:PATH, folder:PATH, a name or module:function."
+    " Of table:PATH all rows are classified, with their accuracy if the table has labels.",
 )
 @click.option("--data-root", type=click.Path(path_type=Path), help="Folder with torchvision's data files.")
 @click.option(
@@ -82,7 +84,9 @@ def predict(
         raise click.UsageError("give either --data or one or more --image")
     trained = load_trained(folder)
     agreement = trained.agreement
-    inputs, names = _of_images(images, agreement) if images else _of_data(str(data), data_root, agreement)
+    inputs, names, labelled = (
+        _of_images(images, agreement) if images else _of_data(str(data), data_root, trained)
+    )
     chosen_by = By(by) if by else own_inference(trained)
     if not by and chosen_by is By.CLASSIFIER and agreement.inference is Inference.PROTOTYPE:
         click.echo("no prototype was released to predict by: the classifier predicts instead", err=True)
@@ -101,12 +105,12 @@ def predict(
         "channels": ranges.channels,
         "warnings": ranges.warnings,
     }
-    if not images:
+    if labelled:
         result["accuracy"] = sum(p == y for p, y in zip(predicted, labels, strict=True)) / len(labels)
     click.echo(json.dumps(result, indent=2) if as_json else _lines(result))
 
 
-def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[Any], list[str]]:
+def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[Any], list[str], bool]:
     import torch
     from torch.utils.data import TensorDataset
 
@@ -118,17 +122,25 @@ def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[
             "this run's agreement is on features, not images: give --data instead of --image"
         )
     tensors = [to_tensor(read_image(path)[None], agreement.preprocessing, where=str(path)) for path in images]
-    return TensorDataset(torch.cat(tensors), torch.zeros(len(images), dtype=torch.int64)), [
-        str(p) for p in images
-    ]
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    return TensorDataset(torch.cat(tensors), labels), [str(path) for path in images], False
 
 
-def _of_data(spec: str, data_root: Path | None, agreement: Agreement) -> tuple[Dataset[Any], list[str]]:
+def _of_data(spec: str, data_root: Path | None, trained: Trained) -> tuple[Dataset[Any], list[str], bool]:
     from secure_client.data import load_site_data
+    from secure_client.data.sources import TABLE_FORM, table_path
 
-    data = load_site_data(spec, data_root, agreement)
+    if spec.startswith(TABLE_FORM):
+        from protoseal.prediction import read_rows
+
+        rows = read_rows(trained, table_path(spec, data_root))
+        if rows.left_out:
+            lines = ", ".join(map(str, rows.left_out))
+            click.echo(f"rows left out for a missing value, as agreed: lines {lines}", err=True)
+        return rows.inputs, [f"line {line}" for line in rows.lines], rows.labelled
+    data = load_site_data(spec, data_root, trained.agreement, scale=trained.log.scale)
     part = data.train if data.test is None else data.test
-    return part, [str(number) for number in range(len(part))]  # type: ignore[arg-type]  # map-style: it has a length
+    return part, [str(number) for number in range(len(part))], True  # type: ignore[arg-type]  # it has a length
 
 
 def _lines(result: dict[str, Any]) -> str:

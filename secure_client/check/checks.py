@@ -22,7 +22,9 @@ from secure_client.check.coordinator_checks import ask, check_agreement, check_l
 from secure_client.check.disk_checks import check_folders, check_state
 from secure_client.config import SiteConfig
 from secure_client.data.input_ranges import InputRanges
-from secure_client.errors import SiteError
+from secure_client.data.sources import TABLE_FORM, table_path
+from secure_client.data.table_check import describe_table
+from secure_client.errors import DataError, SiteError
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
@@ -69,6 +71,8 @@ def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[F
         yield both
     if not both.ok:  # the data by themselves
         yield _tried("data", lambda: _data(config))
+    if config.data.startswith(TABLE_FORM):
+        yield _tried("table", lambda: _table(config))
     yield _tried("privacy", lambda: _privacy(config))
     yield _tried("folders", lambda: check_folders(config))
     party = _once(lambda: open_party(config, passphrase()))
@@ -194,6 +198,17 @@ def _read(part: Dataset[Any], name: str, config: SiteConfig) -> InputRanges:
     if not config.accept_dark_or_constant_inputs:
         ranges.check()
     return ranges
+
+
+def _table(config: SiteConfig) -> str:
+    """Describe each column of the site's tables."""
+    agreement, parts = config.agreement, config.data.split("+")
+    if agreement.table is None:
+        raise DataError(f"{config.data}: the agreement has no section [table]")
+    paths = [table_path(part.strip(), config.data_root) for part in parts]
+    return " | ".join(
+        describe_table(path, agreement.table, config.table, agreement.classes) for path in paths
+    )
 
 
 def _certificate(party: Party) -> str:

@@ -17,6 +17,7 @@ from secure_client.data.preprocess import PreprocessedDataset, to_dataset
 from secure_client.data.sources import is_own, load
 from secure_client.data.table_scale import fit_inputs
 from secure_client.data.user_data import OwnPart, call_own
+from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, TableScale
 
 
@@ -52,15 +53,21 @@ def load_site_data(
     *,
     convert_channels: bool = False,
     written: TableFormat | None = None,
+    scale: TableScale | None = None,
 ) -> SiteData:
     """Read the data that ``spec`` names (see :func:`secure_client.data.sources.read`), in the agreed form.
 
     Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked and
     preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. ``written``
-    is the format of tables, by default that in a file beside each. Raises
+    is the format of tables, by default that in a file beside each; ``scale`` is that of a trained model, by default the
+    training rows'. Raises
     :class:`secure_client.errors.DataError` or :class:`secure_client.errors.PluginError`.
     """
     if is_own(spec):
+        if agreement.table is not None:
+            raise DataError(
+                f"{spec}: the agreement has [table], by which files are read: give the rows as table:PATH"
+            )
         train, test = call_own(spec, data_root)
         convert = {"convert_channels": convert_channels}
         return SiteData(
@@ -78,7 +85,7 @@ def load_site_data(
         convert_channels=convert_channels,
         written=written,
     )
-    agreed = fit_inputs(agreement.inputs, data.train.inputs, where=spec)
+    agreed = scale or fit_inputs(agreement.inputs, data.train.inputs, where=spec)
     return SiteData(
         to_dataset(data.train, agreed, where=spec),
         None if data.test is None else to_dataset(data.test, agreed, where=spec),

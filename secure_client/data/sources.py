@@ -149,7 +149,7 @@ def training_hashes(
             for file in training_files(_path(path, data_root)):
                 yield _file_hash(file)
         elif form == "table":
-            table = _path(path, data_root)
+            table = table_path(part, data_root)
             yield from row_hashes(table, _agreed_table(part, agreed), written or format_beside(table))
         else:
             source = _read_one(part, data_root, agreed, seed=0, convert_channels=True)
@@ -167,6 +167,11 @@ def _file_hash(path: Path) -> bytes:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def table_path(spec: str, data_root: Path | None) -> Path:
+    """Return the path in ``table:PATH``."""
+    return _path(spec.removeprefix(TABLE_FORM), data_root)
 
 
 def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
@@ -205,7 +210,7 @@ def _read_table(
     classes: tuple[str, ...] | None,
     written: TableFormat | None,
 ) -> Source:
-    table, path = _agreed_table(spec, agreed), _path(spec.removeprefix(TABLE_FORM), data_root)
+    table, path = _agreed_table(spec, agreed), table_path(spec, data_root)
     if classes is None:
         raise DataError(f"{spec}: the labels of a table name the agreed classes: set classes")
     return read_table(path, table, written or format_beside(path), classes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from agreement import TableColumn, TableSection
 from agreement.toml_loading import nearest
 from secure_client.data.arrays import Labels, Samples, Source, Subjects
-from secure_client.data.table_text import TableText, read_text_table
+from secure_client.data.table_text import TableText, plain, read_text_table
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
 
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CODE = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?")
 """A number that may also be written with a point: codes with leading zeros are texts."""
+_GROUPED = re.compile(r"[+-]?[0-9]{1,3}([,.'\u2019 \u00a0\u202f][0-9]{3})+([.,][0-9]+)?")
 _LARGEST = float(np.finfo(np.float32).max)
 
 Floats = NDArray[np.float64]
@@ -81,13 +82,19 @@ def parse_table(
     *,
     labelled: bool = True,
 ) -> Table:
-    """Read a file's rows; without ``labelled`` neither labels nor subjects are read. Raises :class:`DataError`."""
+    """Read a file's rows; without ``labelled`` labels are optional, and no subjects are read.
+
+    Raises :class:`DataError`.
+    """
     _check_format(agreed, written, classes, str(path))
     names = [column.name for column in agreed.columns]
-    others = [name for name in (written.label, written.subject) if name is not None] if labelled else []
-    text = read_text_table(path, written, [*names, *others])
+    if labelled:
+        others = [name for name in (written.label, written.subject) if name is not None]
+        text = read_text_table(path, written, [*names, *others])
+    else:
+        text = read_text_table(path, written, names, optional=[written.label])
     columns = [_column(column, text, written) for column in agreed.columns]
-    labels = tuple(_labels(text, written, classes)) if labelled else None
+    labels = tuple(_labels(text, written, classes)) if written.label in text.positions else None
     subjects = _subjects(text, written) if labelled and written.subject is not None else None
     lines = tuple(line for line, _ in text.rows)
     return Table(text.where, agreed, lines, np.stack(columns, axis=1), labels, subjects)
@@ -97,7 +104,7 @@ def row_hashes(path: Path, agreed: TableSection, written: TableFormat) -> Iterat
     """Yield the SHA-256 of each row as it is written, without its label; also of rows that are left out."""
     needed = [*(column.name for column in agreed.columns), written.label]
     text = read_text_table(path, written, needed)
-    label = text.position(written.label)
+    label = text.positions[written.label]
     for _, values in text.rows:
         yield hashlib.sha256("\x1f".join([*values[:label], *values[label + 1 :]]).encode()).digest()
 
@@ -108,6 +115,7 @@ def _check_format(agreed: TableSection, written: TableFormat, classes: Sequence[
     stated: list[tuple[str, str, Collection[str]]] = [
         *(("names", name, columns) for name in written.names.values()),
         *(("missing_in", name, columns) for name in written.missing_in),
+        *(("far_from_scale", name, columns) for name in written.far_from_scale),
         *(("values", name, columns) for name in written.values),
         *(
             (f"values.{name}", meant, columns.get(name, ()))
@@ -130,13 +138,13 @@ def _check_format(agreed: TableSection, written: TableFormat, classes: Sequence[
 
 def _column(column: TableColumn, text: TableText, written: TableFormat) -> Floats:
     """Return a column's values: numbers, or indices of categories; NaN where missing and a rule is agreed."""
-    codes = (*written.missing, *written.missing_in.get(column.name, ()))
+    codes = frozenset(map(plain, (*written.missing, *written.missing_in.get(column.name, ()))))
     read = (
         _number_reader(codes, written)
         if column.categories is None
         else _category_reader(column, codes, written)
     )
-    place = text.position(column.name)
+    place = text.positions[column.name]
     read_before: dict[str, float | str] = {}
     values = np.empty(len(text.rows))
     for row, (line, texts) in enumerate(text.rows):
@@ -157,7 +165,7 @@ Read = Callable[[str], "float | str"]
 """Function from a text to a value, NaN for a missing one, or to what is wrong with the text."""
 
 
-def _number_reader(codes: Sequence[str], written: TableFormat) -> Read:
+def _number_reader(codes: Collection[str], written: TableFormat) -> Read:
     numbers = {number for code in codes if (number := _number(code, written.decimal)) is not None}
 
     def read(text: str) -> float | str:
@@ -183,15 +191,18 @@ def _number(text: str, decimal: str) -> float | None:
 
 
 def _hint(text: str, decimal: str) -> str:
+    if _GROUPED.fullmatch(text):
+        return "; if a sign groups digits, write the number without; if it is the decimal sign, set decimal in [table]"
     other = "," if decimal == "." else "."
     if _number(text, other) is not None:
         return f': set decimal = "{other}" in [table] if {other!r} is the decimal sign of this file'
     return "; list it in missing or missing_in in [table] if it stands for a missing value"
 
 
-def _category_reader(column: TableColumn, codes: Sequence[str], written: TableFormat) -> Read:
+def _category_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
     categories = column.categories or ()
-    meanings = {category: category for category in categories} | written.values.get(column.name, {})
+    meanings = {plain(name): name for name in categories}
+    meanings |= {plain(given): meant for given, meant in written.values.get(column.name, {}).items()}
     unclear = [code for code in codes if code in meanings]
 
     def read(text: str) -> float | str:
@@ -210,7 +221,7 @@ def _category_reader(column: TableColumn, codes: Sequence[str], written: TableFo
     return read
 
 
-def _same_code(text: str, codes: Sequence[str] | Mapping[str, str]) -> str | None:
+def _same_code(text: str, codes: Collection[str]) -> str | None:
     """Return the one code that is the same number as the text: 1.0 is 1, and 01 is another code."""
     if not _CODE.fullmatch(text):
         return None
@@ -219,8 +230,9 @@ def _same_code(text: str, codes: Sequence[str] | Mapping[str, str]) -> str | Non
 
 
 def _labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> Iterator[str]:
-    place = text.position(written.label)
-    meanings = {name: name for name in classes} | written.labels
+    place = text.positions[written.label]
+    meanings = {plain(name): name for name in classes}
+    meanings |= {plain(given): meant for given, meant in written.labels.items()}
     for line, values in text.rows:
         given = values[place]
         match = given if given in meanings else _same_code(given, meanings)
@@ -235,7 +247,7 @@ def _labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> It
 
 
 def _subjects(text: TableText, written: TableFormat) -> Subjects:
-    place = text.position(str(written.subject))
+    place = text.positions[str(written.subject)]
     for line, values in text.rows:
         if values[place] in written.missing:
             raise DataError(f"{text.where}: line {line}, column {written.subject!r}: the subject is missing")

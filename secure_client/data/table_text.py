@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,50 +43,55 @@ _OTHER_KINDS = {
 
 @dataclass(frozen=True)
 class TableText:
-    """Rows of a table, as texts: ``names`` of the columns, agreed ones by their agreed name, and (line, values)."""
+    """Rows of a table, as texts: (line, values). ``positions`` has the columns that were asked for."""
 
     where: str
-    names: tuple[str, ...]
+    positions: Mapping[str, int]
     rows: list[tuple[int, list[str]]]
 
-    def position(self, name: str) -> int:
-        """Return the position of a column that :func:`read_text_table` was asked for."""
-        return self.names.index(name)
 
-
-def read_text_table(path: Path, written: TableFormat, needed: Sequence[str]) -> TableText:
+def read_text_table(
+    path: Path, written: TableFormat, needed: Sequence[str], optional: Sequence[str] = ()
+) -> TableText:
     """Read a table that has the columns ``needed``: agreed names, and names as in the file's header.
 
+    Columns ``optional`` have a position if the file has them.
     Values have no blanks at their ends. Rows without any value are skipped. Raises :class:`DataError`.
     """
     where = str(path)
     text = _decoded(path, written)
     first, separator = _separated(text, written, needed, where)
-    if written.header is not None and _stripped(first) == [_plain(name) for name in written.header]:
+    if written.header is not None and _stripped(first) == _stripped(written.header):
         raise DataError(f"{where}: line 1 has the names that header states: remove header from [table]")
-    names = _names(first, written, needed, where)
+    given = list(first) if written.header is None else _stripped(written.header)
+    if len(given) != len(first):
+        raise DataError(
+            f"{where}: line 1 has {len(first)} values, but header in [table] has {len(given)} names"
+        )
+    there = [name for name in optional if plain(name) in _renamed(given, written)]
+    positions = _positions(given, written, [*needed, *there], where)
     rows = list(_records(text, separator, where))
     if written.header is None:
         rows = rows[1:]
     for line, values in rows:
-        if len(values) != len(names):
+        if len(values) != len(given):
             raise DataError(
-                f"{where}: line {line} has {len(values)} values, but there are {len(names)} columns, separated by"
+                f"{where}: line {line} has {len(values)} values, but there are {len(given)} columns, separated by"
                 f" {separator!r}: mend the line, or put values with {separator!r} in quotes"
             )
     if not rows:
         raise DataError(f"{where}: has no rows")
-    return TableText(where, names, rows)
+    return TableText(where, positions, rows)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return the text without blanks at its ends, accents composed, so that equal texts are equal."""
     stripped = text.strip()
     return stripped if stripped.isascii() else unicodedata.normalize("NFC", stripped)
 
 
 def _stripped(values: Sequence[str]) -> list[str]:
-    return [_plain(value) for value in values]
+    return [plain(value) for value in values]
 
 
 def _decoded(path: Path, written: TableFormat) -> str:
@@ -117,7 +123,9 @@ def _decoded(path: Path, written: TableFormat) -> str:
 
 def _records(text: str, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each row's first line and its values; rows without any value are skipped."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
+    )
     line = 1
     try:
         for record in reader:
@@ -146,7 +154,7 @@ def _separated(text: str, written: TableFormat, needed: Sequence[str], where: st
     if not firsts:
         raise refused
     if written.header is None:
-        wanted = set(needed)
+        wanted = set(_stripped(needed))
         fitting = [s for s, first in firsts.items() if wanted <= set(_renamed(first, written))]
     else:
         fitting = [s for s, first in firsts.items() if len(first) == len(written.header)]
@@ -159,32 +167,29 @@ def _separated(text: str, written: TableFormat, needed: Sequence[str], where: st
 
 
 def _renamed(first: Sequence[str], written: TableFormat) -> list[str]:
-    names = {_plain(given): agreed for given, agreed in written.names.items()}
+    names = {plain(given): plain(agreed) for given, agreed in written.names.items()}
     return [names.get(name, name) for name in first]
 
 
-def _names(first: Sequence[str], written: TableFormat, needed: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the columns' names, agreed ones by their agreed name; check that each needed one is there once."""
-    given = list(first) if written.header is None else _stripped(written.header)
-    if len(given) != len(first):
-        raise DataError(
-            f"{where}: line 1 has {len(first)} values, but header in [table] has {len(given)} names"
-        )
-    absent = [name for name in written.names if _plain(name) not in given]
+def _positions(
+    given: Sequence[str], written: TableFormat, needed: Sequence[str], where: str
+) -> dict[str, int]:
+    """Return the position of each needed column; check that it is there once."""
+    absent = [name for name in written.names if plain(name) not in given]
     if absent:
         raise DataError(
             f"{where}: names in [table] has {absent[0]!r}, which is no column{nearest(absent[0], given)}"
         )
     names = _renamed(given, written)
+    counts = Counter(names)
+    positions = {name: position for position, name in enumerate(names)}
     for name in needed:
-        if name not in names:
+        count = counts[plain(name)]
+        if count == 0:
             raise DataError(f"{where}: has no column {name!r}{_remedy(name, names, written)}")
-        if names.count(name) > 1:
-            raise DataError(
-                f"{where}: has {names.count(name)} columns {name!r}, the {names.index(name) + 1}th and"
-                f" the {len(names) - names[::-1].index(name)}th: rename or remove one"
-            )
-    return tuple(names)
+        if count > 1:
+            raise DataError(f"{where}: has {count} columns {name!r}: rename or remove the others")
+    return {name: positions[plain(name)] for name in needed}
 
 
 def _remedy(name: str, names: Sequence[str], written: TableFormat) -> str:

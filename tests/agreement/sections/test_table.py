@@ -1,0 +1,128 @@
+"""The section [table]: the features that follow, what is refused, and its part in the hash."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agreement import Agreement, ConfigError, TableSection
+from agreement.toml_loading import validate
+from tests.support.config_files import AGREEMENT
+
+AGE = {"name": "age", "scale": [54.0, 9.0]}
+SEX = {"name": "sex", "categories": ["0", "1"]}
+CHOL = {"name": "chol", "missing": {"impute": 240.0}}
+PAIN = {"name": "cp", "categories": ["1", "2", "3"], "drop_first": True, "missing": {"impute": "2"}}
+PRIVACY = {"clip": 1.0, "noise_multiplier": 1.0}
+
+
+def section(*columns: Mapping[str, Any]) -> TableSection:
+    return validate(TableSection, {"columns": list(columns)}, source="agreement.toml", directory=Path())
+
+
+def agreed(*columns: Mapping[str, Any], **changes: Any) -> Agreement:
+    table = AGREEMENT | {
+        "preprocessing": None,
+        "training": {"model": "mlp"},
+        "table": {"columns": list(columns)},
+    }
+    return validate(Agreement, table | changes, source="agreement.toml", directory=Path())
+
+
+def test_features_follow_the_order_of_columns_and_categories() -> None:
+    assert section(PAIN, AGE, SEX, CHOL).features == (
+        *("cp = 2", "cp = 3", "cp is missing"),
+        "age",
+        *("sex = 0", "sex = 1"),
+        *("chol", "chol is missing"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "at"),
+    [
+        ({"name": ""}, "columns.0.name"),
+        ({"name": " age"}, "columns.0.name"),
+        ({"name": "sex", "categories": ["0"]}, "columns.0"),
+        ({"name": "sex", "categories": ["0", "0"]}, "columns.0"),
+        ({"name": "sex", "categories": ["0", 1]}, "columns.0.categories.1"),
+        ({"name": "age", "missing": {"impute": 1.0, "mark": False}}, "columns.0.missing"),
+        ({"name": "age", "scale": [True, 1.0]}, "columns.0.scale"),
+        ({"name": "sex", "categories": ["0", "1"], "scale": [0.5, 1.0]}, "columns.0"),
+        ({"name": "sex", "categories": ["0", "1"], "missing": {"impute": "2"}}, "columns.0"),
+        ({"name": "sex", "categories": ["0", "1"], "missing": {"impute": 1.0}}, "columns.0"),
+        ({"name": "age", "drop_first": True}, "columns.0"),
+        ({"name": "age", "missing": {"impute": "old"}}, "columns.0"),
+        ({"name": "age", "missing": {"impute": 1e999}}, "columns.0.missing"),
+        ({"name": "age", "missing": "drop"}, "columns.0.missing"),
+        ({"name": "age", "scale": [54.0, 0.0]}, "columns.0.scale"),
+        ({"name": "age", "scale": [54.0]}, "columns.0.scale"),
+        ({"name": "age", "scale": "sites"}, "columns.0.scale"),
+        ({"name": "age", "scales": "site"}, "columns.0.scales"),
+    ],
+)
+def test_a_column_that_makes_no_sense_is_refused_by_its_field(column: dict[str, Any], at: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        section(column)
+    assert [problem.startswith(at) for problem in refused.value.problems] == [True]
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        section(AGE, SEX, AGE)
+    assert "'age'" in str(refused.value)
+
+
+def test_a_table_of_thousands_of_columns_is_validated_at_once() -> None:
+    wide = section(*({"name": f"gene {number}"} for number in range(20_000)))
+    assert len(wide.features) == 20_000
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [SEX, AGE],
+        [AGE],
+        [AGE, SEX, CHOL],
+        [AGE | {"name": "Age"}, SEX],
+        [AGE | {"scale": [54.0, 9.5]}, SEX],
+        [AGE | {"scale": [54.5, 9.0]}, SEX],
+        [AGE | {"scale": "site"}, SEX],
+        [{"name": "age"}, SEX],
+        [AGE | {"missing": "leave out"}, SEX],
+        [AGE | {"missing": {"impute": 1.0}}, SEX],
+        [AGE | {"missing": {"impute": 2.0}}, SEX],
+        [AGE, SEX | {"categories": ["1", "0"]}],
+        [AGE, SEX | {"categories": ["0", "1", "2"]}],
+        [AGE, SEX | {"drop_first": True}],
+    ],
+)
+def test_every_agreed_field_changes_the_hash(changed: list[dict[str, Any]]) -> None:
+    assert agreed(*changed).hash() != agreed(AGE, SEX).hash()
+
+
+def test_classes_change_the_hash() -> None:
+    assert agreed(AGE, classes=["b", "a"]).hash() != agreed(AGE, classes=["a", "b"]).hash()
+
+
+def test_statistics_of_a_site_are_refused_by_name_where_noise_is_agreed() -> None:
+    private = {"protection": "plain", "privacy": PRIVACY}
+    assert agreed(AGE, **private).hash()
+    with pytest.raises(ConfigError) as refused:
+        agreed(AGE, SEX | {"scale": "site"}, **private)
+    assert "'sex'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"preprocessing": {"image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5]}}, "[preprocessing]"),
+        ({"training": {"model": "small-cnn"}}, "'small-cnn'"),
+        ({"table": None}, "'mlp'"),
+    ],
+)
+def test_inputs_and_models_that_do_not_fit_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        agreed(AGE, **changes)
+    assert named in str(refused.value)

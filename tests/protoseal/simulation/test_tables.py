@@ -1,0 +1,157 @@
+"""A federation over tables in three dialects: sites' own scales, predictions of rows, and what the folder may hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from protoseal.cli import main
+from protoseal.prediction import load_trained
+from protoseal.simulation.experiment import simulate
+from protoseal.simulation.site_datasets import divide, read_sites
+from secure_client.data.table_scale import fit_scale, scaled
+from secure_client.errors import DataError
+from tests.support.simulations import config_in
+from tests.support.tables import CLASSES, save, section
+
+CONFIG = """
+dataset = "sites:sites"
+method = "fedpc"
+classes = ["healthy", "ill"]
+rounds = 2
+dim = 8
+device = "cpu"
+batched = "never"
+[training]
+model = "mlp"
+[[table.columns]]
+name = "age"
+scale = "site"
+[[table.columns]]
+name = "sex"
+categories = ["0", "1"]
+drop_first = true
+[[table.columns]]
+name = "chol"
+scale = [220.0, 50.0]
+missing = "leave out"
+"""
+ROWS = 24
+
+
+def tables(folder: Path) -> None:
+    """Write three sites' tables: ages 40, 50 and 60 on average, the third site with a test part of its own."""
+    rng = np.random.default_rng(0)
+    for number, (separator, decimal) in enumerate([(";", "."), (",", "."), ("\t", ",")]):
+        name = f"site-{number + 1}"
+        rows = []
+        for row in range(ROWS):
+            ill = row % 2
+            age = f"{40 + 10 * number + 8 * ill + rng.normal():.2f}".replace(".", decimal)
+            rows.append([f"p{row // 2}", age, str(row % 2), str(200 + 40 * ill), "01"[ill]])
+        rows[0][3] = "?"
+        text = [separator.join(row) for row in [["id", "age", "sex", "chol", "num"], *rows]]
+        save(folder, "\n".join(text), f"{name}.csv")
+        part = 'test = "held-out.csv"\n' if number == 2 else ""
+        form = f'[table]\nlabel = "num"\nlabels = {{0 = "healthy", 1 = "ill"}}\ndecimal = "{decimal}"\n{part}'
+        save(folder, form, f"{name}.toml")
+        if part:
+            save(folder, "\n".join([text[0], *text[-6:]]), "held-out.csv")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "sites").mkdir()
+    tables(folder / "sites")
+    simulate(config_in(CONFIG, folder / "out"))
+    return folder
+
+
+def site_folder(run: Path, name: str) -> Path:
+    return run / "out" / "sites" / name
+
+
+def predict(run: Path, name: str, path: Path, *options: str) -> Result:
+    out = site_folder(run, name)
+    return CliRunner().invoke(
+        main, ["predict", "--run", str(out), "--data", f"table:{path}", "--device", "cpu", *options]
+    )
+
+
+def test_each_site_trains_by_the_scale_of_its_own_training_rows(run: Path) -> None:
+    config = config_in(CONFIG, run / "again")
+    sites = read_sites(run / "sites", agreed=config.table, classes=config.classes)
+    assert [site.name for site in sites.sites] == ["site-1", "site-2", "site-3"]
+    assert [len(site.train) + len(site.test) for site in sites.sites] == [ROWS - 1, ROWS - 1, ROWS - 1 + 6]
+    assert config.table is not None
+    for site in sites.sites:
+        scale = load_trained(site_folder(run, site.name)).log.scale
+        assert scale == fit_scale(config.table, site.train.inputs, where=site.name)
+        assert scale.mean[1:] == (0.0, 220.0)
+    means = [load_trained(site_folder(run, f"site-{number}")).log.scale for number in (1, 2, 3)]
+    assert [round(scale.mean[0], -1) for scale in means if scale is not None] == [40.0, 50.0, 60.0]
+
+
+def test_a_test_set_over_all_sites_has_the_scale_of_all_training_rows(run: Path) -> None:
+    config = config_in(CONFIG, run / "again")
+    data = read_sites(run / "sites", agreed=config.table, classes=config.classes)
+    rows = np.concatenate([site.train.inputs for site in data.sites])
+    tests = np.concatenate([site.test.inputs for site in data.sites])
+    assert config.table is not None
+    wanted = scaled(tests, fit_scale(config.table, rows, where=""), "")
+    assert (data.overall(where="").tensors[0].numpy() == wanted).all()
+
+
+def test_rows_are_predicted_by_the_scale_of_the_site(run: Path, tmp_path: Path) -> None:
+    path = save(tmp_path, "chol,sex,age\n240,1,48.5\n?,1,44\n200,0,40\n", "rows.csv")
+    done = predict(run, "site-1", path, "--json")
+    assert done.exit_code == 0
+    shown = json.loads(done.stdout)
+    assert [each["sample"] for each in shown["predictions"]] == ["line 2", "line 4"]
+    assert "accuracy" not in shown
+    assert "lines 3" in done.stderr
+    trained = load_trained(site_folder(run, "site-1"))
+    assert trained.log.scale is not None
+    inputs = scaled(np.array([[48.5, 1.0, 240.0], [40.0, 0.0, 200.0]]), trained.log.scale, "")
+    with torch.no_grad():
+        wanted = trained.model(torch.from_numpy(inputs)).argmax(dim=1).tolist()
+    assert shown["by"] == "classifier"
+    assert [each["class"] for each in shown["predictions"]] == [CLASSES[label] for label in wanted]
+
+
+def test_rows_with_labels_have_an_accuracy(run: Path) -> None:
+    done = predict(run, "site-3", run / "sites" / "held-out.csv", "--json")
+    assert done.exit_code != 0  # labels 0 and 1 are no classes without the site's format
+    save(run / "sites", (run / "sites" / "site-3.toml").read_text().replace("test =", "# "), "held-out.toml")
+    labelled = predict(run, "site-3", run / "sites" / "held-out.csv", "--json")
+    assert 0.5 < json.loads(labelled.stdout)["accuracy"] <= 1.0
+
+
+def test_rows_that_are_not_as_agreed_are_refused_by_their_line(run: Path, tmp_path: Path) -> None:
+    done = predict(run, "site-1", save(tmp_path, "chol,sex,age\n240,1,48.5\n200,7,40\n", "rows.csv"))
+    assert done.exit_code == 1
+    assert "line 3" in done.stderr
+    assert "'sex'" in done.stderr
+
+
+def test_a_table_is_divided_among_sites(tmp_path: Path) -> None:
+    text = "age,label\n" + "".join(f"{age},{CLASSES[age % 2]}\n" for age in range(40))
+    agreed = section({"name": "age"})
+    data = divide(f"table:{save(tmp_path, text)}", "iid", sites=2, seed=0, agreed=agreed, classes=CLASSES)
+    ages = np.concatenate([part.inputs for site in data.sites for part in (site.train, site.test)])
+    assert sorted(ages.flatten().tolist()) == list(range(40))
+
+
+def test_two_files_of_one_site_and_tables_without_a_section_are_refused(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.tsv"):
+        save(tmp_path, "age,label\n1,ill\n", name)
+    for agreed in (section({"name": "age"}), None):
+        with pytest.raises(DataError) as refused:
+            read_sites(tmp_path, agreed=agreed, classes=CLASSES)
+        assert str(tmp_path) in str(refused.value)

@@ -1,0 +1,83 @@
+"""``client check`` of tables: counts, ranges and missing values of each column, and columns in another unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from secure_client.check.checks import check_site
+from secure_client.config import load_site
+from secure_client.data.table_check import describe_table
+from secure_client.errors import DataError
+from tests.support.tables import AGE, CHOL, CLASSES, PAIN, SEX, save, section, written
+
+ROWS = "age,sex,chol,pain,label\n30,1,200,none,ill\n50,1,?,?,ill\n40,1,260,much,healthy\n"
+AGREEMENT = """
+federation = "net"
+run = "one"
+method = "fedpc"
+protection = "plain"
+rounds = 1
+classes = ["healthy", "ill"]
+dim = 4
+[averaging]
+parameters = 1
+[training]
+model = "mlp"
+[[table.columns]]
+name = "age"
+scale = [40.0, 5.0]
+[[table.columns]]
+name = "chol"
+missing = "leave out"
+"""
+SITE = """
+agreement = "agreement.toml"
+name = "north"
+coordinator = "localhost:1"
+ca = "ca.pem"
+certificate = "certificate.pem"
+key = "key.pem"
+state_dir = "state"
+out = "out"
+data = "table:north.csv"
+"""
+
+
+def test_counts_ranges_and_missing_values_are_told_for_each_column(tmp_path: Path) -> None:
+    told = describe_table(save(tmp_path, ROWS), section(AGE, SEX, CHOL, PAIN), written(), CLASSES)
+    rows, age, sex, chol, pain = told.split("; ")
+    assert {"3", "1"} <= set(rows.split())
+    assert age == "age: 30 to 50, mean 40"
+    assert sex == "sex: '0' 0, '1' 3"
+    assert chol == "chol: 200 to 260, mean 230, 1 missing"
+    assert pain == "pain: 'none' 1, 'some' 0, 'much' 1, 1 missing"
+
+
+def test_a_constant_column_is_told(tmp_path: Path) -> None:
+    told = describe_table(save(tmp_path, "age,label\n7,ill\n7,ill\n"), section(AGE), written(), CLASSES)
+    assert told.endswith("age: always 7")
+
+
+def test_a_column_in_another_unit_is_refused_until_it_is_named(tmp_path: Path) -> None:
+    """Cholesterol in mmol/l, where mg/dl is agreed."""
+    path = save(tmp_path, "chol,label\n5.1,ill\n4.8,ill\n")
+    agreed = section(CHOL | {"scale": [210.0, 40.0]})
+    with pytest.raises(DataError) as refused:
+        describe_table(path, agreed, written(), CLASSES)
+    assert str(path) in str(refused.value)
+    assert "'chol'" in str(refused.value)
+    assert describe_table(path, agreed, written(far_from_scale=["chol"]), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("unit", "ok"), [("", True), ("missing_in = {age = ['40']}\n", True), ("decimal = ','\n", False)]
+)
+def test_the_check_reads_the_table_in_the_format_of_the_site(tmp_path: Path, unit: str, ok: bool) -> None:
+    save(tmp_path, AGREEMENT, "agreement.toml")
+    save(tmp_path, SITE + f"[table]\n{unit}", "site.toml")
+    save(tmp_path, "age;chol;label\n40.5;200;ill\n39;?;ill\n41;0;healthy\n")
+    findings = {each.what: each for each in check_site(load_site(tmp_path / "site.toml"), lambda: b"")}
+    assert findings["table"].ok == ok
+    assert ("chol: 0 to 200, mean 100, 1 missing" in findings["table"].detail) == ok

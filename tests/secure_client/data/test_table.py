@@ -1,0 +1,539 @@
+"""Tables as hospitals have them: what is read exactly, and what is refused by file, line and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from secure_client.data.sources import training_hashes
+from secure_client.data.table import read_table
+from secure_client.data.table_scale import fit_scale, scaled
+from secure_client.errors import DataError
+from secure_client.table_format import format_beside
+from tests.support.tables import AGE, CHOL, CLASSES, PAIN, SEX, read, save, section, written
+
+FOUR = "age;sex;chol;label\n63;1;233;ill\n41;0;?;healthy\n57;1;0;healthy\n"
+
+
+def features(path: Path, *columns: dict[str, Any], **settings_: Any) -> list[list[float]]:
+    rows: list[list[float]] = read(path, *columns, **settings_).train.inputs.tolist()
+    return rows
+
+
+# Values
+
+
+def test_rows_become_features_in_the_agreed_order(tmp_path: Path) -> None:
+    source = read(save(tmp_path, FOUR), SEX, AGE, CHOL)
+    assert source.train.inputs.tolist() == [[1.0, 63.0, 233.0], [1.0, 57.0, 0.0]]
+    assert source.train.labels.tolist() == [1, 0]
+    assert source.classes == CLASSES
+    assert source.test is None
+
+
+def test_classes_and_categories_keep_their_order_whatever_the_file_has(tmp_path: Path) -> None:
+    rows = ["pain,label", "much,ill", "none,healthy", "some,ill"]
+    one = read(save(tmp_path, "\n".join(rows)), PAIN)
+    other = read(save(tmp_path, "\n".join([rows[0], *rows[:0:-1]])), PAIN)
+    assert one.train.inputs[::-1].tolist() == other.train.inputs.tolist()
+    assert one.train.labels[::-1].tolist() == other.train.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows"),
+    [
+        ("leave out", [[1.0], [3.0]]),
+        ({"impute": 7.5}, [[1.0, 0.0], [7.5, 1.0], [3.0, 0.0]]),
+    ],
+)
+@pytest.mark.parametrize("code", ["", " ", "?", "NA", "NaN", "nan", "NULL", '""'])
+def test_missing_values_follow_the_agreed_rule(
+    tmp_path: Path, code: str, rule: object, rows: list[list[float]]
+) -> None:
+    path = save(tmp_path, f"x,label\n1,ill\n{code},ill\n3,healthy\n")
+    assert features(path, {"name": "x", "missing": rule}) == rows
+
+
+def test_an_imputed_category_is_marked(tmp_path: Path) -> None:
+    path = save(tmp_path, "pain,label\nmuch,ill\n?,ill\n")
+    assert features(path, PAIN) == [[0, 0, 1, 0], [0, 1, 0, 1]]
+
+
+def test_without_a_rule_a_missing_value_is_refused(tmp_path: Path) -> None:
+    refused_at(save(tmp_path, "age,label\n3,ill\n?,ill\n"), 3, "age", AGE)
+
+
+def test_a_stated_code_is_missing_in_its_column_alone(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,chol,label\n0,0,ill\n1,0.0,ill\n2,200,ill\n3,-9,ill\n")
+    stated = {"missing_in": {"chol": ["0", "-9"]}}
+    assert features(path, AGE, CHOL, **stated) == [[2.0, 200.0]]
+    assert len(features(path, AGE, CHOL)) == 4
+
+
+def test_stated_codes_replace_the_usual_ones(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,chol,label\n1,.,ill\n2,200,ill\n")
+    assert features(path, AGE, CHOL, missing=["."]) == [[2.0, 200.0]]
+    refused_at(save(tmp_path, "age,chol,label\n1,?,ill\n"), 2, "chol", AGE, CHOL, missing=["."])
+
+
+NUMBERS = {
+    "1": 1,
+    "+2": 2,
+    "-3": -3,
+    " 4 ": 4,
+    ".5": 0.5,
+    "6.": 6,
+    "1e3": 1e3,
+    "7E-1": 0.7,
+    "008": 8,
+    '"9"': 9,
+}
+
+
+@pytest.mark.parametrize(("text", "number"), NUMBERS.items())
+def test_a_number_is_read_as_it_is_written(tmp_path: Path, text: str, number: float) -> None:
+    assert features(save(tmp_path, f"age,label\n{text},ill\n"), AGE) == [[number]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1,5", "1.234,5", "1,234", "1 234", "1'234", "12.5.3", "2020-01-31", "31.01.2020", "12:30", "1/2"),
+        *(
+            "63 years",
+            "63%",
+            "<5",
+            ">200",
+            "1_000",
+            "0x1F",
+            "1e999",
+            "inf",
+            "-Infinity",
+            "1d5",
+            "٣",
+            "−5",
+            "--5",
+            "e5",
+        ),
+        *("-", ".", "none", "#N/A", "#DIV/0!", "true", "negative", "1e", "½", "1\u200b"),
+    ],
+)
+def test_what_is_no_number_is_refused(tmp_path: Path, text: str) -> None:
+    refused_at(save(tmp_path, f'age;label\n3;ill\n"{text}";ill\n'), 3, "age", AGE)
+
+
+def test_a_decimal_comma_is_stated_and_then_required(tmp_path: Path) -> None:
+    path = save(tmp_path, "age;label\n1,5;ill\n-2;ill\n")
+    assert features(path, AGE, decimal=",") == [[1.5], [-2.0]]
+    refused_at(save(tmp_path, "age;label\n1,5;ill\n250.000;ill\n"), 3, "age", AGE, decimal=",")
+
+
+def test_a_decimal_comma_between_commas_is_a_ragged_row(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, "age,label\n1,ill\n2,5,ill\n"), AGE, decimal=",")
+    assert "line 3" in str(refused.value)
+
+
+@pytest.mark.parametrize(("text", "feature"), [("1", 1), ("1.0", 1), ("0.00", 0), (" 1", 1)])
+def test_a_code_is_a_category_also_as_a_number(tmp_path: Path, text: str, feature: float) -> None:
+    assert features(save(tmp_path, f"sex,label\n{text},ill\n"), SEX) == [[feature]]
+
+
+@pytest.mark.parametrize("text", ["2", "01", "1e0", "m", "male", "1.5", "-1", "1,0"])
+def test_what_is_no_category_is_refused(tmp_path: Path, text: str) -> None:
+    refused_at(save(tmp_path, f"sex;label\n{text};ill\n"), 2, "sex", SEX)
+
+
+def test_identifiers_that_look_like_numbers_stay_texts(tmp_path: Path) -> None:
+    column = {"name": "ward", "categories": ["01", "1", "1.10", "1.1"]}
+    path = save(tmp_path, "ward,label\n01,ill\n1,ill\n1.10,ill\n1.1,ill\n")
+    assert features(path, column) == np.eye(4).tolist()
+    refused_at(save(tmp_path, "ward,label\n1.100,ill\n"), 2, "ward", column)
+
+
+def test_values_of_a_site_are_mapped_to_agreed_categories(tmp_path: Path) -> None:
+    path = save(tmp_path, "sex,label\nm,ill\nW,ill\n1,ill\n")
+    assert features(path, SEX, values={"sex": {"m": "1", "W": "0"}}) == [[1.0], [0.0], [1.0]]
+
+
+def test_a_category_that_is_a_code_of_missing_values_is_refused(tmp_path: Path) -> None:
+    column = {"name": "country", "categories": ["DE", "NA"], "missing": "leave out"}
+    path = save(tmp_path, "country,label\nDE,ill\nNA,ill\n")
+    refused_at(path, 3, "country", column)
+    assert features(path, column, missing=[""]) == [[1.0, 0.0], [0.0, 1.0]]
+
+
+# Labels
+
+
+def test_labels_are_mapped_to_agreed_classes(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,num\n1,0\n2,1.0\n3,4\n4,ill\n")
+    labels = {"0": "healthy", "1": "ill", "4": "ill"}
+    assert read(path, AGE, label="num", labels=labels).train.labels.tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("label", ["3", "sick", "Ill", "0.5", "?", ""])
+def test_a_label_without_a_class_is_refused(tmp_path: Path, label: str) -> None:
+    path = save(tmp_path, f"age,num\n1,0\n2,{label}\n")
+    refused_at(path, 3, "num", AGE, label="num", labels={"0": "healthy", "1": "ill"})
+
+
+# Subjects
+
+
+def test_subjects_are_texts_and_stay_in_one_part(tmp_path: Path) -> None:
+    train = save(tmp_path, "id,age,label\n007,1,ill\n7,2,ill\n007,3,healthy\n")
+    subjects = read(train, AGE, subject="id").train.subjects
+    assert subjects is not None
+    assert subjects.tolist() == ["007", "7", "007"]
+    test = save(tmp_path, "id,age,label\n8,1,ill\n7,2,ill\n", "test.csv")
+    with pytest.raises(DataError) as refused:
+        read(train, AGE, subject="id", test=str(test))
+    assert f"{test}: line 3" in str(refused.value)
+
+
+def test_a_missing_subject_is_refused(tmp_path: Path) -> None:
+    refused_at(save(tmp_path, "id,age,label\n,1,ill\n"), 2, "id", AGE, subject="id")
+
+
+def test_the_test_part_is_a_table_in_the_same_format(tmp_path: Path) -> None:
+    test = save(tmp_path, "age;label\n9;ill\n", "test.csv")
+    source = read(save(tmp_path, "age;label\n1;ill\n2;healthy\n"), AGE, test=str(test))
+    assert source.test is not None
+    assert source.test.inputs.tolist() == [[9.0]]
+
+
+# Files
+
+
+@pytest.mark.parametrize("separator", [";", ",", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("after", ["", "\n\n", "\n;;;\n"])
+def test_separator_and_line_ends_are_found(tmp_path: Path, separator: str, end: str, after: str) -> None:
+    text = (FOUR + after).replace("\n", end).replace(";", separator)
+    assert features(save(tmp_path, text), AGE, SEX, CHOL) == [[63.0, 1.0, 233.0], [57.0, 1.0, 0.0]]
+
+
+def test_blanks_separate_where_it_is_stated(tmp_path: Path) -> None:
+    path = save(tmp_path, "70.0  1.0 ill\n 3.0 0.0  healthy\n")
+    stated = {"separator": " ", "header": ["age", "sex", "label"]}
+    assert features(path, AGE, SEX, **stated) == [[70.0, 1.0], [3.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "stated"),
+    [
+        ("utf-8", "utf-8"),
+        ("utf-8-sig", "utf-8"),
+        ("latin-1", "latin-1"),
+        ("cp1252", "windows-1252"),
+        ("utf-16", "utf-16"),
+        ("utf-16-le", "utf-16"),
+    ],
+)
+def test_encodings_are_read_where_they_are_stated(tmp_path: Path, encoding: str, stated: str) -> None:
+    column = {"name": "Größe", "categories": ["groß", "klein"]}
+    path = save(tmp_path, "Größe;label\ngroß;ill\nklein;ill\n".encode(encoding))
+    assert features(path, column, encoding=stated) == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+def test_other_encodings_are_refused(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, "age;größe;label\n1;2;ill\n".encode(encoding)), AGE)
+    assert str(tmp_path) in str(refused.value)
+
+
+def test_two_forms_of_one_text_are_one_text(tmp_path: Path) -> None:
+    column = {"name": "Gr\u00f6\u00dfe", "categories": ["gro\u00df", "m\u00e4\u00dfig"]}
+    path = save(tmp_path, "Gro\u0308\u00dfe;label\nma\u0308\u00dfig;ill\n")
+    assert features(path, column) == [[0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"PK\x03\x04",
+        b"\xd0\xcf\x11\xe0\xa1\xb1",
+        b"PAR1",
+        b"\x1f\x8b",
+        b"SQLite format 3\x00",
+        b"\x89HDF\r\n",
+        b"<?xml ",
+    ],
+)
+def test_files_of_another_kind_are_refused(tmp_path: Path, start: bytes) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, start + b"age,label\n1,ill\n"), AGE)
+    assert str(tmp_path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n\n",
+        "age;label\n",
+        "age\n1\n",
+        "alter;label\n1;ill\n",
+        "age;age;label\n1;2;ill\n",
+        "Age;label\n1;ill\n",
+    ],
+)
+def test_files_without_rows_or_columns_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, text), AGE)
+    assert str(tmp_path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [("1", 3), ("1;ill;", 3), (";1;ill", 3), ('"1;ill', 3), ('"1"2;ill', 3), ('1;"a\nb";ill', 3)],
+)
+def test_a_ragged_row_is_refused_by_its_line(tmp_path: Path, row: str, line: int) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, f"age;label\n3;ill\n{row}\n4;ill\n"), AGE)
+    assert f"line {line}" in str(refused.value)
+
+
+def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    text = 'note;age;label\n"two\nlines";3;ill\n\n;;\nx;old;ill\n'
+    refused_at(save(tmp_path, text), 6, "age", AGE)
+
+
+def test_other_columns_are_not_read(tmp_path: Path) -> None:
+    path = save(tmp_path, ';"free; text";age;;label\n1;"a ""quoted"" word";3;2020-01-01;ill\n')
+    assert features(path, AGE) == [[3.0]]
+
+
+def test_the_separator_that_a_spreadsheet_announces_is_no_row(tmp_path: Path) -> None:
+    assert features(save(tmp_path, "sep=;\r\nage;label\r\n3;ill\r\n"), AGE) == [[3.0]]
+
+
+def test_blanks_after_separators_do_not_count(tmp_path: Path) -> None:
+    assert features(save(tmp_path, 'age, sex, label\n3, "1", "ill"\n'), AGE, SEX) == [[3.0, 1.0]]
+
+
+def test_a_stated_header_names_the_columns(tmp_path: Path) -> None:
+    path = save(tmp_path, "63,1,ill\n41,0,healthy\n")
+    assert features(path, SEX, AGE, header=["age", "sex", "label"]) == [[1.0, 63.0], [0.0, 41.0]]
+
+
+@pytest.mark.parametrize("header", [None, ["age", "label"], ["age", "sex", "pain", "label"]])
+def test_rows_without_a_header_need_a_stated_one_of_their_length(
+    tmp_path: Path, header: list[str] | None
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read(
+            save(tmp_path, "63,1,ill\n41,0,healthy\n"), AGE, **({} if header is None else {"header": header})
+        )
+    assert str(tmp_path) in str(refused.value)
+
+
+def test_a_stated_header_that_the_file_has_too_is_refused(tmp_path: Path) -> None:
+    column = {"name": "name", "categories": ["name", "other"]}
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, "name,label\nother,ill\n"), column, header=["name", "label"])
+    assert "header" in str(refused.value)
+
+
+def test_names_of_the_file_are_mapped_to_agreed_columns(tmp_path: Path) -> None:
+    path = save(tmp_path, "Alter (Jahre);Diagnose\n3;ill\n")
+    assert features(path, AGE, names={"Alter (Jahre)": "age"}, label="Diagnose") == [[3.0]]
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {"names": {"Alter": "age"}},
+        {"names": {"age": "agee"}},
+        {"missing_in": {"agee": ["0"]}},
+        {"values": {"sexx": {"m": "1"}}},
+        {"values": {"sex": {"m": "2"}}},
+        {"values": {"age": {"old": "80"}}},
+        {"labels": {"1": "sick"}},
+        {"far_from_scale": ["agee"]},
+        {"label": "sex"},
+        {"subject": "age"},
+        {"subject": "id"},
+        {"label": "num"},
+        {"test": "/none.csv"},
+    ],
+)
+def test_a_format_that_does_not_fit_the_agreement_or_the_file_is_refused(
+    tmp_path: Path, settings_: dict[str, Any]
+) -> None:
+    path = save(tmp_path, "age;sex;label\n3;1;ill\n")
+    with pytest.raises(DataError):
+        read(path, AGE, SEX, **settings_)
+
+
+def test_a_wide_table_is_read(tmp_path: Path) -> None:
+    names = [f"gene {number}" for number in range(3000)]
+    path = save(tmp_path, ";".join([*names, "label"]) + "\n" + (";".join(["0.5"] * 3000) + ";ill\n") * 3)
+    assert read(path, *({"name": name} for name in names)).train.inputs.shape == (3, 3000)
+
+
+# Any dialect
+
+
+VALUES = st.one_of(
+    st.none(), st.floats(-1e30, 1e30, allow_nan=False), st.integers(-(10**9), 10**9).map(float)
+)
+TEXTS = ["none", "some", "much", 'a "b"; c', "d, e|f", "g\th"]
+
+
+@st.composite
+def dialects(draw: st.DrawFn) -> dict[str, Any]:
+    decimal = draw(st.sampled_from([".", ","]))
+    return {
+        "separator": draw(st.sampled_from([s for s in (";", ",", "\t", "|") if s != decimal])),
+        "decimal": decimal,
+        "encoding": draw(st.sampled_from(["utf-8", "latin-1", "windows-1252", "utf-16"])),
+        "end": draw(st.sampled_from(["\n", "\r\n", "\r"])),
+        "quoting": draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC])),
+        "missing": draw(st.sampled_from(["", "?", "-999", "missing"])),
+        "headed": draw(st.booleans()),
+        "stated": draw(st.booleans()),
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(VALUES, st.sampled_from([*TEXTS, None]), st.sampled_from(CLASSES)), min_size=1, max_size=8
+    ),
+    dialects(),
+    st.permutations(["Wert", "pain", "rest", "label"]),
+)
+def test_a_table_in_any_dialect_gives_the_same_features(
+    tmp_path: Path,
+    rows: list[tuple[float | None, str | None, str]],
+    dialect: dict[str, Any],
+    order: list[str],
+) -> None:
+    rows = [(None if value == -999 else value, text, label) for value, text, label in rows]
+    buffer = io.StringIO()
+    writer = csv.writer(
+        buffer, delimiter=dialect["separator"], lineterminator=dialect["end"], quoting=dialect["quoting"]
+    )
+    if dialect["headed"]:
+        writer.writerow(order)
+    for value, text, label in rows:
+        number = dialect["missing"] if value is None else repr(value).replace(".", dialect["decimal"])
+        cells = {
+            "Wert": number,
+            "pain": dialect["missing"] if text is None else text,
+            "rest": "x",
+            "label": label,
+        }
+        writer.writerow([cells[name] for name in order])
+    path = save(tmp_path, buffer.getvalue().encode(dialect["encoding"]))
+    stated = {
+        "decimal": dialect["decimal"],
+        "encoding": dialect["encoding"],
+        "missing": [dialect["missing"]],
+        "names": {"Wert": "value"},
+        **({"separator": dialect["separator"]} if dialect["stated"] else {}),
+        **({} if dialect["headed"] else {"header": order}),
+    }
+    columns = (
+        {"name": "pain", "categories": TEXTS, "missing": {"impute": "some"}},
+        {"name": "value", "missing": {"impute": 0.25}},
+    )
+    source = read(path, *columns, **stated)
+    expected = [
+        [
+            *(float((text or "some") == each) for each in TEXTS),
+            float(text is None),
+            0.25 if value is None else value,
+            float(value is None),
+        ]
+        for value, text, _ in rows
+    ]
+    assert source.train.inputs.tolist() == expected
+    assert source.train.labels.tolist() == [CLASSES.index(label) for _, _, label in rows]
+
+
+# Scales
+
+
+def test_agreed_numbers_scale_and_marks_stay(tmp_path: Path) -> None:
+    column = {"name": "x", "scale": [10.0, 4.0], "missing": {"impute": 12.0}}
+    path = save(tmp_path, "x,label\n14,ill\n?,ill\n")
+    rows = read(path, column).train.inputs
+    scale = fit_scale(section(column), rows, where="north")
+    assert scaled(rows, scale, "north").tolist() == [[1.0, 0.0], [0.5, 1.0]]
+
+
+def test_statistics_of_a_site_are_of_present_training_values(tmp_path: Path) -> None:
+    columns = (
+        {"name": "x", "scale": "site", "missing": {"impute": 100.0}},
+        {"name": "y", "scale": "site"},
+        SEX | {"scale": "site"},
+    )
+    path = save(tmp_path, "x,y,sex,label\n1,0.1,1,ill\n3,0.1,0,ill\n?,0.1,0,ill\n")
+    rows = read(path, *columns).train.inputs
+    scale = fit_scale(section(*columns), rows, where="north")
+    assert scale.mean == pytest.approx((2.0, 0.0, 0.1, 1 / 3))
+    assert scale.deviation == pytest.approx((1.0, 1.0, 1.0, np.sqrt(2) / 3))
+    assert scaled(rows, scale, "north")[:, :2].tolist() == [[-1.0, 0.0], [1.0, 0.0], [98.0, 1.0]]
+
+
+def test_values_far_from_zero_are_scaled_before_they_lose_digits(tmp_path: Path) -> None:
+    column = {"name": "x", "scale": [1e9, 1.0]}
+    rows = read(save(tmp_path, "x,label\n1000000000.5,ill\n"), column).train.inputs
+    assert scaled(rows, fit_scale(section(column), rows, where="north"), "north").tolist() == [[0.5]]
+
+
+def test_a_column_without_values_has_no_statistics(tmp_path: Path) -> None:
+    column = {"name": "x", "scale": "site", "missing": {"impute": 1.0}}
+    rows = read(save(tmp_path, "x,label\n?,ill\n"), column).train.inputs
+    with pytest.raises(DataError) as refused:
+        fit_scale(section(column), rows, where="north.csv")
+    assert "north.csv" in str(refused.value)
+    assert "'x'" in str(refused.value)
+
+
+def test_all_rows_left_out_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, "chol,label\n?,ill\n"), CHOL)
+    assert str(tmp_path) in str(refused.value)
+
+
+# Hashes of records
+
+
+def test_a_row_has_one_hash_whatever_its_label_and_the_agreed_columns(tmp_path: Path) -> None:
+    one = save(tmp_path, "age;sex;label\n3;1;ill\n4;0;ill\n", "one.csv")
+    two = save(tmp_path, "age,sex,label\n4,0,healthy\n 3,1,ill\n5,1,ill\n", "two.csv")
+    mine = set(training_hashes(f"table:{one}", data_root=None, agreed=section(AGE, SEX)))
+    others = set(training_hashes(f"table:{two}", data_root=None, agreed=section(SEX)))
+    assert len(mine) == 2
+    assert len(others) == 3
+    assert mine < others
+
+
+def test_the_format_beside_a_table_is_that_of_a_site(tmp_path: Path) -> None:
+    path = save(tmp_path, "age;num\n3;1\n")
+    save(tmp_path, '[table]\nlabel = "num"\nlabels = {1 = "ill"}\ntest = "t.csv"\n', "north.toml")
+    beside = format_beside(path)
+    assert beside.labels == {"1": "ill"}
+    assert beside.test == tmp_path / "t.csv"
+    save(tmp_path, "age;num\n4;1\n", "t.csv")
+    assert len(read_table(path, section(AGE), beside, CLASSES).train) == 1
+
+
+def refused_at(path: Path, line: int, column: str, *columns: dict[str, Any], **settings_: Any) -> None:
+    """Check that the table is refused by file, line and column."""
+    with pytest.raises(DataError) as refused:
+        read_table(path, section(*columns), written(**settings_), CLASSES)
+    assert str(refused.value).startswith(f"{path}: line {line}, column {column!r}: ")
+    assert "\n" not in str(refused.value)
