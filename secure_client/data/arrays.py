@@ -13,6 +13,8 @@ from secure_client.errors import DataError
 
 Inputs = NDArray[Any]
 """uint8 or float32; see :class:`Samples`."""
+WHOLE_FLOATS = 2**24
+"""Largest whole number up to which float32 has every whole number."""
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 Subjects = NDArray[np.str_]
@@ -81,25 +83,42 @@ def checked_samples(
     """Return samples from raw arrays; ``where`` (a file, a function) opens each error.
 
     Images may be (N, H, W, C), or (N, H, W) when they are grey, of dtype uint8, uint16 (scaled to [0, 1]) or float;
-    features (N, F) of any real dtype. Labels are whole numbers from 0. Subjects are text or whole numbers, equal for
-    samples of the same subject. Raises :class:`DataError`.
+    features (N, F) of any real dtype; :func:`as_inputs` says which values are refused. Labels are whole numbers from 0.
+    Subjects are text or whole numbers, equal for samples of the same subject. Raises :class:`DataError`.
     """
-    inputs, labels = np.asarray(inputs), _whole_numbers(labels, "labels", where)
+    try:
+        inputs = np.asarray(inputs)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: inputs are no array ({error}); give samples of one shape") from error
+    labels = _whole_numbers(labels, "labels", where)
     domains = np.zeros_like(labels) if domains is None else _whole_numbers(domains, "domains", where)
     if inputs.ndim not in (2, 3, 4):
         raise DataError(
             f"{where}: inputs have shape {inputs.shape}; give images (N, H, W, C) or features (N, F)"
         )
+    _check_axes(inputs, len(labels), where)
     if not len(inputs) == len(labels) == len(domains):
         raise DataError(f"{where}: {len(inputs)} inputs, {len(labels)} labels; give as many of each")
     if 0 in inputs.shape:
         raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
     images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
     writable = np.require(
-        _as_inputs(images, where), requirements="W"
+        as_inputs(images, where), requirements="W"
     )  # torch shares memory only if it is writable
     owners = None if subjects is None else checked_subjects(subjects, len(labels), where)
     return Samples(writable, labels, domains, owners)
+
+
+def _check_axes(inputs: NDArray[Any], labels: int, where: str) -> None:
+    """Raise :class:`DataError` for images whose axes are in another order than (N, H, W, C)."""
+    if inputs.ndim == 4 and inputs.shape[1] in (1, 3, 4) and inputs.shape[2] == inputs.shape[3] > 4:
+        raise DataError(
+            f"{where}: inputs have shape {inputs.shape}, with the channels first; give x.transpose(0, 2, 3, 1)"
+        )
+    if inputs.ndim > 2 and len(inputs) != labels == inputs.shape[-1] > 4:
+        raise DataError(
+            f"{where}: inputs have shape {inputs.shape}, with the {labels} samples last; give numpy.moveaxis(x, -1, 0)"
+        )
 
 
 def checked_subjects(subjects: Any, samples: int, where: str) -> Subjects:
@@ -158,17 +177,70 @@ def _whole_numbers(values: Any, what: str, where: str) -> Labels:
     return array.astype(np.int64)
 
 
-def _as_inputs(inputs: NDArray[Any], where: str) -> Inputs:
-    if inputs.ndim == 4 and inputs.dtype == np.uint8:
+def as_inputs(inputs: NDArray[Any], where: str) -> Inputs:
+    """Return images (N, H, W, C) or features (N, F) as uint8 or float32.
+
+    uint16 images are scaled to [0, 1]; whole numbers and bools as features become floats of the same value. Raises
+    :class:`DataError` for images of another whole-number type, for values that are NaN or infinite, for whole numbers
+    that float32 may not have, and where rounding to float32 moves a value by a thousandth of its column's (of all
+    images') range.
+    """
+    kind, images = inputs.dtype.kind, inputs.ndim == 4
+    if images and inputs.dtype == np.uint8:
         return inputs
-    if inputs.ndim == 4 and inputs.dtype == np.uint16:
+    if images and inputs.dtype == np.uint16:
         return inputs.astype(np.float32) / np.float32(65535)
-    integers_are_features = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
-    if not (np.issubdtype(inputs.dtype, np.floating) or integers_are_features):
-        raise DataError(f"{where}: inputs are {inputs.dtype}; give uint8, uint16 or floats")
+    if kind not in "fiub" or (images and kind != "f"):
+        raise DataError(f"{where}: inputs are {inputs.dtype}; {_as_which_type(inputs)}")
     with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused below
         floats = inputs.astype(np.float32, copy=False)
-    finite = np.isfinite(floats).reshape(len(floats), -1).all(axis=1)
+    finite = np.isfinite(floats)
     if not finite.all():
-        raise DataError(f"{where}: sample {int(finite.argmin())} has values that are NaN or infinite")
+        place = _place(np.argwhere(~finite)[0], where, len(inputs))
+        raise DataError(f"{place} has a value that is NaN or infinite as float32")
+    if not np.can_cast(inputs.dtype, np.float32):
+        _check_rounding(inputs, floats, where)
     return floats
+
+
+def _as_which_type(inputs: NDArray[Any]) -> str:
+    """Return the remedy for inputs of a type that is not read."""
+    if inputs.dtype == np.bool_:
+        return "give 255 * x as uint8"
+    if inputs.dtype.kind not in "iu":
+        return "give uint8, uint16 or floats"
+    low, high = int(inputs.min()), int(inputs.max())
+    if low >= 0 and high <= 255:
+        return f"their values are {low} to {high}: give x.astype(numpy.uint8), for which 255 is white"
+    return f"their values are {low} to {high}: scale them to [0, 1] by the same two numbers at every site"
+
+
+def _check_rounding(inputs: NDArray[Any], floats: NDArray[np.float32], where: str) -> None:
+    """Raise :class:`DataError` where the values as float32 lose what the given values tell."""
+    given = inputs.astype(np.float64)
+    if inputs.dtype.kind in "iu" and (beyond := np.abs(given) > WHOLE_FLOATS).any():
+        place = _place(np.argwhere(beyond)[0], where, len(inputs))
+        raise DataError(
+            f"{place} has a whole number beyond {WHOLE_FLOATS}, which float32 rounds; subtract or divide by a"
+            " number that all sites agree on, or leave the column out if it is an identifier"
+        )
+    axes = 0 if inputs.ndim == 2 else None
+    low, high = given.min(axis=axes), given.max(axis=axes)
+    rounded = np.abs(given - floats).max(axis=axes)
+    lost = np.atleast_1d((high > low) & (rounded > (high - low) / 1024))
+    if lost.any():
+        column = int(lost.argmax())
+        what = f"feature {column}" if inputs.ndim == 2 else "the images"
+        first, last = (float(np.atleast_1d(end)[column]) for end in (low, high))
+        raise DataError(
+            f"{where}: {what} reach from {first!r} to {last!r}, a range that float32 rounds away; subtract or divide"
+            " by a number that all sites agree on"
+        )
+
+
+def _place(index: NDArray[np.int64], where: str, samples: int) -> str:
+    """Name the value at an index (sample, …); the sample only where there are several."""
+    sample, *inner = index.tolist()
+    axis = "feature" if len(inner) == 1 else "row, column and channel"
+    at = f"{axis} {', '.join(map(str, inner))}"
+    return f"{where}: sample {sample}: {at}" if samples > 1 else f"{where}: {at}"

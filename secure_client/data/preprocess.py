@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from agreement import PreprocessingSection
-from secure_client.data.arrays import Inputs, Samples, as_floats
+from secure_client.data.arrays import Inputs, Samples, as_floats, as_inputs
 from secure_client.data.table_scale import scaled
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale
@@ -39,7 +39,7 @@ def fit_images(
     idempotent. Raises :class:`DataError` for any other change of channels, and for any change without
     ``convert_channels``.
     """
-    _check_channels(images.shape[3], agreed.channels, where, convert=convert_channels)
+    _check_channels(images, agreed.channels, where, convert=convert_channels)
     if images.shape[1:] == (agreed.image_size, agreed.image_size, agreed.channels):
         return images
     fitted = np.empty((len(images), agreed.image_size, agreed.image_size, agreed.channels), images.dtype)
@@ -63,14 +63,16 @@ def to_tensor(
     """
     if isinstance(agreed, TableScale):
         return torch.from_numpy(scaled(inputs, agreed, where))
-    if inputs.ndim == 2 and agreed is None:
-        return torch.from_numpy(as_floats(inputs))
-    if inputs.ndim == 2:
-        raise DataError(
-            f"{where}: holds features, but the federation agreed on images: remove [preprocessing]"
-        )
     if agreed is None:
-        return torch.from_numpy(as_floats(inputs)).permute(0, 3, 1, 2).contiguous()
+        floats = torch.from_numpy(as_floats(inputs))
+        return floats if inputs.ndim == 2 else floats.permute(0, 3, 1, 2).contiguous()
+    if inputs.ndim == 2:
+        side, channels = agreed.image_size, agreed.channels
+        flat = inputs.shape[1] == side * side * channels
+        raise DataError(
+            f"{where}: holds rows of {inputs.shape[1]} features, and images are agreed; "
+            + (f"give x.reshape(-1, {side}, {side}, {channels})" if flat else "give images (N, H, W, C)")
+        )
     _check_range(inputs, where)
     images = fit_images(inputs, agreed, where=where, convert_channels=convert_channels)
     fitted = torch.from_numpy(as_floats(images)).permute(0, 3, 1, 2)
@@ -167,17 +169,13 @@ def _as_array(tensor: Tensor, place: str) -> Inputs:
         raise DataError(f"{place}: is {described(tensor)}; give real numbers")
     try:
         plain = tensor.detach().cpu()
-        plain = plain if plain.dtype == torch.uint8 and plain.ndim == 3 else plain.to(torch.float32)
+        plain = plain.to(torch.float32) if plain.dtype == torch.bfloat16 else plain
         array: NDArray[Any] = (plain.permute(1, 2, 0) if plain.ndim == 3 else plain).numpy()
     except Exception as error:  # a sparse or quantised tensor, or one without values
         raise describe_failure(DataError, f"{place}: {described(tensor)}", error) from error
-    if not np.isfinite(array).all():  # float64 beyond float32's range, too
-        first = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-        axes = "feature" if array.ndim == 1 else "row, column and channel"
-        raise DataError(
-            f"{place}: has values that are NaN or infinite, the first in {axes} {', '.join(map(str, first))}"
-        )
-    return array
+    if 0 in array.shape:
+        raise DataError(f"{place}: has shape {tuple(tensor.shape)}, which holds no values")
+    return cast("Inputs", as_inputs(array[np.newaxis], place)[0])
 
 
 def _as_label(label: Any, place: str) -> int:
@@ -190,30 +188,51 @@ def _as_label(label: Any, place: str) -> int:
         ) from error
 
 
-def _check_channels(given: int, agreed: int, where: str, *, convert: bool) -> None:
-    if given == agreed:
+def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -> None:
+    shape, given = images.shape[1:], images.shape[3]
+    if given == agreed or ({given, agreed} == {1, 3} and convert):
         return
-    if {given, agreed} == {1, 3} and not convert:
-        raise DataError(
-            f"{where}: images have {given} channels and {agreed} are agreed: convert them yourself, agree on"
-            f" channels = {given} in [preprocessing], or set convert_channels = true in the site's file"
-        )
     if {given, agreed} != {1, 3}:
         raise DataError(
-            f"{where}: images have {given} channels (axes are N, H, W, C) and {agreed} are agreed; only "
-            "conversion between grey and RGB is supported"
+            f"{where}: images have shape {shape} (H, W, C), and {agreed} channels are agreed; {_axes(shape)}"
         )
+    if given == 3 and not all((images[..., 0] == images[..., other]).all() for other in (1, 2)):
+        raise DataError(
+            f"{where}: images have colours, and grey is agreed; agree on channels = 3 in [preprocessing], or lose the"
+            " colours by convert_channels = true in the site's file"
+        )
+    stored = "grey stored as three equal channels" if given == 3 else "grey"
+    raise DataError(
+        f"{where}: images are {stored}, and channels = {agreed} is agreed; convert_channels = true in the site's file"
+        " converts them without loss"
+    )
+
+
+def _axes(shape: tuple[int, ...]) -> str:
+    """Return the remedy for images (H, W, C) whose last axis is no grey and no RGB."""
+    if shape[0] in (1, 3):
+        return "if the first axis is the channels, give arrays (N, H, W, C): x.transpose(0, 2, 3, 1)"
+    if shape[1] in (1, 3):
+        return "if a tensor's last axis is the channels, give tensors (C, H, W): x.permute(2, 0, 1)"
+    if shape[2] == 4:
+        return "give RGB without an alpha channel"
+    return "only grey and RGB are converted into each other"
 
 
 def _check_range(images: Inputs, where: str) -> None:
     if images.dtype == np.uint8:
         return
     low, high = float(images.min()), float(images.max())
-    if low < 0.0 or high > 1.0:
-        raise DataError(
-            f"{where}: float images span {low:.4g} to {high:.4g}; scale them to [0, 1] (the agreed"
-            " preprocessing normalises them) or store uint8"
-        )
+    if low >= 0.0 and high <= 1.0:
+        return
+    remedy = "scale them to [0, 1] by the same two numbers at every site"
+    if low >= 0.0 and 2.0 < high <= 255.0:
+        remedy = "give x / 255 if 255 is white, or uint8"
+    elif low >= -1.0 and high <= 1.0:
+        remedy = "give (x + 1) / 2 if -1 is black and 1 is white"
+    raise DataError(
+        f"{where}: float images reach from {low:.4g} to {high:.4g}; {remedy}. The agreed preprocessing normalises them"
+    )
 
 
 def _fit_chunk(images: Inputs, agreed: PreprocessingSection) -> Inputs:

@@ -311,7 +311,7 @@ def test_predict_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     assert "file does not exist" in failure("predict", "--run", folder, "--data", f"npz:{tmp_path}/none.npz")
     wrong = tmp_path / "wrong.npz"
     np.savez(wrong, x_train=np.zeros((4, 30)), y_train=np.zeros(4, dtype=np.int64))
-    assert "agreed on images" in failure("predict", "--run", folder, "--data", f"npz:{wrong}")
+    assert str(wrong) in failure("predict", "--run", folder, "--data", f"npz:{wrong}")
     small = TensorDataset(torch.zeros(2, 1, 3, 3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ModelError):
         predict(load_trained(folder), small, By.CLASSIFIER, device="cpu")

@@ -77,9 +77,9 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
         ({"x_train": IMAGES, "y_train": [-1, 1]}, "labels start at -1"),
         ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, "holds no samples"),
         ({"x_train": LABELS, "y_train": LABELS}, r"inputs have shape \(2,\)"),
-        ({"x_train": IMAGES.astype(np.int32), "y_train": LABELS}, "inputs are int32; give uint8"),
-        ({"x_train": [[0.0], [np.nan]], "y_train": LABELS}, "sample 1 has values that are NaN or infinite"),
-        ({"x_train": [[1e300], [0.0]], "y_train": LABELS}, "sample 0 has values that are NaN or infinite"),
+        ({"x_train": IMAGES.astype(np.int32), "y_train": LABELS}, "inputs are int32"),
+        ({"x_train": [[0.0], [np.nan]], "y_train": LABELS}, "sample 1: feature 0"),
+        ({"x_train": [[1e300], [0.0]], "y_train": LABELS}, "sample 0: feature 0"),
         ({"x_train": IMAGES, "y_train": LABELS, "class_names": [1, 2]}, "class_names is not a list of text"),
         (
             {"x_train": IMAGES, "y_train": LABELS, "domain_train": LABELS, "domain_names": ["day"]},

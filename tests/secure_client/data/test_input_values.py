@@ -1,0 +1,151 @@
+"""Arrays and tensors of images and features: each value arrives as it was given, or its place is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from agreement import PreprocessingSection
+from secure_client.data.arrays import checked_samples
+from secure_client.data.preprocess import fit_images, read_item, to_tensor
+from secure_client.errors import DataError
+
+GREY = PreprocessingSection(image_size=8, channels=1, mean=(0.0,), std=(1.0,))
+RGB = PreprocessingSection(image_size=8, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3)
+RANDOM = np.random.default_rng(0)
+DEEP = RANDOM.integers(0, 65536, (3, 8, 8, 1), np.uint16)
+UNIT = RANDOM.random((3, 8, 8, 1))
+FEATURES = RANDOM.normal(size=(5, 4))
+WITH_A_LARGE_NUMBER = np.array([[1, 2], [3, 2**24 + 1]])
+DATES = np.column_stack([np.arange(5.0), 1.7e9 + np.arange(5)])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "uint8", "int32", "int64", "float16", "float32"])
+def test_features_of_every_type_keep_their_values(dtype: str) -> None:
+    given = np.arange(-6, 6).reshape(4, 3).astype(dtype)
+    read = checked_samples(given, [0] * 4, where="x").inputs
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read, given.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_float_images_keep_their_values_to_single_precision(dtype: str) -> None:
+    given = UNIT.astype(dtype)
+    np.testing.assert_array_equal(checked_samples(given, [0] * 3, where="x").inputs, given.astype(np.float32))
+
+
+def test_images_of_16_bits_are_scaled_alike_in_arrays_and_tensors() -> None:
+    from_array = checked_samples(DEEP, [0] * 3, where="x").inputs
+    np.testing.assert_array_equal(from_array, DEEP.astype(np.float32) / np.float32(65535))
+    tensors = torch.from_numpy(DEEP.transpose(0, 3, 1, 2))
+    for index, expected in enumerate(from_array):
+        item, _ = read_item(TensorDataset(tensors, torch.zeros(3)), index, where="x")
+        np.testing.assert_array_equal(item, expected)
+
+
+def test_a_tensor_of_bfloat16_keeps_its_values() -> None:
+    given = torch.from_numpy(UNIT.transpose(0, 3, 1, 2)).to(torch.bfloat16)
+    item, _ = read_item(TensorDataset(given, torch.zeros(3)), 1, where="x")
+    np.testing.assert_array_equal(item, given[1].float().permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "place"),
+    [
+        (DEEP.astype(np.int32), "int32"),
+        ((DEEP >> 8).astype(np.int64), "uint8"),
+        (DEEP.astype(np.int16), "int16"),
+        ((DEEP >> 9).astype(np.int8), "int8"),
+        (UNIT > 0.5, "bool"),
+        (UNIT.astype(np.complex64), "complex64"),
+        (FEATURES.astype(np.complex128), "complex128"),
+        (FEATURES.astype(str), "<U"),
+        (FEATURES.astype(object), "object"),
+        (WITH_A_LARGE_NUMBER, "sample 1: feature 1"),
+        (WITH_A_LARGE_NUMBER.astype(np.uint64), "sample 1: feature 1"),
+        (DATES, "feature 1"),
+        (np.array([[0.0, 1e-300], [0.0, 2e-300]]), "feature 1"),
+        (np.array([[0.0, 1.0], [1e300, 1.0]]), "sample 1: feature 0"),
+        (np.array([[0.0, 1.0], [1.0, -np.inf]]), "sample 1: feature 1"),
+        (UNIT.transpose(0, 3, 1, 2), "(3, 1, 8, 8)"),
+        (np.zeros((3, 3, 8, 8), np.uint8), "(3, 3, 8, 8)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arrays_whose_values_would_change_are_refused(inputs: Any, place: str) -> None:
+    with pytest.raises(DataError) as refused:
+        checked_samples(inputs, [0] * len(inputs), where="clinic.npz")
+    assert str(refused.value).startswith("clinic.npz")
+    assert place in str(refused.value)
+
+
+def test_samples_of_several_shapes_are_refused() -> None:
+    with pytest.raises(DataError) as refused:
+        checked_samples([[1.0], [1.0, 2.0]], [0, 1], where="own:data")
+    assert str(refused.value).startswith("own:data")
+
+
+def test_samples_on_the_last_axis_are_refused() -> None:
+    with pytest.raises(DataError) as refused:
+        checked_samples(np.zeros((8, 8, 3, 50), np.uint8), [0] * 50, where="clinic.npz")
+    assert "(8, 8, 3, 50)" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.zeros(1, 8, 8, dtype=torch.int64),
+        torch.zeros(1, 8, 8, dtype=torch.bool),
+        torch.zeros(1, 8, 8, dtype=torch.complex64),
+        torch.full((1, 8, 8), 1e300, dtype=torch.float64),
+        torch.full((4,), 2**24 + 1),
+        torch.zeros(8, 8),
+        torch.zeros(0),
+    ],
+    ids=lambda image: f"{image.dtype}-{tuple(image.shape)}",
+)
+def test_a_tensor_whose_values_would_change_is_refused_by_its_sample(image: torch.Tensor) -> None:
+    with pytest.raises(DataError) as refused:
+        read_item([(torch.zeros(1), 0), (image, 0)], 1, where="own:data")  # type: ignore[arg-type]  # is indexed alike
+    assert "own:data: sample 1" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("images", "agreed"),
+    [
+        (UNIT * 255, GREY),
+        (UNIT * 2 - 1, GREY),
+        (UNIT * 1.01, GREY),
+        (np.zeros((2, 1, 8, 9)), GREY),  # channels first
+        (np.zeros((2, 8, 1, 8)), GREY),  # a tensor (H, W, C)
+        (np.zeros((2, 8, 8, 4)), RGB),
+        (np.zeros((2, 8, 8, 2)), GREY),
+        (np.zeros((2, 64)), GREY),
+        (np.zeros((2, 65)), GREY),
+    ],
+)
+def test_images_in_another_form_than_agreed_are_refused(images: Any, agreed: PreprocessingSection) -> None:
+    with pytest.raises(DataError) as refused:
+        to_tensor(images.astype(np.float32), agreed, where="clinic.npz")
+    assert str(refused.value).startswith("clinic.npz")
+
+
+@pytest.mark.parametrize(
+    ("images", "agreed", "harmless"),
+    [
+        (np.zeros((2, 8, 8, 1), np.uint8), RGB, True),
+        (np.repeat(DEEP.astype(np.uint8), 3, axis=3), GREY, True),
+        (RANDOM.integers(0, 256, (2, 8, 8, 3), np.uint8), GREY, False),
+    ],
+)
+def test_colours_are_lost_by_no_advice(images: Any, agreed: PreprocessingSection, harmless: bool) -> None:
+    """A conversion that is advised keeps every value."""
+    with pytest.raises(DataError) as refused:
+        fit_images(images, agreed, where="x", convert_channels=False)
+    assert ("without loss" in str(refused.value)) == harmless
+    converted = fit_images(images, agreed, where="x")
+    assert (converted == images[..., :1]).all() == harmless
