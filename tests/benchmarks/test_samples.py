@@ -10,7 +10,7 @@ from benchmarks.samples import CASES, EXACT_OF, LOCAL, SAMPLES, grouped, lines, 
 
 
 def names_of(*, exact: bool, weights: tuple[float, ...] = ()) -> list[str]:
-    groups = grouped(dict(sample_tables(weights, exact=exact)), rounds=3)
+    groups = grouped(dict(sample_tables(weights, exact=exact)))
     return [name for group in groups for name in group.methods.values()]
 
 
@@ -26,10 +26,9 @@ def test_every_sample_is_run_once_beside_local_and_its_exact_counterpart() -> No
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_sample_runs_on_the_data_of_every_case(case: str, tmp_path: Path) -> None:
-    for group in grouped(dict(sample_tables((), exact=False)), rounds=3):
+    for group in grouped(dict(sample_tables((), exact=False))):
         config = group.config(CASES[case], data_root=str(tmp_path), out=str(tmp_path / "out"))
         assert {method.value for method in config.methods} == set(group.methods)
-        assert config.rounds == 3
 
 
 def test_a_line_has_the_accuracy_and_both_differences_paired_by_seed() -> None:
