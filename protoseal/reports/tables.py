@@ -23,6 +23,7 @@ NO_PROTOTYPE = (
 """Note under figures for which :func:`lacks_prototypes` is true."""
 METRICS = {
     "accuracy": "accuracy",
+    "accuracy_global": "accuracy, over all sites",
     "accuracy_classifier": "by classifier",
     "accuracy_prototype": "by prototype",
     "pm_v": "PM(V), own test set",

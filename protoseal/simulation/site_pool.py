@@ -263,6 +263,7 @@ class Trainees:
             update = {} if tested is None else self._tested(figures, tested)
         if self._testing.overall is not None:
             tested = trainee.evaluate_on(self._testing.overall)
+            update |= {"accuracy_global": tested.accuracy_by(self._agreement.inference)}
             update |= {"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l}
         return figures.model_copy(update=update)
 

@@ -42,6 +42,8 @@ class SiteRound(Personalised):
     """Accuracy by the method's own inference; ``self`` has that of its method. None if no prototype decides there."""
     accuracy_classifier: Share | None
     accuracy_prototype: Share | None
+    accuracy_global: Share | None = None
+    """``accuracy`` on the test set over all sites; None in a deployment, which has no such set."""
     accuracy_trained: Share | None = None
     """Accuracy of the model as the site trained it last, where the method predicts with an aggregated one."""
     accuracy_validation: Share | None = None

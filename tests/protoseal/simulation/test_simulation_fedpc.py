@@ -160,6 +160,7 @@ def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) 
         ):
             assert pm_v == pytest.approx(right[own > 0].sum() / total[own > 0].sum())
             assert pm_l == pytest.approx((own @ right) / (own @ total))
+        assert figures.accuracy_global == pytest.approx(on_all[0].sum() / on_all[1].sum())
         differ |= {figures.pm_v, figures.pm_l, figures.pm_v_global, figures.pm_l_global}
     assert len(differ) > 2 * SITES
     for name in ("pm_v", "pm_l", "pm_v_global", "pm_l_global"):
