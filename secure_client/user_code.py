@@ -94,22 +94,26 @@ def one_line(error: BaseException) -> str:
 
 def described(value: object) -> str:
     """Return what a value from a site's code is, in a few words."""
-    kind = type(value).__name__
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    name = type(value).__name__
+    kind = f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
     if value is None or isinstance(value, float | str):
         return reprlib.repr(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"a {kind} of shape {tuple(value.shape)} and dtype {value.dtype}"
+        return f"{kind} of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, Mapping):
-        return f"a {kind} with {', '.join(map(str, value))}"
-    return f"a {kind} of {len(value)}" if isinstance(value, tuple | list) else f"a {kind}"
+        return f"{kind} with {', '.join(map(str, value))}"
+    return f"{kind} of {len(value)}" if isinstance(value, tuple | list) else kind
 
 
 def _origin(error: BaseException) -> str:
-    """Return the last line of code that is neither this program's call, installed, nor Python's."""
-    installed = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-    frames = [
-        frame for frame in extract_tb(error.__traceback__)[1:] if not frame.filename.startswith(installed)
-    ]
+    """Return the last line of code that is neither this program's, installed, nor Python's."""
+    installed = (
+        str(Path(__file__).parent),
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    )
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
     frames = [frame for frame in frames if Path(frame.filename).is_file()]
     return f", in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
 

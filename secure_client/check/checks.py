@@ -24,7 +24,8 @@ from secure_client.config import SiteConfig
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.sources import TABLE_FORM, table_path
 from secure_client.data.table_check import describe_table
-from secure_client.errors import DataError, SiteError
+from secure_client.errors import DataError, ModelError, SiteError
+from secure_client.models.prototype_model import weights_hash
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
@@ -174,7 +175,14 @@ def _records(config: SiteConfig, passphrase: bytes) -> str:
 def _model(config: SiteConfig) -> str:
     """Describe the part of the model that leaves the site, where the method averages any."""
     agreement, spec = config.agreement, config.model_spec
-    check_averaged(agreement, build_initial_model(agreement, spec, config.pretrained))
+    initial = build_initial_model(agreement, spec, config.pretrained)
+    again = build_initial_model(agreement, spec, config.pretrained) if ":" in spec else initial
+    if weights_hash(initial.state_dict()) != weights_hash(again.state_dict()):
+        raise ModelError(
+            f"{spec}: two calls give different numbers, so that sites would begin from different models: draw them from"
+            " torch's generator, which the agreed init_seed sets"
+        )
+    check_averaged(agreement, initial)
     if not agreement.method.averages:
         return spec
     averaging = agreement.averaging

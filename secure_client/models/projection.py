@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel
+from secure_client.models.prototype_model import PrototypeModel, features_of
 
 _LABEL = b"protoseal/v1/projection\x00"
 
@@ -57,15 +57,15 @@ class Projected(PrototypeModel):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits, float (B, K)."""
-        return cast("Tensor", self.classifier(self.body.features(inputs)))
+        return cast("Tensor", self.classifier(features_of(self.body, inputs)))
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return the projected embedding, float (B, d)."""
-        return cast("Tensor", self.projection(self.body.features(inputs)))
+        return cast("Tensor", self.projection(features_of(self.body, inputs)))
 
     def outputs(self, inputs: Tensor) -> Outputs:
         """Return the features that are exchanged and aligned, (B, d), and the logits of all D features."""
-        embedded = self.body.features(inputs)
+        embedded = features_of(self.body, inputs)
         return Outputs(self.projection(embedded), self.classifier(embedded))
 
 

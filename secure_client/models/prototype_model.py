@@ -6,20 +6,23 @@ A model splits into ``features(x) -> (B, d)``, whose class means are the prototy
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from agreement import Norm
 from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES, MLP, SMALL_CNN, mlp
 from secure_client.models.image_shape import Shape
-from secure_client.user_code import call_function, load_function
+from secure_client.user_code import call_function, describe_failure, described, load_function
 
 
 class PrototypeModel(nn.Module):
@@ -33,11 +36,11 @@ class PrototypeModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits, float (B, K)."""
-        return cast("Tensor", self.classifier(self.features(inputs)))
+        return cast("Tensor", self.classifier(features_of(self, inputs)))
 
     def outputs(self, inputs: Tensor) -> Outputs:
         """Return all outputs that an objective reads; a model of several branches runs its backbone once."""
-        features = self.features(inputs)
+        features = features_of(self, inputs)
         return Outputs(features, self.classifier(features))
 
 
@@ -84,6 +87,32 @@ def outputs_of(model: PrototypeModel, inputs: Tensor) -> Outputs:
     return outputs(model, inputs)
 
 
+def features_of(model: PrototypeModel, inputs: Tensor) -> Tensor:
+    """Return ``features(inputs)``; raise :class:`ModelError` for anything but (B, d) of float32, or float64 in trials.
+
+    Networks with further outputs in training (Inception's) return a tuple there.
+    """
+    features: object = model.features(inputs)
+    if (
+        isinstance(features, Tensor)
+        and features.ndim == 2
+        and features.dtype in {torch.float32, torch.float64}
+    ):
+        return features
+    raise ModelError(
+        f"the model's features(x) gives {described(features)} in {'train' if model.training else 'eval'}() mode, not a"
+        " tensor of shape (B, d) and dtype float32: return the embedding alone, a row of d numbers for each record"
+    )
+
+
+def copied(model: PrototypeModel) -> PrototypeModel:
+    """Return a copy of the model; raise :class:`ModelError` for one that cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise describe_failure(ModelError, "a copy of the model, which copy.deepcopy makes", error) from error
+
+
 def small_cnn(classes: int, dim: int, channels: int, image_size: int) -> SplitModel:
     """:func:`secure_client.models.backbones.small_cnn` and a linear classifier."""
     return _with_classifier(SMALL_CNN, Shape(dim, channels, image_size), classes)
@@ -109,7 +138,8 @@ def build_model(
     prototypes must be comparable, provided that a site's own function draws from torch's generator only and that all
     sites run the same versions of torch and torchvision.
 
-    Raises :class:`ModelError` for an unknown name, another return value or too small an image,
+    Raises :class:`ModelError` for an unknown name, another return value, too small an image, and parameters of a site's
+    own model that are not finite float32 numbers on the CPU or of which none trains;
     :class:`secure_client.errors.PluginError` when the function cannot be loaded or called.
     """
     with torch.random.fork_rng(devices=[]):
@@ -120,7 +150,9 @@ def build_model(
             return SplitModel(mlp(inputs, dim), nn.Linear(dim, classes))
         if ":" in spec:
             function = load_function(spec, "model")
-            return _adopt(call_function(function, spec, num_classes=classes, dim=dim), spec)
+            adopted = _adopt(call_function(function, spec, num_classes=classes, dim=dim), spec)
+            _check_initial(adopted, spec)
+            return adopted
     if spec == MLP:
         raise ModelError(f"{MLP} takes rows of a table: agree on [table], or name another model")
     raise ModelError(f"no model is called {spec!r}; use {', '.join(BACKBONES)}, {MLP} or module:function")
@@ -145,20 +177,64 @@ def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int
 
     The model's mode is restored.
     """
-    training = model.training
-    model.eval()
+    given = inputs.clone()
+    with _mode(model, training=False), torch.no_grad():
+        _check_outputs(model, given, classes=classes, dim=dim)
+    if not torch.equal(given, inputs):
+        raise ModelError("the model changes its inputs in place: let it compute on a copy, x = x.clone()")
+
+
+def check_training(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int) -> None:
+    """Compute outputs and gradients in ``train()`` mode, from two copies of the first of the inputs (B, …).
+
+    Raises :class:`ModelError` unless training could use them. Mode, buffers and torch's generators are restored.
+    """
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    pair = torch.cat([inputs[:1], inputs[:1]])
     try:
-        with torch.no_grad():
-            features, logits = outputs_of(model, inputs)[:2]
-    except Exception as error:
-        raise ModelError(
-            f"the model fails on inputs of shape {tuple(inputs.shape)} ({type(error).__name__}: {error}); give "
-            "the model the data's channels and image size"
-        ) from error
+        with _mode(model, training=True), torch.enable_grad(), torch.random.fork_rng(devices):
+            outputs = _check_outputs(model, pair, classes=classes, dim=dim)
+            if not outputs.logits.requires_grad:
+                raise ModelError(
+                    "no parameter that trains has a part in the model's classifier(z): remove no_grad() and detach()"
+                )
+            total = outputs.logits.sum() + outputs.features.sum()
+            try:
+                torch.autograd.grad(total, parameters, allow_unused=True)
+            except Exception as error:
+                raise describe_failure(ModelError, "the gradients of the model's outputs", error) from error
     finally:
-        model.train(training)
+        with torch.no_grad():
+            for name, each in model.named_buffers():
+                if name in buffers:
+                    each.copy_(buffers[name])
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+def _check_outputs(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int) -> Outputs:
+    """Return the model's outputs for inputs (B, …); :class:`ModelError` unless they are float32 (B, d) and (B, K)."""
+    try:
+        outputs = outputs_of(model, inputs)
+        features, logits = outputs[:2]
+    except ModelError:
+        raise
+    except BaseException as error:
+        what = f"the model, for inputs of shape {tuple(inputs.shape)}"
+        raise describe_failure(ModelError, what, error) from error
     _check_output("features(x)", features, (len(inputs), dim), "d, the agreed dim")
     _check_output("classifier(z)", logits, (len(inputs), classes), "K, the number of agreed classes")
+    return outputs
 
 
 def has_fixed_features(model: PrototypeModel, inputs: Tensor) -> bool:
@@ -176,11 +252,32 @@ def has_fixed_features(model: PrototypeModel, inputs: Tensor) -> bool:
 
 
 def _check_output(name: str, value: object, shape: tuple[int, int], meaning: str) -> None:
-    if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
-        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != torch.float32:
         raise ModelError(
-            f"the model's {name} gives {got}, not floats of shape {shape}: {shape[1]} is {meaning}"
+            f"the model's {name} gives {described(value)}, not a tensor of shape {shape} and dtype float32: "
+            f"{shape[1]} is {meaning}"
         )
+
+
+def _check_initial(model: PrototypeModel, spec: str) -> None:
+    """Raise :class:`ModelError`, which names the tensor, for a model that cannot be the initial one of every site."""
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, value in tensors:
+            place = f"{spec}: the model's {kind} {name}"
+            if is_lazy(value):
+                raise ModelError(
+                    f"{place} has no size yet (a lazy module): give its size, so that every site draws the same numbers"
+                )
+            if value.device.type != "cpu":
+                raise ModelError(
+                    f"{place} is on {value.device}: make the model on the CPU; the setting device moves it"
+                )
+            if kind == "parameter" and value.dtype != torch.float32:
+                raise ModelError(f"{place} is {value.dtype}: return model.float(), since inputs are float32")
+            if not bool(value.isfinite().all()):
+                raise ModelError(f"{place} has numbers that are NaN or infinite")
+    if not any(each.requires_grad for each in model.parameters()):
+        raise ModelError(f"{spec}: no parameter of the model trains: set requires_grad on those that should")
 
 
 def _adopt(built: object, spec: str) -> PrototypeModel:
@@ -191,7 +288,7 @@ def _adopt(built: object, spec: str) -> PrototypeModel:
         case (nn.Module() as backbone, nn.Module() as classifier):
             return SplitModel(backbone, classifier)
     raise ModelError(
-        f"{spec} returned {type(built).__name__}; return a module with features(x) and classifier(z),"
+        f"{spec}: returned {described(built)}; return a module with features(x) and classifier(z),"
         " or the pair (backbone, classifier)"
     )
 

@@ -115,6 +115,8 @@ def build_learner(
     if not accept_dark_or_constant_inputs:
         for ranges in learner.ranges:
             ranges.check()
+    if ":" in model:  # of the site's own code
+        learner.check_training()
     check_rows_change(agreement, learner)
     return learner
 
@@ -184,6 +186,8 @@ def check_frozen(agreement: Agreement, model: PrototypeModel) -> None:
         return
     if not isinstance(model.classifier, nn.Module):
         raise ModelError("a frozen extractor leaves only the classifier: make model.classifier an nn.Module")
+    if not any(each.requires_grad for each in model.classifier.parameters()):
+        raise ModelError("a frozen extractor leaves only the classifier, of which no parameter trains")
     if has_batch_norm(model):
         raise ModelError(
             'a frozen extractor allows no batch normalisation, whose statistics change in training; set norm = "group"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -30,6 +29,8 @@ from secure_client.models.prototype_model import (
     Filled,
     PrototypeModel,
     check_model,
+    check_training,
+    copied,
     has_fixed_features,
     outputs_of,
 )
@@ -96,8 +97,8 @@ class Learner:
         cannot train by it; with ``initial_features`` for one that does not compute each record by itself.
         """
         self._model = model.to(device)
-        self._personal = None if recipe.personal is None else copy.deepcopy(self._model)
-        self._initial = copy.deepcopy(self._model) if recipe.initial_features else None
+        self._personal = None if recipe.personal is None else copied(self._model)
+        self._initial = copied(self._model) if recipe.initial_features else None
         self._recipe, self._schedule = recipe, schedule
         self._site, self._seed = site, seed
         self._classes, self._dim = classes, dim
@@ -122,6 +123,11 @@ class Learner:
         self._root = DataRoot(data.root, site) if private and data.root is not None else None
         if not private and isinstance(self._train, DatasetSource):
             self._train = PatientSource(self._train, site)
+
+    def check_training(self) -> None:
+        """Raise :class:`ModelError` unless the model gives outputs and gradients in ``train()`` mode."""
+        inputs, _ = next(self._train.batches([[0]]))
+        check_training(self._model, inputs, classes=self._classes, dim=self._dim)
 
     def train(self, round_number: int, guide: Guide | None) -> Losses:
         """Train the local epochs of a round; return the losses of the last stage. Without a guide nothing is aligned.
@@ -205,7 +211,7 @@ class Learner:
 
     def embedding_model(self) -> PrototypeModel:
         """Return a copy of the model whose features the prototypes average."""
-        return copy.deepcopy(self.predictor if self._initial is None else self._initial)
+        return copied(self.predictor if self._initial is None else self._initial)
 
     def prototypes(
         self, embedded: Iterable[Embedded] | None = None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, copied, outputs_of
 
 _TRIED = 3
 """Number of records in a trial batch."""
@@ -42,7 +42,7 @@ def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
     where the gradient jumps: in float32 by 3 % of a layer of GoogLeNet. In float64 draws that come so near to a tie
     are rarer by the ratio of the two precisions, 5e8.
     """
-    tried, batch = copy.deepcopy(model).cpu(), _batch_like(inputs)
+    tried, batch = copied(model).cpu(), _batch_like(inputs)
     exact = Trial(
         copy.deepcopy(tried).double(), batch.double() if batch.is_floating_point() else batch, exact=True
     )

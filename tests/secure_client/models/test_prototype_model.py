@@ -146,21 +146,23 @@ def test_a_sites_own_model(own_models: str, function: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "error", "message"),
+    ("function", "error", "named"),
     [
-        ("headless", ModelError, r"returned Linear; return a module with features\(x\) and classifier"),
-        ("nothing", ModelError, "returned NoneType; return a module"),
-        ("other_arguments", PluginError, "does not accept the keyword arguments num_classes=, dim="),
-        ("missing", PluginError, "has no function 'missing'"),
-        ("text", PluginError, "has no function 'text'"),
+        ("headless", ModelError, "Linear"),
+        ("nothing", ModelError, "None"),
+        ("other_arguments", PluginError, "num_classes=, dim="),
+        ("missing", PluginError, "'missing'"),
+        ("text", PluginError, "'text'"),
         ("broken", PluginError, "the weights file is missing"),
     ],
 )
-def test_a_bad_model_is_an_error_that_names_the_remedy(
-    own_models: str, function: str, error: type[Exception], message: str
+def test_a_bad_model_is_an_error_that_names_the_function(
+    own_models: str, function: str, error: type[Exception], named: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error) as raised:
         build(f"{own_models}:{function}")
+    assert own_models in str(raised.value)
+    assert named in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -214,25 +216,27 @@ class Wrong(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("features", "logits", "message"),
+    ("features", "logits", "named"),
     [
-        (torch.zeros(2, 4, 1, 1), torch.zeros(2, 5), r"features\(x\) gives \(2, 4, 1, 1\)"),
-        (torch.zeros(2, 3), torch.zeros(2, 5), "4 is d, the agreed dim"),
-        (torch.zeros(2, 4), torch.zeros(2, 6), "5 is K, the number of agreed classes"),
-        (torch.zeros(2, 4), (torch.zeros(2, 5),), r"classifier\(z\) gives tuple"),
-        (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 5), "not floats"),
+        (torch.zeros(2, 4, 1, 1), torch.zeros(2, 5), "features(x)"),
+        (torch.zeros(2, 3), torch.zeros(2, 5), "features(x)"),
+        (torch.zeros(2, 4), torch.zeros(2, 6), "classifier(z)"),
+        (torch.zeros(2, 4), (torch.zeros(2, 5),), "classifier(z)"),
+        (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 5), "features(x)"),
     ],
 )
-def test_outputs_of_another_shape_are_refused(features: Tensor, logits: object, message: str) -> None:
+def test_outputs_of_another_shape_are_refused(features: Tensor, logits: object, named: str) -> None:
     wrong: Any = Wrong(features, logits)
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError) as raised:
         check_model(wrong, torch.zeros(2, 1), classes=5, dim=4)
+    assert named in str(raised.value)
 
 
 def test_a_model_for_other_inputs_is_refused_and_keeps_its_mode() -> None:
     model = build("small-cnn").train()
-    with pytest.raises(ModelError, match=r"fails on inputs of shape \(2, 3, 8, 8\).*channels and image size"):
+    with pytest.raises(ModelError) as raised:
         check_model(model, torch.zeros(2, 3, 8, 8), classes=5, dim=16)
+    assert "(2, 3, 8, 8)" in str(raised.value)
     assert model.training
 
 
