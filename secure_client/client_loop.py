@@ -54,8 +54,9 @@ def take_part(
 
     A site that cannot continue tells the coordinator that it leaves, so that the coordinator does not wait, and raises
     the error: a :class:`secure_client.errors.Violation`, a refusal, an exhausted budget, or an error of the site's own
-    disk. The outcome of data, model, training or decryption never makes a site leave
-    (:mod:`secure_client.error_containment`). When the run ends, the site erases all secrets of the run. When the site
+    disk. The outcome of model, training or decryption never makes a site leave
+    (:mod:`secure_client.error_containment`), and data only if they can no longer be read
+    (:mod:`secure_client.training.lost_data`). When the run ends, the site erases all secrets of the run. When the site
     leaves or the run stops, the site erases the secrets of its last attempt, since a resumed run begins another
     attempt. A site that cannot reach the coordinator sends nothing and keeps its secrets, to resume.
     """

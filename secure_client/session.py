@@ -8,8 +8,8 @@ the agreed protection made them (:mod:`secure_client.protocol.sent_values`).
 
 No answer depends on a decryption (Li and Micciancio, eprint 2020/1533): the acknowledgement of RESULT has the same
 bytes for every outcome, and values are protected afresh in each attempt. The caller decides when an answer leaves
-(:mod:`secure_client.protocol.answer_delays`). Neither a decryption nor an error of data, model or training ends the
-session: docs/explanation/session-ends.md lists the reasons that do.
+(:mod:`secure_client.protocol.answer_delays`). Neither a decryption nor an error of model or training ends the
+session, and data do only if they can no longer be read: docs/explanation/session-ends.md lists the reasons that do.
 """
 
 from __future__ import annotations
@@ -231,7 +231,9 @@ class Session:
             inference=self._agreement.inference,
             shortened=trainee.shortened,
         )
-        figures = figures.model_copy(update={"trained": trainee.losses is not None})
+        figures = figures.model_copy(
+            update={"trained": trainee.losses is not None, "unreadable": trainee.unreadable}
+        )
         if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
             figures = figures.model_copy(update=loss_figures(trainee.losses, trainee.label_entropy))
         spent = self._trainee.spent if self._exact is None else self._exact.spent

@@ -47,6 +47,7 @@ SHORTENED = 0.1
 class Symptom(StrEnum):
     """Symptoms of wrong settings."""
 
+    UNREADABLE = "records-unreadable"
     FAILED = "training-failed"
     DROWNED = "alignment-drowns-classification"
     NOT_FALLING = "loss-does-not-fall"
@@ -78,6 +79,7 @@ class Diagnosis(Record):
 
 
 _NAMES = {
+    Symptom.UNREADABLE: "training records could not be read",
     Symptom.FAILED: "training failed",
     Symptom.DROWNED: "alignment drowns classification",
     Symptom.NOT_FALLING: "the loss does not fall",
@@ -173,6 +175,12 @@ def _of_training(
 ) -> Diagnosis | None:
     """Return the most specific diagnosis of training, since each explains the next."""
     aligned = agreement.method if method is Method.SELF else method
+    unreadable = sum(log[-1].unreadable for log in logs)
+    if unreadable:
+        figures = (
+            f"in the last round at {unreadable} of {len(logs)} sites, whose prototypes count them as zeros"
+        )
+        return _diagnosis(method, Symptom.UNREADABLE, figures, remedies.READABLE)
     failed = sum(not log[-1].trained for log in logs)
     if failed:
         figures = f"in the last round at {failed} of {len(logs)} sites, whose models stayed unchanged"

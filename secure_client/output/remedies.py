@@ -19,6 +19,8 @@ _ALIGNMENT = {
 }
 """Direction in which the alignment gets weaker, section, and keys; FPL's terms have no weights."""
 
+READABLE = "make the records readable that the site's log names, then start another run"
+
 
 def weaker_alignment(agreement: Agreement, aligned: Method) -> str:
     """Return how to weaken the alignment, or the control to compare with where no setting is known."""

@@ -38,6 +38,8 @@ class SiteRound(Personalised):
     withheld: tuple[str, ...]
     trained: bool = True
     """False if the round's training failed: the site took part with the model from the start of the round."""
+    unreadable: bool = False
+    """True if training records could not be read, which count as zeros with ``[privacy]``."""
     accuracy: Share | None = None
     """Accuracy by the method's own inference; ``self`` has that of its method. None if no prototype decides there."""
     accuracy_classifier: Share | None

@@ -23,7 +23,7 @@ from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.error_containment import contained
-from secure_client.errors import DataError, DataLost
+from secure_client.errors import DataError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, write_prototypes
 from secure_client.output.site_prototypes import SitePrototypes
@@ -114,9 +114,10 @@ class Trainee:
         Between the two calls the model belongs to no round, and no other method may be called; a site that is killed
         there starts the round again from its journal. DP-SGD training is paid for here, at each call. Raises
         :class:`privacy.errors.BudgetError` for an exhausted budget, :class:`privacy.errors.LedgerError` if the ledger
-        cannot be read or written. Raises :class:`DataLost` before any payment.
+        cannot be read or written, and before any payment
+        :class:`secure_client.errors.DataLost`.
         """
-        self._learner.check_data()
+        self._learner.begin()
         if round_number == 0:
             return
         if self._base is not None:
@@ -175,6 +176,11 @@ class Trainee:
     def losses(self) -> Losses | None:
         """Losses of the last training; None before any training, and if it failed."""
         return None if self._trained is None else self._trained.losses
+
+    @property
+    def unreadable(self) -> bool:
+        """True if training records of the last round could not be read and count as zeros; False after a restart."""
+        return self._learner.unreadable
 
     @property
     def label_entropy(self) -> float:
@@ -319,17 +325,11 @@ class Trainee:
         """Evaluate on the site's own test set; the result stays at the site.
 
         Accuracy by prototype needs personalised prototypes, or frozen features. Returns None without a test set, and if
-        the test fails. The site answers RESULT also if it has lost its data.
+        the test fails.
         """
-        try:
-            return contained(
-                lambda: self._evaluated(self._learner.evaluate),
-                lambda: None,
-                f"{self._learner.site}: the test",
-            )
-        except DataLost as error:  # of training records, which frozen features' prototypes average
-            _log.error("the round is reported without accuracy: %s", error)
-            return None
+        return contained(
+            lambda: self._evaluated(self._learner.evaluate), lambda: None, f"{self._learner.site}: the test"
+        )
 
     def evaluate_on(self, dataset: Dataset[Any]) -> Evaluation:
         """Evaluate on another test set than the site's own, which only a simulation has."""

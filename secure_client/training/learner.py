@@ -41,7 +41,7 @@ from secure_client.training.evaluation import Evaluation, shares
 from secure_client.training.feature_pass import EVALUATION_BATCH, Embedded, FeaturePass
 from secure_client.training.job import Job, Losses, Schedule, has_batch_norm, training_seed
 from secure_client.training.loop import run
-from secure_client.training.lost_data import DataRoot, PatientSource
+from secure_client.training.lost_data import PatientSource, PrivateSource
 from secure_client.training.step_records import StepRecords
 
 
@@ -120,9 +120,9 @@ class Learner:
             self._check_private()
         if recipe.initial_features:
             check_alone(self._model, next(self._train.batches([[0]]))[0])
-        self._root = DataRoot(data.root, site) if private and data.root is not None else None
-        if not private and isinstance(self._train, DatasetSource):
-            self._train = PatientSource(self._train, site)
+        if isinstance(self._train, DatasetSource):
+            stored = self._train
+            self._train = PrivateSource(stored, site, data.root) if private else PatientSource(stored, site)
 
     def check_training(self) -> None:
         """Raise :class:`ModelError` unless the model gives outputs and gradients in ``train()`` mode."""
@@ -202,12 +202,25 @@ class Learner:
 
     def _pass(self, features: FeaturePass, order: Iterable[int]) -> Iterator[Embedded]:
         yield from features.over(order)
-        self.check_data()  # before a release of the features is paid for
+        self._check_root()  # before a release of the features is paid for
 
-    def check_data(self) -> None:
-        """Raise :class:`secure_client.errors.DataLost` if the folder or file of private records cannot be opened."""
-        if self._root is not None:
-            self._root.check()
+    def begin(self) -> None:
+        """Begin a round's reads of the training set, before anything is paid for.
+
+        Raises :class:`secure_client.errors.DataLost` if the folder or file of private records cannot be opened.
+        """
+        self._check_root()
+        if isinstance(self._train, PrivateSource):
+            self._train.unreadable = False
+
+    def _check_root(self) -> None:
+        if isinstance(self._train, PrivateSource):
+            self._train.check_root()
+
+    @property
+    def unreadable(self) -> bool:
+        """True if, with ``[privacy]``, a record of the training set could not be read since :meth:`begin`."""
+        return isinstance(self._train, PrivateSource) and self._train.unreadable
 
     def embedding_model(self) -> PrototypeModel:
         """Return a copy of the model whose features the prototypes average."""

@@ -51,28 +51,45 @@ class PatientSource:
         return next(self._source.batches([group]))
 
 
-class DataRoot:
-    """Folder or file of a site's data. Limit: one that did not open when the site started is not checked later."""
+class PrivateSource:
+    """Source of records that leave the site with noise alone, below the folder or file ``root``.
 
-    def __init__(self, path: Path, site: str) -> None:
-        self._path, self._site = path, site
+    A record that cannot be read raises at once. ``unreadable`` is true if one did since it was last set. Limit: a
+    root that did not open when the site started is not checked later, since the data come from elsewhere.
+    """
+
+    def __init__(self, source: Source, site: str, root: Path | None) -> None:
+        self._source, self._site = source, site
+        self._root, self._had_content = root, False
+        self.unreadable = False
         try:
-            self._opened, self._had_content = True, _has_content(path)
-        except OSError:  # the site's own code read its data from elsewhere
-            self._opened = self._had_content = False
+            self._had_content = root is not None and _has_content(root)
+        except OSError:
+            self._root = None
 
-    def check(self) -> None:
-        """Raise :class:`DataLost` if the path cannot be opened, or is empty and was not, for as long as the retries."""
-        if self._opened:
-            _read_again(self._open, self._site)
+    def __len__(self) -> int:
+        return len(self._source)
 
-    def _open(self) -> None:
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield (inputs, int64 labels) for each group of indices, in the given order."""
         try:
-            has_content = _has_content(self._path)
+            yield from self._source.batches(groups)
+        except DataError:
+            self.unreadable = True
+            raise
+
+    def check_root(self) -> None:
+        """Raise :class:`DataLost` if the root cannot be opened, or is empty and was not, for as long as the retries."""
+        if self._root is not None:
+            _read_again(partial(self._open, self._root), self._site)
+
+    def _open(self, root: Path) -> None:
+        try:
+            has_content = _has_content(root)
         except OSError as error:
-            raise DataError(f"{self._path}: cannot be opened ({error.strerror})") from error
+            raise DataError(f"{root}: cannot be opened ({error.strerror})") from error
         if self._had_content and not has_content:
-            raise DataError(f"{self._path}: is empty, as a folder whose file system is not mounted")
+            raise DataError(f"{root}: is empty, as a folder whose file system is not mounted")
 
 
 def _has_content(path: Path) -> bool:

@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from agreement import Agreement, DpSgdSection, Extractor, MaskingSection, Method, PrivacySection, Protection
+from agreement import (
+    Agreement,
+    DpSgdSection,
+    Extractor,
+    FeddbpSection,
+    MaskingSection,
+    Method,
+    Noise,
+    PrivacySection,
+    Protection,
+)
 from algorithms.pfpl import Weighting
 from algorithms.prototypes import Targets
 from privacy.ledger.budget_account import read_account
@@ -31,11 +41,12 @@ from secure_client.data import SiteData
 from secure_client.data.preprocess import PreprocessedDataset
 from secure_client.errors import DataError, DataLost
 from secure_client.output.site_log import SiteRound
+from secure_client.training import lost_data
 from secure_client.training.lost_data import PatientSource
 from secure_server.rounds.state import Stage
 from tests.conformance.stepped_federation import SECONDS, Clock, set_deadlines
 from tests.support.marks import full_but
-from tests.support.small import small_agreement, small_data
+from tests.support.small import short_training, small_agreement, small_data
 from tests.support.summed import method_agreement
 
 ROUNDS, CUT, VICTIM = 3, 2, "clinic-c"
@@ -60,6 +71,10 @@ class Storage(Dataset[tuple[Tensor, int]]):
         """Let ``reads`` more reads succeed."""
         self._left = min(self._left, reads)
 
+    def restore(self) -> None:
+        """Let all reads succeed again."""
+        self._left = float("inf")
+
     def __len__(self) -> int:
         return len(self._records)
 
@@ -73,7 +88,7 @@ class Storage(Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True)
 class Case:
-    """An agreement, and the phase of round ``CUT`` from which on the victim's data cannot be read."""
+    """An agreement, and the phase of a round from which on the victim's data cannot be read."""
 
     method: Method
     protection: Protection
@@ -81,6 +96,7 @@ class Case:
     middle: bool = False
     """Data are lost in the middle of the phase's reads."""
     privacy: PrivacySection | None = None
+    round: int = CUT
 
     @property
     def agreement(self) -> Agreement:
@@ -89,17 +105,21 @@ class Case:
         if self.method is Method.PFPL:
             small = small_agreement(self.protection, Weighting.UNIFORM, rounds=ROUNDS)
             return Agreement.model_validate({**dict(small), **changes})
+        if self.privacy is not None:  # without batch normalisation
+            changes["training"] = short_training("tests.support.small:build")
+            changes["feddbp"] = FeddbpSection(personal=False, decision=False)
         return method_agreement(self.method, self.protection, fedpc={"groups": 1}, **changes)
 
     @property
     def leaves_in(self) -> int:
         """Round before whose training the site leaves."""
-        return CUT if self.phase is Phase.PRESENCE else CUT + 1
+        return self.round if self.phase is Phase.PRESENCE else self.round + 1
 
     def __str__(self) -> str:
         names = [self.method.value, self.protection.value, self.phase.name]
         if self.privacy is not None:
-            names.append("dp-sgd" if self.privacy.dp_sgd else "frozen")
+            names.append("dp-sgd" if self.privacy.dp_sgd else self.privacy.noise.value)
+        names += [] if self.round == CUT else [f"round-{self.round}"]
         return " ".join([*names, "middle"] if self.middle else names)
 
 
@@ -110,6 +130,8 @@ class Run:
     results: dict[tuple[int, str], NDArray[np.float64]] = field(default_factory=dict)
     rounds: list[tuple[int, int, tuple[str, ...]]] = field(default_factory=list)
     ledgers: dict[str, list[Spending]] = field(default_factory=dict)
+    logs: dict[int, SiteRound] = field(default_factory=dict)
+    """Log of the victim."""
     error: Exception | None = None
 
     def apart(self, other: Run) -> float:
@@ -158,20 +180,34 @@ class Together(DirectTransport):
             self._federation.coordinator.tick()
 
 
-def play(case: Case, folder: Path, on_work: Callable[[Work, Storage], None], *, stored: bool = True) -> Run:
-    """Play a run to its end, in which the victim takes part by its own loop until that ends."""
+def play(
+    case: Case,
+    folder: Path,
+    on_work: Callable[[Work, Storage], None],
+    *,
+    stored: bool = True,
+    tested: bool = False,
+    root: Path | None = None,
+) -> Run:
+    """Play a run to its end, in which the victim takes part by its own loop until that ends.
+
+    ``stored`` records of the victim are read as needed, from below ``root``; those that it is ``tested`` on, too.
+    """
     agreement, run, clock = case.agreement, Run(), Clock()
     data = small_data(agreement)
     storage = Storage(cast("TensorDataset", data[VICTIM].train))
     if stored:
         read = PreprocessedDataset(storage, None, len(agreement.classes), where="scans:build: train")
-        data[VICTIM] = SiteData(read, None)
+        tests = PreprocessedDataset(storage, None, len(agreement.classes), where="scans:build: test")
+        data[VICTIM] = SiteData(data[VICTIM].train, tests) if tested else SiteData(read, None, root=root)
 
     def note(name: str, figures: SiteRound) -> None:
         trainee = federation.trainees._trainees[name]
         rows = trainee._guide.rows.numpy() if isinstance(trainee._guide, Targets) else np.zeros(0)
         averaged = np.zeros(0) if trainee._base is None else trainee._base.averaged
         run.results[figures.round, name] = np.concatenate([rows.ravel(), averaged])
+        if name == VICTIM:
+            run.logs[figures.round] = figures
 
     federation = LocalFederation(agreement, data, state=folder, on_round=note)
     with federation:
@@ -201,7 +237,7 @@ def vanishing(case: Case) -> Callable[[Work, Storage], None]:
     """Return a callback that cuts the victim off its data when it is asked for the case's phase."""
 
     def on_work(work: Work, storage: Storage) -> None:
-        if (work.key.round, work.key.phase) == (CUT, case.phase):
+        if (work.key.round, work.key.phase) == (case.round, case.phase):
             storage.cut(_MIDDLE if case.middle else 0)
 
     return on_work
@@ -211,7 +247,7 @@ def leaving(number: int) -> Callable[[Work, Storage], None]:
     """Return a callback that lets the victim leave when it is asked to train for a round."""
 
     def on_work(work: Work, _: Storage) -> None:
-        if work.key.round == number:
+        if work.key.round == number and work.key.phase is Phase.PRESENCE:
             raise DataError("the victim leaves")
 
     return on_work
@@ -261,6 +297,8 @@ EXACT = [
     *(Case(Method.FEDPLCC, PLAIN, phase) for phase in _SIMPLE),
     *(Case(Method.FEDDBP, protection, Phase.PRESENCE) for protection in (PLAIN, MASKED, CKKS)),
     *(Case(method, MASKED, Phase.PRESENCE, middle=True) for method in (Method.PFPL, Method.FEDAVG)),
+    *(Case(Method.FEDPC, MASKED, phase, round=0) for phase in (Phase.ROSTER, Phase.PRESENCE, Phase.VALUES)),
+    *(Case(Method.PFPL, CKKS, phase, round=0) for phase in (Phase.ROSTER, Phase.SECRET)),
 ]
 _KEPT = (Case(Method.PFPL, PLAIN, Phase.RESULT), Case(Method.FEDPC, MASKED, Phase.VALUES))
 
@@ -275,6 +313,30 @@ def test_peers_compute_what_they_do_in_a_run_that_the_site_left(
     assert [number for number, _, sites in run.rounds if VICTIM in sites] == list(range(1, case.leaves_in))
     assert [number for number, _, _ in run.rounds] == list(range(1, ROUNDS + 1))
     assert run.apart(left(case)) <= TOLERANCE[case.protection]
+
+
+def test_an_interruption_within_the_retries_changes_nothing(
+    whole: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, storages = Case(Method.PFPL, PLAIN, Phase.PRESENCE, middle=True), []
+
+    def on_work(work: Work, storage: Storage) -> None:
+        storages.append(storage)
+        vanishing(case)(work, storage)
+
+    monkeypatch.setattr(lost_data, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr("secure_client.training.lost_data.time.sleep", lambda _: storages[-1].restore())
+    run = play(case, tmp_path, on_work)
+    assert run.error is None
+    assert run.apart(whole(case)) == 0.0
+
+
+def test_test_records_that_cannot_be_read_cost_accuracy_alone(whole: Played, tmp_path: Path) -> None:
+    case = Case(Method.PFPL, PLAIN, Phase.VALUES)
+    run = play(case, tmp_path, vanishing(case), tested=True)
+    assert run.error is None
+    assert run.apart(whole(case)) == 0.0
+    assert [run.logs[number].accuracy is None for number in range(1, ROUNDS + 1)] == [False, True, True]
 
 
 @pytest.mark.parametrize("protection", full_but((PLAIN, MASKED, CKKS), MASKED))
@@ -298,6 +360,7 @@ PRIVATE = FROZEN.model_copy(
         "dp_sgd": DpSgdSection(noise_multiplier=0.5, clip=1.0, sampling_rate=0.5),
     }
 )
+SHARED = PrivacySection(clip=3.0, noise_multiplier=0.3, noise=Noise.DISTRIBUTED, colluding=1)
 NOISY = [
     *(
         Case(Method.PFPL, protection, phase, middle, privacy)
@@ -306,11 +369,16 @@ NOISY = [
         for privacy in (FROZEN, PRIVATE)
         for middle in ((False, True) if phase is Phase.PRESENCE else (False,))
     ),
+    *(
+        Case(Method.FEDDBP, MASKED, phase, middle, SHARED)
+        for phase in _SUMMED
+        for middle in ((False, True) if phase in (Phase.PRESENCE, Phase.VALUES) else (False,))
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    "case", full_but(NOISY, Case(Method.PFPL, MASKED, Phase.PRESENCE, True, PRIVATE)), ids=str
+    "case", full_but(NOISY, Case(Method.PFPL, MASKED, Phase.PRESENCE, True, FROZEN)), ids=str
 )
 def test_with_noise_contributors_and_ledgers_are_those_of_an_undisturbed_run(
     case: Case, whole: Played, tmp_path: Path
@@ -320,6 +388,28 @@ def test_with_noise_contributors_and_ledgers_are_those_of_an_undisturbed_run(
     assert run.rounds == other.rounds
     assert run.ledgers == other.ledgers
     assert len(run.ledgers[VICTIM]) > 0
+    assert [run.logs[number].unreadable for number in (CUT - 1, ROUNDS)] == [False, True]
+
+
+@pytest.mark.parametrize("privacy", full_but((FROZEN, PRIVATE), FROZEN), ids=["frozen", "dp-sgd"])
+def test_with_noise_a_site_leaves_whose_folder_cannot_be_opened(
+    privacy: PrivacySection, tmp_path: Path
+) -> None:
+    case, root = Case(Method.PFPL, MASKED, Phase.VALUES, privacy=privacy), tmp_path / "mount"
+    root.mkdir()
+
+    def on_work(work: Work, storage: Storage) -> None:
+        if (work.key.round, work.key.phase) == (case.round, case.phase):
+            root.rmdir()
+
+    run = play(case, tmp_path, on_work, root=root)
+    assert isinstance(run.error, DataLost)
+    assert str(root) in str(run.error)
+    assert [number for number, _, sites in run.rounds if VICTIM in sites] == [1, CUT]
+    assert {spending.release.round for spending in run.ledgers[VICTIM]} == {
+        1,
+        CUT,
+    }  # nothing is paid for afterwards
 
 
 @pytest.mark.parametrize("privacy", full_but((FROZEN, PRIVATE), FROZEN), ids=["frozen", "dp-sgd"])

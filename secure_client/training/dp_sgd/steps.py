@@ -145,6 +145,7 @@ class _Training:
         numbers = sum(self._sizes)
         rows = max(1, _CLIPPED_AT_ONCE.get(job.device.type, 2**17) // max(1, numbers))
         self._buffer = torch.empty(rows, numbers, dtype=torch.float64, device=job.device)
+        self._failures: list[str] = []
         self._units = Records(len(job.source)) if job.owners is None else Subjects(job.owners)
         self._recorder = job.recorder
         if self._recorder is not None:
@@ -158,6 +159,7 @@ class _Training:
             found = self._step()
             if number >= last_epoch:
                 last += found
+        self._warn_of_failures()
         if not all(bool(each.isfinite().all()) for each in self._parameters):
             raise TrainingError(
                 f"training by DP-SGD has diverged; lower the learning rate (now {self._job.schedule.lr:g}), or "
@@ -205,8 +207,16 @@ class _Training:
         )
         return parts[0] if len(parts) == 1 else _joined(parts, order, self._parameters)
 
+    def _warn_of_failures(self) -> None:
+        if self._failures:
+            _log.warning(
+                "training by DP-SGD counted a record as zeros %d times, which could not be read or which the model "
+                "failed on, the first time for: %s",
+                *(len(self._failures), self._failures[0]),
+            )
+
     def _zeros(self, _: int, error: BaseException) -> tuple[_Gradients, Sequence[Tensor]]:
-        _log.warning("training by DP-SGD failed on a record, which counts as zeros: %s", error)
+        self._failures.append(str(error))
         return [None] * len(self._parameters), (torch.full((1,), math.nan, device=self._job.device),) * 3
 
     def _computed(self, group: Sequence[int], size: int) -> tuple[_Gradients, Sequence[Tensor]]:

@@ -140,6 +140,14 @@ def test_training_that_failed_in_the_last_round_comes_first() -> None:
     assert symptoms([failed, *rounds]) == [Symptom.NOT_FALLING]  # it recovered
 
 
+def test_records_that_could_not_be_read_come_before_failed_training() -> None:
+    rounds = course(2.0, 2.0, 2.0, **CHANCE)
+    unread = rounds[-1].model_copy(update={"trained": False, "unreadable": True})
+    (diagnosis,) = diagnose(agreement_on(Method.FEDPC), Method.FEDPC, [rounds, [*rounds[:-1], unread]])
+    assert diagnosis.symptom is Symptom.UNREADABLE
+    assert "lr" not in diagnosis.remedy
+
+
 def test_a_loss_near_zero_is_never_high() -> None:
     """Sites of one class have a constant answer without error."""
     rounds = [each.model_copy(update={"loss_constant": 0.0}) for each in course(0.05, 0.05, 0.05, loss=1.0)]

@@ -16,7 +16,7 @@ from secure_client.data.preprocess import PreprocessedDataset
 from secure_client.errors import DataError, DataLost
 from secure_client.training import lost_data
 from secure_client.training.batches import Batch
-from secure_client.training.lost_data import DataRoot, PatientSource
+from secure_client.training.lost_data import PatientSource, PrivateSource
 
 
 class Time:
@@ -73,6 +73,19 @@ def test_data_that_stay_away_are_lost_after_a_minute(clock: Time) -> None:
     assert lost_data.RETRY_SECONDS <= clock.now <= lost_data.RETRY_SECONDS + 2.0
 
 
+def private(root: Path) -> PrivateSource:
+    return PrivateSource(Interrupted(failures=0), "clinic-a", root)
+
+
+def test_a_private_record_that_cannot_be_read_is_noted_at_once(tmp_path: Path, clock: Time) -> None:
+    source = PrivateSource(Interrupted(failures=1), "clinic-a", tmp_path)
+    with pytest.raises(DataError) as caught:
+        next(source.batches([[0]]))
+    assert not isinstance(caught.value, DataLost)
+    assert source.unreadable
+    assert clock.now == 0.0
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     folder = tmp_path / "mount"
@@ -83,20 +96,20 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_has_lost_records_is_open(root: Path, clock: Time) -> None:
-    opened = DataRoot(root, "clinic-a")
+    opened = private(root)
     (root / "1.png").unlink()
-    opened.check()
+    opened.check_root()
     assert clock.now == 0.0
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["removed", "unmounted"])
 def test_a_folder_that_does_not_open_is_lost(emptied: bool, root: Path, clock: Time) -> None:
-    opened = DataRoot(root, "clinic-a")
+    opened = private(root)
     shutil.rmtree(root)
     if emptied:
         root.mkdir()
     with pytest.raises(DataLost) as caught:
-        opened.check()
+        opened.check_root()
     assert str(root) in str(caught.value)
     assert clock.now >= lost_data.RETRY_SECONDS
 
@@ -104,16 +117,16 @@ def test_a_folder_that_does_not_open_is_lost(emptied: bool, root: Path, clock: T
 def test_an_archive_that_is_gone_is_lost(tmp_path: Path, clock: Time) -> None:
     archive = tmp_path / "scans.h5"
     archive.write_bytes(b"scans")
-    opened = DataRoot(archive, "clinic-a")
-    opened.check()
+    opened = private(archive)
+    opened.check_root()
     archive.unlink()
     with pytest.raises(DataLost) as caught:
-        opened.check()
+        opened.check_root()
     assert str(archive) in str(caught.value)
 
 
 def test_a_folder_that_never_opened_is_not_checked(tmp_path: Path) -> None:
-    DataRoot(tmp_path / "not there", "clinic-a").check()
+    private(tmp_path / "not there").check_root()
 
 
 class Changing(Dataset[tuple[Tensor, int]]):
