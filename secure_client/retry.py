@@ -16,7 +16,6 @@ from secure_client.errors import PhaseOver, Refused, SiteError, Unreachable, Vio
 
 _log = logging.getLogger("protoseal.site")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0
-_CANNOT_CONNECT = "; check the address, and that both certificates are valid and of the same CA"
 R = TypeVar("R")
 
 FINAL: Mapping[StatusCode, type[SiteError]] = {
@@ -43,11 +42,16 @@ def call_once(call: Callable[[], R]) -> R:
         raise Violation(f"the coordinator's answer does not decode: {error}") from error
 
 
-def call_until(call: Callable[[], R], seconds: float) -> R:
+def call_until(
+    call: Callable[[], R],
+    seconds: float,
+    explained: Callable[[Unreachable], Unreachable] = lambda error: error,
+) -> R:
     """Retry a call as :func:`call_once` does, for ``seconds``, before raising :class:`Unreachable`.
 
     ``call`` must be harmless to repeat. Pauses double up to 15 s, each drawn from its upper half, so that sites do not
-    reconnect simultaneously.
+    reconnect simultaneously. ``explained`` may take some seconds to find the cause; it is asked at the first failure,
+    for the log, and at the last.
     """
     pauses, end, warned = _pauses(), time.monotonic() + seconds, False
     while True:
@@ -56,11 +60,13 @@ def call_until(call: Callable[[], R], seconds: float) -> R:
         except Unreachable as error:
             pause = next(pauses)
             if time.monotonic() + pause > end:
-                raise
-            # The full error is logged once, so that a long absence does not fill the log.
-            level = logging.DEBUG if warned else logging.WARNING
-            warned = True
-            _log.log(level, "%s; this site retries for %.0f seconds", error, end - time.monotonic())
+                raise explained(error) from error
+            # The cause is looked for and logged once, so that a long absence does not fill the log.
+            if not warned:
+                warned = True
+                left = end - time.monotonic()
+                _log.warning("%s; this site retries for %.0f seconds", explained(error), left)
+            _log.debug("%s", error)
             time.sleep(pause)
 
 
@@ -76,5 +82,4 @@ def _meaning(error: grpc.RpcError) -> SiteError:
     code, details = call.code(), call.details()
     if code in FINAL:
         return FINAL[code](f"the coordinator refused this site's call: {details}")
-    remedy = _CANNOT_CONNECT if code is StatusCode.UNAVAILABLE else ""
-    return Unreachable(f"the coordinator cannot be reached ({code.name}): {details}{remedy}")
+    return Unreachable(f"the coordinator cannot be reached ({code.name}): {details}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import grpc
 
@@ -26,8 +27,12 @@ from protoseal_wire.messages import (
 )
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
+from secure_client.connection_diagnosis import diagnose
+from secure_client.errors import Unreachable
+from secure_client.proxy import proxy_to, split_target
 from secure_client.retry import call_once, call_until
 
+_log = logging.getLogger("protoseal.site")
 _CALL_SECONDS = 30.0
 _SLOWEST_BYTES_PER_SECOND = 16 * 1024
 _OPTIONS = (
@@ -39,6 +44,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
+_WITHOUT_CONNECTION = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 R = TypeVar("R")
 
 
@@ -69,6 +75,10 @@ class GrpcTransport:
             private_key=credentials.private_key_pem(),
             certificate_chain=credentials.certificate_pem,
         )
+        self._target, self._credentials, self._trust = target, credentials, trust
+        proxy = proxy_to(split_target(target)[0])
+        if proxy is not None:
+            _log.info("connecting to %s through the proxy %s", target, proxy)
         self._channel = grpc.secure_channel(target, tls, options=_OPTIONS)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
 
@@ -85,7 +95,8 @@ class GrpcTransport:
     def check(self) -> CheckReply:
         """Ask the coordinator once for its run. The call joins nothing and changes nothing there."""
         message = codec.encode_check(CheckRequest(PROTOCOL_VERSION))
-        return call_once(lambda: codec.decode_check_reply(self._stub.Check(message, timeout=_CALL_SECONDS)))
+        call = lambda: codec.decode_check_reply(self._stub.Check(message, timeout=_CALL_SECONDS))  # noqa: E731
+        return call_until(call, 0.0, self._explained)
 
     def join(self, request: JoinRequest) -> JoinReply:
         """Ask to take part."""
@@ -119,7 +130,17 @@ class GrpcTransport:
         call_once(lambda: self._stub.Leave(message, timeout=_CALL_SECONDS))
 
     def _call(self, call: Callable[[], R]) -> R:
-        return call_until(call, self._retry_seconds)
+        return call_until(call, self._retry_seconds, self._explained)
+
+    def _explained(self, error: Unreachable) -> Unreachable:
+        """Return the error of a call that did not reach the coordinator with the cause in the place of gRPC's words."""
+        status = cast(grpc.Call, error.__cause__).code()
+        if status not in _WITHOUT_CONNECTION:
+            return error
+        cause = diagnose(self._target, self._credentials, self._trust)
+        if cause is None:
+            return Unreachable(f"{error}; a connection that was tried just afterwards succeeded")
+        return Unreachable(f"the coordinator cannot be reached ({status.name}): {cause}")
 
     def _download(self, work: Work) -> bytes:
         message = codec.encode_download(DownloadRequest(work.key))

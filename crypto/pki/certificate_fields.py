@@ -64,6 +64,12 @@ def p256_key(holder: Holder) -> ec.EllipticCurvePublicKey:
     return key
 
 
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """Return the DNS names and IP addresses; raise :class:`VerificationError` without alternative names."""
+    names = extension(certificate, x509.SubjectAlternativeName)
+    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+
+
 def subject_of(certificate: x509.Certificate) -> str:
     """Return the name of the certificate's owner, for people to read and not for any check."""
     try:

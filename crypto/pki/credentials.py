@@ -86,6 +86,13 @@ class Credentials:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
+    def encrypted_key_pem(self, password: bytes) -> bytes:
+        """Return the private key as PEM under a password, for TLS libraries that take keys from files."""
+        encryption = serialization.BestAvailableEncryption(password)
+        return self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+        )
+
     def private_bytes(self) -> bytes:
         """Return the *secret* scalar, 32 bytes, which must be stored encrypted (:class:`crypto.keys.StorageKey`)."""
         return self._key.private_numbers().private_value.to_bytes(KEY_BYTES, "big")

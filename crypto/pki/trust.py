@@ -44,6 +44,7 @@ class TrustAnchor:
         _check_issuer(self._certificate, self._certificate)
         _check_key(self._certificate)
         self.federation = federation_of(only_uri(self._certificate))
+        self.source = "memory"
 
     @classmethod
     def load(cls, path: Path) -> TrustAnchor:
@@ -58,7 +59,9 @@ class TrustAnchor:
                 raise VerificationError(
                     f"has the certificates of {len(authorities)} CAs: keep the one whose fingerprint was compared"
                 )
-            return cls(authorities.pop().public_bytes(serialization.Encoding.DER))
+            anchor = cls(authorities.pop().public_bytes(serialization.Encoding.DER))
+            anchor.source = str(path)
+            return anchor
 
     @property
     def certificate_pem(self) -> bytes:

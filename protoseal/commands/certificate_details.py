@@ -10,7 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
 from crypto.pki import Request
-from crypto.pki.certificate_fields import extension, only_uri
+from crypto.pki.certificate_fields import extension, hosts_of, only_uri
 from crypto.pki.trust import fingerprint
 
 Facts = dict[str, str | list[str]]
@@ -36,7 +36,7 @@ def certificate_facts(certificate: x509.Certificate) -> Facts:
     return {
         "kind": "CA certificate" if authority else "certificate",
         "identity": only_uri(certificate),
-        "hosts": _hosts(certificate),
+        "hosts": hosts_of(certificate),
         "usage": _usage(certificate),
         "valid_from": f"{certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}",
         "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}",
@@ -54,11 +54,6 @@ def fact_lines(facts: Facts) -> str:
     """Return one aligned line for each fact that is not empty."""
     texts = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
     return "\n".join(f"{name.replace('_', ' '):<12} {text}" for name, text in texts.items() if text)
-
-
-def _hosts(certificate: x509.Certificate) -> list[str]:
-    names = extension(certificate, x509.SubjectAlternativeName)
-    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
 
 
 def _usage(certificate: x509.Certificate) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from secure_client.config import SiteConfig, load_site
 if TYPE_CHECKING:
     from secure_client.output.site_log import SiteLog, SiteRound
 
+_VERBOSITY = "GRPC_VERBOSITY"
 config_option = click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -45,10 +47,11 @@ def run(config: Path, as_json: bool) -> None:
     At the end it prints where the results are, among them privacy-statement.html, which is also written if the run ends
     early. Each run needs its own state_dir and out: a folder that holds another run is refused and left unchanged.
     """
-    from secure_client.app import run_site
-
     loaded = load_site(config)
     start_log(loaded.log_level)
+    _load_grpc(loaded)
+    from secure_client.app import run_site
+
     try:
         log = run_site(loaded, _passphrase(loaded), on_round=_show)
     except KeyboardInterrupt as error:
@@ -72,11 +75,12 @@ def check(config: Path, as_json: bool) -> None:
     state; and for each at the coordinator: reachable, site listed, same agreement, run open. The exit code is 0 if all
     are ok, else 1.
     """
-    from secure_client.check.checks import check_site
-
     loaded = load_site(config)
     if loaded.log_level is LogLevel.DEBUG:  # tracebacks of the site's code; the findings say the rest
         start_log(loaded.log_level)
+    _load_grpc(loaded)
+    from secure_client.check.checks import check_site
+
     findings = []
     for finding in check_site(loaded, cache(partial(_passphrase_to_try, loaded))):
         findings.append(finding)
@@ -87,6 +91,20 @@ def check(config: Path, as_json: bool) -> None:
     failed = [finding.what for finding in findings if not finding.ok]
     if failed:
         raise click.ClickException(f"not ready: {', '.join(failed)}")
+
+
+def _load_grpc(config: SiteConfig) -> None:
+    """Import gRPC without its own lines on standard error, which repeat in other words what errors say in one line.
+
+    At the level debug, or if GRPC_VERBOSITY is set, the lines appear. gRPC reads the variable as it is imported.
+    """
+    if _VERBOSITY in os.environ or config.log_level is LogLevel.DEBUG:
+        return
+    os.environ[_VERBOSITY] = "NONE"
+    try:
+        import grpc  # noqa: F401
+    finally:
+        del os.environ[_VERBOSITY]
 
 
 def _state_privacy(config: SiteConfig) -> None:

@@ -33,6 +33,7 @@ from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_relea
 from secure_client.privacy.run_cost import planned_epsilon, planned_in_words, worst_epsilon
 from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party
+from secure_client.proxy import proxy_to, split_target
 from secure_client.site_model.learner_factory import build_initial_model, check_averaged
 from secure_client.training.batches import open_source
 from secure_client.training.learner import choose_device, read_labels
@@ -242,4 +243,9 @@ def _learner(config: SiteConfig) -> str:
 
 
 def _reached(config: SiteConfig, reply: CheckReply) -> str:
-    return f"{config.coordinator} answers over mutual TLS by protocol {reply.protocol}, and serves run {reply.run!r}"
+    proxy = proxy_to(split_target(config.coordinator)[0])
+    through = "" if proxy is None else f" through the proxy {proxy}"
+    return (
+        f"{config.coordinator} answers over mutual TLS{through} by protocol {reply.protocol}, and serves run "
+        f"{reply.run!r}"
+    )

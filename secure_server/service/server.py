@@ -57,9 +57,9 @@ async def serve(
 
     ``listen`` is host:port, port 0 for any; ``ready`` gets the port. Peers need a certificate of the same CA: TLS
     refuses others before a call exists, with a line of gRPC's own on standard error ("Handshake failed with error ...":
-    the reason, not the address) unless GRPC_VERBOSITY hides it. The process's limit of open files is raised as far as
-    it goes, and connections are bounded by it. Raises :class:`secure_server.errors.CannotListen`, and whatever
-    ``handler.tick`` raises.
+    the reason) unless GRPC_VERBOSITY hides it, and a security event of the TCP proxy (the address). The process's limit
+    of open files is raised as far as it goes, and connections are bounded by it. Raises
+    :class:`secure_server.errors.CannotListen`, and whatever ``handler.tick`` raises.
     """
     _warn_if_quiet()
     stop, changes = asyncio.Event(), Changes()
@@ -159,6 +159,6 @@ def _stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 def _warn_if_quiet() -> None:
-    """Warn if gRPC's log is off, because refused handshakes show nowhere else."""
+    """Warn if gRPC's log is off, because the reasons of refused handshakes show nowhere else."""
     if os.environ.get("GRPC_VERBOSITY", "").upper() not in _LOUD_ENOUGH:
-        _log.warning("GRPC_VERBOSITY hides refused TLS handshakes: unset it, or set it to INFO")
+        _log.warning("GRPC_VERBOSITY hides why TLS handshakes are refused: unset it, or set it to INFO")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import resource
 import socket
@@ -29,6 +30,7 @@ from secure_server.errors import CannotListen
 from secure_server.service.tcp_relay import OuterEnd, RelayEnd
 
 _log = logging.getLogger("protoseal.coordinator")
+_security = logging.getLogger("protoseal.security")
 _MOST_FILES = 65_536
 _FILES_FOR_THE_REST = 256
 """Number of files for the store, the workers, gRPC itself, and connections accepted since the last cleanup."""
@@ -73,9 +75,11 @@ class TcpProxy:
         self._strangers: defaultdict[str, dict[OuterEnd, None]] = defaultdict(dict)
         self._sites: defaultdict[str, dict[OuterEnd, None]] = defaultdict(dict)
         self._by_name: dict[str, OuterEnd] = {}
+        self._closing = False
         self._listening: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._rejected, self._logged = 0, -_LOG_SECONDS
+        self._reported: dict[str, float] = {}
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections at these bound sockets, which the front owns from now on."""
@@ -106,6 +110,7 @@ class TcpProxy:
 
     def close(self) -> None:
         """Accept no more connections. Open ones stay until :meth:`drop_all`."""
+        self._closing = True
         for each in self._listening:
             each.close()
 
@@ -136,6 +141,28 @@ class TcpProxy:
         self._forget(outer)
         if outer.name is not None:
             self._by_name.pop(outer.name, None)
+
+    def report(self, outer: OuterEnd) -> None:
+        """Log a connection that ended in the TLS handshake: the server's refusals as security events.
+
+        One line a minute for each network: a site tries again every few seconds, and others could fill the log.
+        """
+        if not outer.other_ended:
+            _log.info("%s closed its connection before a first call", outer.origin)
+            return
+        now = asyncio.get_running_loop().time()
+        self._reported = {name: at for name, at in self._reported.items() if now - at < _LOG_SECONDS}
+        if outer.network in self._reported or len(self._reported) >= _MOST_STRANGERS or self._closing:
+            return
+        self._reported[outer.network] = now
+        event = {
+            "event": "TlsRefused",
+            "rpc": None,
+            "site": None,
+            "peer": outer.origin,
+            "reason": outer.problem,
+        }
+        _security.warning(json.dumps(event))
 
     async def _connected(self, outer: OuterEnd, first: bytes) -> None:
         inner, loop = RelayEnd(), asyncio.get_running_loop()

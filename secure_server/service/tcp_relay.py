@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
@@ -12,6 +13,12 @@ MOST_BYTES_BEFORE_A_CALL = 32 * 1024
 gRPC stores every field of a header block that it will refuse, up to 100 MiB for each connection (grpcio 1.85).
 """
 
+_MOST_BYTES_OF_A_HANDSHAKE = 8 * 1024
+_HEAD_BYTES, _HANDSHAKE, _ENCRYPTED = 5, b"\x16", b"\x17"
+"""Length of a TLS record's head, which ends in the record's length, and two kinds of records by their first byte."""
+_SHORTEST_WITH_CERTIFICATE = 200
+"""Fewest bytes of a record with a P-256 certificate; an empty list in its place has some 60."""
+
 
 class RelayEnd(asyncio.Protocol):
     """One end of a connection. Use :meth:`join` to give it the other."""
@@ -19,7 +26,7 @@ class RelayEnd(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self._other: RelayEnd | None = None
-        self._other_is_slow = False
+        self._other_is_slow = self.other_ended = False
 
     def join(self, other: RelayEnd, first: bytes) -> None:
         """Relay to and from ``other`` from now on, beginning with ``first``, which this end has read."""
@@ -58,6 +65,7 @@ class RelayEnd(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         """Close the other end once all bytes are written to it."""
         if self._other is not None and self._other.transport is not None:
+            self._other.other_ended = True
             self._other.transport.close()
 
     def abort(self) -> None:
@@ -82,6 +90,10 @@ class ConnectionOwner(Protocol):
         """Forget a connection that has ended."""
         ...
 
+    def report(self, outer: OuterEnd) -> None:
+        """Log that a connection ended by itself before a site's first call."""
+        ...
+
 
 class OuterEnd(RelayEnd):
     """End towards the network. Its other end is opened only once it has sent bytes.
@@ -98,6 +110,7 @@ class OuterEnd(RelayEnd):
         self.site: str | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.over = False
+        self._first = b""
         self._room, self._waiting = MOST_BYTES_BEFORE_A_CALL, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -108,6 +121,8 @@ class OuterEnd(RelayEnd):
 
     def data_received(self, data: bytes) -> None:
         """Relay received bytes; the first bytes wait for the other end."""
+        if self.site is None:
+            self._first += data[: _MOST_BYTES_OF_A_HANDSHAKE - len(self._first)]
         if self._other is not None:
             self._relay(data)
         elif self.transport is not None:
@@ -139,7 +154,21 @@ class OuterEnd(RelayEnd):
     def connection_lost(self, error: Exception | None) -> None:
         """Close the other end, and stop counting this one."""
         super().connection_lost(error)
+        if not self.over and self.site is None and self._first:
+            self._keeper.report(self)
         self._end()
+
+    @property
+    def problem(self) -> str:
+        """The reason for which the server closed the connection during the TLS handshake, as far as lengths show it."""
+        if self._first[:1] != _HANDSHAKE:
+            return "the peer speaks no TLS"
+        # The first encrypted record of TLS 1.3 has the peer's certificate, or an empty list of them.
+        certificate = next((length for kind, length in _records(self._first) if kind == _ENCRYPTED), None)
+        if certificate is not None and certificate < _SHORTEST_WITH_CERTIFICATE:
+            return "the peer showed no certificate"
+        refused = "the peer" if certificate is None else "the peer's certificate"
+        return f"TLS refused {refused}; gRPC's line before this one, on standard error, has the reason"
 
     def drop(self) -> None:
         """Close both ends at once, and stop counting them."""
@@ -161,3 +190,11 @@ def _place(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> tupl
         return f"ipv6:%5B{address}%5D:{port}", f"{IPv6Address(int(address) >> 64 << 64)}/64"
     address = getattr(address, "ipv4_mapped", None) or address
     return f"ipv4:{address}:{port}", str(address)
+
+
+def _records(content: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield kind and length of each TLS record whose head is in the content."""
+    while len(content) >= _HEAD_BYTES:
+        length = int.from_bytes(content[3:_HEAD_BYTES], "big")
+        yield content[:1], length
+        content = content[_HEAD_BYTES + length :]

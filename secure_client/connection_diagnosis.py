@@ -1,0 +1,292 @@
+"""Diagnosis of a connection to the coordinator that failed: one sentence, and in it only what was tried.
+
+gRPC reports every failure as UNAVAILABLE, with words of its own. The diagnosis repeats the steps one by one: look up
+the host, connect (through the proxy, if one applies), check the certificate that is shown there, and show this site's.
+The site's certificate and key are used only towards a peer that has shown a valid certificate of the coordinator.
+
+Limit: the diagnosis connects a moment after the call that failed, so a cause that has gone by then is not found.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import secrets
+import socket
+import ssl
+from datetime import UTC, datetime
+from ipaddress import ip_address
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from crypto.errors import CryptoError, VerificationError
+from crypto.pki import Credentials, Role, TrustAnchor
+from crypto.pki.certificate_fields import hosts_of, issuer_of, load_certificate, subject_of
+from secure_client.proxy import Proxy, ignored_proxies, proxy_to, split_target
+
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0
+_REASONS = {
+    errno.ECONNREFUSED: "nothing listens there (connection refused)",
+    errno.EHOSTUNREACH: "no route to that host",
+    errno.ENETUNREACH: "no route to that network",
+    errno.ECONNRESET: "the connection was reset",
+}
+
+
+class _Cause(Exception):
+    """Cause of a failed connection, as a sentence without its full stop."""
+
+
+def diagnose(target: str, credentials: Credentials, trust: TrustAnchor) -> str | None:
+    """Return the cause for which ``target`` (host:port) cannot be used; None if every step succeeds now."""
+    host, port = split_target(target)
+    proxy = proxy_to(host)
+    try:
+        with _connected(host, port, proxy) as opened:
+            certificate = _certificate_shown(opened, host, _place(host, port, proxy))
+        _check_certificate(certificate, host, _place(host, port, proxy), trust)
+        with _connected(host, port, proxy) as opened:
+            _show_own_certificate(opened, host, _place(host, port, proxy), credentials, trust)
+    except _Cause as cause:
+        return f"{cause}{_way_around(host, port, proxy) if isinstance(cause, _NoWay) else ''}"
+    except CryptoError as error:
+        return f"{_place(host, port, proxy)}: {error}"
+    except OSError as error:
+        return f"{_place(host, port, proxy)}: {_reason(error)}"
+    return None
+
+
+class _NoWay(_Cause):
+    """Cause that lies before the coordinator's machine: a name, a route, a port or a proxy."""
+
+
+def _place(host: str, port: int, proxy: Proxy | None) -> str:
+    through = "" if proxy is None else f" through the proxy {proxy}"
+    return f"{host}:{port}{through}"
+
+
+def _way_around(host: str, port: int, proxy: Proxy | None) -> str:
+    """Return a remedy that was tried: no proxy where one applies, or a proxy that gRPC does not read."""
+    if proxy is not None:
+        try:
+            _direct(host, port).close()
+        except _Cause:
+            return ""
+        return f"; {host}:{port} can be reached without the proxy: name the host in no_proxy"
+    for other in ignored_proxies():
+        try:
+            _connected(host, port, other).close()
+        except (_Cause, OSError):
+            continue
+        return (
+            f"; the proxy {other} reaches it, but gRPC does not read that setting: set https_proxy, in small letters, "
+            "to a value that begins with http://"
+        )
+    return ""
+
+
+def _connected(host: str, port: int, proxy: Proxy | None) -> socket.socket:
+    if proxy is None:
+        return _direct(host, port)
+    try:
+        opened = _direct(proxy.host, proxy.port)
+    except _Cause as cause:
+        raise _NoWay(f"the proxy {proxy} cannot be reached: {cause}") from cause
+    try:
+        _open_tunnel(opened, host, port, proxy)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _direct(host: str, port: int) -> socket.socket:
+    """Return a connection to the first address of the host that accepts one."""
+    try:
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        unknown = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
+        problem = "is unknown" if unknown else "cannot be looked up"
+        raise _NoWay(
+            f"the host name {host} {problem} ({getattr(error, 'strerror', None) or error})"
+        ) from error
+    failures = []
+    for family, kind, protocol, _, place in dict.fromkeys(places):
+        opened = socket.socket(family, kind, protocol)
+        opened.settimeout(_CONNECT_SECONDS)
+        try:
+            opened.connect(place)
+        except OSError as error:
+            opened.close()
+            failures.append(f"{place[0]}: {_reason(error)}")
+        else:
+            opened.settimeout(_ANSWER_SECONDS)
+            return opened
+    raise _NoWay(f"no connection to port {port} of {host} ({'; '.join(failures)})")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return _REASONS.get(error.errno or 0, error.strerror or str(error))
+
+
+def _open_tunnel(opened: socket.socket, host: str, port: int, proxy: Proxy) -> None:
+    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    login = base64.b64encode(proxy.login.encode()).decode()
+    password = f"Proxy-Authorization: Basic {login}\r\n" if proxy.login else ""
+    answer = b""
+    try:
+        opened.sendall(f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n{password}\r\n".encode())
+        while b"\r\n\r\n" not in answer and len(answer) < 1 << 16 and (more := opened.recv(4096)):
+            answer += more
+    except OSError as error:
+        raise _NoWay(f"the proxy {proxy} does not answer: {_reason(error)}") from error
+    version, _, status = answer.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+    if not version.startswith("HTTP/"):
+        raise _NoWay(f"at the address of the proxy {proxy} no HTTP proxy answers ({_shown(answer)})")
+    if status.startswith("407"):
+        problem = (
+            "refuses the user and password in that setting" if proxy.login else "needs a user and password"
+        )
+        raise _NoWay(f"the proxy {proxy} {problem} (HTTP {status})")
+    if not status.startswith("2"):
+        raise _NoWay(f"the proxy {proxy} refuses a tunnel to {name} (HTTP {status})")
+
+
+def _certificate_shown(opened: socket.socket, host: str, place: str) -> x509.Certificate:
+    """Return the certificate at the other end, unverified. This site shows none and does not finish the handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    incoming, outgoing, first = ssl.MemoryBIO(), ssl.MemoryBIO(), b""
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=host)
+    while True:
+        try:
+            tls.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            received = _answer(opened, outgoing.read(), place)
+            first = first or received
+            incoming.write(received)
+        except ssl.SSLError as error:
+            if not first.startswith((b"\x15\x03", b"\x16\x03")):
+                raise _Cause(f"{place} answers without TLS, {_protocol(first)}") from error
+            raise _Cause(f"{place} refuses this TLS ({error.reason})") from error
+    shown = tls.getpeercert(binary_form=True)
+    if shown is None:
+        raise _Cause(f"{place} shows no certificate")
+    return load_certificate(shown)
+
+
+def _answer(opened: socket.socket, sent: bytes, place: str) -> bytes:
+    try:
+        opened.sendall(sent)
+        received = opened.recv(1 << 16)
+    except TimeoutError as error:
+        raise _Cause(
+            f"{place} accepts the connection and sends nothing for {_ANSWER_SECONDS:.0f} s"
+        ) from error
+    if not received:
+        raise _Cause(f"{place} accepts the connection and closes it during the TLS handshake")
+    return received
+
+
+def _protocol(first: bytes) -> str:
+    if first.startswith(b"HTTP/"):
+        return "in HTTP: this is another service"
+    if first[3:5] in (b"\x04\x00", b"\x07\x00"):
+        return "in HTTP/2: this is another service, or gRPC without TLS"
+    return f"with {_shown(first)}: this is another service"
+
+
+def _shown(content: bytes) -> str:
+    return repr(content[:40].decode("latin-1").splitlines()[0]) if content.strip() else "nothing"
+
+
+def _check_certificate(certificate: x509.Certificate, host: str, place: str, trust: TrustAnchor) -> None:
+    """Raise :class:`_Cause` unless this is the coordinator's valid certificate for this host."""
+    authority = load_certificate(trust.certificate_pem)
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
+        same = (
+            "; a CA of that name with another key made it"
+            if issuer_of(certificate) == subject_of(authority)
+            else ""
+        )
+        raise _Cause(
+            f"{place} shows a certificate of {subject_of(certificate)} that {issuer_of(certificate)} issued, and not "
+            f"the CA in {trust.source} ({subject_of(authority)}, fingerprint {trust.fingerprint[:16]}){same}"
+        ) from error
+    try:
+        trust.identify(certificate.public_bytes(Encoding.DER), Role.COORDINATOR, datetime.now(UTC))
+    except VerificationError as error:
+        raise _Cause(f"{place} shows a certificate that cannot be the coordinator's: {error}") from error
+    hosts = hosts_of(certificate)
+    if not _names(hosts, host):
+        raise _Cause(
+            f"the certificate of the coordinator at {place} is for {' and '.join(hosts)}, not for {host}: name one of "
+            f"these as coordinator, or have a certificate made with --host {host}"
+        )
+
+
+def _names(hosts: list[str], host: str) -> bool:
+    try:
+        return ip_address(host) in {ip_address(name) for name in hosts if _is_address(name)}
+    except ValueError:
+        return host.lower() in {name.lower() for name in hosts}
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _show_own_certificate(
+    opened: socket.socket, host: str, place: str, credentials: Credentials, trust: TrustAnchor
+) -> None:
+    """Raise :class:`_Cause` if the coordinator ends the connection once it has seen this site's certificate.
+
+    gRPC's server closes such a connection without a word, after a TLS 1.3 handshake that is complete for this end.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=trust.certificate_pem.decode())
+    context.set_alpn_protocols(["h2"])
+    _load(context, credentials)
+    try:
+        with context.wrap_socket(opened, server_hostname=host) as tls:
+            if tls.selected_alpn_protocol() != "h2":
+                raise _Cause(f"{place} speaks TLS, but not gRPC: this is another service")
+            if tls.recv(1):
+                return
+    except TimeoutError as error:
+        raise _Cause(f"{place} completes TLS and then sends nothing for {_ANSWER_SECONDS:.0f} s") from error
+    except ssl.SSLCertVerificationError as error:
+        raise _Cause(f"{place} shows a certificate that TLS refuses ({error.verify_message})") from error
+    except (ssl.SSLError, ConnectionError):
+        pass
+    own = load_certificate(credentials.certificate_der)
+    raise _Cause(
+        f"{place} closes the connection once it has seen this site's certificate ({subject_of(own)}, serial number "
+        f"{own.serial_number:x}, issued by {issuer_of(own)}, valid until {own.not_valid_after_utc:%Y-%m-%d %H:%M} "
+        "UTC): the coordinator's log has the reason"
+    )
+
+
+def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
+    """Give the context this site's certificate and key, through a file in memory; its key is encrypted even there."""
+    password = secrets.token_hex(16).encode()
+    file = os.memfd_create("certificate")
+    try:
+        os.write(file, credentials.certificate_pem + credentials.encrypted_key_pem(password))
+        context.load_cert_chain(f"/proc/self/fd/{file}", password=password)
+    finally:
+        os.close(file)
