@@ -116,6 +116,7 @@ def load_data(config: SiteConfig) -> SiteData:
         config.agreement,
         convert_channels=config.convert_channels,
         written=config.table,
+        class_names=config.class_names,
     )
 
 
@@ -361,6 +362,7 @@ class _LogBook:
             else SiteLog(
                 name=config.name,
                 model=config.model_spec,
+                class_names=config.class_names,
                 train_samples=data.train_samples,
                 table=config.table if data.scale else None,
                 scale=data.scale,

@@ -13,7 +13,7 @@ from agreement.field_types import Count, Positive
 from agreement.party_file import Address, PartyFile
 from agreement.run_settings import FEWEST_SAFE_HOLDERS
 from agreement.sections.training import ModelSpec
-from agreement.toml_loading import LocalPath, data_spec, directory_of, read_toml
+from agreement.toml_loading import LocalPath, data_spec, directory_of, nearest, read_toml
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.table_format import TableFormat
 
@@ -26,6 +26,9 @@ class SiteConfig(PartyFile):
 
     ``pretrained`` is this site's copy of the weights whose SHA-256 the agreement holds. Images with other channels than
     the agreement's are refused, unless ``convert_channels`` lets grey and RGB be converted into each other.
+
+    ``class_names`` renames classes of the data: folders, ``class_names`` of an ``.npz``, ``classes`` of a data set, or
+    numbers of labels without names. Names that are agreed classes already need no entry.
 
     ``min_holders`` and ``min_sites`` are this site's own minima. Loading this file refuses an agreement with fewer
     holders (3 unless the file says otherwise), so ``min_holders`` bounds every sum and mean that includes the site; the
@@ -43,6 +46,8 @@ class SiteConfig(PartyFile):
     """Data: `npz:PATH`, `folder:PATH`, `table:PATH`, a name, or `module:function`."""
     data_root: LocalPath | None = None
     """Folder with torchvision's files."""
+    class_names: dict[str, str] = Field(default_factory=dict)
+    """Agreed classes, by the data's own class names, or by labels that have no names."""
     convert_channels: bool = False
     """Convert images between grey and RGB as agreed, instead of refusing them."""
     table: TableFormat = TableFormat()
@@ -94,6 +99,16 @@ class SiteConfig(PartyFile):
             raise ValueError(
                 f"[table] is the format of table:PATH, and data is {self.data!r}: remove [table]"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _classes_are_agreed(self) -> Self:
+        if self.class_names and self.data.startswith("table:"):
+            raise ValueError("class_names: name the labels of a table by labels in [table]")
+        for name, agreed in self.class_names.items():
+            if agreed not in self.agreement.classes:
+                near = nearest(agreed, self.agreement.classes)
+                raise ValueError(f"class_names: {name!r} is mapped to {agreed!r}, which is not agreed{near}")
         return self
 
     @model_validator(mode="after")

@@ -138,7 +138,10 @@ def _of_data(spec: str, data_root: Path | None, trained: Trained) -> tuple[Datas
             lines = ", ".join(map(str, rows.left_out))
             click.echo(f"rows left out for a missing value, as agreed: lines {lines}", err=True)
         return rows.inputs, [f"line {line}" for line in rows.lines], rows.labelled
-    data = load_site_data(spec, data_root, trained.agreement, scale=trained.log.scale)
+    log = trained.log
+    data = load_site_data(spec, data_root, trained.agreement, scale=log.scale, class_names=log.class_names)
+    if log.class_names:
+        click.echo(f"by the class_names of the run's site: {'; '.join(data.label_notes)}", err=True)
     part = data.train if data.test is None else data.test
     return part, [str(number) for number in range(len(part))], True  # type: ignore[arg-type]  # it has a length
 

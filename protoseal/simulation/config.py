@@ -91,6 +91,8 @@ class SimulationConfig(RunSettings):
     """Processes for ciphertexts; 0 uses every core."""
     classes: tuple[str, ...] | None = None
     """Names of the classes; the data set's unless given."""
+    class_names: dict[str, str] = Field(default_factory=dict)
+    """Classes, by the data's own class names, or by labels that have no names."""
     dim: Annotated[int, Field(ge=1, le=1 << 20)] = 64
     """Feature dimension d."""
     min_sites: Annotated[int, Field(ge=2)] | None = None

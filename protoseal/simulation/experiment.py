@@ -145,6 +145,7 @@ class Scene:
             models=config.models,
             pretrained=config.pretrained,
             accept_dark_or_constant_inputs=config.accept_dark_or_constant_inputs,
+            class_names=config.class_names,
         )
 
     @property
@@ -179,6 +180,7 @@ def _divided(config: SimulationConfig, seed: int) -> DividedData:
         data_root=config.data_root,
         agreed=config.inputs,
         classes=config.classes,
+        class_names=config.class_names,
         tests=config.tests,
     )
 

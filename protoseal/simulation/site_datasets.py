@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from agreement.toml_loading import SITES_FORM
 from protoseal.splits import SiteArrays, iid, parse_split
 from secure_client.data.arrays import Samples, TrainTest, join_samples
 from secure_client.data.preprocess import to_dataset
-from secure_client.data.sources import join, own_classes, read, suggest_preprocessing
+from secure_client.data.sources import NO_NAMES, join, own_classes, read, suggest_preprocessing
 from secure_client.data.table_scale import fit_scale
 from secure_client.errors import DataError
 from secure_client.table_format import format_beside
@@ -81,21 +81,24 @@ def divide(
     data_root: Path | None = None,
     agreed: InputSection | None = None,
     classes: tuple[str, ...] | None = None,
+    class_names: Mapping[str, str] = NO_NAMES,
     tests: int | None = None,
 ) -> DividedData:
     """Read ``dataset`` and divide it among ``sites`` sites, called site-1 and so on.
 
     Of the data set's own test part, if it has one that is not dealt out with the rest, at most ``tests`` samples of
     each class and domain are used. With ``sites:DIR`` the split is given: a site for each file, whatever ``sites`` and
-    ``split`` say. Classes and preprocessing follow from the data unless given. Raises a
+    ``split`` say. Classes and preprocessing follow from the data unless given; ``class_names`` renames classes of the
+    data. Raises a
     :class:`secure_client.errors.SiteError`.
     """
     if dataset.startswith(SITES_FORM):
-        return read_sites(Path(dataset.removeprefix(SITES_FORM)), agreed=agreed, classes=classes)
+        directory = Path(dataset.removeprefix(SITES_FORM))
+        return read_sites(directory, agreed=agreed, classes=classes, class_names=class_names)
     divider = parse_split(split)
     sources = read(dataset, data_root=data_root, agreed=agreed, classes=classes, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
-    data = divider.pooled(join(sources, agreed, classes))
+    data = divider.pooled(join(sources, agreed, classes, class_names=class_names))
     if tests is not None and data.test is not None:
         data = replace(data, test=fewer(data.test, tests, seed))
     return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)
@@ -113,7 +116,11 @@ def fewer(samples: Samples, most: int, seed: int) -> Samples:
 
 
 def read_sites(
-    directory: Path, *, agreed: InputSection | None = None, classes: tuple[str, ...] | None = None
+    directory: Path,
+    *,
+    agreed: InputSection | None = None,
+    classes: tuple[str, ...] | None = None,
+    class_names: Mapping[str, str] = NO_NAMES,
 ) -> DividedData:
     """Read a file for each site: ``directory/NAME.npz``, in the form of :mod:`secure_client.data.npz`, or tables.
 
@@ -140,8 +147,8 @@ def read_sites(
         for file in files
         for source in read(f"{form}:{file}", data_root=None, agreed=agreed, classes=classes)
     ]
-    agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources)
-    data = [join([source], agreed, classes) for source in sources]
+    agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources, class_names)
+    data = [join([source], agreed, classes, class_names=class_names) for source in sources]
     sites = (_alone(file.stem, part) for file, part in zip(files, data, strict=True))
     return DividedData(tuple(sites), classes, agreed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class SiteTraining:
     """Settings of the sites' training: device, batching, and models.
 
     With ``models``, the site at position i in the order of names has the i-th model (cyclically) instead of the
-    agreement's; ``pretrained`` then applies to sites with the agreement's model.
+    agreement's; ``pretrained`` then applies to sites with the agreement's model. The sites' logs keep ``class_names``.
     """
 
     device: str = "cpu"
@@ -42,6 +42,7 @@ class SiteTraining:
     models: tuple[str, ...] = ()
     pretrained: Path | None = None
     accept_dark_or_constant_inputs: bool = False
+    class_names: Mapping[str, str] = field(default_factory=dict)
 
     def model_of(self, agreement: Agreement, position: int) -> str:
         """Return the model that the site at that position trains."""
@@ -219,6 +220,7 @@ class Trainees:
             name: SiteLog(
                 name=name,
                 model=self._training.model_of(self._agreement, position),
+                class_names=dict(self._training.class_names),
                 train_samples=self._data[name].train_samples,
                 scale=self._data[name].scale,
                 bytes_up=self._log.payload_bytes(name, up=True),

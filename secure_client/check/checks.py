@@ -21,6 +21,7 @@ from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, ope
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
 from secure_client.check.disk_checks import check_folders, check_state
 from secure_client.config import SiteConfig
+from secure_client.data.class_names import doubts_on_numbers
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.sources import TABLE_FORM, table_path
 from secure_client.data.table_check import describe_table
@@ -236,10 +237,11 @@ def _learner(config: SiteConfig) -> str:
     per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)
     without = f"; no samples of {', '.join(absent)}" if absent else ""
     samples = f"{data.train_samples} training samples ({per_class}){without}"
+    labels = "; ".join((*data.label_notes, *doubts_on_numbers(data.label_notes, counts)))
     ranges = "; ".join(
         f"{name}: {ranges}" for name, ranges in zip(("training", "test"), learner.ranges, strict=False)
     )
-    return f"{samples}; {ranges}; {config.model_spec} on {choose_device(config.device)}"
+    return f"{samples}; {labels}; {ranges}; {config.model_spec} on {choose_device(config.device)}"
 
 
 def _reached(config: SiteConfig, reply: CheckReply) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from secure_client.errors import DataError
+from secure_client.user_code import described
 
 Inputs = NDArray[Any]
 """uint8 or float32; see :class:`Samples`."""
@@ -50,31 +52,46 @@ class Samples:
 
 @dataclass(frozen=True)
 class TrainTest:
-    """Training and test samples over the same classes and domains; ``test`` is None without a test part."""
+    """Training and test samples over the same classes and domains; ``test`` is None without a test part.
+
+    ``label_notes`` say how labels were numbered, a sentence for each kind of source.
+    """
 
     train: Samples
     test: Samples | None
     classes: tuple[str, ...]
     domains: tuple[str, ...]
+    label_notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Source:
     """A data set as it was stored, before classes and preprocessing are agreed.
 
-    ``where`` names it in errors; ``classes`` is None where its labels are only numbers.
+    ``where`` names it in errors; ``classes`` is None where its labels are only numbers. A class with several names has
+    a tuple of them. ``partly_unnamed``: the labels of some samples have no names although there are ``classes``.
     """
 
     where: str
     train: Samples
     test: Samples | None
-    classes: tuple[str, ...] | None
+    classes: tuple[str | tuple[str, ...], ...] | None
     domains: tuple[str, ...]
+    partly_unnamed: bool = False
 
     @property
     def parts(self) -> list[Samples]:
         """Training samples, and test samples if there are any."""
         return [self.train] if self.test is None else [self.train, self.test]
+
+    @property
+    def names(self) -> dict[int, tuple[str, ...]] | None:
+        """Names of the classes, by number; None where labels are only numbers."""
+        if self.classes is None:
+            return None
+        return {
+            number: (name,) if isinstance(name, str) else name for number, name in enumerate(self.classes)
+        }
 
 
 def checked_samples(
@@ -132,13 +149,20 @@ def checked_subjects(subjects: Any, samples: int, where: str) -> Subjects:
     return array.astype(np.str_)
 
 
-def check_labels(samples: Samples, classes: tuple[str, ...], where: str) -> None:
-    """Raise :class:`DataError`, opened by ``where``, for a label that is no index into ``classes``."""
-    highest = int(samples.labels.max())
-    if highest >= len(classes):
-        raise DataError(
-            f"{where}: has label {highest}, but the {len(classes)} classes end at {len(classes) - 1}"
-        )
+def checked_label(label: Any, where: str) -> int:
+    """Return the label of one sample, a whole number from 0 that is never cut, rounded or cast.
+
+    Integers of Python, NumPy and torch are taken, also in a tensor or array of one element. Raises :class:`DataError`,
+    opened by ``where``, for floats, booleans, text, one-hot rows and anything else.
+    """
+    try:
+        given = label.detach().cpu().numpy() if isinstance(label, Tensor) else label
+        array: NDArray[Any] = np.asarray(given)
+    except Exception:  # of the site's own type, or a tensor that NumPy has no type for
+        array = np.asarray(None)
+    if array.size != 1 or array.ndim > 1 or array.dtype.kind not in "iu" or np.ma.is_masked(label):
+        raise DataError(f"{where}: the label is {described(label)}, not a whole number{_label_remedy(array)}")
+    return int(array.reshape(1)[0])
 
 
 def join_samples(parts: Sequence[Samples]) -> Samples:
@@ -168,13 +192,32 @@ def as_floats(inputs: Inputs) -> NDArray[np.float32]:
 
 def _whole_numbers(values: Any, what: str, where: str) -> Labels:
     array = np.asarray(values)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    if array.ndim != 1 or array.dtype.kind not in "iu" or np.ma.is_masked(values):
         raise DataError(
             f"{where}: {what} have shape {array.shape} and dtype {array.dtype}; give N whole numbers"
+            f"{_label_remedy(array)}"
         )
-    if len(array) and int(array.min()) < 0:
-        raise DataError(f"{where}: {what} start at {array.min()}; number the {what} from 0")
+    outside = (array < 0) | (array > np.iinfo(np.int64).max)
+    if outside.any():
+        first = int(outside.argmax())
+        raise DataError(
+            f"{where}: {what} of sample {first} is {array[first]}; number the {what} from 0, and leave samples without"
+            " one out"
+        )
     return array.astype(np.int64)
+
+
+def _label_remedy(array: NDArray[Any]) -> str:
+    if array.ndim > 1 or array.dtype.kind in "iu":
+        return "; give one number for each sample, not a row (argmax gives that of a one-hot row)"
+    match array.dtype.kind:
+        case "b":
+            return "; write booleans as 0 and 1"
+        case "f":
+            return "; leave samples without a label out, and store the others' as integers"
+        case "U" | "S" | "O":
+            return "; number the classes from 0, and name them in class_names of an .npz or `classes` of a data set"
+    return ""
 
 
 def as_inputs(inputs: NDArray[Any], where: str) -> Inputs:

@@ -1,14 +1,16 @@
 """Reader of data in an ``.npz`` file: ``x_train``, ``y_train`` and, where there are any, ``x_test`` and ``y_test``.
 
 Inputs are images (N, H, W, C), grey ones also (N, H, W), or features (N, F); labels (N,) number the classes from 0.
-Optional: ``class_names``, ``domain_train`` and ``domain_test`` (N,), ``domain_names``, and ``subjects`` (N,), text or
-whole numbers that name the subject of each training sample. Nothing is unpickled.
+``class_names`` (K,) names the classes in this order, and these names decide which agreed class a label means. Optional:
+``domain_train`` and ``domain_test`` (N,), ``domain_names``, and ``subjects`` (N,), text or whole numbers that name the
+subject of each training sample. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import zipfile
 import zlib
+from difflib import get_close_matches
 from lzma import LZMAError
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,16 @@ KEYS = (
     "class_names",
     "subjects",
 )
+CLASS_LISTS = frozenset({"classes", "class_to_idx", "label_names", "target_names", "categories"})
+"""Other names under which files list their classes."""
 Arrays = dict[str, NDArray[Any]]
 
 
 def read_npz(path: Path) -> Source:
-    """Return the data in the file; arrays by other names are not read. Raises :class:`DataError` for a bad file."""
+    """Return the data in the file; arrays by other names are not read.
+
+    Raises :class:`DataError` for a bad file, and for an array whose name is nearly that of one that the file lacks.
+    """
     arrays, where = _arrays(path), str(path)
     train = _part(arrays, "train", where)
     if train is None:
@@ -82,6 +89,12 @@ def _members(loaded: Any, path: Path) -> Arrays:
     if not isinstance(loaded, np.lib.npyio.NpzFile):
         raise DataError(f"{path}: holds a single array; save named arrays by numpy.savez")
     with loaded as archive:
+        lacking = [key for key in KEYS if key not in archive.files]
+        for name in archive.files:
+            near = get_close_matches(name.lower(), lacking, n=1, cutoff=0.85)
+            meant = "class_names" if name.lower() in CLASS_LISTS else "".join(near)
+            if name not in KEYS and meant in lacking:
+                raise DataError(f"{path}: {name} is not read; call this array {meant}, or remove the array")
         return {key: archive[key] for key in KEYS if key in archive.files}
 
 

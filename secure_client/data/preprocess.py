@@ -6,7 +6,6 @@ scales, normalises and moves the channels first.
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -16,7 +15,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from agreement import PreprocessingSection
-from secure_client.data.arrays import Inputs, Samples, as_floats, as_inputs
+from secure_client.data.arrays import Inputs, Samples, as_floats, as_inputs, checked_label
+from secure_client.data.class_names import AgreedLabels
+from secure_client.data.dataset_labels import NumberedDataset
 from secure_client.data.table_scale import scaled
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale
@@ -92,48 +93,46 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
     """A site's own data set under the agreed preprocessing, one sample at a time, none kept in memory.
 
     The data set gives (tensor, label) with images (C, H, W) of floats in [0, 1] or uint8, as torchvision's ``ToTensor``
-    does, or features (F,). Raises :class:`DataError` for any other sample when that sample is read, and for one that
-    cannot be read, that has another label than before, or another shape than the first sample read. The length is that
-    of the beginning.
+    does, or features (F,). ``labels`` gives the agreed number of each label. Raises :class:`DataError` for any other
+    sample when that sample is read, and for one that cannot be read, that has another label than before, or another
+    shape than the first sample read. The length is that of the beginning.
     """
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: NumberedDataset,
         agreed: Preprocessing | None,
-        classes: int,
+        labels: AgreedLabels,
         *,
-        where: str,
         convert_channels: bool = True,
     ) -> None:
-        self._dataset, self._agreed, self._classes, self._where = dataset, agreed, classes, where
+        self._dataset, self._agreed, self._labels = dataset, agreed, labels
         self._convert_channels = convert_channels
-        self._labels = np.full(len(cast("Sized", dataset)), -1, np.int32)
+        self._labels_read = np.full(len(dataset), -1, np.int32)
         self._shape: torch.Size | None = None
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self._labels_read)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        inputs, label = read_item(self._dataset, index, where=self._where)
-        place = f"{self._where}: sample {index}"
-        if not 0 <= label < self._classes:
-            raise DataError(f"{place}: has label {label}, outside the {self._classes} agreed classes")
+        inputs, label = read_item(self._dataset, index)
+        place = f"{self._dataset.where}: sample {index}"
+        number = self._labels.number(label, place)
         tensor = to_tensor(
             inputs[np.newaxis], self._agreed, where=place, convert_channels=self._convert_channels
         )
-        self._check_unchanged(index, tensor[0], label, place)
-        return tensor[0], label
+        self._check_unchanged(index, tensor[0], number, place)
+        return tensor[0], number
 
     def _check_unchanged(self, index: int, tensor: Tensor, label: int, place: str) -> None:
         """Raise unless the sample has the label by which classes were counted, and the shape of other samples."""
-        before = int(self._labels[index])
+        before = int(self._labels_read[index])
         if before not in (-1, label):
             raise DataError(
                 f"{place}: had label {before} when it was first read, and now has label {label}; return the same"
                 " label for an index at every read"
             )
-        self._labels[index], self._shape = label, self._shape or tensor.shape
+        self._labels_read[index], self._shape = label, self._shape or tensor.shape
         if tensor.shape != self._shape:
             raise DataError(
                 f"{place}: has shape {tuple(tensor.shape)}, but an earlier sample had {tuple(self._shape)}; return"
@@ -141,15 +140,15 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
             )
 
 
-def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs, int]:
-    """Read one sample of a torch data set: an array, (H, W, C) or (F,), and its label.
+def read_item(dataset: NumberedDataset, index: int) -> tuple[Inputs, int]:
+    """Read one sample of a site's own data set: an array, (H, W, C) or (F,), and its label, numbered by names.
 
     Raises :class:`DataError`, which names the sample, for anything else than (tensor, label) and for an exception of
     the data set.
     """
-    place = f"{where}: sample {index}"
+    place = f"{dataset.where}: sample {index}"
     try:
-        item = dataset[index]
+        item = dataset.unnumbered[index]
     except BaseException as error:
         raise describe_failure(DataError, place, error) from error
     if not (isinstance(item, tuple | list) and len(item) == 2):
@@ -159,7 +158,7 @@ def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs,
             f"{place}: the first of the pair is {described(item[0])}, not a tensor; make images tensors with"
             " ToTensor(), arrays with torch.from_numpy"
         )
-    return _as_array(item[0], place), _as_label(item[1], place)
+    return _as_array(item[0], place), dataset.number(index, checked_label(item[1], place), place)
 
 
 def _as_array(tensor: Tensor, place: str) -> Inputs:
@@ -176,16 +175,6 @@ def _as_array(tensor: Tensor, place: str) -> Inputs:
     if 0 in array.shape:
         raise DataError(f"{place}: has shape {tuple(tensor.shape)}, which holds no values")
     return cast("Inputs", as_inputs(array[np.newaxis], place)[0])
-
-
-def _as_label(label: Any, place: str) -> int:
-    try:
-        return int(label)
-    except Exception as error:
-        raise DataError(
-            f"{place}: the label is {described(label)}, not a whole number from 0, the place of the class in the"
-            " agreement"
-        ) from error
 
 
 def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from dataclasses import dataclass
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from agreement import Agreement
-from secure_client.data.arrays import Samples, Subjects, check_labels, checked_subjects
+from secure_client.data.arrays import Samples, Subjects, checked_subjects
+from secure_client.data.class_names import log_labels
 from secure_client.data.preprocess import PreprocessedDataset, to_dataset
-from secure_client.data.sources import is_own, load
+from secure_client.data.sources import NO_NAMES, is_own, load
 from secure_client.data.table_scale import fit_inputs
 from secure_client.data.user_data import OwnPart, call_own
 from secure_client.errors import DataError
@@ -28,7 +29,7 @@ class SiteData:
     ``validation`` are samples that the site keeps aside for early stopping, or None. ``subjects`` int64 (N,) has the
     number of each training sample's subject, in the order of ``train``; None if subjects are unknown. ``root`` is the
     folder or file from which ``train`` is read as needed; None if it is in memory, or the site's file names no such.
-    ``where`` names the data in errors.
+    ``where`` names the data in errors. ``label_notes`` say how labels were numbered.
     """
 
     train: Dataset[Any]
@@ -39,6 +40,7 @@ class SiteData:
     """Scale of a table's features, by which the site's model predicts too."""
     root: Path | None = None
     where: str = ""
+    label_notes: tuple[str, ...] = ()
 
     @property
     def train_samples(self) -> int:
@@ -54,28 +56,39 @@ def load_site_data(
     convert_channels: bool = False,
     written: TableFormat | None = None,
     scale: TableScale | None = None,
+    class_names: Mapping[str, str] = NO_NAMES,
 ) -> SiteData:
     """Read the data that ``spec`` names (see :func:`secure_client.data.sources.read`), in the agreed form.
 
     Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked and
     preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. ``written``
     is the format of tables, by default that in a file beside each; ``scale`` is that of a trained model, by default the
-    training rows'. Raises
-    :class:`secure_client.errors.DataError` or :class:`secure_client.errors.PluginError`.
+    training rows'. Labels are numbered by the names of their classes, where the data have any; ``class_names`` maps
+    names of the data to agreed classes. Raises :class:`secure_client.errors.DataError` or
+    :class:`secure_client.errors.PluginError`.
     """
     if is_own(spec):
         if agreement.table is not None:
             raise DataError(
                 f"{spec}: the agreement has [table], by which files are read: give the rows as table:PATH"
             )
-        train, test = call_own(spec, data_root)
-        convert = {"convert_channels": convert_channels}
+        own = call_own(spec, data_root)
+        labels = own.agree(agreement.classes, class_names)
+        images = agreement.preprocessing
+
+        def prepared(part: OwnPart, where: str) -> Dataset[Any]:
+            if isinstance(part, Samples):
+                part = replace(part, labels=labels.of(part.labels, where))
+                return to_dataset(part, images, where=where, convert_channels=convert_channels)
+            return PreprocessedDataset(part, images, labels, convert_channels=convert_channels)
+
         return SiteData(
-            _own_dataset(train, agreement, f"{spec}: train", **convert),
-            None if test is None else _own_dataset(test, agreement, f"{spec}: test", **convert),
-            subjects=numbered(_own_subjects(train, spec)),
-            root=None if isinstance(train, Samples) else data_root,
+            prepared(own.train, f"{spec}: train"),
+            None if own.test is None else prepared(own.test, f"{spec}: test"),
+            subjects=numbered(_own_subjects(own.train, spec)),
+            root=None if isinstance(own.train, Samples) else data_root,
             where=spec,
+            label_notes=log_labels([(spec, labels)]),
         )
     data = load(
         spec,
@@ -84,6 +97,7 @@ def load_site_data(
         classes=agreement.classes,
         convert_channels=convert_channels,
         written=written,
+        class_names=class_names,
     )
     agreed = scale or fit_inputs(agreement.inputs, data.train.inputs, where=spec)
     return SiteData(
@@ -92,6 +106,7 @@ def load_site_data(
         subjects=numbered(data.train.subjects),
         scale=agreed if isinstance(agreed, TableScale) else None,
         where=spec,
+        label_notes=data.label_notes,
     )
 
 
@@ -101,15 +116,5 @@ def numbered(subjects: Subjects | None) -> NDArray[np.int64] | None:
 
 
 def _own_subjects(part: OwnPart, where: str) -> Subjects | None:
-    given = getattr(part, "subjects", None)
-    return None if given is None else checked_subjects(given, len(cast("Sized", part)), where)
-
-
-def _own_dataset(part: OwnPart, agreement: Agreement, where: str, *, convert_channels: bool) -> Dataset[Any]:
-    agreed = agreement.preprocessing
-    if isinstance(part, Samples):
-        check_labels(part, agreement.classes, where)
-        return to_dataset(part, agreed, where=where, convert_channels=convert_channels)
-    return PreprocessedDataset(
-        part, agreed, len(agreement.classes), where=where, convert_channels=convert_channels
-    )
+    given = part.subjects
+    return None if given is None else checked_subjects(given, len(part), where)

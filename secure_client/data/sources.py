@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from agreement import InputSection, PreprocessingSection, TableSection
 from agreement.toml_loading import DATA_ROOT, nearest
-from secure_client.data.arrays import Inputs, Samples, Source, TrainTest, check_labels, join_samples
+from secure_client.data.arrays import Inputs, Samples, Source, TrainTest, join_samples
+from secure_client.data.class_names import AgreedLabels, agree_on_labels, log_labels
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.data.folder import read_folder, training_files
 from secure_client.data.npz import read_npz
@@ -26,6 +28,7 @@ DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
 FILE_FORMS = frozenset({"npz", "folder", "table", "sites"})
 TABLE_FORM = "table:"
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 MOST_UNNAMED = 1 << 20
 """Largest number of classes that have labels but no names."""
 
@@ -39,6 +42,7 @@ def load(
     seed: int = 0,
     convert_channels: bool = True,
     written: TableFormat | None = None,
+    class_names: Mapping[str, str] = NO_NAMES,
 ) -> TrainTest:
     """Read and join sources. Without ``convert_channels`` images must already have the agreed channels."""
     sources = read(
@@ -50,7 +54,7 @@ def load(
         convert_channels=convert_channels,
         written=written,
     )
-    return join(sources, agreed, classes, convert_channels=convert_channels)
+    return join(sources, agreed, classes, convert_channels=convert_channels, class_names=class_names)
 
 
 def read(
@@ -88,17 +92,17 @@ def join(
     classes: tuple[str, ...] | None,
     *,
     convert_channels: bool = True,
+    class_names: Mapping[str, str] = NO_NAMES,
 ) -> TrainTest:
     """Join sources over the same classes, their images of the agreed size, each source a domain or more.
 
-    A source's named classes are matched by name; labels without names index the agreed classes. Without ``classes`` the
-    sources' own classes are used. Raises :class:`DataError` for classes that are not agreed, and for sources that
-    cannot be joined.
+    A source's named classes are matched by name, after ``class_names`` has renamed them; labels without names index the
+    agreed classes. Without ``classes`` the sources' own classes are used. Raises :class:`DataError` for classes that
+    are not agreed, and for sources that cannot be joined.
     """
-    classes = classes or own_classes(sources)
-    adapted = [
-        _fitted(_matched(source, classes), agreed, convert_channels=convert_channels) for source in sources
-    ]
+    classes = classes or own_classes(sources, class_names)
+    matched = [_matched(source, classes, class_names) for source in sources]
+    adapted = [_fitted(source, agreed, convert_channels=convert_channels) for source, _ in matched]
     _check_alike(adapted)
     firsts = np.cumsum([0, *(len(source.domains) for source in adapted)]).tolist()
     train = [_numbered_from(source.train, first) for source, first in zip(adapted, firsts, strict=False)]
@@ -108,7 +112,8 @@ def join(
         if source.test is not None
     ]
     domains = tuple(domain for source in adapted for domain in source.domains)
-    return TrainTest(join_samples(train), join_samples(test) if test else None, classes, domains)
+    notes = log_labels((source.where, labels) for source, labels in matched)
+    return TrainTest(join_samples(train), join_samples(test) if test else None, classes, domains, notes)
 
 
 def is_public(spec: str) -> bool:
@@ -136,9 +141,9 @@ def training_hashes(
     another form, or that the site's own code changes at random, has another hash. Raises as :func:`read` does.
     """
     if is_own(spec):
-        train, _ = call_own(spec, data_root)
+        train = call_own(spec, data_root).train
         if not isinstance(train, Samples):
-            items = (read_item(train, index, where=spec) for index in range(len(train)))  # type: ignore[arg-type]  # checked
+            items = (read_item(train, index) for index in range(len(train)))
             yield from (_hash(inputs) for inputs, _ in items)
             return
         yield from map(_hash, train.inputs)
@@ -174,18 +179,24 @@ def table_path(spec: str, data_root: Path | None) -> Path:
     return _path(spec.removeprefix(TABLE_FORM), data_root)
 
 
-def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
+def own_classes(sources: Sequence[Source], class_names: Mapping[str, str] = NO_NAMES) -> tuple[str, ...]:
     """Return the classes that the sources name, in order; without names, the numbers up to the largest label.
 
-    Raises :class:`DataError` for numbers beyond :data:`MOST_UNNAMED`, which cannot be classes.
+    A class that ``class_names`` renames has its new name. Raises :class:`DataError` for numbers beyond
+    :data:`MOST_UNNAMED`, which cannot be classes.
     """
-    named = dict.fromkeys(name for source in sources for name in source.classes or ())
+    named = [aliases for source in sources for aliases in (source.names or {}).values()]
+    renamed = [
+        next((class_names[name] for name in names if name in class_names), names[0]) for names in named
+    ]
+    if renamed or class_names:
+        return tuple(dict.fromkeys(renamed or class_names.values()))
     highest, where = max(
         (int(part.labels.max()), source.where) for source in sources for part in source.parts
     )
-    if not named and highest >= MOST_UNNAMED:
+    if highest >= MOST_UNNAMED:
         raise DataError(f"{where}: has label {highest}; number the classes from 0, without gaps")
-    return tuple(named) or tuple(str(label) for label in range(highest + 1))
+    return tuple(str(label) for label in range(highest + 1))
 
 
 def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | None:
@@ -263,19 +274,21 @@ def _path(path: str, data_root: Path | None) -> Path:
     return data_root / path.removeprefix(DATA_ROOT)
 
 
-def _matched(source: Source, classes: tuple[str, ...]) -> Source:
-    """Return the source with labels that number ``classes``."""
-    named = source.classes or classes
-    for part in source.parts:
-        check_labels(part, named, source.where)
-    for name in named:
-        if name not in classes:
-            raise DataError(
-                f"{source.where}: class {name!r} is not an agreed class{nearest(name, classes)}; rename the class "
-                "or agree on it"
-            )
-    numbers = np.array([classes.index(name) for name in named])
-    return _with_parts(source, lambda part: replace(part, labels=numbers[part.labels]))
+def _matched(
+    source: Source, classes: tuple[str, ...], class_names: Mapping[str, str]
+) -> tuple[Source, AgreedLabels]:
+    """Return the source with labels that number ``classes``, and how they were numbered."""
+    occurring = {int(label) for part in source.parts for label in np.unique(part.labels)}
+    agreed = agree_on_labels(
+        source.names,
+        occurring,
+        classes,
+        class_names,
+        where=source.where,
+        partly_unnamed=source.partly_unnamed,
+    )
+    numbered = _with_parts(source, lambda part: replace(part, labels=agreed.of(part.labels, source.where)))
+    return numbered, agreed
 
 
 def _fitted(source: Source, agreed: InputSection | None, *, convert_channels: bool) -> Source:

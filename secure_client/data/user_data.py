@@ -2,42 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from secure_client.data.arrays import Samples, Source, checked_samples
+from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_labels
+from secure_client.data.dataset_labels import NumberedDataset, number_alike
 from secure_client.data.preprocess import read_item
 from secure_client.errors import DataError
 from secure_client.user_code import call_function, load_function
 
-OwnPart = Dataset[Any] | Samples
+OwnPart = NumberedDataset | Samples
 
 
-def call_own(spec: str, data_root: Path | None) -> tuple[OwnPart, OwnPart | None]:
-    """Call ``module:function`` with ``data_root=`` and return its result: (train, test).
+@dataclass(frozen=True)
+class OwnData:
+    """Data from a site's own code; ``names`` are those of the classes that all labels number, or None."""
 
-    Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels); test may be None. Where the unit
-    of privacy is a subject, the training part names each sample's subject: a data set by an attribute ``subjects``,
-    arrays as the third of (inputs, labels, subjects). Raises :class:`DataError` for anything else,
-    :class:`secure_client.errors.PluginError` when there is no such function.
+    where: str
+    train: OwnPart
+    test: OwnPart | None
+    names: Names | None
+
+    @property
+    def parts(self) -> list[OwnPart]:
+        """Training part, and test part if there is any."""
+        return [self.train] if self.test is None else [self.train, self.test]
+
+    @property
+    def partly_unnamed(self) -> bool:
+        """True if the labels of some samples have no names although there are ``names``."""
+        return self.names is not None and any(
+            isinstance(part, Samples) or part.partly_unnamed for part in self.parts
+        )
+
+    def agree(self, classes: tuple[str, ...], class_names: Mapping[str, str]) -> AgreedLabels:
+        """Return the agreed number of every label; raise :class:`DataError` as :func:`agree_on_labels` does."""
+        return agree_on_labels(
+            self.names,
+            self._occurring(),
+            classes,
+            class_names,
+            where=self.where,
+            partly_unnamed=self.partly_unnamed,
+        )
+
+    def _occurring(self) -> set[int] | None:
+        labels: set[int] = set()
+        for part in self.parts:
+            stated = set(np.unique(part.labels).tolist()) if isinstance(part, Samples) else part.occurring()
+            if stated is None:
+                return None
+            labels |= stated
+        return labels
+
+
+def call_own(spec: str, data_root: Path | None) -> OwnData:
+    """Call ``module:function`` with ``data_root=`` and return its result.
+
+    The function returns (train, test). Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels);
+    test may be None. Where the unit of privacy is a subject, the training part names each sample's subject: a data set
+    by an attribute ``subjects``, arrays as the third of (inputs, labels, subjects). Raises :class:`DataError` for
+    anything else, :class:`secure_client.errors.PluginError` when there is no such function.
     """
     returned = call_function(load_function(spec, "dataset"), spec, data_root=data_root)
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
         raise DataError(f"{spec}: returned {type(returned).__name__}; return the pair (train, test)")
     train, test = returned
-    return _adopt(train, f"{spec}: train"), None if test is None else _adopt(test, f"{spec}: test")
+    parts = [_adopt(train, f"{spec}: train"), *([] if test is None else [_adopt(test, f"{spec}: test")])]
+    datasets = [part for part in parts if isinstance(part, NumberedDataset)]
+    names = number_alike(datasets, spec)
+    own = OwnData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
+    if own.partly_unnamed and any(dataset.is_renumbered for dataset in datasets):
+        raise DataError(f"{spec}: {MIXED}")
+    return own
 
 
 def read_own(spec: str, data_root: Path | None) -> Source:
     """Return the data as arrays in memory; a data set is read once, in full."""
-    train, test = call_own(spec, data_root)
-    name = spec.partition(":")[0]
+    own = call_own(spec, data_root)
     return Source(
-        spec, _as_samples(train, spec), None if test is None else _as_samples(test, spec), None, (name,)
+        spec,
+        _as_samples(own.train, spec),
+        None if own.test is None else _as_samples(own.test, spec),
+        None if own.names is None else tuple(own.names[number] for number in range(len(own.names))),
+        (spec.partition(":")[0],),
+        own.partly_unnamed,
     )
 
 
@@ -45,7 +100,7 @@ def _adopt(part: object, where: str) -> OwnPart:
     if isinstance(part, Dataset) and hasattr(part, "__len__"):
         if not len(part):
             raise DataError(f"{where}: holds no samples")
-        return part
+        return NumberedDataset(part, where)
     match part:
         case (Tensor(), _):
             raise DataError(
@@ -63,10 +118,10 @@ def _adopt(part: object, where: str) -> OwnPart:
 def _as_samples(part: OwnPart, where: str) -> Samples:
     if isinstance(part, Samples):
         return part
-    items = [read_item(part, index, where=where) for index in range(len(part))]  # type: ignore[arg-type]  # checked
+    items = [read_item(part, index) for index in range(len(part))]
     shapes = sorted({inputs.shape for inputs, _ in items})
     if len(shapes) > 1:
         raise DataError(f"{where}: samples differ in shape ({shapes[0]}, {shapes[-1]}); resize them alike")
     inputs = np.stack([inputs for inputs, _ in items])
     labels = np.array([label for _, label in items])
-    return checked_samples(inputs, labels, subjects=getattr(part, "subjects", None), where=where)
+    return checked_samples(inputs, labels, subjects=part.subjects, where=where)

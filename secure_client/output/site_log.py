@@ -81,6 +81,8 @@ class SiteLog(Record):
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str
     model: str
+    class_names: dict[str, str] = Field(default_factory=dict)
+    """Agreed classes by the data's own class names, from the site's file; ``protoseal predict`` reads data by them."""
     train_samples: Samples
     table: TableFormat | None = None
     """Format of the site's table, by which `predict` reads another."""

@@ -38,7 +38,6 @@ from protoseal.simulation.local_federation import DirectTransport, LocalFederati
 from protoseal_wire.messages import Phase, Task, Wait, Work
 from secure_client.client_loop import take_part
 from secure_client.data import SiteData
-from secure_client.data.preprocess import PreprocessedDataset
 from secure_client.errors import DataError, DataLost
 from secure_client.output.site_log import SiteRound
 from secure_client.training import lost_data
@@ -46,6 +45,7 @@ from secure_client.training.lost_data import PatientSource
 from secure_server.rounds.state import Stage
 from tests.conformance.stepped_federation import SECONDS, Clock, set_deadlines
 from tests.support.marks import full_but
+from tests.support.own_data import preprocessed
 from tests.support.small import short_training, small_agreement, small_data
 from tests.support.summed import method_agreement
 
@@ -197,8 +197,8 @@ def play(
     data = small_data(agreement)
     storage = Storage(cast("TensorDataset", data[VICTIM].train))
     if stored:
-        read = PreprocessedDataset(storage, None, len(agreement.classes), where="scans:build: train")
-        tests = PreprocessedDataset(storage, None, len(agreement.classes), where="scans:build: test")
+        read = preprocessed(storage, None, len(agreement.classes), where="scans:build: train")
+        tests = preprocessed(storage, None, len(agreement.classes), where="scans:build: test")
         data[VICTIM] = SiteData(data[VICTIM].train, tests) if tested else SiteData(read, None, root=root)
 
     def note(name: str, figures: SiteRound) -> None:

@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from secure_client.data.preprocess import PreprocessedDataset
 from secure_client.errors import DataError, PluginError, SiteError
 from secure_client.user_code import call_function, load_function
+from tests.support.own_data import preprocessed
 
 FEATURES = torch.zeros(3)
 BAD = 2
@@ -85,7 +85,7 @@ RETURNED = {
 
 
 def read(make: Callable[[], object]) -> SiteError:
-    data = PreprocessedDataset(OneBad(make), None, 5, where="scans:build")
+    data = preprocessed(OneBad(make), None, 5, where="scans:build")
     assert data[BAD - 1][1] == 0
     with pytest.raises(SiteError) as raised:
         data[BAD]
@@ -109,7 +109,7 @@ def test_a_data_set_that_raises_is_a_data_error_of_one_line(
 
 
 def test_ctrl_c_in_a_data_set_is_no_error_of_it() -> None:
-    data = PreprocessedDataset(OneBad(raising(KeyboardInterrupt())), None, 5, where="scans:build")
+    data = preprocessed(OneBad(raising(KeyboardInterrupt())), None, 5, where="scans:build")
     with pytest.raises(KeyboardInterrupt):
         data[BAD]
 
@@ -131,9 +131,7 @@ def test_the_number_that_is_not_finite_is_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int16, torch.bool])
 def test_a_tensor_of_another_real_type_is_read(dtype: torch.dtype) -> None:
-    sample = PreprocessedDataset(
-        OneBad(lambda: (torch.ones(3, dtype=dtype), 1)), None, 5, where="scans:build"
-    )
+    sample = preprocessed(OneBad(lambda: (torch.ones(3, dtype=dtype), 1)), None, 5, where="scans:build")
     assert sample[BAD][0].tolist() == [1.0, 1.0, 1.0]
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import PreprocessingSection
 from secure_client.data.arrays import checked_samples
+from secure_client.data.dataset_labels import NumberedDataset
 from secure_client.data.preprocess import fit_images, read_item, to_tensor
 from secure_client.errors import DataError
 
@@ -43,13 +44,13 @@ def test_images_of_16_bits_are_scaled_alike_in_arrays_and_tensors() -> None:
     np.testing.assert_array_equal(from_array, DEEP.astype(np.float32) / np.float32(65535))
     tensors = torch.from_numpy(DEEP.transpose(0, 3, 1, 2))
     for index, expected in enumerate(from_array):
-        item, _ = read_item(TensorDataset(tensors, torch.zeros(3)), index, where="x")
+        item, _ = read_item(NumberedDataset(TensorDataset(tensors, torch.arange(3)), "x"), index)
         np.testing.assert_array_equal(item, expected)
 
 
 def test_a_tensor_of_bfloat16_keeps_its_values() -> None:
     given = torch.from_numpy(UNIT.transpose(0, 3, 1, 2)).to(torch.bfloat16)
-    item, _ = read_item(TensorDataset(given, torch.zeros(3)), 1, where="x")
+    item, _ = read_item(NumberedDataset(TensorDataset(given, torch.arange(3)), "x"), 1)
     np.testing.assert_array_equal(item, given[1].float().permute(1, 2, 0).numpy())
 
 
@@ -110,7 +111,7 @@ def test_samples_on_the_last_axis_are_refused() -> None:
 )
 def test_a_tensor_whose_values_would_change_is_refused_by_its_sample(image: torch.Tensor) -> None:
     with pytest.raises(DataError) as refused:
-        read_item([(torch.zeros(1), 0), (image, 0)], 1, where="own:data")  # type: ignore[arg-type]  # is indexed alike
+        read_item(NumberedDataset([(torch.zeros(1), 0), (image, 0)], "own:data"), 1)  # type: ignore[arg-type]  # is indexed alike
     assert "own:data: sample 1" in str(refused.value)
 
 

@@ -74,7 +74,7 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
         ({"x_train": IMAGES, "y_train": LABELS[:1]}, "2 inputs, 1 labels"),
         ({"x_train": IMAGES, "y_train": [0.0, 1.0]}, "give N whole numbers"),
         ({"x_train": IMAGES, "y_train": [[0], [1]]}, "give N whole numbers"),
-        ({"x_train": IMAGES, "y_train": [-1, 1]}, "labels start at -1"),
+        ({"x_train": IMAGES, "y_train": [-1, 1]}, "labels of sample 0 is -1"),
         ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, "holds no samples"),
         ({"x_train": LABELS, "y_train": LABELS}, r"inputs have shape \(2,\)"),
         ({"x_train": IMAGES.astype(np.int32), "y_train": LABELS}, "inputs are int32"),
@@ -91,6 +91,25 @@ def test_a_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, An
     with pytest.raises(DataError, match=rf"bad\.npz: .*{message}") as caught:
         read_npz(saved(tmp_path / "bad.npz", **arrays))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("classes", "class_names"),
+        ("class_name", "class_names"),
+        ("Class_Names", "class_names"),
+        ("target_names", "class_names"),
+        ("subject", "subjects"),
+        ("X_test", "x_test"),
+    ],
+)
+def test_an_array_with_nearly_the_name_of_one_that_is_missing_is_refused(
+    name: str, meant: str, tmp_path: Path
+) -> None:
+    arrays = {"x_train": IMAGES, "y_train": LABELS, name: np.array(["cat", "dog"])}
+    with pytest.raises(DataError, match=rf"a\.npz: {name} .*{meant}"):
+        read_npz(saved(tmp_path / "a.npz", **arrays))
 
 
 def test_missing_damaged_and_other_files(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ def test_classes_follow_from_the_data_where_none_are_agreed() -> None:
 
 
 def test_labels_outside_the_classes_are_refused() -> None:
-    with pytest.raises(DataError, match="a: has label 3, but the 2 classes end at 1"):
+    with pytest.raises(DataError, match=r"^a: .*label 3"):
         join([source("a", (2,), labels=(0, 3))], None, ("x", "y"))
-    with pytest.raises(DataError, match="a: has label 3, but the 1 classes end at 0"):
+    with pytest.raises(DataError, match=r"^a: .*label 3"):
         join([source("a", (2,), labels=(0, 3), classes=("x",))], None, ("x", "y", "z", "w"))
 
 

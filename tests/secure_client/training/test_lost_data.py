@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from secure_client.data.preprocess import PreprocessedDataset
 from secure_client.errors import DataError, DataLost
 from secure_client.training import lost_data
 from secure_client.training.batches import Batch
 from secure_client.training.lost_data import PatientSource, PrivateSource
+from tests.support.own_data import preprocessed
 
 
 class Time:
@@ -147,7 +147,7 @@ class Changing(Dataset[tuple[Tensor, int]]):
 @pytest.mark.parametrize(("attribute", "value"), [("label", 1), ("width", 4), ("count", 1)])
 def test_a_sample_that_changes_between_reads_is_an_error(attribute: str, value: int) -> None:
     changing = Changing()
-    dataset = PreprocessedDataset(changing, None, 3, where="scans:build: train")
+    dataset = preprocessed(changing, None, 3, where="scans:build: train")
     assert [dataset[index][1] for index in range(len(dataset))] == [0, 0]
     setattr(changing, attribute, value)
     assert len(dataset) == 2
@@ -158,6 +158,6 @@ def test_a_sample_that_changes_between_reads_is_an_error(attribute: str, value: 
 
 def test_samples_that_a_data_set_gains_are_not_read() -> None:
     changing = Changing()
-    dataset = PreprocessedDataset(changing, None, 3, where="scans:build: train")
+    dataset = preprocessed(changing, None, 3, where="scans:build: train")
     changing.count = 5
     assert len(dataset) == 2

@@ -1,0 +1,249 @@
+"""Class names of a data set, which decide the agreed number of every label.
+
+A data set numbers classes by itself: torchvision's ``ImageFolder`` in the order of the folders that one site has, for
+example. Where a data set names its classes, the names are compared with the agreed classes, letter by letter, and
+labels are renumbered. ``class_names`` in a site's or a simulation's file maps names of the data set to agreed classes.
+
+Limit: labels without names are taken as agreed numbers, and nothing but the counts of ``client check`` shows an error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement.toml_loading import nearest
+from secure_client.data.arrays import Labels
+from secure_client.errors import DataError
+
+_log = logging.getLogger("protoseal.site")
+Names = Mapping[int, tuple[str, ...]]
+"""Names of the classes, by number in the data set; a class may have several names, as those of ImageNet have."""
+UNNAMED = "labels are numbers without class names, taken as the agreed numbers"
+MIXED = (
+    "its class names renumber labels, but some samples have labels without names, for which the old or the new numbers"
+    " can be meant; give every part (training, test, the parts of a ConcatDataset) `classes`, or none of them"
+)
+MOST_SHOWN = 3
+"""Most names in one error."""
+
+
+@dataclass(frozen=True)
+class AgreedLabels:
+    """Agreed number of every label of a data set. Make it with :func:`agree_on_labels`.
+
+    ``names`` is empty for labels without names, which are the agreed numbers already; ``numbers`` then holds them all.
+    """
+
+    classes: tuple[str, ...]
+    names: Names
+    numbers: Mapping[int, int]
+
+    def number(self, label: int, where: str) -> int:
+        """Return the agreed number of ``label``; raise :class:`DataError`, opened by ``where``, if it has none."""
+        number = self.numbers.get(label)
+        if number is not None:
+            return number
+        if label in self.names:
+            raise DataError(f"{where}: {_unmatched(self.names[label], self.classes)}; {_REMEDY}")
+        if self.names:
+            raise DataError(f"{where}: label {label} has no class name; name every class that has samples")
+        raise DataError(
+            f"{where}: has label {label}, but the {len(self.classes)} agreed classes are numbered 0 to"
+            f" {len(self.classes) - 1}; number the labels so, or map the numbers to agreed classes by class_names"
+        )
+
+    def of(self, labels: Labels, where: str) -> Labels:
+        """Return the agreed number of each label; raise :class:`DataError` as :meth:`number` does."""
+        occurring, places = np.unique(labels, return_inverse=True)
+        numbers = [self.number(int(label), where) for label in occurring]
+        return np.array(numbers, dtype=np.int64)[places]
+
+    @property
+    def in_words(self) -> str:
+        """Description of the labels for the site."""
+        if not self.names:
+            return UNNAMED
+        moved = [
+            f"{label} ({self.names[label][0]!r}) becomes {number} ({self.classes[number]!r})"
+            for label, number in self.numbers.items()
+            if label != number
+        ]
+        if not moved:
+            return "labels are numbered as agreed, by their class names"
+        return f"labels are renumbered by their class names: {', '.join(moved)}"
+
+
+_REMEDY = "rename the class, or map it to an agreed class by class_names in the site's or simulation's file"
+
+
+def agree_on_labels(
+    names: Names | None,
+    occurring: Iterable[int] | None,
+    classes: tuple[str, ...],
+    class_names: Mapping[str, str],
+    *,
+    where: str,
+    partly_unnamed: bool = False,
+) -> AgreedLabels:
+    """Match the names of a data set's classes with the agreed classes.
+
+    ``names`` is None for labels without names: ``class_names`` then maps their numbers, if all its keys are numbers.
+    ``occurring`` are the labels that have samples, or None if that is not known before the samples are read. Classes
+    that do not occur need not be agreed. Raises :class:`DataError` if a class that occurs has no agreed name, if its
+    names belong to several agreed classes, or if two classes have one agreed name that ``class_names`` does not give
+    them both.
+    """
+    if names is None:
+        if not (class_names and all(key.isdecimal() for key in class_names)):
+            return AgreedLabels(classes, {}, {number: number for number in range(len(classes))})
+        names = {int(key): (key,) for key in class_names}
+    present = names.keys() if occurring is None else set(occurring)
+    numbers = _numbers_by_name(names, present, classes, class_names, where)
+    agreed = AgreedLabels(classes, names, numbers)
+    _check_distinct(agreed, present, class_names, where)
+    if not numbers and names:
+        raise DataError(f"{where}: {_none_matches(names, classes)}")
+    if partly_unnamed:
+        if any(label != number for label, number in numbers.items()):
+            raise DataError(f"{where}: {MIXED}")
+        numbers |= {number: number for number in range(len(classes)) if number not in names}
+    if occurring is not None:
+        for label in sorted(present):
+            agreed.number(label, where)
+    return agreed
+
+
+def _numbers_by_name(
+    names: Names,
+    present: Collection[int],
+    classes: tuple[str, ...],
+    class_names: Mapping[str, str],
+    where: str,
+) -> dict[int, int]:
+    numbers: dict[int, int] = {}
+    for label, aliases in names.items():
+        stated = {class_names[alias] for alias in aliases if alias in class_names}
+        matching = stated or {alias for alias in aliases if alias in classes}
+        for key in () if stated else class_names:
+            if _plain(key) in map(_plain, aliases):
+                raise DataError(f"{where}: class_names has the key {key!a}, but the class is {aliases[0]!a}")
+        if len(matching) > 1 and label in present:
+            raise DataError(
+                f"{where}: class {label} has the names of several agreed classes: {_shown(matching)}"
+            )
+        if len(matching) == 1:
+            numbers[label] = classes.index(matching.pop())
+    return numbers
+
+
+def log_labels(labels: Iterable[tuple[str, AgreedLabels]]) -> tuple[str, ...]:
+    """Log how the labels of data sets, by name, were numbered; return the sentences, without repetition."""
+    notes: dict[str, None] = {}
+    for where, agreed in labels:
+        _log.info("%s: %s", where, agreed.in_words)
+        notes[agreed.in_words] = None
+    return tuple(notes)
+
+
+def doubts_on_numbers(notes: Collection[str], counts: NDArray[Any]) -> list[str]:
+    """Return a warning if labels without names may be numbered otherwise than agreed, by samples for each class.
+
+    A site that numbers only its own classes, or that counts from 1, has classes without samples at one end alone.
+    """
+    present = np.flatnonzero(counts)
+    first, last = int(present[0]), int(present[-1])
+    has_gaps = last - first + 1 > len(present)
+    if UNNAMED not in notes or len(present) == len(counts) or has_gaps or first > 1:
+        return []
+    cause = "counts labels from 1" if first else "numbers only the classes that it has"
+    return [f"WARNING: the labels are {first} to {last} without gaps, as those of a site that {cause}"]
+
+
+def join_names(names: Sequence[Names], *, where: str) -> tuple[Names, list[dict[int, int]]]:
+    """Return one numbering, from 0, of the classes of several data sets, and for each its labels in that numbering.
+
+    Classes of two data sets with a common name are the same class. Raises :class:`DataError` for a class whose names
+    another data set gives to several classes.
+    """
+    joined: list[dict[str, None]] = []
+    tables: list[dict[int, int]] = []
+    for each in names:
+        earlier, table = len(joined), dict[int, int]()
+        for label, aliases in sorted(each.items()):
+            same = {number for number in range(earlier) if not joined[number].keys().isdisjoint(aliases)}
+            if len(same) > 1:
+                raise DataError(
+                    f"{where}: class {_shown(aliases)} of one part is several classes of another part"
+                )
+            free = same - set(table.values())  # a data set that has a name twice keeps two classes
+            number = free.pop() if free else len(joined)
+            if number == len(joined):
+                joined.append({})
+            joined[number] |= dict.fromkeys(aliases)
+            table[label] = number
+        tables.append(table)
+    return {number: tuple(aliases) for number, aliases in enumerate(joined)}, tables
+
+
+def _check_distinct(
+    agreed: AgreedLabels, present: Iterable[int], class_names: Mapping[str, str], where: str
+) -> None:
+    first: dict[int, int] = {}
+    for label in sorted(present):
+        if label not in agreed.numbers or any(alias in class_names for alias in agreed.names[label]):
+            continue
+        number = agreed.numbers[label]
+        if number in first:
+            raise DataError(
+                f"{where}: classes {first[number]} and {label} are both named {agreed.classes[number]!r}; give the"
+                " classes different names"
+            )
+        first[number] = label
+
+
+def _none_matches(names: Names, classes: tuple[str, ...]) -> str:
+    if len(names) != len(classes):
+        named = (_unmatched(aliases, classes) for aliases in list(names.values())[:MOST_SHOWN])
+        return f"{len(names)} classes, none of them agreed: {'; '.join(named)}; {_REMEDY}"
+    ordered = [aliases[0] for _, aliases in sorted(names.items())]
+    pairs = ", ".join(
+        f"{_toml(name)} = {_toml(agreed)}" for name, agreed in zip(ordered, classes, strict=True)
+    )
+    return (
+        "none of its class names is agreed. In the order of their numbers the pairs are as follows; if every pair is"
+        f" right, write this line at the top of the site's or simulation's file: class_names = {{ {pairs} }}"
+    )
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _unmatched(aliases: tuple[str, ...], classes: tuple[str, ...]) -> str:
+    return f"class {_shown(aliases)} is not an agreed class{_near(aliases[0], classes)}"
+
+
+def _shown(names: Iterable[str]) -> str:
+    return " or ".join(repr(name) for name in names)
+
+
+def _near(name: str, others: Iterable[str]) -> str:
+    """Return the nearest of the other names, as a part of an error."""
+    others = list(others)
+    for other in others:
+        if _plain(other) == _plain(name):
+            return f"; {name!a} and {other!a} differ only in capitals, spaces, hyphens or the form of Unicode"
+    return nearest(name, others)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", unicodedata.normalize("NFKC", name).casefold())

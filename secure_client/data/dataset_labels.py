@@ -1,0 +1,266 @@
+"""Labels of a torch data set of the site's own, numbered by the class names that the data set has.
+
+``classes`` or ``class_names`` (in the order of the labels) and ``class_to_idx`` name classes. They are looked for
+in the data set itself and, where it has none, in the data sets that it wraps: ``ConcatDataset``, ``Subset``, and any
+wrapper with one data set inside. Under a ``target_transform`` labels have no names, since it changes them.
+
+What a data set states beside the names must not contradict them: its attributes each other, the folders of its
+``samples``, and the labels in ``targets`` the labels that it gives. Limit: a wrapper of another length than the data
+set inside is not compared with ``targets``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from secure_client.data.arrays import Indices, Labels
+from secure_client.data.class_names import Names, join_names
+from secure_client.errors import DataError
+
+LISTS = ("classes", "class_names")
+LABELS = ("targets", "labels", "_labels")
+FILES = ("samples", "imgs", "_samples")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples ``outer`` of a whole data set, which are the samples ``inner`` of ``source``; None if not known."""
+
+    source: Any
+    outer: Indices
+    inner: Indices | None
+    names: Names | None
+
+
+class NumberedDataset:
+    """A data set of the site's own, whose labels :func:`number_alike` numbers; ``where`` names it in errors."""
+
+    def __init__(self, unnumbered: Dataset[Any], where: str) -> None:
+        self.unnumbered, self.where = unnumbered, where
+        samples = np.arange(len(self))
+        self.parts = _parts(unnumbered, samples, samples, where)
+        self.tables: list[Mapping[int, int] | None] = [None] * len(self.parts)
+        self._part_of = np.zeros(len(self), np.int64)
+        self._stated = np.full(
+            len(self), -1, np.int64
+        )  # -1 where the data set states no label beside the names
+        for number, part in enumerate(self.parts):
+            self._part_of[part.outer] = number
+            labels = None if part.names is None else _stated_labels(part, where)
+            if labels is not None and part.inner is not None:
+                self._stated[part.outer] = labels[part.inner]
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self.unnumbered))
+
+    def number(self, index: int, label: int, where: str) -> int:
+        """Return the number of a sample's ``label``; raise :class:`DataError`, opened by ``where``, if it has none."""
+        stated = self._stated[index]
+        if stated not in (-1, label):
+            raise DataError(
+                f"{where}: has label {label}, but its data set states {stated} (in targets, labels or samples): the"
+                " class names may be of other labels. Give the data set, or its wrapper, `classes` and `targets` of"
+                " the labels that it returns"
+            )
+        return self._numbered(int(self._part_of[index]), label, where)
+
+    @property
+    def subjects(self) -> Any:
+        """Subjects of the data set, if it names any."""
+        return getattr(self.unnumbered, "subjects", None)
+
+    @property
+    def partly_unnamed(self) -> bool:
+        """True if the labels of some samples have no names."""
+        return any(part.names is None for part in self.parts)
+
+    @property
+    def is_renumbered(self) -> bool:
+        """True if a label that a part gives has another number here."""
+        return any(label != number for table in self.tables for label, number in (table or {}).items())
+
+    def occurring(self) -> set[int] | None:
+        """Return the labels that occur, without reading samples; None if the data set does not state them all."""
+        if (self._stated < 0).any():  # also in parts without names, whose labels count as not stated
+            return None
+        cells = np.unique(np.stack([self._part_of, self._stated]), axis=1).T.tolist()
+        return {self._numbered(part, label, self.where) for part, label in cells}
+
+    def _numbered(self, part: int, label: int, where: str) -> int:
+        table = self.tables[part]
+        if table is None:
+            return label
+        if label not in table:
+            raise DataError(f"{where}: label {label} has no class name; name every class that has samples")
+        return table[label]
+
+
+def number_alike(datasets: Sequence[NumberedDataset], where: str) -> Names | None:
+    """Give the data sets one numbering of their classes, and return the classes' names; None without any names.
+
+    Labels of parts without names keep their numbers.
+    """
+    parts = [part for each in datasets for part in each.parts]
+    names, tables = join_names([part.names for part in parts if part.names], where=where)
+    remaining = iter(tables)
+    for each in datasets:
+        each.tables = [next(remaining) if part.names else None for part in each.parts]
+    return names or None
+
+
+MOST_NESTED = 32
+
+
+def _parts(source: Any, outer: Indices, inner: Indices | None, where: str, depth: int = 0) -> list[_Part]:
+    """Return the data sets that decide the labels of the samples ``outer``."""
+    if _attribute(source, "target_transform", where) is not None:
+        return [_Part(source, outer, inner, None)]
+    names = _names(source, where)
+    if names:
+        return [_Part(source, outer, inner, names)]
+    several = _attribute(source, "datasets", where)
+    ends = _attribute(source, "cumulative_sizes", where)
+    if several is not None and ends is not None and inner is not None:
+        part_of = np.searchsorted(np.asarray(ends), inner, side="right")
+        starts = [0, *ends]
+        return [
+            each
+            for number, part in enumerate(several)
+            if (of := part_of == number).any()
+            for each in _parts(part, outer[of], inner[of] - starts[number], where, depth + 1)
+        ]
+    wrapped = _wrapped(source, where)
+    if wrapped is None or depth > MOST_NESTED:
+        return [_Part(source, outer, inner, None)]
+    indices = _attribute(source, "indices", where)
+    if indices is not None and len(indices) == len(source) and inner is not None:
+        inner = np.asarray(indices)[inner]
+    elif not hasattr(wrapped, "__len__") or len(wrapped) != len(source):
+        inner = None
+    return _parts(wrapped, outer, inner, where, depth + 1)
+
+
+def _wrapped(source: Any, where: str) -> Any:
+    """Return the data set inside a wrapper: ``dataset``, or the only data set among its attributes."""
+    inside = _attribute(source, "dataset", where)
+    if inside is not None:
+        return inside
+    inner = [value for value in getattr(source, "__dict__", {}).values() if isinstance(value, Dataset)]
+    return inner[0] if len(inner) == 1 else None
+
+
+def _attribute(source: Any, name: str, where: str) -> Any:
+    try:
+        return getattr(source, name, None)
+    except Exception as error:  # a property of the site's own code
+        raise DataError(f"{where}: {name} of its data set raises {type(error).__name__}: {error}") from error
+
+
+def _names(source: Any, where: str) -> Names | None:
+    """Return the names of the classes, by label; None if the data set names none."""
+    stated = {
+        name: _listed(_attribute(source, name, where), name, where) for name in (*LISTS, "class_to_idx")
+    }
+    joined: dict[int, dict[str, None]] = {}
+    numbers: dict[str, tuple[str, set[int]]] = {}
+    for attribute, names in stated.items():
+        own: dict[str, set[int]] = {}
+        for label, aliases in names.items():
+            joined.setdefault(label, {}).update(dict.fromkeys(aliases))
+            for alias in aliases:
+                own.setdefault(alias, set()).add(label)
+        for alias, labels in own.items():
+            first, others = numbers.setdefault(alias, (attribute, labels))
+            if labels.isdisjoint(others):
+                raise DataError(
+                    f"{where}: class {alias!r} has number {min(others)} by {first} and {min(labels)} by {attribute};"
+                    " make both agree"
+                )
+    return {label: tuple(aliases) for label, aliases in joined.items()} or None
+
+
+def _listed(value: Any, attribute: str, where: str) -> dict[int, tuple[str, ...]]:
+    """Return the names in one attribute, by label; none for an attribute that is no collection, such as a count."""
+    if value is None or isinstance(value, str | int) or callable(value):
+        return {}
+    if isinstance(value, Mapping):
+        pairs = [(label, key) if _is_number(label) else (key, label) for key, label in value.items()]
+    elif isinstance(value, Iterable) and not isinstance(value, set | frozenset):
+        pairs = list(enumerate(value))
+    else:
+        pairs = [(None, None)]
+    names: dict[int, tuple[str, ...]] = {}
+    for label, given in pairs:
+        aliases = tuple(map(_name, given)) if isinstance(given, tuple | list) else (_name(given),)
+        if not _is_number(label) or not aliases or None in aliases:
+            raise DataError(
+                f"{where}: {attribute} of its data set is no list of class names; name one for each label"
+            )
+        names[int(label)] = (*names.get(int(label), ()), *cast("tuple[str, ...]", aliases))
+    return names
+
+
+def _name(value: Any) -> str | None:
+    return str(value) if isinstance(value, str) or _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _stated_labels(part: _Part, where: str) -> Labels | None:
+    """Return the labels that a data set states for all its samples; None if it states none."""
+    stated = None
+    for attribute in FILES:
+        files = _attribute(part.source, attribute, where)
+        if (
+            isinstance(files, list)
+            and files
+            and all(isinstance(each, tuple) and len(each) == 2 for each in files)
+        ):
+            stated = _whole(part.source, [label for _, label in files])
+            if stated is not None:
+                _check_folders(part, [file for file, _ in files], stated, where)
+                break
+    for attribute in LABELS:
+        labels = _whole(part.source, _attribute(part.source, attribute, where))
+        if labels is not None:
+            return labels
+    return stated
+
+
+def _whole(source: Any, values: Any) -> Labels | None:
+    """Return one label for each sample of ``source``, or None for other values."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().numpy()
+    if not isinstance(values, list | tuple | np.ndarray) or len(values) != len(source):
+        return None
+    try:
+        array: NDArray[Any] = np.asarray(values)
+    except ValueError:  # lists of different length
+        return None
+    return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iu" else None
+
+
+def _check_folders(part: _Part, files: list[Any], labels: Labels, where: str) -> None:
+    """Raise :class:`DataError` for a file in the folder of another class than its label's."""
+    names = cast("Names", part.names)
+    every = {alias for aliases in names.values() for alias in aliases}
+    root = str(_attribute(part.source, "root", where) or "")
+    pairs = {(os.path.dirname(str(file)), label) for file, label in zip(files, labels.tolist(), strict=True)}
+    for folder, label in sorted(pairs):
+        named = every.intersection(PurePath(folder.removeprefix(root)).parts)
+        if named and named.isdisjoint(names.get(label, ())):
+            raise DataError(
+                f"{where}: files in {folder} have label {label} ({' or '.join(names.get(label, ('no name',)))}), but"
+                f" the folder is that of class {min(named)!r}; make classes, class_to_idx and samples agree"
+            )

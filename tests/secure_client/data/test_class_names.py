@@ -1,0 +1,389 @@
+"""Class names of a data set decide its labels, at a site and in a simulation alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
+
+from secure_client.data import load_site_data
+from secure_client.data.sources import load
+from secure_client.errors import DataError
+from tests.support.small import small_agreement
+
+ANIMALS = ("bird", "cat", "dog")
+
+
+class Named(Dataset[Any]):
+    """One image for each label, with attributes that name classes."""
+
+    def __init__(self, labels: Sequence[Any], **attributes: Any) -> None:
+        self.given = list(labels)
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1, 8, 8), float(self.given[index]) / 10), self.given[index]
+
+
+class Wrapper(Dataset[Any]):
+    """A wrapper that keeps the data set under a name of its own choice."""
+
+    def __init__(self, inside: Any, attribute: str = "dataset", relabel: Callable[[int], int] = int) -> None:
+        self.relabel = relabel
+        setattr(self, attribute, inside)
+        self._read: Callable[[], Any] = lambda: inside
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self._read()[index]
+        return image, self.relabel(label)
+
+
+class First(Wrapper):
+    """A wrapper that has the first samples only."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Return the function that reads all labels of own data, at a site and in a simulation, which must agree."""
+
+    def labels(
+        train: Any,
+        test: Any = None,
+        *,
+        classes: tuple[str, ...] = ANIMALS,
+        class_names: Mapping[str, str] | None = None,
+        part: str = "train",
+    ) -> list[int]:
+        monkeypatch.setitem(sys.modules, "own_labels", SimpleNamespace(build=lambda data_root: (train, test)))
+        agreed = small_agreement().model_copy(update={"classes": classes})
+        outcomes: list[list[int] | str] = []
+        for read_labels in (_at_a_site, _in_a_simulation):
+            try:
+                outcomes.append(read_labels(agreed, class_names or {}, part))
+            except DataError as error:
+                outcomes.append(str(error))
+        site, simulation = outcomes
+        if isinstance(site, str):
+            assert isinstance(simulation, str)
+            raise DataError(site)
+        assert site == simulation
+        return site
+
+    return labels
+
+
+def _at_a_site(agreed: Any, class_names: Mapping[str, str], part: str) -> list[int]:
+    data = load_site_data("own_labels:build", None, agreed, class_names=class_names)
+    samples: Any = getattr(data, part)
+    return [int(samples[index][1]) for index in range(len(samples))]
+
+
+def _in_a_simulation(agreed: Any, class_names: Mapping[str, str], part: str) -> list[int]:
+    data = load(
+        "own_labels:build", data_root=None, agreed=None, classes=agreed.classes, class_names=class_names
+    )
+    return [int(label) for label in getattr(data, part).labels]
+
+
+def digit_folders(root: Path, digits: Sequence[int]) -> Path:
+    """Write one image of each digit into the folder of its name; a pixel is worth the digit."""
+    for digit in digits:
+        (root / str(digit)).mkdir(parents=True)
+        Image.fromarray(np.full((8, 8), digit, np.uint8)).save(root / str(digit) / "1.png")
+    return root
+
+
+def folder(root: Path) -> ImageFolder:
+    return ImageFolder(str(root), transform=lambda image: ToTensor()(image.convert("L")))
+
+
+DIGITS = tuple("0123456789")
+SOME = (0, 1, 2, 3, 4, 5, 7, 8, 9)
+"""The folders of a site that lacks the digit 6."""
+
+
+def test_image_folders_that_lack_a_class_have_the_agreed_numbers(
+    tmp_path: Path, read: Callable[..., list[int]]
+) -> None:
+    whole = folder(digit_folders(tmp_path, SOME))
+    assert read(whole, classes=DIGITS) == list(SOME)
+    assert read(Subset(whole, [8, 0, 6]), classes=DIGITS) == [9, 0, 7]
+    assert read(whole, Subset(whole, [6]), classes=DIGITS, part="test") == [7]
+    halves = random_split(whole, [4, 5], generator=torch.Generator().manual_seed(0))
+    for half in halves:
+        assert read(half, classes=DIGITS) == [SOME[index] for index in half.indices]
+
+
+@pytest.mark.parametrize("attribute", ["dataset", "subset", "base", "_data"])
+def test_a_wrapper_without_names_follows_the_data_set_inside(
+    attribute: str, read: Callable[..., list[int]]
+) -> None:
+    named = Named([0, 1], classes=["dog", "bird"])
+    assert read(Wrapper(named, attribute)) == [2, 0]
+    assert read(Wrapper(Wrapper(Subset(named, [1, 0])), attribute)) == [0, 2]
+    assert read(First(Named([1, 0, 1], classes=["dog", "bird"]), attribute)) == [0, 2]
+
+
+def test_a_wrapper_with_names_decides(read: Callable[..., list[int]]) -> None:
+    inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
+    wrapper = Wrapper(inside, relabel=lambda label: 1 - label)
+    wrapper.classes = ["bird", "dog"]  # type: ignore[attr-defined]
+    assert read(wrapper) == [2, 0]
+
+
+def test_parts_that_number_differently_are_read_by_their_own_names(read: Callable[..., list[int]]) -> None:
+    north, south = Named([0, 1], classes=["dog", "bird"]), Named([0, 1], classes=["cat", "dog"])
+    joined: ConcatDataset[Any] = ConcatDataset([north, Subset(south, [1, 0])])
+    assert read(joined) == [2, 0, 2, 1]
+    assert read(Subset(joined, [3, 0])) == [1, 2]
+    assert read(Wrapper(Subset(joined, [3, 0]))) == [1, 2]
+    assert read(north, south, part="test") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"classes": ["dog", "bird"]},
+        {"classes": ("dog", "bird")},
+        {"classes": np.array(["dog", "bird"])},
+        {"classes": np.array(["dog", "bird"], dtype=object)},
+        {"classes": {0: "dog", 1: "bird"}},
+        {"classes": {"dog": 0, "bird": 1}},
+        {"class_names": ["dog", "bird"]},
+        {"class_to_idx": {"bird": 1, "dog": 0}},
+        {"class_to_idx": {"bird": np.int64(1), "dog": np.int64(0)}},
+        {"classes": ["dog", "bird"], "class_to_idx": {"bird": 1, "dog": 0}},
+        {"classes": 2, "class_to_idx": {"bird": 1, "dog": 0}},
+        {"classes": [("hound", "dog"), ("bird", "fowl")]},
+        {"class_to_idx": {"hound": 0, "dog": 0, "bird": 1, "fowl": 1}},
+        {"classes": ["dog", "bird", "cat"]},
+        {"classes": ["dog", "bird", "fish"], "targets": [0, 1, 1]},
+        {"classes": ["dog", "bird", "fish"], "targets": torch.tensor([0, 1, 1])},
+        {"classes": ["dog", "bird", "fish"], "samples": [("a", 0), ("b", 1), ("c", 1)]},
+        {"classes": ["dog", "bird", "fish"]},
+        {"classes": ["dog", "bird"], "targets": ["dog", "bird", "bird"]},
+        {"classes": ["dog", "bird"], "target_transform": None},
+    ],
+    ids=str,
+)
+def test_names_in_any_attribute_decide(attributes: dict[str, Any], read: Callable[..., list[int]]) -> None:
+    assert read(Named([0, 1, 1], **attributes)) == [2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"classes": None}, {"classes": 3}, {"classes": []}, {"classes": ["dog"], "target_transform": int}],
+    ids=str,
+)
+def test_labels_without_names_are_the_agreed_numbers(
+    attributes: dict[str, Any], read: Callable[..., list[int]]
+) -> None:
+    assert read(Named([0, 2, 1], **attributes)) == [0, 2, 1]
+
+
+def test_numbers_as_names_are_names(read: Callable[..., list[int]]) -> None:
+    assert read(Named([6, 0, 8], classes=list(SOME)), classes=DIGITS) == [7, 0, 9]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "named"),
+    [
+        ({"classes": ["dog", "brid"]}, "'bird'"),
+        ({"classes": ["dog", "brid"], "targets": [0, 1, 1]}, "'bird'"),
+        ({"classes": ["dog", "Bird"], "targets": [0, 1, 1]}, "'bird'"),
+        ({"classes": ["dog", "bird "], "targets": [0, 1, 1]}, "'bird'"),
+        ({"classes": ["dog", "fish"], "targets": [0, 1, 1]}, "'fish'"),
+        ({"classes": ["fish", "brid"]}, "'brid'"),
+        ({"classes": ["dog"]}, "sample 1"),
+        ({"classes": ["dog", "bird"], "class_to_idx": {"dog": 1, "bird": 0}}, "class_to_idx"),
+        ({"classes": ["dog", "bird"], "class_names": ["bird", "dog"]}, "class_names"),
+        ({"classes": ["dog", "dog"]}, "'dog'"),
+        ({"classes": [("dog", "cat"), "bird"]}, "'cat'"),
+        ({"classes": {"dog", "bird"}}, "classes"),
+        ({"classes": [0.5, 1.5]}, "classes"),
+        ({"classes": [None, "dog"]}, "classes"),
+        ({"classes": ["dog", "bird"], "targets": [1, 0, 0]}, "sample 0"),
+        (
+            {"classes": ["dog", "bird"], "samples": [("/x/dog/1", 0), ("/x/dog/2", 1), ("/x/bird/3", 1)]},
+            "/x/dog",
+        ),
+    ],
+    ids=str,
+)
+def test_names_that_match_in_part_or_contradict_are_refused(
+    attributes: dict[str, Any], named: str, read: Callable[..., list[int]]
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read(Named([0, 1, 1], **attributes))
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_text_in_two_unicode_forms_is_shown_in_both(read: Callable[..., list[int]]) -> None:
+    with pytest.raises(DataError) as refused:
+        read(Named([0, 1], classes=["dog", "e\u0301tat"], targets=[0, 1]), classes=("dog", "\u00e9tat"))
+    assert "\\u0301" in str(refused.value)
+    assert "\\xe9" in str(refused.value)
+
+
+def test_a_wrapper_that_changes_labels_is_refused_where_the_targets_show_it(
+    read: Callable[..., list[int]],
+) -> None:
+    inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
+    with pytest.raises(DataError, match="sample 0"):
+        read(Wrapper(inside, relabel=lambda label: 1 - label))
+
+
+def test_a_property_that_raises_is_named(read: Callable[..., list[int]]) -> None:
+    class Broken(Named):
+        @property
+        def classes(self) -> list[str]:
+            raise ValueError("no file")
+
+    with pytest.raises(DataError, match="classes"):
+        read(Broken([0, 1]))
+
+
+WRITTEN = [f"{number} - {name}" for number, name in enumerate(("zero", "one", "two"))]
+"""Names as torchvision's MNIST writes them."""
+CONFIRMED = dict(zip(WRITTEN, "012", strict=True))
+
+
+def test_names_of_which_none_matches_are_confirmed_by_class_names(read: Callable[..., list[int]]) -> None:
+    mnist = Named([2, 0, 1], classes=WRITTEN, targets=[2, 0, 1])
+    with pytest.raises(DataError) as refused:
+        read(mnist, classes=tuple("012"))
+    for name, agreed in CONFIRMED.items():
+        assert f'"{name}" = "{agreed}"' in str(refused.value)
+    assert read(mnist, classes=tuple("012"), class_names=CONFIRMED) == [2, 0, 1]
+    assert read(mnist, classes=tuple("210"), class_names=CONFIRMED) == [0, 2, 1]
+    with pytest.raises(DataError, match="2 - two"):
+        read(mnist, classes=tuple("012"), class_names={WRITTEN[0]: "0", WRITTEN[1]: "1"})
+
+
+def test_class_names_rename_and_join_classes(read: Callable[..., list[int]]) -> None:
+    pets = Named([0, 1, 2, 3], classes=["hound", "poodle", "cat", "bird"])
+    assert read(pets, class_names={"hound": "dog", "poodle": "dog"}) == [2, 2, 1, 0]
+    assert read(pets, class_names={"hound": "dog", "poodle": "cat", "cat": "bird"}) == [2, 1, 0, 0]
+
+
+def test_class_names_map_labels_without_names_by_number(read: Callable[..., list[int]]) -> None:
+    from_one = {"1": "bird", "2": "cat", "3": "dog"}
+    images = TensorDataset(torch.zeros(3, 1, 8, 8), torch.tensor([3, 1, 2]))
+    assert read(images, class_names=from_one) == [2, 0, 1]
+    assert read((np.zeros((3, 8, 8), np.uint8), [3, 1, 2]), class_names=from_one) == [2, 0, 1]
+    with pytest.raises(DataError, match="label 3"):
+        read(images)
+
+
+def test_parts_without_names_beside_named_ones_must_have_the_agreed_numbers(
+    read: Callable[..., list[int]],
+) -> None:
+    plain = TensorDataset(torch.zeros(2, 1, 8, 8), torch.tensor([1, 2]))
+    alike, other = Named([0, 1], classes=["bird", "cat"]), Named([0, 1], classes=["dog", "bird"])
+    assert read(ConcatDataset([alike, plain])) == [0, 1, 1, 2]
+    assert read(alike, (np.zeros((1, 8, 8), np.uint8), [2]), part="test") == [2]
+    joined: ConcatDataset[Any] = ConcatDataset([other, plain])
+    for train, test in ((joined, None), (other, plain), (plain, other)):
+        with pytest.raises(DataError, match="classes"):
+            read(train, test)
+
+
+def test_folders_and_files_are_renamed_by_class_names(tmp_path: Path) -> None:
+    agreed = small_agreement()
+    digit_folders(tmp_path / "images", (1, 2))
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=np.zeros((3, 8, 8), np.uint8),
+        y_train=[0, 1, 1],
+        class_names=["two", "one"],
+    )
+    moved = load_site_data(f"folder:{tmp_path / 'images'}", None, agreed, class_names={"1": "0"})
+    assert [moved.train[index][1] for index in range(2)] == [0, 2]
+    words = {"one": "1", "two": "2"}
+    renamed = load_site_data(f"npz:{tmp_path / 'a.npz'}", None, agreed, class_names=words)
+    assert [renamed.train[index][1] for index in range(3)] == [2, 1, 1]
+    with pytest.raises(DataError, match="'two'"):
+        load_site_data(f"npz:{tmp_path / 'a.npz'}", None, agreed)
+
+
+def test_a_renumbering_is_logged(read: Callable[..., list[int]], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="protoseal.site"):
+        read(Named([0, 1], classes=["dog", "bird"]))
+    assert any("'dog'" in record.getMessage() for record in caplog.records)
+
+
+WHOLE = [2, np.int8(2), np.uint64(2), torch.tensor(2), torch.tensor([2], dtype=torch.uint8), np.array([2])]
+WRONG = [
+    *(1.9, 2.0, float("nan"), np.float32(2), torch.tensor(1.5), torch.tensor(1.0, dtype=torch.bfloat16)),
+    *(True, np.bool_(True), torch.tensor(True), "2", "dog", np.str_("2"), b"2", None, {"label": 2}),
+    *([0, 0, 1], torch.tensor([0, 0, 1]), np.eye(3)[2], torch.tensor([[2]]), (), [[1], [1, 2]]),
+    *(-1, 3, 2**63, 2**64 + 2, np.uint64(2**64 - 1), np.ma.masked, np.ma.array(2, mask=True)),
+    *(np.datetime64("2026-01-01"), 2 + 0j, np.timedelta64(2)),
+]
+
+
+class OneLabel(Dataset[Any]):
+    def __init__(self, label: Any) -> None:
+        self.label = label
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(1, 8, 8), self.label if index else 0
+
+
+@pytest.mark.parametrize("label", WHOLE, ids=repr)
+def test_a_whole_number_of_any_type_is_a_label(label: Any, read: Callable[..., list[int]]) -> None:
+    assert read(OneLabel(label)) == [0, 2]
+
+
+@pytest.mark.parametrize("label", WRONG, ids=repr)
+def test_a_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
+    label: Any, read: Callable[..., list[int]]
+) -> None:
+    with pytest.raises(DataError, match="sample 1"):
+        read(OneLabel(label))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([0.0, 1.0]),
+        np.array([0.0, np.nan]),
+        np.array([0, 2**64 - 1], np.uint64),
+        [0, 2**64],
+        np.array([False, True]),
+        np.array(["0", "1"]),
+        np.array(["bird", "cat"], dtype=object),
+        np.eye(2, dtype=np.int64),
+        np.array([0, -1]),
+        np.ma.array([0, 1], mask=[False, True]),
+        np.int64(1),
+        [0, None],
+    ],
+    ids=repr,
+)
+def test_labels_in_an_array_are_whole_numbers(labels: Any, read: Callable[..., list[int]]) -> None:
+    with pytest.raises(DataError, match=r"^own_labels:build: train: "):
+        read((np.zeros((2, 8, 8), np.uint8), labels))
