@@ -34,8 +34,8 @@ class Accuracies(Personalised):
 
     The control ``self`` has the inference of the method that it aligns as. With frozen features every method and
     control predicts by the nearest prototype, where it has any. Values are None without a test set; the
-    value by prototype also for a method without prototypes. ``accuracy_global`` is ``accuracy`` on a simulation's test set
-    over all sites, classes included that the site lacks.
+    value by prototype also for a method without prototypes. ``accuracy_global`` is ``accuracy`` on a simulation's test
+    set over all sites, classes included that the site lacks.
     """
 
     accuracy: Share | None = None

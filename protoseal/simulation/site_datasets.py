@@ -23,7 +23,7 @@ from secure_client.data.table_scale import fit_scale
 from secure_client.errors import DataError
 from secure_client.table_format import format_beside
 
-TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".txt", ".data"})
+TABLE_SUFFIXES, ARRAYS = frozenset({".csv", ".tsv", ".txt", ".data"}), ".npz"
 _TEST_STREAM = 2
 """Second seed, so that test samples are drawn independently of the split."""
 
@@ -126,10 +126,10 @@ def read_sites(
 
     A table is ``NAME.csv`` (``.tsv``, ``.txt``, ``.data``) in the format of ``NAME.toml`` beside it; tables that others
     name as their test part are no sites. If a site has no test part, a quarter of each of its classes becomes the test
-    part; the choice depends on the file alone. Raises :class:`DataError`.
+    part; the choice depends on the file alone. Raises :class:`DataError`, also for a file that would not be read: a
+    misspelt name would leave a site out, or its format unused.
     """
-    tables = _tables(directory) if isinstance(agreed, TableSection) else []
-    files = tables or sorted(directory.glob("*.npz"))
+    files = _site_files(directory, agreed)
     if not files:
         kinds = " and no table (.csv)" if isinstance(agreed, TableSection) else ""
         raise DataError(f"{SITES_FORM}{directory}: holds no .npz file{kinds}; it needs one for each site")
@@ -141,7 +141,7 @@ def read_sites(
             )
     if len({file.stem for file in files}) < len(files):
         raise DataError(f"{SITES_FORM}{directory}: holds two files of one site; keep one for each site")
-    form = "table" if tables else "npz"
+    form = "npz" if files[0].suffix.lower() == ARRAYS else "table"
     sources = [
         source
         for file in files
@@ -153,11 +153,24 @@ def read_sites(
     return DividedData(tuple(sites), classes, agreed)
 
 
-def _tables(directory: Path) -> list[Path]:
-    """Return the tables of a folder, one for each site, without those that are the test part of another."""
-    files = sorted(file for file in directory.glob("*") if file.suffix in TABLE_SUFFIXES)
-    tests = {test.resolve() for file in files if (test := format_beside(file).test) is not None}
-    return [file for file in files if file.resolve() not in tests]
+def _site_files(directory: Path, agreed: InputSection | None) -> list[Path]:
+    """Return the tables of a folder, or else its .npz files, one for each site; raise for any other file."""
+    visible = sorted(file for file in directory.glob("[!.]*") if file.is_file())
+    tables = [file for file in visible if file.suffix.lower() in TABLE_SUFFIXES]
+    if not isinstance(agreed, TableSection):
+        tables = []
+    tests = {test.resolve() for file in tables if (test := format_beside(file).test) is not None}
+    files = [file for file in tables if file.resolve() not in tests]
+    read = {*tables, *(file.with_suffix(".toml") for file in tables)}
+    if not files:
+        read = set(files := [file for file in visible if file.suffix.lower() == ARRAYS])
+    unread = [file for file in visible if file not in read]
+    if files and unread:
+        raise DataError(
+            f"{unread[0]}: is neither a site's file nor the format of one, and would not be read: rename or move it "
+            f"(sites' files: {', '.join(file.name for file in files)})"
+        )
+    return files
 
 
 def _alone(name: str, data: TrainTest) -> SiteArrays:

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agreement import PreprocessingSection
+from agreement import PreprocessingSection, TableColumn, TableSection
 from protoseal.simulation.site_datasets import DividedData, divide, fewer, read_sites
 from secure_client.data.arrays import TrainTest
 from secure_client.data.npz import read_npz, write_npz
@@ -120,6 +121,25 @@ def test_a_folder_without_files_and_a_bad_name_are_refused(tmp_path: Path) -> No
         read_sites(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["South.CSV", "nroth.toml", "south.npz", "south.xlsx", "notes.md"])
+def test_a_file_beside_tables_that_would_not_be_read_is_refused(tmp_path: Path, name: str) -> None:
+    """A site would be left out, or a format unused, without a word."""
+    agreed = TableSection(columns=(TableColumn(name="age"),))
+    (tmp_path / "north.csv").write_text("age,label\n" + "40,ill\n50,well\n" * 4)
+    (tmp_path / "north.toml").write_text("[table]\nseparator = ','\n")
+    assert len(read_sites(tmp_path, agreed=agreed, classes=("well", "ill")).sites) == 1
+    (tmp_path / name).write_text("age,label\n")
+    with pytest.raises(DataError, match=re.escape(name)):
+        read_sites(tmp_path, agreed=agreed, classes=("well", "ill"))
+
+
+def test_a_table_beside_arrays_is_refused_where_no_table_is_agreed(tmp_path: Path) -> None:
+    write_sites(tmp_path, digits())
+    (tmp_path / "south.csv").write_text("age,label\n")
+    with pytest.raises(DataError, match=r"south\.csv"):
+        read_sites(tmp_path)
+
+
 def test_a_wrong_split_is_named_before_any_data_are_read() -> None:
     with pytest.raises(DataError, match="no split is called 'mixd'; did you mean 'mixed'"):
         divide("npz:/nowhere.npz", "mixd:n=3", sites=2, seed=0)
@@ -140,7 +160,7 @@ def test_files_of_unlike_pictures_are_domains_of_one_size(tmp_path: Path) -> Non
         np.savez(tmp_path / f"{name}.npz", **parts)  # type: ignore[arg-type]  # no key is its allow_pickle
     spec = f"npz:{tmp_path}/grey.npz+npz:{tmp_path}/colour.npz"
     data = divide(spec, "domains:per=50,val=0.2", sites=2, seed=0)
-    assert data.preprocessing is not None
+    assert isinstance(data.preprocessing, PreprocessingSection)
     assert (data.preprocessing.image_size, data.preprocessing.channels) == (16, 3)
     assert [site.domains for site in data.sites] == [("grey",), ("colour",)]
     for site in data.sites:
