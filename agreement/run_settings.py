@@ -38,6 +38,7 @@ LAMBDA_UNDER_DP_SGD = 0.1
 
 
 InputSection: TypeAlias = PreprocessingSection | TableSection
+"""Section by which stored records become a model's inputs: of images, or of tables."""
 
 
 class RunSettings(Section):

@@ -70,7 +70,7 @@ class TableColumn(Section):
     scale: Annotated[tuple[Finite, Positive] | Literal["site"] | None, BeforeValidator(_scale_form)] = None
     """Mean and deviation, or `"site"` for those of the site's training rows; `[privacy]` refuses `"site"`."""
     missing: Annotated[Imputation | Literal["refuse", "leave out"], BeforeValidator(_missing_form)] = "refuse"
-    """Missing values: `"refuse"`, `"leave out"` the row, or `{impute = VALUE}` with a feature that marks them."""
+    """Missing value: by default `"refuse"`; or `"leave out"` the row, or `{impute = VALUE}` and a mark."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:

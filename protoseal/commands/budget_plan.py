@@ -87,8 +87,8 @@ DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 @click.option(
     "--counts-of",
     "source",
-    help="Data set whose class counts are used for the error: npz:PATH, folder:PATH or a name; the counts stay on"
-    " this machine.",
+    help="Data set whose class counts are used for the error: npz:PATH, folder:PATH, table:PATH or a name; the counts"
+    " stay on this machine.",
 )
 @click.option(
     "--data-root",

@@ -60,7 +60,8 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option(
     "--dataset",
     help="Data set: digits (bundled); mnist, fashion-mnist, usps, svhn, cifar10, cifar100 or flowers102 (files in"
-    " --data-root); npz:PATH, folder:PATH, sites:DIR or module:function; several joined by +.  [default: digits]",
+    " --data-root); npz:PATH, folder:PATH, table:PATH, sites:DIR or module:function; several joined by +."
+    "  [default: digits]",
 )
 @click.option(
     "--split",

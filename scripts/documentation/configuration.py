@@ -61,15 +61,18 @@ def _section(
     plain, nested = [], []
     for key, field in schema["properties"].items():
         of, inner = _resolved(field, types)
+        opening = "["
+        if "$ref" in inner.get("items", {}):
+            (of, inner), opening = _resolved(inner["items"], types), "[["
         if "properties" in inner and key != "agreement":
-            nested.append((f"{path}.{key}".lstrip("."), of, inner))
+            nested.append((f"{path}.{key}".lstrip("."), opening, of, inner))
         kind, default = _type_and_default(key, field, types, required=key in schema.get("required", ()))
         plain.append((f"`{key}`", kind, default, escaped(meanings[key])))
     yield table(_HEAD, plain)
-    for below, of, inner in nested:
+    for below, opening, of, inner in nested:
         if of not in described:
             described.add(of)
-            yield f"### {title}: `[{below}]`"
+            yield f"### {title}: `{opening}{below}{opening.replace('[', ']')}`"
             yield from _section(of, inner, types, below, title, described)
 
 
@@ -113,7 +116,8 @@ def _type(field: Schema, types: Schema) -> str:
     if "enum" in inner:
         return ", ".join(f"`{value}`" for value in inner["enum"])
     if inner.get("type") == "array":
-        return f"list of {_type(inner.get('items', {}), types)}"
+        items = inner.get("items") or inner.get("prefixItems", [{}])[0]
+        return f"list of {_type(items, types)}"
     if inner.get("type") == "object":
         return "table"
     kind = _KINDS.get(inner.get("type", ""), "text")
