@@ -108,12 +108,16 @@ def png(
 
 
 def tiff(
-    values: Pixels, tags: Mapping[int, tuple[int, ...]] | None = None, *, order: Literal["<", ">"] = "<"
+    values: Pixels,
+    tags: Mapping[int, tuple[int, ...]] | None = None,
+    *,
+    order: Literal["<", ">"] = "<",
+    sides: tuple[int, ...] = GREY.shape,
 ) -> bytes:
     """Return an uncompressed TIFF of the values' bytes, grey unless tags say otherwise; a tag of () is left out."""
     numbers = values.astype(values.dtype.newbyteorder(order)).tobytes()
     kind = {"u": 1, "i": 2, "f": 3, "c": 6}[values.dtype.kind]
-    height, width = GREY.shape
+    height, width = sides
     stated: dict[int, tuple[int, ...]] = {
         256: (width,),
         257: (height,),

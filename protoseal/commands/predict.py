@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     help="Device of the computation: auto (a GPU if there is one), cpu or cuda:N.",
 )
 @click.option(
+    "--convert-channels",
+    is_flag=True,
+    help="Convert grey and RGB into each other as agreed, as a site does whose file has convert_channels = true.",
+)
+@click.option(
     "--accept-dark-or-constant-inputs",
     "accept",
     is_flag=True,
@@ -68,6 +73,7 @@ def predict(
     images: tuple[Path, ...],
     by: str | None,
     device: str,
+    convert_channels: bool,
     accept: bool,
     as_json: bool,
 ) -> None:
@@ -85,7 +91,9 @@ def predict(
     trained = load_trained(folder)
     agreement = trained.agreement
     inputs, names, labelled = (
-        _of_images(images, agreement) if images else _of_data(str(data), data_root, trained)
+        _of_images(images, agreement, convert_channels)
+        if images
+        else _of_data(str(data), data_root, trained, convert_channels)
     )
     chosen_by = By(by) if by else own_inference(trained)
     if not by and chosen_by is By.CLASSIFIER and agreement.inference is Inference.PROTOTYPE:
@@ -110,7 +118,9 @@ def predict(
     click.echo(json.dumps(result, indent=2) if as_json else _lines(result))
 
 
-def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[Any], list[str], bool]:
+def _of_images(
+    images: tuple[Path, ...], agreement: Agreement, convert: bool
+) -> tuple[Dataset[Any], list[str], bool]:
     import torch
     from torch.utils.data import TensorDataset
 
@@ -121,12 +131,17 @@ def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[
         raise click.UsageError(
             "this run's agreement is on features, not images: give --data instead of --image"
         )
-    tensors = [to_tensor(read_image(path)[None], agreement.preprocessing, where=str(path)) for path in images]
+    tensors = [
+        to_tensor(read_image(path)[None], agreement.preprocessing, where=str(path), convert_channels=convert)
+        for path in images
+    ]
     labels = torch.zeros(len(images), dtype=torch.int64)
     return TensorDataset(torch.cat(tensors), labels), [str(path) for path in images], False
 
 
-def _of_data(spec: str, data_root: Path | None, trained: Trained) -> tuple[Dataset[Any], list[str], bool]:
+def _of_data(
+    spec: str, data_root: Path | None, trained: Trained, convert: bool
+) -> tuple[Dataset[Any], list[str], bool]:
     from secure_client.data import load_site_data
     from secure_client.data.sources import TABLE_FORM, table_path
 
@@ -139,7 +154,14 @@ def _of_data(spec: str, data_root: Path | None, trained: Trained) -> tuple[Datas
             click.echo(f"rows left out for a missing value, as agreed: lines {lines}", err=True)
         return rows.inputs, [f"line {line}" for line in rows.lines], rows.labelled
     log = trained.log
-    data = load_site_data(spec, data_root, trained.agreement, scale=log.scale, class_names=log.class_names)
+    data = load_site_data(
+        spec,
+        data_root,
+        trained.agreement,
+        convert_channels=convert,
+        scale=log.scale,
+        class_names=log.class_names,
+    )
     if log.class_names:
         click.echo(f"by the class_names of the run's site: {'; '.join(data.label_notes)}", err=True)
     part = data.train if data.test is None else data.test

@@ -21,8 +21,10 @@ from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, ope
 from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
 from secure_client.check.disk_checks import check_folders, check_state
 from secure_client.config import SiteConfig
+from secure_client.data import SiteData
 from secure_client.data.class_names import doubts_on_numbers
 from secure_client.data.input_ranges import InputRanges
+from secure_client.data.preprocess import describe_resizing
 from secure_client.data.sources import TABLE_FORM, table_path
 from secure_client.data.table_check import describe_table
 from secure_client.errors import DataError, ModelError, SiteError
@@ -196,9 +198,12 @@ def _data(config: SiteConfig) -> str:
     data = load_data(config)
     parts = {"training": data.train, "test": data.test}
     read = [_read(part, name, config) for name, part in parts.items() if part is not None]
-    return (
-        f"{data.train_samples} training samples, not yet run through the model; {'; '.join(map(str, read))}"
-    )
+    told = [f"{data.train_samples} training samples, not yet run through the model", *map(str, read)]
+    return "; ".join(filter(None, [*told, _resizing(config, data)]))
+
+
+def _resizing(config: SiteConfig, data: SiteData) -> str:
+    return describe_resizing(set().union(*data.sides), config.agreement.preprocessing)
 
 
 def _read(part: Dataset[Any], name: str, config: SiteConfig) -> InputRanges:
@@ -241,7 +246,8 @@ def _learner(config: SiteConfig) -> str:
     ranges = "; ".join(
         f"{name}: {ranges}" for name, ranges in zip(("training", "test"), learner.ranges, strict=False)
     )
-    return f"{samples}; {labels}; {ranges}; {config.model_spec} on {choose_device(config.device)}"
+    model = f"{config.model_spec} on {choose_device(config.device)}"
+    return "; ".join(filter(None, [samples, labels, _resizing(config, data), ranges, model]))
 
 
 def _reached(config: SiteConfig, reply: CheckReply) -> str:

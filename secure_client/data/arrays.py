@@ -28,13 +28,14 @@ class Samples:
 
     ``inputs``: images (N, H, W, C), uint8 in [0, 255] or float32; or features (N, F), float32. ``labels``: (N,),
     indices into the class names. ``domains``: (N,), indices into the domain names. ``subjects``: (N,), the subject of
-    each sample; None where subjects are unknown.
+    each sample; None where subjects are unknown. ``sides``: heights and widths of the images as they were stored.
     """
 
     inputs: Inputs
     labels: Labels
     domains: Labels
     subjects: Subjects | None = None
+    sides: frozenset[tuple[int, int]] = frozenset()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -42,7 +43,7 @@ class Samples:
     def take(self, indices: Indices) -> Samples:
         """Return the samples at ``indices``, in that order."""
         owners = None if self.subjects is None else self.subjects[indices]
-        return Samples(self.inputs[indices], self.labels[indices], self.domains[indices], owners)
+        return Samples(self.inputs[indices], self.labels[indices], self.domains[indices], owners, self.sides)
 
     @property
     def is_images(self) -> bool:
@@ -123,7 +124,8 @@ def checked_samples(
         as_inputs(images, where), requirements="W"
     )  # torch shares memory only if it is writable
     owners = None if subjects is None else checked_subjects(subjects, len(labels), where)
-    return Samples(writable, labels, domains, owners)
+    sides = frozenset({(images.shape[1], images.shape[2])} if images.ndim == 4 else ())
+    return Samples(writable, labels, domains, owners, sides)
 
 
 def _check_axes(inputs: NDArray[Any], labels: int, where: str) -> None:
@@ -180,6 +182,7 @@ def join_samples(parts: Sequence[Samples]) -> Samples:
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.domains for part in parts]),
         np.concatenate(owners) if len(owners) == len(parts) else None,
+        frozenset().union(*(part.sides for part in parts)),
     )
 
 

@@ -81,11 +81,15 @@ def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_chan
     domains = listing.names(lambda file: file.domain)
 
     def read(files: Sequence[_File], kind: str) -> Samples:
-        images = (
-            fitted(read_image(file.path), agreed, where=str(file.path), convert_channels=convert_channels)
-            for file in files
-        )
-        return _samples_of(images, files, classes, domains, where=f"{path}: {kind}")
+        sides: set[tuple[int, int]] = set()
+
+        def read_file(file: _File) -> Inputs:
+            image = read_image(file.path)
+            sides.add(image.shape[:2])
+            return fitted(image, agreed, where=str(file.path), convert_channels=convert_channels)
+
+        samples = _samples_of(map(read_file, files), files, classes, domains, where=f"{path}: {kind}")
+        return replace(samples, sides=frozenset(sides))
 
     subjects = _subjects(path, listing.train)  # before the images, which are slow to read
     test = None if listing.test is None else read(listing.test, "test")

@@ -6,6 +6,7 @@ scales, normalises and moves the channels first.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -25,6 +26,8 @@ from secure_client.user_code import describe_failure, described
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601)."""
+
+_CONVERT = "convert_channels = true in the site's file (predict: --convert-channels)"
 
 CHUNK = 1024
 """Number of images resized at once, which bounds the memory for intermediate floats."""
@@ -47,6 +50,22 @@ def fit_images(
     for start in range(0, len(images), CHUNK):
         fitted[start : start + CHUNK] = _fit_chunk(images[start : start + CHUNK], agreed)
     return fitted
+
+
+def describe_resizing(sides: Collection[tuple[int, int]], agreed: PreprocessingSection | None) -> str:
+    """Say which images, by height and width, are resized to the agreed size; the empty string if none is."""
+    if agreed is None or set(sides) <= {(agreed.image_size, agreed.image_size)}:
+        return ""
+    least, largest = (f"{height}×{width}" for height, width in (min(sides), max(sides)))
+    size = f"{agreed.image_size}×{agreed.image_size}"
+    stored = least if least == largest else f"{least} to {largest}"
+    told = f"images of {stored} (height × width) are resized to {size}"
+    distorted = [(height, width) for height, width in sorted(sides) if height != width]
+    if distorted:
+        told += f"; WARNING: images that are not square are distorted, as those of {'×'.join(map(str, distorted[0]))}"
+    if any(min(pair) < agreed.image_size for pair in sides):
+        told += "; WARNING: images that are smaller are enlarged"
+    return told
 
 
 Preprocessing: TypeAlias = PreprocessingSection | TableScale
@@ -110,6 +129,8 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
         self._convert_channels = convert_channels
         self._labels_read = np.full(len(dataset), -1, np.int32)
         self._shape: torch.Size | None = None
+        self.sides: set[tuple[int, int]] = set()
+        """Heights and widths of the images that were read."""
 
     def __len__(self) -> int:
         return len(self._labels_read)
@@ -122,6 +143,8 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
             inputs[np.newaxis], self._agreed, where=place, convert_channels=self._convert_channels
         )
         self._check_unchanged(index, tensor[0], number, place)
+        if inputs.ndim == 3:
+            self.sides.add((inputs.shape[0], inputs.shape[1]))
         return tensor[0], number
 
     def _check_unchanged(self, index: int, tensor: Tensor, label: int, place: str) -> None:
@@ -188,12 +211,11 @@ def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -
     if given == 3 and not all((images[..., 0] == images[..., other]).all() for other in (1, 2)):
         raise DataError(
             f"{where}: images have colours, and grey is agreed; agree on channels = 3 in [preprocessing], or lose the"
-            " colours by convert_channels = true in the site's file"
+            f" colours by {_CONVERT}"
         )
     stored = "grey stored as three equal channels" if given == 3 else "grey"
     raise DataError(
-        f"{where}: images are {stored}, and channels = {agreed} is agreed; convert_channels = true in the site's file"
-        " converts them without loss"
+        f"{where}: images are {stored}, and channels = {agreed} is agreed; {_CONVERT} converts them without loss"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +42,8 @@ class SiteData:
     root: Path | None = None
     where: str = ""
     label_notes: tuple[str, ...] = ()
+    sides: tuple[AbstractSet[tuple[int, int]], ...] = ()
+    """Heights and widths of each part's images before they were resized; of a data set those that were read."""
 
     @property
     def train_samples(self) -> int:
@@ -82,13 +85,17 @@ def load_site_data(
                 return to_dataset(part, images, where=where, convert_channels=convert_channels)
             return PreprocessedDataset(part, images, labels, convert_channels=convert_channels)
 
+        train = prepared(own.train, f"{spec}: train")
+        test = None if own.test is None else prepared(own.test, f"{spec}: test")
+        of_images = (own.train, own.test, train, test)
         return SiteData(
-            prepared(own.train, f"{spec}: train"),
-            None if own.test is None else prepared(own.test, f"{spec}: test"),
+            train,
+            test,
             subjects=numbered(_own_subjects(own.train, spec)),
             root=None if isinstance(own.train, Samples) else data_root,
             where=spec,
             label_notes=log_labels([(spec, labels)]),
+            sides=tuple(part.sides for part in of_images if isinstance(part, Samples | PreprocessedDataset)),
         )
     data = load(
         spec,
@@ -107,6 +114,7 @@ def load_site_data(
         scale=agreed if isinstance(agreed, TableScale) else None,
         where=spec,
         label_notes=data.label_notes,
+        sides=tuple(part.sides for part in (data.train, data.test) if part is not None),
     )
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from agreement import PreprocessingSection
 from secure_client.data import preprocess
-from secure_client.data.preprocess import fit_images, to_tensor
+from secure_client.data.preprocess import describe_resizing, fit_images, to_tensor
 from secure_client.errors import DataError
 
 
@@ -97,6 +97,15 @@ def test_an_image_depends_on_no_other() -> None:
     bright = np.ones((1, 24, 24, 1), np.float32)
     alone = fit_images(dim, agreed(20, 1), where="x")
     assert np.array_equal(fit_images(np.concatenate([dim, bright]), agreed(20, 1), where="x")[:200], alone)
+
+
+def test_sides_that_differ_from_the_agreed_are_told() -> None:
+    assert describe_resizing({(8, 8)}, agreed(8, 1)) == describe_resizing({(3, 5)}, None) == ""
+    assert describe_resizing({(16, 16)}, agreed(8, 1)).count("WARNING") == 0
+    assert describe_resizing({(16, 20), (12, 12)}, agreed(8, 1)).count("WARNING") == 1
+    both = describe_resizing({(3, 5), (20, 10)}, agreed(8, 1))
+    assert both.count("WARNING") == 2
+    assert all(sides in both for sides in ("3×5", "20×10", "8×8"))
 
 
 def test_other_channels_are_refused() -> None:

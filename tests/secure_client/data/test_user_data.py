@@ -96,7 +96,9 @@ def test_a_torch_data_set_is_read_and_preprocessed_as_it_is_used(own: str) -> No
     data = load_site_data(f"{own}:lazy", None, agreement(), convert_channels=True)
     counting = importlib.import_module(own).Counting
     assert counting.reads == 0
+    assert not set().union(*data.sides)
     inputs, label = data.train[2]
+    assert len(set().union(*data.sides)) == 1
     assert counting.reads == 1
     torch.testing.assert_close(inputs, torch.full((1, 4, 4), (0.2 - 0.5) / 0.5))
     assert label == 1
