@@ -73,6 +73,16 @@ class NumberedDataset:
             )
         return self._numbered(int(self._part_of[index]), label, where)
 
+    def file_of(self, index: int) -> str:
+        """Return a sample's file in brackets, if the data set lists files as torchvision's folders do; else nothing."""
+        part = self.parts[self._part_of[index]]
+        if part.inner is None:
+            return ""
+        try:
+            return f" ({os.fspath(part.source.samples[part.inner[part.outer == index][0]][0])})"
+        except Exception:  # errors name the sample in any case
+            return ""
+
     @property
     def subjects(self) -> Any:
         """Subjects of the data set, if it names any."""

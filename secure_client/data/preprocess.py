@@ -173,7 +173,7 @@ def read_item(dataset: NumberedDataset, index: int) -> tuple[Inputs, int]:
     try:
         item = dataset.unnumbered[index]
     except BaseException as error:
-        raise describe_failure(DataError, place, error) from error
+        raise describe_failure(DataError, f"{place}{dataset.file_of(index)}", error) from error
     if not (isinstance(item, tuple | list) and len(item) == 2):
         raise DataError(f"{place}: is {described(item)}, not the pair (tensor, label)")
     if not isinstance(item[0], Tensor):

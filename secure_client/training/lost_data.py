@@ -113,7 +113,7 @@ def _read_again(read: Callable[[], R], site: str) -> R:
                 _log.warning("%s: %s; this site tries again for %.0f seconds", site, error, RETRY_SECONDS)
             if now >= end:
                 raise DataLost(
-                    f"{error}; this site tried for {RETRY_SECONDS:.0f} seconds and leaves the run: make its data"
-                    " readable, and start the site again"
+                    f"{error}; its data could not be read for {RETRY_SECONDS:.0f} seconds, so that this site leaves"
+                    " the run: start the site again once they can be read"
                 ) from error
             time.sleep(_PAUSE_SECONDS)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 from secure_client.errors import DataError, DataLost
 from secure_client.training import lost_data
@@ -154,6 +157,20 @@ def test_a_sample_that_changes_between_reads_is_an_error(attribute: str, value: 
     with pytest.raises(DataError) as caught:
         dataset[1]
     assert "scans:build: train: sample 1:" in str(caught.value)
+
+
+def test_a_damaged_file_of_an_image_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    for number in range(3):
+        Image.new("L", (8, 8)).save(tmp_path / "0" / f"{number}.png")
+    folder = ImageFolder(str(tmp_path), transform=ToTensor())
+    dataset = preprocessed(Subset(folder, [2, 1]), None, 3, where="scans:build: train")
+    damaged = tmp_path / "0" / "1.png"
+    damaged.write_bytes(damaged.read_bytes()[:40])
+    with pytest.raises(DataError) as caught:
+        dataset[1]
+    assert "scans:build: train: sample 1 " in str(caught.value)
+    assert str(damaged) in str(caught.value)
 
 
 def test_samples_that_a_data_set_gains_are_not_read() -> None:
