@@ -246,8 +246,9 @@ def _learner(config: SiteConfig) -> str:
     ranges = "; ".join(
         f"{name}: {ranges}" for name, ranges in zip(("training", "test"), learner.ranges, strict=False)
     )
+    zeroed = "; ".join(f"WARNING: {warning}" for warning in learner.zeroed)
     model = f"{config.model_spec} on {choose_device(config.device)}"
-    return "; ".join(filter(None, [samples, labels, _resizing(config, data), ranges, model]))
+    return "; ".join(filter(None, [samples, labels, _resizing(config, data), ranges, zeroed, model]))
 
 
 def _reached(config: SiteConfig, reply: CheckReply) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor
 from secure_client.errors import DataError
 from secure_client.models.prototype_model import Filled, PrototypeModel, outputs_of
 from secure_client.training.batches import Source, isolate_failures, split
+from secure_client.user_code import one_line
 
 EVALUATION_BATCH = 256
 """Number of records that are computed together."""
@@ -47,7 +48,8 @@ class FeaturePass:
         """``labels`` int64 (N,) are those of all records; ``where`` names the site in the log."""
         self._model, self._source, self._labels = model, source, labels
         self._dim, self._device, self._where = dim, device, where
-        self._failed, self._infinite = 0, 0
+        self._failed: dict[int, str] = {}
+        self._infinite: dict[int, str] = {}
         self.unreadable: list[str] = []
         """Errors of the records that could not be read."""
 
@@ -72,7 +74,7 @@ class FeaturePass:
             self.unreadable.append(str(error))
         else:
             _log.debug("%s: the model failed on a record: %s", self._where, error, exc_info=error)
-            self._failed += 1
+            self._failed[record] = f" ({type(error).__name__}: {one_line(error)})"
         label = self._labels[record : record + 1].to(self._device)
         return torch.zeros(1, self._dim, device=self._device), label
 
@@ -87,18 +89,28 @@ class FeaturePass:
         with torch.no_grad():
             features = outputs_of(self._model, inputs).features
         finite = features.isfinite().all(dim=1)
-        self._infinite += len(features) - int(finite.sum())
+        if not bool(finite.all()):
+            rows = zip(group, finite.tolist(), strict=True)
+            self._infinite |= {record: "" for record, good in rows if not good}
         return torch.where(finite.unsqueeze(1), features, 0.0), labels
 
-    def _warn(self) -> None:
+    @property
+    def warnings(self) -> list[str]:
+        """Numbers of the records that count as zeros, in words, with the first of each kind; secrets of this site."""
+        kinds = {"make the model fail": self._failed, "have features that are not finite": self._infinite}
+        told = [
+            f"{len(records)} training records {what} and count as zeros, the first: sample {min(records)}"
+            f"{records[min(records)]}"
+            for what, records in kinds.items()
+            if records
+        ]
         if self.unreadable:
-            _log.warning(
-                "%s: %d training records could not be read and count as zeros, the first: %s",
-                *(self._where, len(self.unreadable), self.unreadable[0]),
+            number, first = len(self.unreadable), self.unreadable[0]
+            told.append(
+                f"{number} training records could not be read and count as zeros, one of them: {first}"
             )
-        for number, what in ((self._failed, "failed on"), (self._infinite, "gave no finite features for")):
-            if number:
-                _log.warning(
-                    "%s: the model %s %d records, which count as zeros: check the data for extreme values",
-                    *(self._where, what, number),
-                )
+        return told
+
+    def _warn(self) -> None:
+        for warning in self.warnings:
+            _log.warning("%s: %s", self._where, warning)

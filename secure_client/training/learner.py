@@ -107,6 +107,7 @@ class Learner:
         self._test = None if data.test is None else open_source(data.test, device)
         self._owners = data.subjects
         self._records: StepRecords | None = None
+        self._features: FeaturePass | None = None
         self._check()
         where = data.where or site
         self.ranges = [InputRanges(agreed, f"{where}: training data")]
@@ -197,6 +198,7 @@ class Learner:
         features = FeaturePass(
             model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
         )
+        self._features = features
         batches = self._pass(features, order)
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
 
@@ -221,6 +223,11 @@ class Learner:
     def unreadable(self) -> bool:
         """True if, with ``[privacy]``, a record of the training set could not be read since :meth:`begin`."""
         return isinstance(self._train, PrivateSource) and self._train.unreadable
+
+    @property
+    def zeroed(self) -> list[str]:
+        """Records that counted as zeros in the last pass, in words; a secret of this site."""
+        return [] if self._features is None else self._features.warnings
 
     def embedding_model(self) -> PrototypeModel:
         """Return a copy of the model whose features the prototypes average."""

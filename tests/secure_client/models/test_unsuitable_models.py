@@ -6,6 +6,7 @@ import json
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,3 +268,32 @@ def test_a_model_that_each_call_draws_anew_fails_the_check(site: SiteConfig) -> 
     failed = [each for each in check_site(site, lambda: b"") if not each.ok]
     assert failed[0].what == "model"
     assert f"{__name__}:build" in failed[0].detail
+
+
+def on_large(change: Callable[[Tensor], Tensor]) -> Built:
+    """Build a model that treats records beyond 100 differently."""
+
+    def compute(_: nn.Module, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        large = (x.abs() > 100).any(dim=1, keepdim=True)
+        return torch.where(large, change(f(x)), f(x)) if bool(large.any()) else f(x)
+
+    return lambda: changed(compute)
+
+
+def raising(_: Tensor) -> Tensor:
+    raise ValueError("two\nlines")
+
+
+@pytest.mark.parametrize("change", [raising, lambda features: features * float("nan")])
+def test_check_names_the_records_that_count_as_zeros(
+    change: Callable[[Tensor], Tensor], site: SiteConfig, tmp_path: Path
+) -> None:
+    inputs = np.random.default_rng(0).normal(size=(30, FEATURES)).astype(np.float32)
+    inputs[[17, 21]] = 1000.0
+    np.savez(tmp_path / "large.npz", x_train=inputs, y_train=np.arange(30) % CLASSES)
+    chosen[:] = [on_large(change)]
+    large = site.model_copy(update={"data": f"npz:{tmp_path / 'large.npz'}"})
+    (finding,) = [each for each in check_site(large, lambda: b"") if each.what == "data and model"]
+    assert finding.ok
+    assert "sample 17" in finding.detail
+    assert "\n" not in finding.detail
