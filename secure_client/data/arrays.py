@@ -105,9 +105,11 @@ def checked_samples(
     Subjects are text or whole numbers, equal for samples of the same subject. Raises :class:`DataError`.
     """
     try:
-        inputs = np.asarray(inputs)
+        given, inputs = inputs, np.asarray(inputs)
     except (TypeError, ValueError) as error:
         raise DataError(f"{where}: inputs are no array ({error}); give samples of one shape") from error
+    if np.ma.is_masked(given):
+        raise DataError(f"{where}: inputs have masked values; fill them in, or leave their samples out")
     labels = _whole_numbers(labels, "labels", where)
     domains = np.zeros_like(labels) if domains is None else _whole_numbers(domains, "domains", where)
     if inputs.ndim not in (2, 3, 4):

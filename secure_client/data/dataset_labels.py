@@ -25,6 +25,7 @@ from torch.utils.data import Dataset
 from secure_client.data.arrays import Indices, Labels
 from secure_client.data.class_names import Names, join_names
 from secure_client.errors import DataError
+from secure_client.user_code import describe_failure
 
 LISTS = ("classes", "class_names")
 LABELS = ("targets", "labels", "_labels")
@@ -86,7 +87,7 @@ class NumberedDataset:
     @property
     def subjects(self) -> Any:
         """Subjects of the data set, if it names any."""
-        return getattr(self.unnumbered, "subjects", None)
+        return _attribute(self.unnumbered, "subjects", self.where)
 
     @property
     def partly_unnamed(self) -> bool:
@@ -171,8 +172,8 @@ def _wrapped(source: Any, where: str) -> Any:
 def _attribute(source: Any, name: str, where: str) -> Any:
     try:
         return getattr(source, name, None)
-    except Exception as error:  # a property of the site's own code
-        raise DataError(f"{where}: {name} of its data set raises {type(error).__name__}: {error}") from error
+    except BaseException as error:  # a property of the site's own code
+        raise describe_failure(DataError, f"{where}: {name} of its data set", error) from error
 
 
 def _names(source: Any, where: str) -> Names | None:

@@ -15,7 +15,7 @@ from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_
 from secure_client.data.dataset_labels import NumberedDataset, number_alike
 from secure_client.data.preprocess import read_item
 from secure_client.errors import DataError
-from secure_client.user_code import call_function, load_function
+from secure_client.user_code import call_function, describe_failure, load_function
 
 OwnPart = NumberedDataset | Samples
 
@@ -98,7 +98,11 @@ def read_own(spec: str, data_root: Path | None) -> Source:
 
 def _adopt(part: object, where: str) -> OwnPart:
     if isinstance(part, Dataset) and hasattr(part, "__len__"):
-        if not len(part):
+        try:
+            number = len(part)
+        except BaseException as error:
+            raise describe_failure(DataError, f"{where}: its length", error) from error
+        if not number:
             raise DataError(f"{where}: holds no samples")
         return NumberedDataset(part, where)
     match part:
@@ -119,9 +123,12 @@ def _as_samples(part: OwnPart, where: str) -> Samples:
     if isinstance(part, Samples):
         return part
     items = [read_item(part, index) for index in range(len(part))]
-    shapes = sorted({inputs.shape for inputs, _ in items})
-    if len(shapes) > 1:
-        raise DataError(f"{where}: samples differ in shape ({shapes[0]}, {shapes[-1]}); resize them alike")
+    shape = items[0][0].shape
+    for index, (inputs, _) in enumerate(items):
+        if inputs.shape != shape:
+            raise DataError(
+                f"{where}: sample {index}: has shape {inputs.shape}, but sample 0 has {shape}; resize them alike"
+            )
     inputs = np.stack([inputs for inputs, _ in items])
     labels = np.array([label for _, label in items])
     return checked_samples(inputs, labels, subjects=part.subjects, where=where)

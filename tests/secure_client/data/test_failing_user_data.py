@@ -14,8 +14,11 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from secure_client.data import load_site_data
+from secure_client.data.user_data import read_own
 from secure_client.errors import DataError, PluginError, SiteError
 from secure_client.user_code import call_function, load_function
+from tests.secure_client.data.test_user_data import agreement
 from tests.support.own_data import preprocessed
 
 FEATURES = torch.zeros(3)
@@ -167,3 +170,54 @@ def test_a_function_that_raises_is_a_plugin_error_of_one_line(error: BaseExcepti
         call_function(raising(error), "scans:build")
     assert str(raised.value).startswith("scans:build: ")
     assert "\n" not in str(raised.value)
+
+
+class Wrong(OneBad):
+    """A data set whose length, or whose subjects, are what ``make`` returns or raises."""
+
+    def __init__(self, length: Callable[[], Any], subjects: Callable[[], Any] = lambda: None) -> None:
+        super().__init__(lambda: (FEATURES, 0))
+        self._length, self._subjects = length, subjects
+
+    def __len__(self) -> int:
+        return self._length()  # type: ignore[no-any-return]  # as a site's own code may
+
+    @property
+    def subjects(self) -> Any:
+        return self._subjects()
+
+
+PARTS: dict[str, Callable[[], object]] = {
+    "a length that raises": lambda: (Wrong(raising(RuntimeError("two\nlines"))), None),
+    "no length": lambda: (Wrong(lambda: None), None),
+    "a negative length": lambda: (Wrong(lambda: -1), None),
+    "a longer length": lambda: (Wrong(lambda: 1 << 80), None),
+    "subjects that raise": lambda: (Wrong(lambda: 4, raising(KeyError("subjects"))), None),
+    "a length of the test part": lambda: (OneBad(lambda: (FEATURES, 0)), Wrong(raising(OSError()))),
+    "masked values": lambda: ((np.ma.masked_less(np.arange(12.0).reshape(4, 3), 2), [0, 1, 0, 1]), None),
+    "a generator": lambda: (iter(()), None),
+    "a class": lambda: (OneBad, None),
+    "a table": lambda: {"train": 0, "test": 0},
+    "nothing": lambda: None,
+}
+chosen: list[Callable[[], object]] = []
+
+
+def load(data_root: Path | None) -> object:
+    return chosen[-1]()
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_function_that_returns_something_else_is_a_data_error_of_one_line(kind: str) -> None:
+    chosen[:] = [PARTS[kind]]
+    with pytest.raises(DataError) as raised:
+        load_site_data(f"{__name__}:load", None, agreement(None))
+    assert f"{__name__}:load" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_in_a_simulation_the_sample_of_another_shape_is_named() -> None:
+    chosen[:] = [lambda: (OneBad(lambda: (torch.zeros(4), 0)), None)]
+    with pytest.raises(DataError) as raised:
+        read_own(f"{__name__}:load", None)
+    assert f"sample {BAD}: " in str(raised.value)

@@ -20,6 +20,7 @@ from secure_client.data import load_site_data
 from secure_client.errors import ModelError, PluginError, SiteError
 from secure_client.site_model.learner_factory import build_learner
 from secure_client.training.learner import Learner
+from tests.secure_client.data.test_failing_user_data import BAD, OneBad
 
 FEATURES, DIM, CLASSES = 6, 4, 3
 Auxiliary = namedtuple("Auxiliary", ["main", "extra"])
@@ -297,3 +298,38 @@ def test_check_names_the_records_that_count_as_zeros(
     assert finding.ok
     assert "sample 17" in finding.detail
     assert "\n" not in finding.detail
+
+
+def dataset(data_root: Path | None) -> object:
+    return unread[-1]()
+
+
+def raising_key() -> object:
+    raise KeyError("label")
+
+
+def open_nothing() -> object:
+    raise FileNotFoundError(2, "No such file", "scans.h5")
+
+
+unread: list[Built] = []
+DATA: dict[str, Built] = {
+    "a function that raises": open_nothing,
+    "a sample that raises": lambda: (OneBad(raising_key), None),
+    "a sample without a label": lambda: (OneBad(lambda: (torch.zeros(FEATURES), None)), None),
+    "a one-hot label": lambda: (OneBad(lambda: (torch.zeros(FEATURES), torch.eye(3)[0])), None),
+    "a test sample that raises": lambda: (OneBad(lambda: (torch.ones(3), 0)), OneBad(raising_key)),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_the_check_goes_on_after_data_that_fail(kind: str, site: SiteConfig) -> None:
+    unread[:], chosen[:] = [DATA[kind]], [lambda: (nn.Linear(3, DIM), nn.Linear(DIM, CLASSES))]
+    own = site.model_copy(update={"data": f"{__name__}:dataset"})
+    findings = {each.what: each for each in check_site(own, lambda: b"")}
+    detail = findings["data and model"].detail
+    assert not findings["data and model"].ok
+    assert ("scans.h5" if kind == "a function that raises" else f"sample {BAD}: ") in detail
+    assert "\n" not in detail
+    assert {"model", "privacy", "folders"} <= {each.what for each in findings.values() if each.ok}
+    assert {"certificate", "coordinator", "run"} <= findings.keys()
