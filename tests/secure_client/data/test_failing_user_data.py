@@ -15,7 +15,6 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from secure_client.data import load_site_data
-from secure_client.data.user_data import read_own
 from secure_client.errors import DataError, PluginError, SiteError
 from secure_client.user_code import call_function, load_function
 from tests.secure_client.data.test_user_data import agreement
@@ -214,10 +213,3 @@ def test_a_function_that_returns_something_else_is_a_data_error_of_one_line(kind
         load_site_data(f"{__name__}:load", None, agreement(None))
     assert f"{__name__}:load" in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_in_a_simulation_the_sample_of_another_shape_is_named() -> None:
-    chosen[:] = [lambda: (OneBad(lambda: (torch.zeros(4), 0)), None)]
-    with pytest.raises(DataError) as raised:
-        read_own(f"{__name__}:load", None)
-    assert f"sample {BAD}: " in str(raised.value)

@@ -129,8 +129,9 @@ def test_in_simulation_a_torch_data_set_is_read_through_once(own: str) -> None:
 
 
 def test_in_simulation_samples_of_one_set_have_one_shape(own: str) -> None:
-    with pytest.raises(DataError, match=r"uneven: samples differ in shape \(\(1,\), \(3,\)\)"):
+    with pytest.raises(DataError) as raised:
         load(f"{own}:uneven", data_root=None, agreed=None, classes=None)
+    assert f"{own}:uneven: sample 1: " in str(raised.value)
 
 
 @pytest.mark.parametrize(
