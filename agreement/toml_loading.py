@@ -36,6 +36,7 @@ _KINDS = {
     "an agreement": {"federation", "rounds"},
     "a site's file": {"coordinator", "data"},
     "a coordinator's file": {"listen", "sites"},
+    "a simulation's file": {"dataset", "rounds"},
 }
 """Keys that tell the parties' files apart when one is given in another's place."""
 SectionT = TypeVar("SectionT", bound=Section)
@@ -49,11 +50,17 @@ def read_toml(path: Path, model: type[SectionT]) -> SectionT:
     table = parse_toml(path)
     if not table:
         raise ConfigError(str(path), ["is empty: it has no keys"])
-    kinds = {kind: keys for kind, keys in _KINDS.items() if keys <= table.keys()}
-    due = next((kind for kind, keys in _KINDS.items() if keys <= set(_keys(model))), None)
-    if kinds and due is not None and due not in kinds:
-        raise ConfigError(str(path), [f"is {next(iter(kinds))}, where {due} is required"])
+    check_kind(path, table, model)
     return validate(model, table, source=str(path), directory=path.parent)
+
+
+def check_kind(path: Path, table: dict[str, Any], model: type[Section]) -> None:
+    """Raise :class:`ConfigError`, one line in the place of one for each key, for a file of another kind."""
+    known = set(_keys(model))
+    kinds = [kind for kind, keys in _KINDS.items() if keys <= table.keys()]
+    if kinds and not any(_KINDS[kind] <= known for kind in kinds):
+        due = next((kind for kind, keys in _KINDS.items() if keys <= known), "another file")
+        raise ConfigError(str(path), [f"is {kinds[0]}, where {due} is required"])
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
@@ -77,6 +84,13 @@ def validate(model: type[SectionT], table: dict[str, Any], *, source: str, direc
     Validation goes through JSON, because there a list may become a tuple, and a string an enum, without any other
     conversion being allowed. Raises :class:`ConfigError`.
     """
+    for key, value in table.items():
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                source, [f"{key}: '{value}' has bytes that are not UTF-8: rename the file or folder"]
+            ) from error
     try:
         text = json.dumps(table, allow_nan=True)
     except TypeError as error:

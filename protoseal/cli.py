@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from io import TextIOWrapper
 
 import click
 
@@ -43,3 +45,6 @@ class _OnDemand(click.Group):
 @click.version_option(package_name="protoseal")
 def main() -> None:
     """Federated prototype learning between institutions that must not show each other their data."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # letters that a terminal lacks, and names that are not UTF-8
+            stream.reconfigure(errors="backslashreplace")

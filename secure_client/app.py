@@ -15,7 +15,7 @@ from agreement.storage.sqlite import closed_on_error
 from crypto.errors import CryptoError, KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
-from crypto.pki.key_files import create_storage_key, make_directory, read_storage_key
+from crypto.pki.key_files import create_storage_key, make_directory, naming, read_storage_key
 from privacy.errors import LedgerError
 from privacy.ledger.entries import Fact
 from protoseal_wire.messages import Finished, Phase, Stopped
@@ -76,7 +76,8 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
     """Open the site's identity and check it against the file and the CA; raise :class:`crypto.errors.CryptoError`."""
     credentials = Credentials.load(config.certificate, config.key, passphrase)
     trust = TrustAnchor.load(config.ca)
-    identity = trust.identify(credentials.certificate_der, Role.SITE, datetime.now(UTC))
+    with naming(config.certificate, f"; the CA's certificate is {config.ca}"):
+        identity = trust.identify(credentials.certificate_der, Role.SITE, datetime.now(UTC))
     if (identity.federation, identity.name) != (config.agreement.federation, config.name):
         raise SiteError(
             f"{config.certificate} is {identity.name} of {identity.federation}, but the configuration says "

@@ -19,6 +19,7 @@ from agreement.storage.ledger_anchors import AnchorRecord
 from agreement.storage.run_identity import describe_owner, keep_agreement
 from crypto import durable_files
 from crypto.pki import Credentials, Role, TrustAnchor
+from crypto.pki.key_files import naming
 from protoseal_wire.messages import Phase
 from secure_server.aggregator import Aggregator
 from secure_server.config import CoordinatorConfig, DeadlinesSection
@@ -65,7 +66,8 @@ def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credent
     """Open the coordinator's certificate and key, and check them against its own CA and federation."""
     credentials = Credentials.load(config.certificate, config.key, passphrase)
     trust = TrustAnchor.load(config.ca)
-    identity = trust.identify(credentials.certificate_der, Role.COORDINATOR, datetime.now(UTC))
+    with naming(config.certificate, f"; the CA's certificate is {config.ca}"):
+        identity = trust.identify(credentials.certificate_der, Role.COORDINATOR, datetime.now(UTC))
     if identity.federation != config.agreement.federation:
         raise WrongIdentity(
             f"{config.certificate} is for federation {identity.federation}, but the agreement is "

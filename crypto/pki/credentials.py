@@ -49,8 +49,8 @@ class Credentials:
                     return cls(certificate, key)
         names = " and ".join(map(subject_of, certificates))
         raise KeyStoreError(
-            f"{certificate_path} is the certificate of {names}, but not for the key in {key_path}: use the key that "
-            "was made with its request"
+            f"{certificate_path} is the certificate of {names}, and none for the key in {key_path}: name the "
+            "certificate and the key of one request"
         )
 
     @classmethod

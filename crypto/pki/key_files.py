@@ -98,12 +98,12 @@ def read(path: Path, remedy: str = "") -> bytes:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Prefix errors about a file's content with the file's name."""
+def naming(path: Path, more: str = "") -> Iterator[None]:
+    """Begin errors about a file's content with the file's name, and end them with ``more``."""
     try:
         yield
     except (MalformedError, VerificationError) as error:
-        raise type(error)(f"{path}: {error}") from error
+        raise type(error)(f"{path}: {error}{more}") from error
 
 
 def read_key(path: Path, passphrase: bytes, remedy: str = "") -> ec.EllipticCurvePrivateKey:

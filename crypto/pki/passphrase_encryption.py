@@ -106,7 +106,7 @@ def _block(content: bytes) -> pem.Block:
     if len(keys) > 1:
         raise MalformedError("has several encrypted keys: put each into a file of its own")
     if not keys:
-        raise MalformedError(f"{pem.described(content)}, and not a key that protoseal encrypted")
+        raise MalformedError(pem.described(content, "a key that protoseal encrypted"))
     return keys[0]
 
 

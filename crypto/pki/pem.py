@@ -90,19 +90,22 @@ def contents(content: bytes, labels: Sequence[str]) -> list[bytes]:
     text = normalised(content)
     chosen = [block.content() for block in blocks(text) if block.label in labels]
     if not chosen:
-        raise MalformedError(f"{described(content)}, not {_NOUNS[labels[0]]}")
+        raise MalformedError(described(content, _NOUNS[labels[0]]))
     return chosen
 
 
-def described(content: bytes) -> str:
-    """Return a phrase that follows a file's name: what the file is. Raises :class:`MalformedError` for UTF-16."""
+def described(content: bytes, due: str) -> str:
+    """Return a phrase that follows a file's name: what the file is in the place of what is ``due``.
+
+    Raises :class:`MalformedError` for UTF-16.
+    """
     if not content.strip():
         return "is empty"
     if content.startswith(b"\x30"):
-        return f"has {_der_noun(content)} in DER"
+        return f"has {_der_noun(content)} in DER, and not {due}"
     text = normalised(content)
     if present := blocks(text):
-        return f"has {' and '.join(dict.fromkeys(_noun(block.label) for block in present))}"
+        return f"has {' and '.join(dict.fromkeys(_noun(block.label) for block in present))}, and not {due}"
     boundary = _BOUNDARY.search(text)
     if boundary is None:
         return "is no PEM file, since it has no line -----BEGIN ...-----"

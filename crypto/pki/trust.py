@@ -118,11 +118,15 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) ->
 def check_validity(certificate: x509.Certificate, at: datetime) -> None:
     """Raise :class:`VerificationError` unless the certificate is valid at ``at`` (with a time zone)."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if not start <= at <= end:
-        raise VerificationError(
-            f"the certificate of {subject_of(certificate)} is valid from {start:%Y-%m-%d %H:%M} "
-            f"to {end:%Y-%m-%d %H:%M} UTC, not at {at:%Y-%m-%d %H:%M}: check the clock, or renew it"
-        )
+    if start <= at <= end:
+        return
+    early = at < start
+    bound = f"from {start:%Y-%m-%d %H:%M}" if early else f"until {end:%Y-%m-%d %H:%M}"
+    remedy = "compare the clocks of the two machines" if early else "renew it"
+    raise VerificationError(
+        f"the certificate of {subject_of(certificate)} is valid {bound} UTC, and not at {at:%Y-%m-%d %H:%M} UTC: "
+        f"{remedy}"
+    )
 
 
 def _check_key(certificate: x509.Certificate) -> None:
@@ -162,7 +166,9 @@ def _check_key_usage(certificate: x509.Certificate) -> None:
 
 def _check_extended_usage(certificate: x509.Certificate, role: Role) -> None:
     if list(extension(certificate, x509.ExtendedKeyUsage)) != [EXTENDED_USAGE[role]]:
-        raise VerificationError(f"a certificate's extended key usage is not that of a {role} alone")
+        raise VerificationError(
+            f"the certificate of {subject_of(certificate)} is not a {role}'s, by its extended key usage"
+        )
 
 
 def _check_federation(identity: Identity, federation: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -14,6 +15,7 @@ from protoseal.commands.terminal_escaping import printable, printable_lines
 if TYPE_CHECKING:
     from secure_client.output.diagnoses import Diagnosis
 
+_log = logging.getLogger("protoseal")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -27,7 +29,10 @@ SITE_EXTRA = frozenset(
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Let a command's expected failures end in one line with the remedy. Other failures keep their traceback."""
+    """Let a command's expected failures end in one line with the remedy, and with a traceback in the log at debug.
+
+    Other failures keep their traceback.
+    """
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -39,6 +44,7 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
             text = _remedy(error)
             if text is None:
                 raise
+            _log.debug("%s", text, exc_info=True)
             raise click.ClickException(text) from error
 
     return wrapped

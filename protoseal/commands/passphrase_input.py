@@ -79,6 +79,8 @@ def _from_file(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
     """
     try:
         mode = file.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise click.ClickException(f"{file} is a folder, not a file")
         _check_private(file, mode & shared)
         content = file.read_bytes()
         check_encoding(content)

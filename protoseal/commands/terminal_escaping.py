@@ -35,5 +35,6 @@ class PrintableRecords(logging.Filter):
 
 
 def _escaped(character: str) -> str:
-    # A lone surrogate stands for a byte that is not UTF-8.
+    if "\udc80" <= character <= "\udcff":  # a byte of a name that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

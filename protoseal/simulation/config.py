@@ -21,6 +21,7 @@ from agreement.toml_loading import (
     SITES_FORM,
     ConfigError,
     LocalPath,
+    check_kind,
     data_spec,
     directory_of,
     parse_toml,
@@ -260,6 +261,8 @@ def load_simulation(
     ``out`` is by default named after the file. Raises ``ConfigError``.
     """
     table = {} if path is None else parse_toml(path)
+    if path is not None:
+        check_kind(path, table, SimulationConfig)
     named = [str(flags.get("dataset") or ""), *(each.partition("=")[2].strip(" '\"") for each in settings)]
     if any(each.startswith(SITES_FORM) for each in named):
         table = {

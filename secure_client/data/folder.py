@@ -168,7 +168,14 @@ def _text(path: Path) -> str:
 
 
 def _composed(name: str) -> str:
-    """Return a name in the Unicode form NFC; a Mac stores names of files decomposed."""
+    """Return a name in the Unicode form NFC; a Mac stores names of files decomposed.
+
+    Raises :class:`DataError` for a name that is not UTF-8.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{name}: the name of this file or folder is not UTF-8; rename it") from error
     return unicodedata.normalize("NFC", name)
 
 
@@ -252,7 +259,7 @@ def _files(folder: Path, label: str, domain: str) -> list[_File]:
         raise DataError(
             f"{folder}: holds no images; add images, or remove the folder if the site lacks this class"
         )
-    return [_File(file, _composed(label), domain) for file in files]
+    return [_File(file, _composed(label), _composed(domain)) for file in files]
 
 
 def _samples_of(

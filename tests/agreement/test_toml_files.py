@@ -11,6 +11,7 @@ import pytest
 
 from agreement.agreement import load_agreement
 from agreement.toml_loading import ConfigError, parse_toml
+from protoseal.simulation.config import load_simulation
 from secure_client.config import load_site
 from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, SITE, write
@@ -103,6 +104,7 @@ def _refusal(path: Path) -> str:
     return refused.value.problems[0]
 
 
+SIMULATION = {"dataset": "digits", "rounds": 3, "method": "pfpl"}
 Load = Callable[[Path], object]
 
 
@@ -115,6 +117,11 @@ Load = Callable[[Path], object]
         (SITE, load_coordinator),
         (COORDINATOR, load_site),
         (COORDINATOR, load_agreement),
+        (AGREEMENT, lambda path: load_simulation(path, {})),
+        (SITE, lambda path: load_simulation(path, {})),
+        (COORDINATOR, lambda path: load_simulation(path, {})),
+        (SIMULATION, load_agreement),
+        (SIMULATION, load_site),
     ],
 )
 def test_a_file_in_anothers_place_is_named_once(content: dict[str, Any], load: Load, tmp_path: Path) -> None:

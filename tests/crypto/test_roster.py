@@ -244,7 +244,7 @@ def test_statements_are_of_a_run_and_an_agreement(scene: Scene) -> None:
     for run, agreement in (("run-2", AGREEMENT), (RUN, b"b" * 32), ("run-", b"1" + AGREEMENT)):
         with pytest.raises(VerificationError, match="signature"):
             verify_statement(trust, statement, run, agreement, NOW)
-    with pytest.raises(VerificationError, match="is valid from"):
+    with pytest.raises(VerificationError, match="is valid until"):
         verify_statement(trust, statement, RUN, AGREEMENT, NOW + timedelta(days=400))
     with pytest.raises(MalformedError):
         verify_statement(trust, replace(statement, certificate=b"none"), RUN, AGREEMENT, NOW)

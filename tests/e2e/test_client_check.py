@@ -36,6 +36,7 @@ from secure_client.privacy.record_overlap import RECORDS_KEY, open_records_key
 from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_client.protocol.setup import open_journal
 from tests.e2e.federations import small_agreement, small_sites
+from tests.support.connect_proxy import connect_proxy
 from tests.support.processes import Federation, environment
 
 ROUNDS, DELTA = 2, 1e-5
@@ -244,6 +245,16 @@ def test_each_wrong_configuration_fails_where_it_is_wrong(name: str, site: Site)
     assert before == (files_of(coordinator), files_of(state))
     details = " ".join(each.detail for each in findings.values() if not each.ok)
     assert named in details
+
+
+def test_check_names_the_proxy_that_it_went_through(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect_proxy("north:word") as proxy:
+        monkeypatch.setenv("https_proxy", f"http://north:word@127.0.0.1:{proxy.port}")
+        finding = site.findings()["coordinator"]
+    assert finding.ok
+    assert f"127.0.0.1:{proxy.port} (from https_proxy)" in finding.detail
+    assert "word" not in finding.detail
+    assert proxy.asked
 
 
 EXPOSING = ("plain", "answers_show_duration")

@@ -314,7 +314,7 @@ def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
     ca = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
     assert certificate.not_valid_after_utc == ca.not_valid_after_utc
     assert certificate.not_valid_before_utc >= ca.not_valid_before_utc
-    with pytest.raises(VerificationError, match=r"federation CA.* is valid from"):
+    with pytest.raises(VerificationError, match=r"federation CA.* is valid until"):
         approve(tmp_path, PASSPHRASE, _request(SITE_A), now=ca.not_valid_after_utc + timedelta(seconds=1))
     with pytest.raises(ValueError, match="1 to 36500 days"):
         approve(tmp_path, PASSPHRASE, _request(SITE_A), days=0)

@@ -54,13 +54,13 @@ ATTACKS: dict[str, tuple[str, Role, str, Attack]] = {
     "expired": (
         "check_validity",
         Role.SITE,
-        "is valid from",
+        "UTC",
         lambda own, _stranger: own.odd_certificate(days=(-30, -1)),
     ),
     "not yet valid": (
         "check_validity",
         Role.SITE,
-        "is valid from",
+        "UTC",
         lambda own, _stranger: own.odd_certificate(days=(1, 30)),
     ),
     "another kind of key": (

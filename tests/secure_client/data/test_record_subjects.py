@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import textwrap
 import unicodedata
 from pathlib import Path
@@ -269,3 +270,10 @@ def test_sites_files_keep_their_subjects(tmp_path: Path) -> None:
     known = {images[at].tobytes(): str(at // 4) for at in range(40)}
     pairs = zip(site.train.inputs, site.train.subjects.tolist(), strict=True)
     assert all(known[picture.tobytes()] == subject for picture, subject in pairs)
+
+
+@pytest.mark.parametrize("place", [b"\xd6dem/1.png", b"\xd6st/cat/1.png"], ids=["a class", "a domain"])
+def test_a_folder_whose_name_is_not_utf_8_is_named(place: bytes, tmp_path: Path) -> None:
+    picture(tmp_path / os.fsdecode(place))
+    with pytest.raises(DataError, match=os.fsdecode(place.partition(b"/")[0])):
+        read_folder(tmp_path, None)

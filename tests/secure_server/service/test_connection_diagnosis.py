@@ -156,8 +156,8 @@ CERTIFICATES: dict[str, tuple[Identity, list[object], tuple[str, ...], tuple[int
         (-1, 1),
         ("c.example.org", "10.0.0.9", "127.0.0.1"),
     ),
-    "expired": (COORDINATOR, [SERVER], ("127.0.0.1",), (-2, -1), ("valid from",)),
-    "not yet valid": (COORDINATOR, [SERVER], ("127.0.0.1",), (1, 2), ("valid from",)),
+    "expired": (COORDINATOR, [SERVER], ("127.0.0.1",), (-2, -1), ("UTC",)),
+    "not yet valid": (COORDINATOR, [SERVER], ("127.0.0.1",), (1, 2), ("UTC",)),
     "a site's": (SITE, [CLIENT], ("127.0.0.1",), (-1, 1), ("coordinator",)),
 }
 
