@@ -303,9 +303,31 @@ def _refused() -> Iterable[ImageForm]:
     yield ImageForm(
         "png", "animated", saved(GREY, save_all=True, append_images=[Image.fromarray(255 - GREY)])
     )
+    apple = content(png(RGB, depth=8, colour=2, chunks={b"CgBI": bytes(4)}))
+    yield ImageForm("png", "of iOS apps (CgBI)", apple)
     yield ImageForm("jpg", "CMYK", saved(RGB, "CMYK"))
     stereo = saved(RGB, save_all=True, append_images=[Image.fromarray(255 - RGB)])
     yield ImageForm("mpo", "several pictures", stereo)
+    yield from _refused_tiff()
+    yield ImageForm("bmp", "16 bits", content(bmp(DEEP, 16)))
+    yield ImageForm("bmp", "short grey palette", content(bmp(GREY & 1, 8, GREYS[[0, 3]])))
+    yield ImageForm("bmp", "RGB, transparent pixels", content(bmp(np.dstack([RGB, half]), 32, masks=_MASKS)))
+    yield ImageForm("png", "no pixels", content(png(GREY[:, :0], depth=8, colour=0, width=0)))
+    yield ImageForm("png", "cut short", content(png(GREY, depth=8, colour=0)[:-20]))
+    yield ImageForm("png", "empty", content(b""))
+    yield ImageForm("jpg", "a web page instead", content(b"<!DOCTYPE html>"))
+    yield ImageForm("png", "a pointer of Git LFS", content(b"version https://git-lfs.github.com/spec/v1\n"))
+    yield ImageForm("gif", "any", saved(GREY))
+    yield ImageForm("webp", "any", saved(RGB, lossless=True))
+    yield ImageForm("jp2", "any", content(b"\0\0\0\x0cjP  \r\n\x87\n"))
+    yield ImageForm("dcm", "any", content(bytes(128) + b"DICM"))
+    yield ImageForm("nii", "any", content(bytes(344) + b"n+1\0"))
+    yield ImageForm("nii.gz", "any", content(b"\x1f\x8b\x08\0"))
+
+
+def _refused_tiff() -> Iterable[ImageForm]:
+    """Yield forms of TIFF that are refused."""
+    half = np.full(GREY.shape, 128, np.uint8)
     for name, values in (
         ("signed, 8 bits", GREY.astype(np.int8)),
         ("signed, 16 bits", DEEP.astype(np.int16)),
@@ -340,18 +362,6 @@ def _refused() -> Iterable[ImageForm]:
     )
     yield ImageForm("tif", "slices of ImageJ", saved(GREY, description="ImageJ=1.54f\nimages=5\nslices=5\n"))
     yield ImageForm("tif", "a preview first", content(tiff(GREY, {254: (1,)})))
-    yield ImageForm("bmp", "16 bits", content(bmp(DEEP, 16)))
-    yield ImageForm("bmp", "short grey palette", content(bmp(GREY & 1, 8, GREYS[[0, 3]])))
-    yield ImageForm("bmp", "RGB, transparent pixels", content(bmp(np.dstack([RGB, half]), 32, masks=_MASKS)))
-    yield ImageForm("png", "no pixels", content(png(GREY[:, :0], depth=8, colour=0, width=0)))
-    yield ImageForm("png", "cut short", content(png(GREY, depth=8, colour=0)[:-20]))
-    yield ImageForm("png", "empty", content(b""))
-    yield ImageForm("gif", "any", saved(GREY))
-    yield ImageForm("webp", "any", saved(RGB, lossless=True))
-    yield ImageForm("jp2", "any", content(b"\0\0\0\x0cjP  \r\n\x87\n"))
-    yield ImageForm("dcm", "any", content(bytes(128) + b"DICM"))
-    yield ImageForm("nii", "any", content(bytes(344) + b"n+1\0"))
-    yield ImageForm("nii.gz", "any", content(b"\x1f\x8b\x08\0"))
 
 
 READ: tuple[ImageForm, ...] = tuple(_read())

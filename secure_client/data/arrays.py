@@ -233,6 +233,7 @@ def as_inputs(inputs: NDArray[Any], where: str) -> Inputs:
     that float32 may not have, and where rounding to float32 moves a value by a thousandth of its column's (of all
     images') range.
     """
+    inputs = inputs.astype(inputs.dtype.newbyteorder("="), copy=False)
     kind, images = inputs.dtype.kind, inputs.ndim == 4
     if images and inputs.dtype == np.uint8:
         return inputs

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from secure_client.data.arrays import Inputs
 from secure_client.errors import DataError
@@ -61,6 +61,8 @@ _OTHER_KINDS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"v/1\x01", "OpenEXR", ARRAYS),
     (0, b"P5", "PGM", "store it as PNG with the same bits"),
     (0, b"P6", "PPM", "store it as PNG"),
+    (0, b"version https://git-lfs", "Git LFS pointer", "fetch the image by git lfs pull"),
+    (0, b"<", "HTML, XML or SVG", "get the image itself, as PNG"),
 )
 """Files by the bytes at an offset, their name, and what to do about them."""
 
@@ -143,6 +145,8 @@ def _read_png(file: BinaryIO) -> Inputs:
     grey, palette = colour == 0, colour == 3
     if depth == 16 and not grey:
         raise _Refused(f"is a PNG of 16 bits with colour or alpha, of which 8 would be cut; {ARRAYS}")
+    if b"CgBI" in chunks:
+        raise _Refused("is a PNG as iOS apps have it, with other colours; store it as an ordinary PNG")
     if b"acTL" in chunks and int.from_bytes(chunks[b"acTL"][:4]) > 1:
         raise _Refused("is an animated PNG; store each frame that is a record as a file")
     significant = chunks.get(b"sBIT")
@@ -275,7 +279,12 @@ def _open(file: BinaryIO, kind: str) -> Image.Image:
     """Return the loaded image, as Pillow stores it."""
     file.seek(0)
     image = Image.open(file, formats=[kind])
-    image.load()
+    lenient = ImageFile.LOAD_TRUNCATED_IMAGES  # a site's own code may have set it
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        image.load()
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = lenient
     return image
 
 

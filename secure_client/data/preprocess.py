@@ -187,6 +187,10 @@ def read_item(dataset: NumberedDataset, index: int) -> tuple[Inputs, int]:
 def _as_array(tensor: Tensor, place: str) -> Inputs:
     if tensor.ndim not in (1, 3):
         raise DataError(f"{place}: has shape {tuple(tensor.shape)}; give images (C, H, W) or features (F,)")
+    if tensor.ndim == 3 and tensor.shape[2] in (1, 3, 4) and tensor.shape[0] == tensor.shape[1] > 4:
+        raise DataError(
+            f"{place}: has shape {tuple(tensor.shape)}, with the channels last; give x.permute(2, 0, 1)"
+        )
     if tensor.is_complex():
         raise DataError(f"{place}: is {described(tensor)}; give real numbers")
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from scripts.image_forms import GREY, READ, REFUSED, ImageForm, content, image_forms, png
 from secure_client.data.image_files import read_image
@@ -49,6 +49,18 @@ def test_a_png_with_an_altered_pixel_is_refused(tmp_path: Path) -> None:
     content(bytes(data))(path)
     with pytest.raises(DataError):
         read_image(path)
+
+
+def test_a_cut_file_is_refused_also_where_pillow_is_told_to_be_lenient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    for name in ("1.bmp", "1.jpg", "1.tif"):
+        Image.fromarray(noise).save(tmp_path / name)
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-900])
+        with pytest.raises(DataError):
+            read_image(tmp_path / name)
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

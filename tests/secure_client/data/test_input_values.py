@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from agreement import PreprocessingSection
@@ -46,6 +47,21 @@ def test_images_of_16_bits_are_scaled_alike_in_arrays_and_tensors() -> None:
     for index, expected in enumerate(from_array):
         item, _ = read_item(NumberedDataset(TensorDataset(tensors, torch.arange(3)), "x"), index)
         np.testing.assert_array_equal(item, expected)
+
+
+@pytest.mark.parametrize("given", [(DEEP >> 8).astype(np.uint8), DEEP, UNIT.astype(np.float32), FEATURES])
+def test_the_order_of_bytes_changes_no_value(given: NDArray[Any]) -> None:
+    swapped = given.astype(given.dtype.newbyteorder(">"))
+    native, other = (checked_samples(array, [0] * len(given), where="x").inputs for array in (given, swapped))
+    assert other.dtype == native.dtype
+    np.testing.assert_array_equal(other, native)
+
+
+def test_masked_values_are_refused() -> None:
+    masked = np.ma.masked_less(FEATURES, 0.0)
+    with pytest.raises(DataError) as refused:
+        checked_samples(masked, [0] * 5, where="own:data")
+    assert str(refused.value).startswith("own:data")
 
 
 def test_a_tensor_of_bfloat16_keeps_its_values() -> None:
@@ -105,6 +121,7 @@ def test_samples_on_the_last_axis_are_refused() -> None:
         torch.full((1, 8, 8), 1e300, dtype=torch.float64),
         torch.full((4,), 2**24 + 1),
         torch.zeros(8, 8),
+        torch.zeros(8, 8, 3),
         torch.zeros(0),
     ],
     ids=lambda image: f"{image.dtype}-{tuple(image.shape)}",
