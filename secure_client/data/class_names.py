@@ -211,16 +211,17 @@ def _check_distinct(
 
 
 def _none_matches(names: Names, classes: tuple[str, ...]) -> str:
-    if len(names) != len(classes):
+    spelt = {_plain(agreed): agreed for agreed in classes}
+    ordered = [aliases[0] for _, aliases in sorted(names.items())]
+    pairs = {name: spelt.get(_plain(name), agreed) for name, agreed in zip(ordered, classes, strict=False)}
+    if len(names) != len(classes) or len(set(pairs.values())) != len(classes):
         named = (_unmatched(aliases, classes) for aliases in list(names.values())[:MOST_SHOWN])
         return f"{len(names)} classes, none of them agreed: {'; '.join(named)}; {_REMEDY}"
-    ordered = [aliases[0] for _, aliases in sorted(names.items())]
-    pairs = ", ".join(
-        f"{_toml(name)} = {_toml(agreed)}" for name, agreed in zip(ordered, classes, strict=True)
-    )
+    listed = ", ".join(f"{_toml(name)} = {_toml(agreed)}" for name, agreed in pairs.items())
     return (
-        "none of its class names is agreed. In the order of their numbers the pairs are as follows; if every pair is"
-        f" right, write this line at the top of the site's or simulation's file: class_names = {{ {pairs} }}"
+        "none of its class names is agreed. By spelling, or else by number, the pairs are as follows; if every pair is"
+        " right, write this line at the top of the site's or simulation's file:"
+        f" class_names = {{ {listed} }}"
     )
 
 

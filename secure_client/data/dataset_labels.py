@@ -1,8 +1,8 @@
 """Labels of a torch data set of the site's own, numbered by the class names that the data set has.
 
-``classes`` or ``class_names`` (in the order of the labels) and ``class_to_idx`` name classes. They are looked for
-in the data set itself and, where it has none, in the data sets that it wraps: ``ConcatDataset``, ``Subset``, and any
-wrapper with one data set inside. Under a ``target_transform`` labels have no names, since it changes them.
+``classes``, ``class_names``, ``idx_to_class`` and ``class_to_idx`` name classes, by order or by label. They are looked
+for in the data set itself and, where it has none, in the data sets inside: those of ``ConcatDataset``, ``Subset``, and
+any other wrapper. Under a ``target_transform`` labels have no names, since it changes them.
 
 What a data set states beside the names must not contradict them: its attributes each other, the folders of its
 ``samples``, and the labels in ``targets`` the labels that it gives. Limit: a wrapper of another length than the data
@@ -20,14 +20,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from secure_client.data.arrays import Indices, Labels
 from secure_client.data.class_names import Names, join_names
 from secure_client.errors import DataError
 from secure_client.user_code import describe_failure
 
-LISTS = ("classes", "class_names")
+NAMES = ("classes", "class_names", "idx_to_class", "class_to_idx")
 LABELS = ("targets", "labels", "_labels")
 FILES = ("samples", "imgs", "_samples")
 
@@ -129,44 +129,73 @@ def number_alike(datasets: Sequence[NumberedDataset], where: str) -> Names | Non
 
 
 MOST_NESTED = 32
+MOST_INSIDE = 1000
+"""Most data sets in one list of a wrapper."""
 
 
 def _parts(source: Any, outer: Indices, inner: Indices | None, where: str, depth: int = 0) -> list[_Part]:
-    """Return the data sets that decide the labels of the samples ``outer``."""
+    """Return the data sets that decide the labels of the samples ``outer``, ``inner`` of ``source`` where known."""
     if _attribute(source, "target_transform", where) is not None:
         return [_Part(source, outer, inner, None)]
     names = _names(source, where)
-    if names:
+    keeps_labels = type(source) in (Subset, ConcatDataset)
+    inside = _inside(source, where) if names is None or keeps_labels else []
+    if not inside or depth > MOST_NESTED:
         return [_Part(source, outer, inner, names)]
-    several = _attribute(source, "datasets", where)
-    ends = _attribute(source, "cumulative_sizes", where)
-    if several is not None and ends is not None and inner is not None:
-        part_of = np.searchsorted(np.asarray(ends), inner, side="right")
-        starts = [0, *ends]
+    parts = _parts_inside(source, inside, outer, inner, where, depth + 1)
+    if names is None:
+        return parts
+    for part in parts:
+        for label, aliases in (part.names or {}).items():
+            if not set(aliases) & set(names.get(label, aliases)):
+                raise DataError(
+                    f"{where}: class {label} is {names[label][0]!r} by the names of {type(source).__name__}, and"
+                    f" {aliases[0]!r} by those of the data set inside; remove the wrong names"
+                )
+    return [_Part(source, outer, inner, names)]
+
+
+def _parts_inside(
+    source: Any, inside: list[Any], outer: Indices, inner: Indices | None, where: str, depth: int
+) -> list[_Part]:
+    if isinstance(source, ConcatDataset) and inner is not None:
+        part_of = np.searchsorted(source.cumulative_sizes, inner, side="right")
+        starts = [0, *source.cumulative_sizes]
         return [
             each
-            for number, part in enumerate(several)
-            if (of := part_of == number).any()
-            for each in _parts(part, outer[of], inner[of] - starts[number], where, depth + 1)
+            for number in np.unique(part_of).tolist()
+            for of in [part_of == number]
+            for each in _parts(source.datasets[number], outer[of], inner[of] - starts[number], where, depth)
         ]
-    wrapped = _wrapped(source, where)
-    if wrapped is None or depth > MOST_NESTED:
-        return [_Part(source, outer, inner, None)]
-    indices = _attribute(source, "indices", where)
-    if indices is not None and len(indices) == len(source) and inner is not None:
-        inner = np.asarray(indices)[inner]
-    elif not hasattr(wrapped, "__len__") or len(wrapped) != len(source):
-        inner = None
-    return _parts(wrapped, outer, inner, where, depth + 1)
+    if len(inside) == 1:
+        known = _inner_indices(source, inside[0], inner, where)
+        if known is not None:
+            return _parts(inside[0], outer, known, where, depth)
+    parts = [part for each in inside for part in _parts(each, outer, None, where, depth)]
+    if any(part.names != parts[0].names for part in parts):
+        raise DataError(
+            f"{where}: {type(source).__name__} has several data sets inside, which name classes differently; give it"
+            " `classes` of the labels that it returns"
+        )
+    return parts[:1]
 
 
-def _wrapped(source: Any, where: str) -> Any:
-    """Return the data set inside a wrapper: ``dataset``, or the only data set among its attributes."""
+def _inside(source: Any, where: str) -> list[Any]:
+    """Return the data sets inside a wrapper: ``dataset``, or those among its attributes, also in lists."""
     inside = _attribute(source, "dataset", where)
     if inside is not None:
-        return inside
-    inner = [value for value in getattr(source, "__dict__", {}).values() if isinstance(value, Dataset)]
-    return inner[0] if len(inner) == 1 else None
+        return [inside]
+    values = list(getattr(source, "__dict__", {}).values())
+    several = [each for value in values if isinstance(value, list | tuple) for each in value[:MOST_INSIDE]]
+    return [value for value in (*values, *several) if isinstance(value, Dataset)]
+
+
+def _inner_indices(source: Any, inside: Any, inner: Indices | None, where: str) -> Indices | None:
+    """Return the samples of the data set inside that ``inner`` of a wrapper are, None if that is not known."""
+    indices = _attribute(source, "indices", where)
+    if inner is not None and indices is not None and len(indices) == len(source):
+        return cast("Indices", np.asarray(indices)[inner])
+    return inner if hasattr(inside, "__len__") and len(inside) == len(source) else None
 
 
 def _attribute(source: Any, name: str, where: str) -> Any:
@@ -178,9 +207,7 @@ def _attribute(source: Any, name: str, where: str) -> Any:
 
 def _names(source: Any, where: str) -> Names | None:
     """Return the names of the classes, by label; None if the data set names none."""
-    stated = {
-        name: _listed(_attribute(source, name, where), name, where) for name in (*LISTS, "class_to_idx")
-    }
+    stated = {name: _listed(_attribute(source, name, where), name, where) for name in NAMES}
     joined: dict[int, dict[str, None]] = {}
     numbers: dict[str, tuple[str, set[int]]] = {}
     for attribute, names in stated.items():
@@ -204,7 +231,8 @@ def _listed(value: Any, attribute: str, where: str) -> dict[int, tuple[str, ...]
     if value is None or isinstance(value, str | int) or callable(value):
         return {}
     if isinstance(value, Mapping):
-        pairs = [(label, key) if _is_number(label) else (key, label) for key, label in value.items()]
+        by_name = attribute == "class_to_idx" or not any(map(_is_number, value))
+        pairs = [(label, name) for name, label in value.items()] if by_name else list(value.items())
     elif isinstance(value, Iterable) and not isinstance(value, set | frozenset):
         pairs = list(enumerate(value))
     else:

@@ -159,6 +159,36 @@ def test_parts_that_number_differently_are_read_by_their_own_names(read: Callabl
     assert read(north, south, part="test") == [1, 2]
 
 
+class Two(Named):
+    """A wrapper with two data sets inside, of which nothing says how they are joined."""
+
+
+def test_a_wrapper_of_several_data_sets_follows_them_where_they_number_alike(
+    read: Callable[..., list[int]],
+) -> None:
+    first, other = Named([0, 1], classes=["dog", "bird"]), Named([0, 1], classes=["bird", "dog"])
+    assert read(Two([0, 1, 0], a=first, b=Named([1], classes=["dog", "bird"]))) == [2, 0, 2]
+    assert read(Two([0, 1, 0], parts=[first, first])) == [2, 0, 2]
+    joined: ConcatDataset[Any] = ConcatDataset([first, Named([1], classes=["dog", "bird"])])
+    assert read(First(joined)) == [2, 0]
+    for inside in ({"a": first, "b": other}, {"parts": (first, other)}, {"a": first, "b": Named([0])}):
+        with pytest.raises(DataError, match="Two"):
+            read(Two([0, 1, 0], **inside))
+    assert read(Two([0, 1, 0], a=first, b=other, classes=["dog", "bird"])) == [2, 0, 2]
+
+
+def test_names_of_a_subset_or_concatenation_must_be_those_inside(read: Callable[..., list[int]]) -> None:
+    north, south = Named([0, 1], classes=["dog", "bird"]), Named([0, 1], classes=["bird", "dog"])
+    whole: Any
+    for whole in (ConcatDataset([north, south]), Subset(south, [1, 0])):
+        whole.classes = north.classes  # type: ignore[attr-defined]  # by Named's attributes
+        with pytest.raises(DataError, match=type(whole).__name__):
+            read(whole)
+    whole = Subset(north, [1, 0])
+    whole.classes = ["dog", "bird"]
+    assert read(whole) == [0, 2]
+
+
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -169,6 +199,7 @@ def test_parts_that_number_differently_are_read_by_their_own_names(read: Callabl
         {"classes": {0: "dog", 1: "bird"}},
         {"classes": {"dog": 0, "bird": 1}},
         {"class_names": ["dog", "bird"]},
+        {"idx_to_class": {0: "dog", 1: "bird"}},
         {"class_to_idx": {"bird": 1, "dog": 0}},
         {"class_to_idx": {"bird": np.int64(1), "dog": np.int64(0)}},
         {"classes": ["dog", "bird"], "class_to_idx": {"bird": 1, "dog": 0}},
@@ -202,6 +233,13 @@ def test_labels_without_names_are_the_agreed_numbers(
 
 def test_numbers_as_names_are_names(read: Callable[..., list[int]]) -> None:
     assert read(Named([6, 0, 8], classes=list(SOME)), classes=DIGITS) == [7, 0, 9]
+    by_name = {name: label for label, name in enumerate(SOME)}
+    assert read(Named([6, 0, 8], class_to_idx=by_name), classes=DIGITS) == [7, 0, 9]
+
+
+def test_labels_that_count_from_1_are_read_by_class_to_idx(read: Callable[..., list[int]]) -> None:
+    assert read(Named([3, 1], class_to_idx={"bird": 1, "cat": 2, "dog": 3})) == [2, 0]
+    assert read(Named([3, 1], classes=["none", "bird", "cat", "dog"], targets=[3, 1])) == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +316,16 @@ def test_names_of_which_none_matches_are_confirmed_by_class_names(read: Callable
     assert read(mnist, classes=tuple("210"), class_names=CONFIRMED) == [0, 2, 1]
     with pytest.raises(DataError, match="2 - two"):
         read(mnist, classes=tuple("012"), class_names={WRITTEN[0]: "0", WRITTEN[1]: "1"})
+
+
+def test_pairs_to_be_confirmed_follow_the_spelling_before_the_order(read: Callable[..., list[int]]) -> None:
+    with pytest.raises(DataError) as refused:
+        read(Named([0, 1], classes=["Dog", "BIRD", "Katze"]))
+    for pair in ('"Dog" = "dog"', '"BIRD" = "bird"'):
+        assert pair not in str(refused.value)  # since Katze would be dog, too, nothing is proposed
+    with pytest.raises(DataError) as refused:
+        read(Named([0, 1], classes=["Dog", "Katze", "BIRD"]))
+    assert '{ "Dog" = "dog", "Katze" = "cat", "BIRD" = "bird" }' in str(refused.value)
 
 
 def test_class_names_rename_and_join_classes(read: Callable[..., list[int]]) -> None:
