@@ -1,7 +1,8 @@
 """Fields of an agreement one by one, so that two parties whose agreements differ can see where.
 
 A field is named by its keys from the top, joined by dots (``training.lr``), and its value is canonical JSON. Lists
-are one field; so are the settings of a third party's method or protection.
+are one field; so are the settings of a third party's method or protection. The columns of a table are counted from 0
+(``table.columns.0.scale``), unless there are too many for a reply.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from agreement.agreement import Agreement
 from protoseal_wire.messages import AgreementField
 
 _WHOLE = "extension."
+_COLUMNS, _MOST_COLUMNS = "table.columns", 50
 _SHOWN = 60
 _MOST_NAMED = 5
 _ABSENT = "absent"
@@ -63,6 +65,9 @@ def _flat(table: Mapping[str, Any], above: str) -> Iterator[tuple[str, str]]:
         path = above + key
         if isinstance(value, dict) and value and not above.startswith(_WHOLE):
             yield from _flat(value, f"{path}.")
+        elif path == _COLUMNS and len(value) <= _MOST_COLUMNS:
+            for position, column in enumerate(value):
+                yield from _flat(column, f"{path}.{position}.")
         else:
             yield path, json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 

@@ -68,6 +68,8 @@ def read_table(path: Path, agreed: TableSection, written: TableFormat, classes: 
     """
     parts = [parse_table(path, agreed, written, classes)]
     if written.test is not None:
+        if written.test.resolve() == path.resolve():
+            raise DataError(f"{path}: is also the test file in [table]: training rows would be tested on")
         parts.append(parse_table(written.test, agreed, written, classes))
         _check_no_common_subject(*parts)
     train, *test = [_samples(part, classes) for part in parts]
@@ -248,10 +250,13 @@ def _labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> It
 
 def _subjects(text: TableText, written: TableFormat) -> Subjects:
     place = text.positions[str(written.subject)]
+    given_names = {values[place] for _, values in text.rows}
     for line, values in text.rows:
         if values[place] in written.missing:
             raise DataError(f"{text.where}: line {line}, column {written.subject!r}: the subject is missing")
-    return np.array([values[place] for _, values in text.rows], dtype=np.str_)
+    # Programs that take identifiers for numbers write 7 as 7.0: both are one subject.
+    names = {given: re.sub(r"\.0+$", "", given) if _CODE.fullmatch(given) else given for given in given_names}
+    return np.array([names[values[place]] for _, values in text.rows], dtype=np.str_)
 
 
 def _features(column: TableColumn, values: Floats) -> Floats:

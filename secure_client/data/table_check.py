@@ -28,6 +28,7 @@ def describe_table(path: Path, agreed: TableSection, written: TableFormat, class
         _check_unit(column, values[~np.isnan(values)], table, written)
     left_out = len(table.lines) - int(table.kept.sum())
     rows = f"{len(table.lines)} rows" + (f", {left_out} of them left out" if left_out else "")
+    rows += f", {len(agreed.features)} features"
     return "; ".join(
         [rows, *(f"{column.name}: {', '.join(_facts(column, values))}" for column, values in columns)]
     )

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agreement.toml_loading import nearest
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
 
@@ -178,7 +177,7 @@ def _positions(
     absent = [name for name in written.names if plain(name) not in given]
     if absent:
         raise DataError(
-            f"{where}: names in [table] has {absent[0]!r}, which is no column{nearest(absent[0], given)}"
+            f"{where}: names in [table] has {absent[0]!r}, which is no column{_remedy(given, written)}"
         )
     names = _renamed(given, written)
     counts = Counter(names)
@@ -186,17 +185,18 @@ def _positions(
     for name in needed:
         count = counts[plain(name)]
         if count == 0:
-            raise DataError(f"{where}: has no column {name!r}{_remedy(name, names, written)}")
+            raise DataError(f"{where}: has no column {name!r}{_remedy(names, written)}")
         if count > 1:
             raise DataError(f"{where}: has {count} columns {name!r}: rename or remove the others")
     return {name: positions[plain(name)] for name in needed}
 
 
-def _remedy(name: str, names: Sequence[str], written: TableFormat) -> str:
+def _remedy(names: Sequence[str], written: TableFormat) -> str:
     if written.header is None and all(_is_value(text) for text in names):
         return "; line 1 has values, not names: list the columns' names in header in [table]"
-    named = ", ".join(names[:20])
-    return f"{nearest(name, names)} (columns: {named}): rename it, or set names in [table]"
+    shown = ", ".join(map(repr, names[:20]))  # by repr, which shows blanks and line ends in names
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"; the file has {shown}{more}: rename a column, or set names in [table]"
 
 
 def _is_value(text: str) -> bool:

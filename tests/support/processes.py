@@ -449,7 +449,10 @@ def _agreement_toml(agreement: Agreement) -> str:
 
 
 def _toml(value: object) -> str:
-    """Return a table as inline TOML; all else as JSON has it."""
+    """Return a table as inline TOML, also one in a list; all else as JSON has it."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
     if not isinstance(value, dict):
         return json.dumps(value)
-    return "{" + ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.items()) + "}"
+    given = {name: inner for name, inner in value.items() if inner is not None}
+    return "{" + ", ".join(f"{name} = {_toml(inner)}" for name, inner in given.items()) + "}"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agreement import TableSection
 from agreement.toml_loading import validate
 from secure_client.data.arrays import Source
@@ -13,6 +15,8 @@ from secure_client.data.table import read_table
 from secure_client.table_format import TableFormat
 
 CLASSES = ("healthy", "ill")
+ROWS = 24
+"""Rows of each table of :func:`write_three_dialects`, of which one has no cholesterol."""
 AGE: dict[str, Any] = {"name": "age"}
 CHOL: dict[str, Any] = {"name": "chol", "missing": "leave out"}
 SEX: dict[str, Any] = {"name": "sex", "categories": ["0", "1"], "drop_first": True}
@@ -35,3 +39,23 @@ def save(folder: Path, content: str | bytes, name: str = "north.csv") -> Path:
 
 def read(path: Path, *columns: Mapping[str, Any], **settings: Any) -> Source:
     return read_table(path, section(*columns), written(**settings), CLASSES)
+
+
+def write_three_dialects(folder: Path) -> None:
+    """Write three sites' tables: ages 40, 50 and 60 on average, the third site with a test part of its own."""
+    rng = np.random.default_rng(0)
+    for number, (separator, decimal) in enumerate([(";", "."), (",", "."), ("\t", ",")]):
+        name = f"site-{number + 1}"
+        rows = []
+        for row in range(ROWS):
+            ill = row % 2
+            age = f"{40 + 10 * number + 8 * ill + rng.normal():.2f}".replace(".", decimal)
+            rows.append([f"p{row // 2}", age, str(row % 2), str(200 + 40 * ill), "01"[ill]])
+        rows[0][3] = "?"
+        text = [separator.join(row) for row in [["id", "age", "sex", "chol", "num"], *rows]]
+        save(folder, "\n".join(text), f"{name}.csv")
+        part = 'test = "held-out.csv"\n' if number == 2 else ""
+        form = f'[table]\nlabel = "num"\nlabels = {{0 = "healthy", 1 = "ill"}}\ndecimal = "{decimal}"\n{part}'
+        save(folder, form, f"{name}.toml")
+        if part:
+            save(folder, "\n".join([text[0], *text[-6:]]), "held-out.csv")

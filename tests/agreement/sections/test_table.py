@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from agreement import Agreement, ConfigError, TableSection
+from agreement.differences import differing_fields, fields_of
 from agreement.toml_loading import validate
+from protoseal_wire.codec.check import MOST_FIELDS
 from tests.support.config_files import AGREEMENT
 
 AGE = {"name": "age", "scale": [54.0, 9.0]}
@@ -100,6 +102,19 @@ def test_a_table_of_thousands_of_columns_is_validated_at_once() -> None:
 )
 def test_every_agreed_field_changes_the_hash(changed: list[dict[str, Any]]) -> None:
     assert agreed(*changed).hash() != agreed(AGE, SEX).hash()
+
+
+def test_a_party_is_told_which_column_differs() -> None:
+    other = fields_of(agreed(AGE, SEX | {"categories": ["1", "0"]}))
+    (line,) = differing_fields(agreed(AGE, SEX), other)
+    assert line.startswith("table.columns.1.categories: ")
+
+
+def test_the_fields_of_a_wide_table_fit_a_reply() -> None:
+    for columns in (50, 51, 5000):
+        wide = agreed(*(PAIN | {"name": f"gene {number}"} for number in range(columns)))
+        assert len(fields_of(wide)) <= MOST_FIELDS
+        assert Agreement.from_json(wide.to_json(), source="") == wide
 
 
 def test_classes_change_the_hash() -> None:

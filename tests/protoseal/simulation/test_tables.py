@@ -17,7 +17,7 @@ from protoseal.simulation.site_datasets import divide, read_sites
 from secure_client.data.table_scale import fit_scale, scaled
 from secure_client.errors import DataError
 from tests.support.simulations import config_in
-from tests.support.tables import CLASSES, save, section
+from tests.support.tables import CLASSES, ROWS, save, section, write_three_dialects
 
 CONFIG = """
 dataset = "sites:sites"
@@ -41,34 +41,13 @@ name = "chol"
 scale = [220.0, 50.0]
 missing = "leave out"
 """
-ROWS = 24
-
-
-def tables(folder: Path) -> None:
-    """Write three sites' tables: ages 40, 50 and 60 on average, the third site with a test part of its own."""
-    rng = np.random.default_rng(0)
-    for number, (separator, decimal) in enumerate([(";", "."), (",", "."), ("\t", ",")]):
-        name = f"site-{number + 1}"
-        rows = []
-        for row in range(ROWS):
-            ill = row % 2
-            age = f"{40 + 10 * number + 8 * ill + rng.normal():.2f}".replace(".", decimal)
-            rows.append([f"p{row // 2}", age, str(row % 2), str(200 + 40 * ill), "01"[ill]])
-        rows[0][3] = "?"
-        text = [separator.join(row) for row in [["id", "age", "sex", "chol", "num"], *rows]]
-        save(folder, "\n".join(text), f"{name}.csv")
-        part = 'test = "held-out.csv"\n' if number == 2 else ""
-        form = f'[table]\nlabel = "num"\nlabels = {{0 = "healthy", 1 = "ill"}}\ndecimal = "{decimal}"\n{part}'
-        save(folder, form, f"{name}.toml")
-        if part:
-            save(folder, "\n".join([text[0], *text[-6:]]), "held-out.csv")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     (folder / "sites").mkdir()
-    tables(folder / "sites")
+    write_three_dialects(folder / "sites")
     simulate(config_in(CONFIG, folder / "out"))
     return folder
 

@@ -199,8 +199,23 @@ def test_subjects_are_texts_and_stay_in_one_part(tmp_path: Path) -> None:
     assert f"{test}: line 3" in str(refused.value)
 
 
+def test_a_subject_is_one_also_as_a_number(tmp_path: Path) -> None:
+    subjects = read(
+        save(tmp_path, "id,age,label\n7,1,ill\n7.0,2,ill\n7.5,2,ill\n"), AGE, subject="id"
+    ).train.subjects
+    assert subjects is not None
+    assert subjects.tolist() == ["7", "7", "7.5"]
+
+
 def test_a_missing_subject_is_refused(tmp_path: Path) -> None:
     refused_at(save(tmp_path, "id,age,label\n,1,ill\n"), 2, "id", AGE, subject="id")
+
+
+def test_training_rows_are_no_test_part(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,label\n1,ill\n")
+    with pytest.raises(DataError) as refused:
+        read(path, AGE, test=str(tmp_path / "." / "north.csv"))
+    assert str(path) in str(refused.value)
 
 
 def test_the_test_part_is_a_table_in_the_same_format(tmp_path: Path) -> None:
@@ -373,6 +388,14 @@ def test_a_format_that_does_not_fit_the_agreement_or_the_file_is_refused(
     path = save(tmp_path, "age;sex;label\n3;1;ill\n")
     with pytest.raises(DataError):
         read(path, AGE, SEX, **settings_)
+
+
+def test_a_name_over_two_lines_is_shown_in_one(tmp_path: Path) -> None:
+    path = save(tmp_path, '"age\n(years)";label\n3;ill\n')
+    with pytest.raises(DataError) as refused:
+        read(path, AGE)
+    assert "\n" not in str(refused.value)
+    assert features(path, AGE, names={"age\n(years)": "age"}) == [[3.0]]
 
 
 def test_a_wide_table_is_read(tmp_path: Path) -> None:

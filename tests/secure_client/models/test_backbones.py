@@ -15,7 +15,14 @@ from agreement.sections.built_in_models import IMAGE_MODELS
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
 from secure_client.models.photo_networks import group_norm
-from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model, check_model
+from secure_client.models.prototype_model import (
+    PrototypeModel,
+    SplitModel,
+    build_model,
+    check_model,
+    weights_hash,
+)
+from secure_client.training.dp_sgd.model_support import check_suitable
 from tests.support.marks import full_but
 
 CLASSES, DIM = 5, 16
@@ -69,6 +76,17 @@ def test_every_network_keeps_the_contract_with_one_d(name: str, norm: Norm) -> N
     assert (features >= 0).all(), "an embedding is ReLU'd"
     assert features.std() > 0
     assert not torch.allclose(features[0], features[1]), "it depends on the image"
+
+
+def test_an_mlp_takes_rows_of_a_table_and_trains_by_dp_sgd() -> None:
+    model = build("mlp", inputs=13)
+    rows = torch.randn(6, 13, generator=torch.Generator().manual_seed(7))
+    check_model(model, rows, classes=CLASSES, dim=DIM)
+    check_suitable(model, rows)
+    assert (model.features(rows) >= 0).all()
+    assert weights_hash(model.state_dict()) == weights_hash(build("mlp", inputs=13).state_dict())
+    with pytest.raises(ModelError):
+        build("mlp")
 
 
 @pytest.mark.parametrize("name", full_but((*BLOCKS, "resnet34"), "resnet10"))
