@@ -168,7 +168,7 @@ Method.FEDDBP = Method(
 )
 Method.FEDPLCC = Method(
     name="fedplcc",
-    traits=_CLUSTERED,
+    traits=replace(_CLUSTERED, predicts=Predicts.TRAINED),
     settings=FedplccSection,
     deployable=True,
     private=True,

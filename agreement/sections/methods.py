@@ -143,7 +143,8 @@ class FedplccSection(Section):
     instead of prototypes. ``literal_norms`` clusters vectors as they are instead of by their directions alone.
     ``most_prototypes`` bounds a site's local prototypes of a class, ``most_clusters`` the clusters of a class over
     all sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much
-    (threat-model.md).
+    (threat-model.md). ``predicts`` selects the model as the site trained it last, or the last average, which is the
+    paper's: one model for all sites, which does not suit a site with classes or images of its own (ADR 24).
     """
 
     contrast: NotNegative = 1.0
@@ -166,6 +167,8 @@ class FedplccSection(Section):
     """Most local prototypes that a site has of a class."""
     most_clusters: Annotated[int, Field(ge=1, le=256)] = 16
     """Most clusters of a class over all sites."""
+    predicts: Predicts = Predicts.TRAINED
+    """Predict with the model as trained last, or as averaged last."""
 
 
 class BaselinesSection(Section):

@@ -118,6 +118,10 @@ def _cross_entropy(_: object) -> BatchLoss:
     return cross_entropy.Objective()
 
 
+def _predicting(settings: FedpcSection | FedplccSection, recipe: Recipe) -> Recipe:
+    return replace(recipe, predicts=settings.predicts)
+
+
 def _head_first(settings: BaselinesSection, recipe: Recipe) -> Recipe:
     head = Stage(Trains.CLASSIFIER, settings.fedrep_head_epochs)
     return replace(recipe, stages=(head, Stage(Trains.EXTRACTOR)))
@@ -127,9 +131,7 @@ BUILT_IN: Mapping[Method, SiteMethod] = {
     Method.PFPL: SiteMethod(objective=_pfpl),
     Method.LOCAL: SiteMethod(objective=_pfpl),
     Method.SELF: SiteMethod(objective=_pfpl),
-    Method.FEDPC: SiteMethod(
-        objective=_fedpc, recipe=lambda settings, recipe: replace(recipe, predicts=settings.predicts)
-    ),
+    Method.FEDPC: SiteMethod(objective=_fedpc, recipe=_predicting),
     Method.AVERAGE: SiteMethod(objective=_fedpc),
     Method.FEDDBP: SiteMethod(
         objective=_feddbp,
@@ -137,7 +139,7 @@ BUILT_IN: Mapping[Method, SiteMethod] = {
         model=_feddbp_model,
         targets=_feddbp_targets,
     ),
-    Method.FEDPLCC: SiteMethod(objective=_fedplcc),
+    Method.FEDPLCC: SiteMethod(objective=_fedplcc, recipe=_predicting),
     Method.FEDPROTO: SiteMethod(objective=_fedproto),
     Method.FEDPROTO_AVERAGED: SiteMethod(objective=_fedproto),
     Method.FPL: SiteMethod(objective=_fpl),

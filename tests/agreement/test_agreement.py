@@ -30,7 +30,7 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "48bec26222ea181c4a60bdd464112d6dbcd66e663dcc651d27dc107de590d41d"
+KNOWN_HASH = "95a6340870cb70add207e0ec24e0a80e1c7947b30bcfdab6efb985c442bf3437"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:

@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from agreement import CONTROLS, DEPLOYABLE, METHODS, PROTECTIONS, Family, Method, NoSettings, Protection
+from agreement import (
+    CONTROLS,
+    DEPLOYABLE,
+    METHODS,
+    PROTECTIONS,
+    Family,
+    FedpcSection,
+    FedplccSection,
+    Method,
+    NoSettings,
+    Predicts,
+    Protection,
+)
 from agreement.method_compatibility import check_protection_serves
 from agreement.phases import first_round, has_common_group
 from algorithms.baselines import cross_entropy
@@ -66,6 +78,21 @@ def test_every_method_has_its_objective_and_exchanges_what_its_traits_say(method
     recipe = build_recipe(agreement)
     assert type(recipe.objective) is OBJECTIVES[method]
     assert (recipe.averages, recipe.predicts) == (method.traits.averaged, method.traits.predicts)
+
+
+@pytest.mark.parametrize("predicts", Predicts)
+@pytest.mark.parametrize(
+    ("method", "section"), [(Method.FEDPC, FedpcSection), (Method.FEDPLCC, FedplccSection)]
+)
+def test_a_site_predicts_with_the_model_that_is_agreed_on(
+    method: Method, section: Any, predicts: Predicts
+) -> None:
+    changes: dict[str, Any] = {method.value: section(predicts=predicts)}
+    assert build_recipe(method_agreement(method, **changes)).predicts is predicts
+
+
+def test_sites_of_every_deployable_method_predict_with_the_model_that_they_trained_last() -> None:
+    assert {method.traits.predicts for method in DEPLOYABLE} == {Predicts.TRAINED}
 
 
 @pytest.mark.parametrize("method", SERVED)

@@ -88,7 +88,7 @@ def test_a_sites_results_are_the_files_that_are_named(walked: Walked) -> None:
     (sentence,) = re.findall(r"`out/` stays at the site:(.*?)\.\n", WALKTHROUGH.read_text("utf-8"), re.S)
     for site in SITES:
         assert {path.name for path in (walked.folder / site / "out").iterdir()} == set(
-            re.findall(r"`([\w.]+)`", sentence)
+            re.findall(r"`([\w.-]+)`", sentence)
         )
 
 
