@@ -241,7 +241,9 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(
         entry
         for entry in folder.iterdir()
-        if not entry.name.startswith(".") and entry.name.lower() not in LEFT_BY_SYSTEMS
+        if not entry.name.startswith(".")
+        and entry.name.lower() not in LEFT_BY_SYSTEMS
+        and not entry.name.endswith(":Zone.Identifier")  # Windows notes where a file came from
     )
 
 

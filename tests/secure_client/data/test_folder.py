@@ -80,7 +80,7 @@ def test_train_must_be_there_and_test_may_be_absent(tmp_path: Path) -> None:
 def test_names_in_capitals_and_files_of_operating_systems_are_no_obstacle(tmp_path: Path) -> None:
     picture(tmp_path / "train/cat/1.PNG", 10)
     picture(tmp_path / "train/cat/2.TIFF", 20)
-    for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "._1.PNG"):
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "._1.PNG", "1.PNG:Zone.Identifier"):
         (tmp_path / "train/cat" / name).write_bytes(b"x")
     for name in ("__MACOSX", "@eaDir"):
         (tmp_path / "train" / name).mkdir()
