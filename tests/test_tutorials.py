@@ -14,12 +14,14 @@ from tests.deploy.walkthrough import ROOT, Shell, read_blocks
 
 pytestmark = pytest.mark.full
 
-PAGES = [ROOT / "docs/tutorials" / name for name in ("own-data-and-model.md", "first-private-run.md")]
+PAGES = [
+    ROOT / "docs/tutorials" / name for name in ("own-data-and-model.md", "first-private-run.md", "tables.md")
+]
 
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Return the folder of both tutorials, and what each step printed."""
+    """Return the folder of the tutorials, and what each step printed."""
     folder = tmp_path_factory.mktemp("tutorials")
     steps = [
         (f"{page.stem} {block.step}", block.commands)
@@ -79,3 +81,12 @@ def test_the_private_federation_gains_by_the_reported_figure(typed: tuple[Path, 
         "fedpc",
     ):
         assert result["config"][name] == sample[name]
+
+
+def test_four_clinics_tables_become_one_federation(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, printed = typed
+    result = result_of(folder / "runs/clinics")
+    assert [site["name"] for site in result["sites"]] == ["east", "north", "south", "west"]
+    assert result["mean_accuracy"] > 0.65
+    rows = (folder / "new.csv").read_text(encoding="utf-8").splitlines()[1:]
+    assert printed["tables 5. Predict"].count("line ") == len(rows)

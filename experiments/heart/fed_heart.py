@@ -20,6 +20,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from sklearn.model_selection import train_test_split
 
 from agreement import ConfigError, Method
+from protoseal.commands.error_output import one_line_errors
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import Ended, Watcher, scene_of, simulate
 from protoseal.simulation.local_controls import run_control
@@ -29,6 +30,7 @@ from secure_client.data.arrays import Indices, join_samples
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.table import parse_table
 from secure_client.data.table_scale import fit_inputs
+from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
 
 EXPERIMENT = Path(__file__).with_name("fed-heart.toml")
@@ -40,7 +42,7 @@ HEADER = (
 HEALTHY, ILL = "no disease", "disease"
 LABELS = {"0": HEALTHY, **dict.fromkeys("1234", ILL)}
 PROTECTIONS = ("plain", "masked", "ckks")
-BESIDE = (Method.FEDAVG.value, Method.LOCAL.value)
+BESIDE = (Method.FEDAVG.value, Method.SELF.value, Method.LOCAL.value)
 """Methods that run once, under plain."""
 POOLED = "pooled"
 ROUNDING = 1e-9
@@ -74,6 +76,8 @@ def write_site(source: Path, folder: Path, name: str, config: SimulationConfig) 
 
     Rows with a missing value in a column that is read are left out before the split, so that the split is FLamby's.
     """
+    if not source.is_file():
+        raise DataError(f"{source}: the file does not exist; give the folder of processed.{name}.data")
     lines = source.read_text(encoding="utf-8").splitlines()
     # Copies differ: some have a header, with names of their own.
     rows = lines[1:] if lines[0][:1].isalpha() else lines
@@ -179,6 +183,7 @@ def tables(figures: Mapping[str, NDArray[np.float64]]) -> Iterator[str]:
 @click.option(
     "--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="Any setting of the file."
 )
+@one_line_errors
 def main(data: Path, out: Path, seeds: int, settings: tuple[str, ...]) -> None:
     """Run Fed-Heart-Disease on the four files in DATA and print its tables."""
     flags: dict[str, object] = {"dataset": f"sites:{out / 'sites'}", "seeds": tuple(range(seeds))}

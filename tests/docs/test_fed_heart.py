@@ -112,7 +112,7 @@ def test_one_command_gives_every_method_under_every_protection(files: Path, tmp_
         for method in ("pfpl", "fedpc", "feddbp", "fedplcc")
         for protection in ("plain", "masked", "ckks")
     }
-    assert figures.keys() == names | {"hospitals", "seeds", "pooled", "local", "fedavg"}
+    assert figures.keys() == names | {"hospitals", "seeds", "pooled", "local", "self", "fedavg"}
     for name in names:
         assert np.shape(figures[name]) == (2, 4)
         assert f"| {name} | {100 * np.mean(figures[name], axis=0)[0]:.1f} ± " in done.stdout

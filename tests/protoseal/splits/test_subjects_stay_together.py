@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protoseal.simulation.site_datasets import read_sites
+from agreement import TableColumn, TableSection
+from protoseal.simulation.site_datasets import divide, read_sites
 from protoseal.splits import SiteArrays, by_domain, dirichlet, iid, mixed, parse_split, shots, with_validation
 from secure_client.data.arrays import Samples, TrainTest
 from secure_client.data.npz import write_npz
 from secure_client.data.sources import load
 from secure_client.errors import DataError
 from tests.support.numbered_samples import all_ids, data, ids
+from tests.support.tables import save
 
 SPLITS: dict[str, Callable[[TrainTest, int, int], tuple[SiteArrays, ...]]] = {
     "iid": lambda d, n, seed: iid(d, sites=n, seed=seed),
@@ -85,6 +87,25 @@ def test_a_site_of_a_folder_keeps_a_subject_on_one_side(tmp_path: Path) -> None:
     for site in read_sites(tmp_path).sites:
         assert not owners_of(site.train) & owners_of(site.test)
         assert len(site.test) > 0
+
+
+@pytest.mark.parametrize(
+    "split", ["iid", "dirichlet:1,min=4", "iid:test=0.4,val=0.2", "mixed:n=2,max=20", "domains:per=40"]
+)
+def test_a_patients_rows_of_a_table_are_on_one_side(tmp_path: Path, split: str) -> None:
+    """Rows name their patient, and their age tells the patient too; one row in nine is left out."""
+    rows = [f"{40 + at % 60};{'?' if at % 9 == 0 else 200};{at % 60 % 2};p{at % 60}" for at in range(180)]
+    agreed = TableSection(
+        columns=(TableColumn(name="age"), TableColumn(name="chol", missing="leave out")),
+    )
+    path = save(tmp_path, "\n".join(["age;chol;ill;patient", *rows]))
+    path.with_suffix(".toml").write_text(
+        '[table]\nsubject = "patient"\nlabel = "ill"\nlabels = {0 = "healthy", 1 = "ill"}\n', encoding="utf-8"
+    )
+    data = divide(f"table:{path}", split, sites=2, seed=3, agreed=agreed, classes=("healthy", "ill"))
+    parts = [set(part.inputs[:, 0].tolist()) for site in data.sites for part in site.parts.values()]
+    assert len(parts) == (6 if "val" in split else 4)
+    assert sum(map(len, parts)) == len(set().union(*parts))
 
 
 def test_samples_for_validation_are_of_other_subjects() -> None:
