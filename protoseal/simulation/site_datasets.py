@@ -149,7 +149,7 @@ def read_sites(
     ]
     agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources, class_names)
     data = [join([source], agreed, classes, class_names=class_names) for source in sources]
-    sites = (_alone(file.stem, part) for file, part in zip(files, data, strict=True))
+    sites = (_alone(file, part) for file, part in zip(files, data, strict=True))
     return DividedData(tuple(sites), classes, agreed)
 
 
@@ -173,7 +173,14 @@ def _site_files(directory: Path, agreed: InputSection | None) -> list[Path]:
     return files
 
 
-def _alone(name: str, data: TrainTest) -> SiteArrays:
-    if data.test is None:
-        return replace(iid(data, sites=1, seed=0)[0], name=name)
-    return SiteArrays(name, data.train, data.test, data.domains)
+def _alone(file: Path, data: TrainTest) -> SiteArrays:
+    if data.test is not None:
+        return SiteArrays(file.stem, data.train, data.test, data.domains)
+    try:
+        (site,) = iid(data, sites=1, seed=0)
+    except DataError as error:
+        what = "samples" if data.train.subjects is None else "subjects"
+        raise DataError(
+            f"{file}: has no test part, and too few {what} of any class to set a quarter aside: add a test part"
+        ) from error
+    return replace(site, name=file.stem)

@@ -113,6 +113,14 @@ def test_sites_without_a_test_part_set_a_quarter_aside(tmp_path: Path) -> None:
     assert (first.test.inputs == again.test.inputs).all()
 
 
+def test_a_file_of_too_few_subjects_for_a_test_part_is_named(tmp_path: Path) -> None:
+    rows = {"x_train": np.arange(40.0)[:, np.newaxis], "y_train": np.arange(40) % 2}
+    np.savez(tmp_path / "clinic-a.npz", **rows)  # type: ignore[arg-type]  # no key is its allow_pickle
+    np.savez(tmp_path / "clinic-b.npz", subjects=np.zeros(40, int), **rows)  # type: ignore[arg-type]  # the same
+    with pytest.raises(DataError, match=r"clinic-b\.npz"):
+        read_sites(tmp_path)
+
+
 def test_a_folder_without_files_and_a_bad_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no \.npz file; it needs one for each site"):
         read_sites(tmp_path)
