@@ -124,7 +124,7 @@ def test_weakened_run_is_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     WEAKENINGS[double](monkeypatch)
     # Several releases of frozen features are averaged, which makes their means anew from sums and counts.
     every = ROUNDS if FOUND[double] is SENT else ROUNDS // 2
-    agreement = kept_agreement(Method.PFPL, Protection.PLAIN, min_count=3.0, release_every=every)
+    agreement = kept_agreement(Method.PFPL, Protection.PLAIN, release_every=every)
     audit = audited(agreement, tmp_path)
     assert audit.verdict is Verdict.REFUTED
     assert FOUND[double] in weaknesses(audit)
