@@ -112,18 +112,20 @@ def fitted(
     return cast("Inputs", images[0])
 
 
-def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
-    """Stack ``count`` images (H, W, C) into one array, without a second copy in memory.
+def stack(images: Iterable[Inputs], names: Sequence[object], where: str) -> Inputs:
+    """Stack images (H, W, C), as many as ``names``, into one array, without a second copy in memory.
 
     The array is float32 in [0, 1] if any image is. Raises :class:`DataError` for images of different shape.
     """
     stacked: Inputs | None = None
     for place, image in enumerate(images):
         if stacked is None:
-            stacked = np.zeros((count, *image.shape), image.dtype)
+            stacked = np.zeros((len(names), *image.shape), image.dtype)
         if image.shape != stacked.shape[1:]:
-            first, other = sorted((stacked.shape[1:], image.shape))
-            raise DataError(f"{where}: images differ in shape ({first}, {other}); agree on [preprocessing]")
+            raise DataError(
+                f"{where}: image {names[place]} has shape {image.shape}, and {names[0]} has shape"
+                f" {stacked.shape[1:]} (height, width, channels); agree on [preprocessing], or store them alike"
+            )
         mixed = image.dtype != stacked.dtype
         stacked = as_floats(stacked) if mixed else stacked
         stacked[place] = as_floats(image) if mixed else image
@@ -272,7 +274,7 @@ def _samples_of(
     *,
     where: str,
 ) -> Samples:
-    inputs = stack(images, len(files), where)
+    inputs = stack(images, [file.path for file in files], where)
     labels = np.array([classes.index(file.label) for file in files])
     numbers = np.array([domains.index(file.domain) for file in files])
     return checked_samples(inputs, labels, numbers, where=where)

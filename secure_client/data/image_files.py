@@ -12,8 +12,9 @@ BMP   palettes; RGB of 24 or 32 bits
 Orientation (EXIF, TIFF, XMP), photometric interpretation and palettes are applied. An alpha channel is dropped if every
 pixel is opaque; otherwise the file is refused. A file with several pages or frames is refused.
 
-Limits: colour profiles, gamma, chromaticities and resolutions are ignored, as are previews within EXIF or MPF, gain maps
-and TIFF's SubIFDs. JPEG and uncompressed files have no checksum: pixels that were overwritten in them are not noticed.
+Limits: colour profiles, gamma, chromaticities and resolutions are ignored, and so are previews within EXIF or MPF, gain
+maps and TIFF's SubIFDs. JPEG and uncompressed files have no checksum: pixels that were overwritten in them are not
+noticed.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Flowers:
                     labels.append(label)
                     yield image
 
-        return stack(images(), sum(map(len, parts)), where), labels
+        return stack(images(), range(sum(map(len, parts))), where), labels
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,9 @@ def test_a_folder_that_is_no_class_names_the_nearest(folder: Path) -> None:
 
 
 def test_images_of_several_shapes_need_an_agreed_one(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"train: images differ in shape .* agree on \[preprocessing\]"):
+    with pytest.raises(DataError) as refused:
         read_folder(folder, None)
+    assert all(str(folder / "train/cat" / name) in str(refused.value) for name in ("1.png", "2.jpg"))
 
 
 def test_a_bad_image_or_folder_is_named_with_its_file(folder: Path) -> None:
