@@ -23,6 +23,8 @@ from secure_client.errors import DataLost, SiteError, Violation
 
 _log = logging.getLogger("protoseal.site")
 T = TypeVar("T")
+_LONGEST = 300
+"""Most characters of an exception's text that an error or the log repeats."""
 
 
 def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T:
@@ -36,7 +38,8 @@ def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T
     except BaseException as error:
         check_containable(error)
         _log.error(
-            "%s failed, and the site continues without its result: %s: %s", what, type(error).__name__, error
+            "%s failed, and the site continues without its result: %s: %s",
+            *(what, type(error).__name__, one_line(error)),
         )
         _log.debug("the error's origin", exc_info=True)
     return otherwise()
@@ -49,6 +52,16 @@ def check_containable(error: BaseException) -> None:
     """
     if isinstance(error, KeyboardInterrupt | DataLost):
         raise error
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's text on one line, cut where it is long."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as unprintable:  # an exception of a site's code may have a __str__ that raises
+        check_containable(unprintable)
+        return ""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 @contextmanager
@@ -66,4 +79,4 @@ def opening(what: str) -> Iterator[None]:
     except CryptoError as error:
         raise Violation(f"{what} is refused: {error}") from error
     except Exception as error:
-        raise ImplausibleError(f"{what}: {type(error).__name__}: {error}") from error
+        raise ImplausibleError(f"{what}: {type(error).__name__}: {one_line(error)}") from error

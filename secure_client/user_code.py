@@ -14,12 +14,10 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
 
-from secure_client.error_containment import check_containable
+from secure_client.error_containment import check_containable, one_line
 from secure_client.errors import PluginError, SiteError
 
 E = TypeVar("E", bound=SiteError)
-_LONGEST = 300
-"""Most characters of an exception's text that an error repeats."""
 _log = logging.getLogger("protoseal.site")
 
 
@@ -81,15 +79,6 @@ def describe_failure(kind: type[E], what: str, error: BaseException) -> E:
         return kind(f"{what}: {error}")
     text = one_line(error)
     return kind(f"{what}: raised {type(error).__name__}{f' ({text})' if text else ''}{_origin(error)}")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's text on one line, cut where it is long."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # an exception of a site's code may have a __str__ that raises
-        return ""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def described(value: object) -> str:

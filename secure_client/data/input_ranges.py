@@ -1,8 +1,8 @@
 """Ranges of a site's inputs beside the agreed scale, which find images that are read as darkness or as plain areas.
 
 A site with such inputs would train and answer as others do, and spoil every result without an error. The ranges stay at
-the site. Limit: a count of dark images among others is no error, and a class whose images are all dark is only such a
-count.
+the site. Limits: a count of dark images among others is no error, and a class whose images are all dark is only such a
+count. A refused start depends on the data, outside epsilon, and on nothing else: the same data are refused at every start.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from secure_client.error_containment import one_line
 from secure_client.errors import DataError
 from secure_client.models.prototype_model import Filled, PrototypeModel, outputs_of
 from secure_client.training.batches import Source, isolate_failures, split
-from secure_client.user_code import one_line
 
 EVALUATION_BATCH = 256
 """Number of records that are computed together."""

@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from secure_client.data import load_site_data
+from secure_client.error_containment import contained
 from secure_client.errors import DataError, PluginError, SiteError
 from secure_client.user_code import call_function, load_function
 from tests.secure_client.data.test_user_data import agreement
@@ -47,7 +48,7 @@ def raising(error: BaseException) -> Callable[[], object]:
 
 class Speechless(Exception):
     def __str__(self) -> str:
-        raise RuntimeError
+        raise SystemExit
 
 
 RAISED = [
@@ -213,3 +214,15 @@ def test_a_function_that_returns_something_else_is_a_data_error_of_one_line(kind
         load_site_data(f"{__name__}:load", None, agreement(None))
     assert f"{__name__}:load" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_an_error_that_ends_nothing_is_logged_in_one_line(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert contained(raising(error), lambda: "otherwise", "a computation") == "otherwise"
+    (record,) = caplog.records
+    assert type(error).__name__ in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert not record.exc_info
