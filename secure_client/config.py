@@ -45,7 +45,7 @@ class SiteConfig(PartyFile):
     data: Annotated[str, Field(min_length=1)]
     """Data: `npz:PATH`, `folder:PATH`, `table:PATH`, a name, or `module:function`."""
     data_root: LocalPath | None = None
-    """Folder with torchvision's files."""
+    """Folder with torchvision's files, or with the data of this site's own code."""
     class_names: dict[str, str] = Field(default_factory=dict)
     """Agreed classes, by the data's own class names, or by labels that have no names."""
     convert_channels: bool = False

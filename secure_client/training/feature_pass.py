@@ -6,8 +6,8 @@ own label. With noise so does a record that cannot be read; without it, :class:`
 pass. With noise this keeps the query's sensitivity: a record changes its own row alone. The order and the number of
 rows never depend on what the model computes.
 
-Limits. The time of a pass shows the number of records on which a plug-in's model raises: a batch with k of them is
-computed k + 2 times, and its records some 1 + k/3 times more, without padding
+Limits. The time of a pass shows the number of records that cannot be read, or on which a plug-in's model raises: a
+batch with k of them is computed k + 2 times, and its records some 1 + k/3 times more, without padding
 (:func:`secure_client.training.batches.isolate_failures`). A model that fails on all records gives zeros for all, which
 only the site's log reports.
 """

@@ -295,6 +295,8 @@ EXACT = [
     *(Case(Method.PFPL, protection, phase) for protection in (PLAIN, CKKS) for phase in _SIMPLE),
     *(Case(method, MASKED, phase) for method in (Method.PFPL, Method.FEDPC) for phase in _SUMMED),
     *(Case(Method.FEDPLCC, PLAIN, phase) for phase in _SIMPLE),
+    *(Case(Method.FEDPLCC, protection, Phase.DIRECTIONS) for protection in (MASKED, CKKS)),
+    *(Case(Method.FEDPC, CKKS, phase) for phase in (Phase.VALUES, Phase.RESULT)),
     *(Case(Method.FEDDBP, protection, Phase.PRESENCE) for protection in (PLAIN, MASKED, CKKS)),
     *(Case(method, MASKED, Phase.PRESENCE, middle=True) for method in (Method.PFPL, Method.FEDAVG)),
     *(Case(Method.FEDPC, MASKED, phase, round=0) for phase in (Phase.ROSTER, Phase.PRESENCE, Phase.VALUES)),
@@ -381,7 +383,7 @@ NOISY = [
     "case", full_but(NOISY, Case(Method.PFPL, MASKED, Phase.PRESENCE, True, FROZEN)), ids=str
 )
 def test_with_noise_contributors_and_ledgers_are_those_of_an_undisturbed_run(
-    case: Case, whole: Played, tmp_path: Path
+    case: Case, whole: Played, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, other = play(case, tmp_path, vanishing(case)), whole(case)
     assert run.error is None
@@ -389,6 +391,8 @@ def test_with_noise_contributors_and_ledgers_are_those_of_an_undisturbed_run(
     assert run.ledgers == other.ledgers
     assert len(run.ledgers[VICTIM]) > 0
     assert [run.logs[number].unreadable for number in (CUT - 1, ROUNDS)] == [False, True]
+    lines = [record.getMessage() for record in caplog.records if STALE in record.getMessage()]
+    assert 0 < len(lines) <= 4 * ROUNDS  # not one for each record
 
 
 @pytest.mark.parametrize("privacy", full_but((FROZEN, PRIVATE), FROZEN), ids=["frozen", "dp-sgd"])

@@ -11,7 +11,7 @@ size: the expected size of a sample would reveal the number of records. An empty
 Where a job's records have owners, a step samples owners, and a subject's gradient is clipped as a record's is
 (:mod:`secure_client.training.dp_sgd.clipping_units`).
 
-A record on which the model fails has a gradient of zeros.
+A record that cannot be read, or on which the model fails, has a gradient of zeros.
 
 Physical batches have one size, which follows from the agreement and the model; the last batch is padded. A record's
 gradient in float32 is then the same to the last bit whatever other records there are, on the CPU that was tried
