@@ -291,6 +291,9 @@ def _outcome(
     try:
         return take_part_now()
     except Unreachable as error:
+        last = rounds_received(journal)
+        if last == 0:
+            raise
         raise Unreachable(
             f"{error}; this site has the results of {last} of {rounds} rounds. Start the site again once the "
             "coordinator serves: a coordinator that is restarted after the run's end gives late sites the last "

@@ -64,12 +64,24 @@ def _remedy(error: Exception) -> str | None:
     if isinstance(error, (CryptoError, PrivacyError, SiteError, CoordinatorError)):
         return printable(str(error))
     if isinstance(error, sqlite3.Error):
-        return f"the state cannot be stored ({error}): free disk space or correct the folder's permissions"
+        return f"the state cannot be stored ({error}){_state_remedy(error)}"
     if isinstance(error, OSError):
         return _system_error_text(error)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in SITE_EXTRA:
         return f"this command needs the package {error.name}: run pip install 'protoseal[site]'"
     return None
+
+
+def _state_remedy(error: sqlite3.Error) -> str:
+    match (getattr(error, "sqlite_errorname", "") or "").split("_")[1:2]:
+        case ["FULL"]:
+            return ": free disk space"
+        case ["READONLY" | "CANTOPEN" | "PERM"]:
+            return ": correct the permissions of the folder and its files"
+        case ["NOTADB" | "CORRUPT"]:
+            return ": the file is damaged"
+        case _:
+            return ""
 
 
 def print_warnings(diagnoses: Iterable[Diagnosis]) -> None:

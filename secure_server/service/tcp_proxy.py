@@ -229,12 +229,22 @@ def bound_sockets(listen: str) -> list[socket.socket]:
     except (OSError, ValueError) as error:
         for each in bound:
             each.close()
-        raise CannotListen(
-            f"cannot listen on {listen}: the address is in use or does not belong to this machine"
-        ) from error
+        raise CannotListen(f"cannot listen on {listen}: {_problem(error)}") from error
     if not bound:
         raise CannotListen(f"cannot listen on {listen}: the address does not belong to this machine")
     return bound
+
+
+def _problem(error: OSError | ValueError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host is unknown ({error.strerror})"
+    match getattr(error, "errno", None):
+        case errno.EADDRINUSE:
+            return "another process listens on this port"
+        case errno.EACCES:
+            return "this user may not listen on this port; ports below 1024 are root's"
+        case _:
+            return str(getattr(error, "strerror", None) or error)
 
 
 def _bound(family: int, place: tuple[object, ...]) -> socket.socket:

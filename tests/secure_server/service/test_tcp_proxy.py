@@ -246,3 +246,11 @@ def _polling(handler: FakeHandler, stub: CoordinatorStub) -> grpc.Future[pb.Task
             poll = stub.NextTask.future(_asks(), timeout=60)
         time.sleep(0.005)
     return poll
+
+
+@pytest.mark.parametrize(
+    ("listen", "named"), [("nowhere.invalid:0", "nowhere.invalid:0"), ("192.0.2.1:0", "192.0.2.1:0")]
+)
+def test_an_address_that_cannot_be_bound_is_named(listen: str, named: str) -> None:
+    with pytest.raises(CannotListen, match=named):
+        bound_sockets(listen)
