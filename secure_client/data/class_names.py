@@ -146,10 +146,11 @@ def _numbers_by_name(
 
 
 def log_labels(labels: Iterable[tuple[str, AgreedLabels]]) -> tuple[str, ...]:
-    """Log how the labels of data sets, by name, were numbered; return the sentences, without repetition."""
+    """Return how the labels of data sets, by name, were numbered, without repetition, and log new numbers."""
     notes: dict[str, None] = {}
     for where, agreed in labels:
-        _log.info("%s: %s", where, agreed.in_words)
+        if agreed.names and any(label != number for label, number in agreed.numbers.items()):
+            _log.info("%s: %s", where, agreed.in_words)
         notes[agreed.in_words] = None
     return tuple(notes)
 

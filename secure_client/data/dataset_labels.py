@@ -51,9 +51,8 @@ class NumberedDataset:
         self.parts = _parts(unnumbered, samples, samples, where)
         self.tables: list[Mapping[int, int] | None] = [None] * len(self.parts)
         self._part_of = np.zeros(len(self), np.int64)
-        self._stated = np.full(
-            len(self), -1, np.int64
-        )  # -1 where the data set states no label beside the names
+        self._stated = np.full(len(self), -1, np.int64)
+        """Label that the data set states beside its names; -1 where it states none."""
         for number, part in enumerate(self.parts):
             self._part_of[part.outer] = number
             labels = None if part.names is None else _stated_labels(part, where)
@@ -128,21 +127,23 @@ def number_alike(datasets: Sequence[NumberedDataset], where: str) -> Names | Non
     return names or None
 
 
-MOST_NESTED = 32
 MOST_INSIDE = 1000
 """Most data sets in one list of a wrapper."""
 
 
-def _parts(source: Any, outer: Indices, inner: Indices | None, where: str, depth: int = 0) -> list[_Part]:
+def _parts(
+    source: Any, outer: Indices, inner: Indices | None, where: str, above: tuple[Any, ...] = ()
+) -> list[_Part]:
     """Return the data sets that decide the labels of the samples ``outer``, ``inner`` of ``source`` where known."""
     if _attribute(source, "target_transform", where) is not None:
         return [_Part(source, outer, inner, None)]
     names = _names(source, where)
     keeps_labels = type(source) in (Subset, ConcatDataset)
-    inside = _inside(source, where) if names is None or keeps_labels else []
-    if not inside or depth > MOST_NESTED:
+    path = (*above, source)
+    inside = _inside(source, path, where) if names is None or keeps_labels else []
+    if not inside:
         return [_Part(source, outer, inner, names)]
-    parts = _parts_inside(source, inside, outer, inner, where, depth + 1)
+    parts = _parts_inside(source, inside, outer, inner, where, path)
     if names is None:
         return parts
     for part in parts:
@@ -156,7 +157,7 @@ def _parts(source: Any, outer: Indices, inner: Indices | None, where: str, depth
 
 
 def _parts_inside(
-    source: Any, inside: list[Any], outer: Indices, inner: Indices | None, where: str, depth: int
+    source: Any, inside: list[Any], outer: Indices, inner: Indices | None, where: str, path: tuple[Any, ...]
 ) -> list[_Part]:
     if isinstance(source, ConcatDataset) and inner is not None:
         part_of = np.searchsorted(source.cumulative_sizes, inner, side="right")
@@ -165,13 +166,13 @@ def _parts_inside(
             each
             for number in np.unique(part_of).tolist()
             for of in [part_of == number]
-            for each in _parts(source.datasets[number], outer[of], inner[of] - starts[number], where, depth)
+            for each in _parts(source.datasets[number], outer[of], inner[of] - starts[number], where, path)
         ]
     if len(inside) == 1:
         known = _inner_indices(source, inside[0], inner, where)
         if known is not None:
-            return _parts(inside[0], outer, known, where, depth)
-    parts = [part for each in inside for part in _parts(each, outer, None, where, depth)]
+            return _parts(inside[0], outer, known, where, path)
+    parts = [part for each in inside for part in _parts(each, outer, None, where, path)]
     if any(part.names != parts[0].names for part in parts):
         raise DataError(
             f"{where}: {type(source).__name__} has several data sets inside, which name classes differently; give it"
@@ -180,22 +181,37 @@ def _parts_inside(
     return parts[:1]
 
 
-def _inside(source: Any, where: str) -> list[Any]:
+def _inside(source: Any, path: tuple[Any, ...], where: str) -> list[Any]:
     """Return the data sets inside a wrapper: ``dataset``, or those among its attributes, also in lists."""
     inside = _attribute(source, "dataset", where)
-    if inside is not None:
+    if _may_be_dataset(inside) and not any(inside is each for each in path):
         return [inside]
     values = list(getattr(source, "__dict__", {}).values())
     several = [each for value in values if isinstance(value, list | tuple) for each in value[:MOST_INSIDE]]
-    return [value for value in (*values, *several) if isinstance(value, Dataset)]
+    inner = [value for value in (*values, *several) if isinstance(value, Dataset)]
+    return [value for value in inner if not any(value is each for each in path)]
+
+
+def _may_be_dataset(value: Any) -> bool:
+    """Return True for a data set, also one that is no torch ``Dataset``, and False for arrays, lists and names."""
+    package = type(value).__module__.partition(".")[0]
+    sized = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    return isinstance(value, Dataset) or (sized and package not in {"builtins", "numpy", "pandas", "torch"})
 
 
 def _inner_indices(source: Any, inside: Any, inner: Indices | None, where: str) -> Indices | None:
     """Return the samples of the data set inside that ``inner`` of a wrapper are, None if that is not known."""
+    if inner is None or not hasattr(inside, "__len__"):
+        return None
     indices = _attribute(source, "indices", where)
-    if inner is not None and indices is not None and len(indices) == len(source):
-        return cast("Indices", np.asarray(indices)[inner])
-    return inner if hasattr(inside, "__len__") and len(inside) == len(source) else None
+    if not hasattr(indices, "__len__") or len(indices) != len(source):
+        return inner if len(inside) == len(source) else None
+    try:
+        known = np.asarray(indices).astype(np.int64)[inner]
+    except (TypeError, ValueError):  # no numbers: reading a sample will show what is wrong
+        return None
+    known = np.where(known < 0, known + len(inside), known)
+    return known if ((known >= 0) & (known < len(inside))).all() else None
 
 
 def _attribute(source: Any, name: str, where: str) -> Any:
@@ -227,13 +243,17 @@ def _names(source: Any, where: str) -> Names | None:
 
 
 def _listed(value: Any, attribute: str, where: str) -> dict[int, tuple[str, ...]]:
-    """Return the names in one attribute, by label; none for an attribute that is no collection, such as a count."""
-    if value is None or isinstance(value, str | int) or callable(value):
+    """Return the names in one attribute, by label; none for a count or a method."""
+    if (
+        value is None
+        or isinstance(value, int | np.integer)
+        or (callable(value) and not isinstance(value, type))
+    ):
         return {}
     if isinstance(value, Mapping):
         by_name = attribute == "class_to_idx" or not any(map(_is_number, value))
         pairs = [(label, name) for name, label in value.items()] if by_name else list(value.items())
-    elif isinstance(value, Iterable) and not isinstance(value, set | frozenset):
+    elif isinstance(value, Iterable) and not isinstance(value, str | type | set | frozenset):
         pairs = list(enumerate(value))
     else:
         pairs = [(None, None)]
@@ -281,11 +301,13 @@ def _whole(source: Any, values: Any) -> Labels | None:
     """Return one label for each sample of ``source``, or None for other values."""
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
-    if not isinstance(values, list | tuple | np.ndarray) or len(values) != len(source):
+    if not isinstance(values, list | tuple | np.ndarray):
         return None
     try:
+        if len(values) != len(source):
+            return None
         array: NDArray[Any] = np.asarray(values)
-    except ValueError:  # lists of different length
+    except (TypeError, ValueError):  # lists of different length, or a source without a length
         return None
     return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iu" else None
 

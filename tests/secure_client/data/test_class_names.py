@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,38 @@ def test_a_wrapper_without_names_follows_the_data_set_inside(
     assert read(First(Named([1, 0, 1], classes=["dog", "bird"]), attribute)) == [0, 2]
 
 
+@pytest.mark.parametrize(
+    "indices",
+    [[-1, 0], np.array([1, 0]), torch.tensor([1, 0]), [torch.tensor(1), np.int64(0)], [True, False]],
+    ids=str,
+)
+def test_a_subset_is_followed_by_indices_of_any_type(indices: Any, read: Callable[..., list[int]]) -> None:
+    joined: ConcatDataset[Any] = ConcatDataset(
+        [Named([0], classes=["dog", "bird"]), Named([0], classes=["cat", "dog"])]
+    )
+    assert read(Subset(joined, indices)) == [1, 2]
+
+
+def test_a_data_set_is_found_beside_other_attributes(read: Callable[..., list[int]]) -> None:
+    class Duck:
+        classes = ("dog", "bird")
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(1, 8, 8), (0, 1)[index]
+
+    assert read(Subset(Duck(), [1, 0])) == [0, 2]  # type: ignore[arg-type]  # torch takes any such object
+    inside = Named([0, 1], classes=["dog", "bird"])
+    for dataset in ("x-rays", np.zeros(2), [1, 2], {"classes": ["bird"]}, None):
+        wrapper = Wrapper(inside, "base")
+        wrapper.dataset = dataset  # type: ignore[attr-defined]
+        assert read(wrapper) == [2, 0]
+    wrapper.parent = wrapper  # type: ignore[attr-defined]
+    assert read(wrapper) == [2, 0]
+
+
 def test_a_wrapper_with_names_decides(read: Callable[..., list[int]]) -> None:
     inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
     wrapper = Wrapper(inside, relabel=lambda label: 1 - label)
@@ -257,6 +290,8 @@ def test_labels_that_count_from_1_are_read_by_class_to_idx(read: Callable[..., l
         ({"classes": ["dog", "dog"]}, "'dog'"),
         ({"classes": [("dog", "cat"), "bird"]}, "'cat'"),
         ({"classes": {"dog", "bird"}}, "classes"),
+        ({"classes": "dog, bird"}, "classes"),
+        ({"classes": Enum("Animals", "dog bird")}, "classes"),
         ({"classes": [0.5, 1.5]}, "classes"),
         ({"classes": [None, "dog"]}, "classes"),
         ({"classes": ["dog", "bird"], "targets": [1, 0, 0]}, "sample 0"),
@@ -328,6 +363,14 @@ def test_pairs_to_be_confirmed_follow_the_spelling_before_the_order(read: Callab
     assert '{ "Dog" = "dog", "Katze" = "cat", "BIRD" = "bird" }' in str(refused.value)
 
 
+def test_a_key_that_nearly_names_an_agreed_class_of_the_data_is_refused(
+    read: Callable[..., list[int]],
+) -> None:
+    with pytest.raises(DataError, match="'Cat'"):
+        read(Named([0, 1], classes=["cat", "bird"]), class_names={"Cat": "dog", "fish": "bird"})
+    assert read(Named([0, 1], classes=["cat", "bird"]), class_names={"fish": "bird"}) == [1, 0]
+
+
 def test_class_names_rename_and_join_classes(read: Callable[..., list[int]]) -> None:
     pets = Named([0, 1, 2, 3], classes=["hound", "poodle", "cat", "bird"])
     assert read(pets, class_names={"hound": "dog", "poodle": "dog"}) == [2, 2, 1, 0]
@@ -354,6 +397,9 @@ def test_parts_without_names_beside_named_ones_must_have_the_agreed_numbers(
     for train, test in ((joined, None), (other, plain), (plain, other)):
         with pytest.raises(DataError, match="classes"):
             read(train, test)
+    both: ConcatDataset[Any] = ConcatDataset([alike, Named([0, 1], classes=["cat", "bird"]), plain])
+    with pytest.raises(DataError, match="classes"):
+        read(both)
 
 
 def test_folders_and_files_are_renamed_by_class_names(tmp_path: Path) -> None:
