@@ -194,11 +194,13 @@ def _number(text: str, decimal: str) -> float | None:
 
 def _hint(text: str, decimal: str) -> str:
     if _GROUPED.fullmatch(text):
-        return "; if a sign groups digits, write the number without; if it is the decimal sign, set decimal in [table]"
+        return (
+            ": write it without signs that group digits, or set decimal in [table] if it has the decimal sign"
+        )
     other = "," if decimal == "." else "."
     if _number(text, other) is not None:
         return f': set decimal = "{other}" in [table] if {other!r} is the decimal sign of this file'
-    return "; list it in missing or missing_in in [table] if it stands for a missing value"
+    return ": correct it, or list it in missing or missing_in in [table] if it stands for a missing value"
 
 
 def _category_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from secure_client.table_format import TableFormat
 
 SEPARATORS = (";", ",", "\t", "|")
 
+_NUMBER_LIKE = re.compile(r"[+-]?[0-9.,]*[0-9]")
 _AS_CSV = "export the sheet or table as CSV (UTF-8)"
 _OTHER_KINDS = {
     b"PK\x03\x04": "a zip archive, such as a spreadsheet (.xlsx, .ods)",
@@ -177,7 +179,7 @@ def _positions(
     absent = [name for name in written.names if plain(name) not in given]
     if absent:
         raise DataError(
-            f"{where}: names in [table] has {absent[0]!r}, which is no column{_remedy(given, written)}"
+            f"{where}: names in [table] has {absent[0]!r}, which is no column{_remedy(given, written, 'names')}"
         )
     names = _renamed(given, written)
     counts = Counter(names)
@@ -185,19 +187,21 @@ def _positions(
     for name in needed:
         count = counts[plain(name)]
         if count == 0:
-            raise DataError(f"{where}: has no column {name!r}{_remedy(names, written)}")
+            setting = {written.label: "label", written.subject: "subject"}.get(name, "names")
+            raise DataError(f"{where}: has no column {name!r}{_remedy(names, written, setting)}")
         if count > 1:
             raise DataError(f"{where}: has {count} columns {name!r}: rename or remove the others")
     return {name: positions[plain(name)] for name in needed}
 
 
-def _remedy(names: Sequence[str], written: TableFormat) -> str:
-    if written.header is None and all(_is_value(text) for text in names):
-        return "; line 1 has values, not names: list the columns' names in header in [table]"
+def _remedy(names: Sequence[str], written: TableFormat, setting: str) -> str:
     shown = ", ".join(map(repr, names[:20]))  # by repr, which shows blanks and line ends in names
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return f"; the file has {shown}{more}: rename a column, or set names in [table]"
-
-
-def _is_value(text: str) -> bool:
-    return text in {"", "?", "NA"} or text.lstrip("+-").replace(",", ".").replace(".", "", 1).isdigit()
+    if written.header is not None:
+        return f"; header in [table] has {shown}{more}: correct it, or set {setting}"
+    if any(_NUMBER_LIKE.fullmatch(text) for text in names):
+        return f"; its first line has values, not names ({shown}{more}): list the columns' names in header in [table]"
+    return (
+        f"; the header, its first line, has {shown}{more}: rename a column, remove lines above the header, or set"
+        f" {setting} in [table]"
+    )

@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from protoseal.cli import main
-from protoseal.prediction import load_trained
+from protoseal.prediction import load_trained, read_rows
 from protoseal.simulation.experiment import simulate
 from protoseal.simulation.site_datasets import divide, read_sites
 from secure_client.data.table_scale import fit_scale, scaled
@@ -98,6 +98,7 @@ def test_rows_are_predicted_by_the_scale_of_the_site(run: Path, tmp_path: Path) 
     trained = load_trained(site_folder(run, "site-1"))
     assert trained.log.scale is not None
     inputs = scaled(np.array([[48.5, 1.0, 240.0], [40.0, 0.0, 200.0]]), trained.log.scale, "")
+    assert (read_rows(trained, path).inputs.tensors[0].numpy() == inputs).all()
     with torch.no_grad():
         wanted = trained.model(torch.from_numpy(inputs)).argmax(dim=1).tolist()
     assert shown["by"] == "classifier"

@@ -540,6 +540,9 @@ def test_a_row_has_one_hash_whatever_its_label_and_the_agreed_columns(tmp_path: 
     mine = set(training_hashes(f"table:{one}", data_root=None, agreed=section(AGE, SEX)))
     others = set(training_hashes(f"table:{two}", data_root=None, agreed=section(SEX)))
     assert len(mine) == 2
+    bare = save(tmp_path, "ill;1;3\n", "bare.csv")
+    form = written(header=["label", "sex", "age"])
+    assert len(set(training_hashes(f"table:{bare}", data_root=None, agreed=section(AGE), written=form))) == 1
     assert len(others) == 3
     assert mine < others
 
