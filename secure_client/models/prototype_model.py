@@ -223,7 +223,7 @@ def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 def _check_outputs(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int) -> Outputs:
-    """Return the model's outputs for inputs (B, …); :class:`ModelError` unless they are float32 (B, d) and (B, K)."""
+    """Return the model's outputs for inputs (B, …); :class:`ModelError` unless they are floats (B, d) and (B, K)."""
     try:
         outputs = outputs_of(model, inputs)
         features, logits = outputs[:2]
@@ -232,8 +232,9 @@ def _check_outputs(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: 
     except BaseException as error:
         what = f"the model, for inputs of shape {tuple(inputs.shape)}"
         raise describe_failure(ModelError, what, error) from error
-    _check_output("features(x)", features, (len(inputs), dim), "d, the agreed dim")
-    _check_output("classifier(z)", logits, (len(inputs), classes), "K, the number of agreed classes")
+    dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32  # a site's data are float32
+    _check_output("features(x)", features, (len(inputs), dim), dtype, "d, the agreed dim")
+    _check_output("classifier(z)", logits, (len(inputs), classes), dtype, "K, the number of agreed classes")
     return outputs
 
 
@@ -251,10 +252,10 @@ def has_fixed_features(model: PrototypeModel, inputs: Tensor) -> bool:
         model.train(training)
 
 
-def _check_output(name: str, value: object, shape: tuple[int, int], meaning: str) -> None:
-    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != torch.float32:
+def _check_output(name: str, value: object, shape: tuple[int, int], dtype: torch.dtype, meaning: str) -> None:
+    if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
         raise ModelError(
-            f"the model's {name} gives {described(value)}, not a tensor of shape {shape} and dtype float32: "
+            f"the model's {name} gives {described(value)}, not a tensor of shape {shape} and dtype {dtype}: "
             f"{shape[1]} is {meaning}"
         )
 
