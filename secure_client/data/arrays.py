@@ -165,7 +165,8 @@ def checked_label(label: Any, where: str) -> int:
     except Exception:  # of the site's own type, or a tensor that NumPy has no type for
         array = np.asarray(None)
     if array.size != 1 or array.ndim > 1 or array.dtype.kind not in "iu" or np.ma.is_masked(label):
-        raise DataError(f"{where}: the label is {described(label)}, not a whole number{_label_remedy(array)}")
+        remedy = _label_remedy(array.reshape(1) if array.size == 1 else array[np.newaxis])
+        raise DataError(f"{where}: the label is {described(label)}, not a whole number{remedy}")
     return int(array.reshape(1)[0])
 
 
@@ -213,16 +214,27 @@ def _whole_numbers(values: Any, what: str, where: str) -> Labels:
 
 
 def _label_remedy(array: NDArray[Any]) -> str:
-    if array.ndim > 1 or array.dtype.kind in "iu":
-        return "; give one number for each sample, not a row (argmax gives that of a one-hot row)"
-    match array.dtype.kind:
-        case "b":
-            return "; write booleans as 0 and 1"
-        case "f":
-            return "; leave samples without a label out, and store the others' as integers"
-        case "U" | "S" | "O":
-            return "; number the classes from 0, and name them in class_names of an .npz or `classes` of a data set"
-    return ""
+    """Return the remedy for labels (N, …) that are not N whole numbers."""
+    kind, rows = array.dtype.kind, array.ndim > 1
+    if array.ndim == 2 and array.shape[1] == 1:
+        remedy = "give the only column, labels[:, 0]"
+    elif (
+        array.ndim == 2 and kind in "iufb" and np.isin(array, (0, 1)).all() and (array.sum(axis=1) == 1).all()
+    ):
+        remedy = "the labels are one-hot: give their argmax over the last axis"
+    elif rows or kind in "iu":
+        remedy = "give one number for each sample"
+    elif kind == "b":
+        remedy = "write booleans as 0 and 1"
+    elif kind == "f" and np.isnan(array).any():
+        remedy = "some are NaN: leave samples without a label out, and store the others' as integers"
+    elif kind == "f":
+        remedy = "store labels as integers"
+    else:
+        remedy = (
+            "number the classes from 0, and name them in class_names of an .npz or `classes` of a data set"
+        )
+    return f"; {remedy}"
 
 
 def as_inputs(inputs: NDArray[Any], where: str) -> Inputs:

@@ -481,3 +481,21 @@ def test_a_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
 def test_labels_in_an_array_are_whole_numbers(labels: Any, read: Callable[..., list[int]]) -> None:
     with pytest.raises(DataError, match=r"^own_labels:build: train: "):
         read((np.zeros((2, 8, 8), np.uint8), labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "advises_argmax"),
+    [
+        (np.eye(2), True),
+        (np.eye(2, dtype=bool), True),
+        (np.array([[0], [1]]), False),
+        (np.array([0.0, 1.0]), False),
+    ],
+    ids=repr,
+)
+def test_argmax_is_advised_for_one_hot_rows_alone(
+    labels: Any, advises_argmax: bool, read: Callable[..., list[int]]
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read((np.zeros((2, 8, 8), np.uint8), labels))
+    assert ("argmax" in str(refused.value)) == advises_argmax
