@@ -133,7 +133,9 @@ def read_sites(
     if not files:
         kinds = " and no table (.csv)" if isinstance(agreed, TableSection) else ""
         tables = any(file.suffix.lower() in TABLE_SUFFIXES for file in directory.glob("*")) and not kinds
-        advice = "add the section [table], by which tables are read" if tables else "it needs one for each site"
+        advice = (
+            "add the section [table], by which tables are read" if tables else "it needs one for each site"
+        )
         raise DataError(f"{SITES_FORM}{directory}: holds no .npz file{kinds}; {advice}")
     for file in files:
         if not re.fullmatch(NAME_PATTERN, file.stem):
