@@ -197,8 +197,8 @@ def _model(config: SiteConfig) -> str:
 def _data(config: SiteConfig) -> str:
     data = load_data(config)
     parts = {"training": data.train, "test": data.test}
-    read = [_read(part, name, config) for name, part in parts.items() if part is not None]
-    told = [f"{data.train_samples} training samples, not yet run through the model", *map(str, read)]
+    read = [f"{name}: {_read(part, name, config)}" for name, part in parts.items() if part is not None]
+    told = [f"{data.train_samples} training samples, not yet run through the model", *read]
     return "; ".join(filter(None, [*told, _resizing(config, data)]))
 
 

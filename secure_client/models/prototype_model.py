@@ -230,7 +230,8 @@ def _check_outputs(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: 
     except ModelError:
         raise
     except BaseException as error:
-        what = f"the model, for inputs of shape {tuple(inputs.shape)}"
+        mode = "train" if model.training else "eval"
+        what = f"the model, in {mode}() mode for inputs of shape {tuple(inputs.shape)}"
         raise describe_failure(ModelError, what, error) from error
     dtype = torch.float64 if inputs.dtype == torch.float64 else torch.float32  # a site's data are float32
     _check_output("features(x)", features, (len(inputs), dim), dtype, "d, the agreed dim")
