@@ -22,9 +22,9 @@ NAMES = {
     "agreement": """
         CONTROLS DEPLOYABLE METHODS PROTECTIONS SIMULATED Agreement AveragingSection
         BaselinesSection Clustering ConfigError DpSgdSection Extractor Family FeddbpSection
-        FedpcSection FedplccSection Inference Layout LogLevel MaskingSection Method ModelPart NoSettings Noise Norm
-        Optimiser PeersHalves PfplSection Predicts PreprocessingSection PrivacySection Protection
-        Section SumHalves TimingSection TrainingSection Traits load_agreement method_named""",
+        FedpcSection FedplccSection Inference InputSection Layout LogLevel MaskingSection Method ModelPart NoSettings
+        Noise Norm Optimiser PeersHalves PfplSection Predicts PreprocessingSection PrivacySection Protection
+        Section SumHalves TableColumn TableSection TimingSection TrainingSection Traits load_agreement method_named""",
     "agreement.conformance": "NotConforming check_protection check_weights",
     "agreement.recipe": "BatchLoss ClusteredPrototypes Recipe Stage Trains",
     "algorithms.gram_matrix": "Bool Float",

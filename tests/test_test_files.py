@@ -11,6 +11,7 @@ WHOLE = {"adversary", "conformance", "deploy", "docs", "e2e", "states"}
 """Folders of tests without a folder of the code: all of their files test behaviours of the whole program."""
 BEHAVIOURS = {
     ".": "documentation_site layers public_api test_files tutorials",
+    "agreement": "toml_files",
     "agreement/extensions": (
         "added_builtin_protection built_ins_registered_again conformance_check documented_commands "
         "documented_run refused_extensions shared_run_folder"
@@ -31,24 +32,27 @@ BEHAVIOURS = {
     "privacy/accounting": "discrete_noise_epsilon",
     "privacy/ledger": "hidden_lines killed_writer tampered_ledger",
     "privacy/mechanisms": "query_sensitivity summed_noise",
-    "protoseal/commands": "budget_extreme_inputs outputs_and_exit_codes",
+    "protoseal/commands": (
+        "budget_extreme_inputs image_forms labels_by_name names_of_bytes outputs_and_exit_codes"
+    ),
     "protoseal/evaluation/coordinator_view": "cluster_view encrypted_view masked_view no_secret_shows",
     "protoseal/evaluation/privacy_audit": "weakenings",
     "protoseal/simulation": (
         "control_self frozen_features misset_runs private_simulation simulation_fedpc simulation_options "
-        "simulation_partial_round simulation_resumed"
+        "simulation_partial_round simulation_resumed tables"
     ),
     "protoseal/simulation/batched": "batch_composition",
+    "protoseal/splits": "subjects_stay_together",
     "protoseal_wire": "statement_vectors",
     "protoseal_wire/codec": "content_bytes",
     "secure_client": "erased_secrets",
-    "secure_client/check": "check_dp_sgd",
-    "secure_client/data": "image_channels record_subjects",
+    "secure_client/check": "check_dp_sgd check_labels",
+    "secure_client/data": "failing_user_data image_channels input_values record_subjects",
     "secure_client/methods": (
         "encrypted_group_leader forgotten_overrides session_attempts session_clustering session_clusters "
         "session_masked_sum session_one_group session_shared_noise session_sparse_graph"
     ),
-    "secure_client/models": "backbones_opacus pretrained_start",
+    "secure_client/models": "backbones_opacus pretrained_start unsuitable_models",
     "secure_client/privacy": (
         "features_independent_of_batch nothing_exact_leaves nothing_exact_under_shared_noise paid_prototypes "
         "private_methods private_training repeated_payments shared_noise_of_units shared_noise_statistics"
@@ -67,7 +71,7 @@ BEHAVIOURS = {
     "secure_server/rounds": (
         "benched_sites left_attempts result_delivery rounds_of_many_steps run_start simulated_runs"
     ),
-    "secure_server/service": "client_transport header_bombs",
+    "secure_server/service": "client_transport connection_diagnosis header_bombs",
     "secure_server/storage": "store_after_kill",
 }
 """Test files of behaviours over several modules, without ``test_`` and ``.py``, by their folder in ``tests/``."""
