@@ -100,7 +100,7 @@ def join(
     agreed classes. Without ``classes`` the sources' own classes are used. Raises :class:`DataError` for classes that
     are not agreed, and for sources that cannot be joined.
     """
-    classes = classes or own_classes(sources, class_names)
+    classes = classes or _common_classes(sources, class_names)
     matched = [_matched(source, classes, class_names) for source in sources]
     adapted = [_fitted(source, agreed, convert_channels=convert_channels) for source, _ in matched]
     _check_alike(adapted)
@@ -197,6 +197,19 @@ def own_classes(sources: Sequence[Source], class_names: Mapping[str, str] = NO_N
     if highest >= MOST_UNNAMED:
         raise DataError(f"{where}: has label {highest}; number the classes from 0, without gaps")
     return tuple(str(label) for label in range(highest + 1))
+
+
+def _common_classes(sources: Sequence[Source], class_names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the sources' own classes; raise :class:`DataError` for a source that has none of the others' classes."""
+    named = {source.where: set(own_classes([source], class_names)) for source in sources if source.names}
+    for where, names in named.items():
+        others = [given for other, given in named.items() if other != where]
+        if others and names.isdisjoint(set().union(*others)):
+            raise DataError(
+                f"{where}: has no class of the other sources ({', '.join(sorted(names)[:3])}, …); map its names to"
+                " theirs by class_names, or set classes"
+            )
+    return own_classes(sources, class_names)
 
 
 def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | None:

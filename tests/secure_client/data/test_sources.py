@@ -70,6 +70,16 @@ def test_classes_follow_from_the_data_where_none_are_agreed() -> None:
     assert join([dog, cat], None, None).train.labels.tolist() == [0, 0, 1, 0]
 
 
+def test_sources_without_a_common_class_are_joined_only_as_they_are_told_to_be() -> None:
+    digits = source("digits", (2,), classes=("0", "1"))
+    words = source("words", (2,), classes=("zero", "one"))
+    with pytest.raises(DataError, match="digits"):
+        join([digits, words], None, None)
+    data = join([digits, words], None, None, class_names={"zero": "0", "one": "1"})
+    assert (data.classes, data.train.labels.tolist()) == (("0", "1"), [0, 1, 0, 1])
+    assert join([digits, words], None, ("one", "zero", "0", "1")).train.labels.tolist() == [2, 3, 1, 0]
+
+
 def test_labels_outside_the_classes_are_refused() -> None:
     with pytest.raises(DataError, match=r"^a: .*label 3"):
         join([source("a", (2,), labels=(0, 3))], None, ("x", "y"))
