@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from agreement import ConfigError, load_agreement
 from secure_client.check.checks import check_site
 from secure_client.config import load_site
+from secure_client.data import load_site_data
 from secure_client.data.table_check import describe_table
 from secure_client.errors import DataError
 from tests.support.tables import AGE, CHOL, CLASSES, PAIN, SEX, save, section, written
@@ -81,3 +84,31 @@ def test_the_check_reads_the_table_in_the_format_of_the_site(tmp_path: Path, uni
     findings = {each.what: each for each in check_site(load_site(tmp_path / "site.toml"), lambda: b"")}
     assert findings["table"].ok == ok
     assert ("chol: 0 to 200, mean 100, 1 missing" in findings["table"].detail) == ok
+
+
+def test_a_format_without_a_table_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, AGREEMENT, "agreement.toml")
+    site = SITE.replace("table:north.csv", "npz:north.npz") + '[table]\nlabel = "num"\n'
+    with pytest.raises(ConfigError) as refused:
+        load_site(save(tmp_path, site, "site.toml"))
+    assert "[table]" in str(refused.value)
+
+
+@pytest.mark.parametrize("features", [2, 3])
+def test_arrays_are_features_of_the_table_before_scaling(tmp_path: Path, features: int) -> None:
+    agreement = load_agreement(save(tmp_path, AGREEMENT, "agreement.toml"))
+    np.savez(tmp_path / "a.npz", x_train=np.full((2, features), 45.0), y_train=[0, 1])
+    if features == 2:
+        data = load_site_data(f"npz:{tmp_path}/a.npz", None, agreement)
+        assert data.train[0][0].tolist() == [1.0, 45.0]
+        return
+    with pytest.raises(DataError) as refused:
+        load_site_data(f"npz:{tmp_path}/a.npz", None, agreement)
+    assert "a.npz" in str(refused.value)
+
+
+def test_a_data_set_of_own_code_is_no_table(tmp_path: Path) -> None:
+    agreement = load_agreement(save(tmp_path, AGREEMENT, "agreement.toml"))
+    with pytest.raises(DataError) as refused:
+        load_site_data("my_rows:build", None, agreement)
+    assert "my_rows:build" in str(refused.value)
