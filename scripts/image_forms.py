@@ -210,6 +210,9 @@ def _read() -> Iterable[ImageForm]:
     yield ImageForm("png", "grey, opaque alpha", saved(np.dstack([GREY, OPAQUE])), grey(GREY))
     yield ImageForm("png", "RGB, opaque alpha", saved(np.dstack([RGB, OPAQUE])), RGB)
     yield ImageForm("png", "turned by EXIF", saved(GREY, exif=exif(6)), grey(turned(6, GREY)))
+    profile = f"\napp1\n{len(exif(6).tobytes()):8}\n{exif(6).tobytes().hex()}\n".encode()
+    raw = png(GREY, depth=8, colour=0, chunks={b"tEXt": b"Raw profile type APP1\0" + profile})
+    yield ImageForm("png", "turned by EXIF of ImageMagick", content(raw), grey(turned(6, GREY)))
     yield ImageForm("jpg", "PNG under another name", content(png(GREY, depth=8, colour=0)), grey(GREY))
     yield ImageForm("jpg", "grey", saved(GREY, quality=100), grey(GREY))
     yield ImageForm("jpg", "colour", saved(RGB, quality=100, keep_rgb=True), RGB)
@@ -246,6 +249,11 @@ def _read_tiff() -> Iterable[ImageForm]:
         yield ImageForm("tif", f"grey, 8 bits, {shown}", content(tiff(GREY, white)), read)
         deep = (65535 - DEEP if white else DEEP).astype(np.float32) / np.float32(65535)
         yield ImageForm("tif", f"grey, 16 bits, {shown}", content(tiff(DEEP, white)), grey(deep))
+    yield ImageForm(
+        "tif", "grey, 8 bits, a single page of a document", content(tiff(GREY, {254: (2,)})), grey(GREY)
+    )
+    used = {281: (int(GREY.max()),)}
+    yield ImageForm("tif", "grey, 8 bits, with the largest value used", content(tiff(GREY, used)), grey(GREY))
     yield ImageForm("tif", "grey, 16 bits, big-endian", content(tiff(DEEP, order=">")), grey(DEEP_AS_READ))
     for compression in ("tiff_lzw", "tiff_adobe_deflate", "packbits"):
         yield ImageForm(
@@ -360,8 +368,24 @@ def _refused_tiff() -> Iterable[ImageForm]:
     yield ImageForm(
         "tif", "two pages", saved(GREY, save_all=True, append_images=[Image.fromarray(255 - GREY)])
     )
+    yield ImageForm("tif", "a stack in one page (ImageDepth)", content(tiff(GREY, {32997: (2,)})))
+    yield ImageForm("tif", "a stack of MetaMorph", content(tiff(GREY, {33629: (0,) * 12})))
+    shaped = saved(GREY, description='{"shape": [5, 16, 24]}')
+    yield ImageForm("tif", "a stack in one page of tifffile", shaped)
+    ome = '<OME><Image><Pixels SizeC="1" SizeT="1" SizeZ="5"/></Image></OME>'
+    yield ImageForm("tif", "one plane of an OME volume", saved(GREY, description=ome))
+    yield ImageForm(
+        "tif", "signed, 16 bits of ImageJ", saved(DEEP, description="ImageJ=1.54f\ncf=0\nc0=-32768.0\n")
+    )
+    yield ImageForm("tif", "values that end at 127 (MaxSampleValue)", content(tiff(GREY >> 1, {281: (127,)})))
+    yield ImageForm("tif", "reversed bits", content(tiff(GREY, {266: (2,)})))
+    planes = {258: (8, 8), 277: (2,), 284: (2,), 338: (2,), 273: (8, 8), 279: (GREY.size, GREY.size)}
+    yield ImageForm("tif", "grey and alpha in planes", content(tiff(GREY, planes)))
+    yield ImageForm("tif", "a strip that was not written", content(tiff(GREY, {273: (0,), 279: (0,)})))
+    yield ImageForm("tif", "a strip that is too short", content(tiff(GREY, {279: (GREY.size - 1,)})))
     yield ImageForm("tif", "slices of ImageJ", saved(GREY, description="ImageJ=1.54f\nimages=5\nslices=5\n"))
-    yield ImageForm("tif", "a preview first", content(tiff(GREY, {254: (1,)})))
+    for tag, value in ((254, 1), (255, 2)):
+        yield ImageForm("tif", f"a preview first (tag {tag})", content(tiff(GREY, {tag: (value,)})))
 
 
 READ: tuple[ImageForm, ...] = tuple(_read())

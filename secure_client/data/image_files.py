@@ -12,13 +12,15 @@ BMP   palettes; RGB of 24 or 32 bits
 Orientation (EXIF, TIFF, XMP), photometric interpretation and palettes are applied. An alpha channel is dropped if every
 pixel is opaque; otherwise the file is refused. A file with several pages or frames is refused.
 
-Limits: colour profiles, gamma, chromaticities and resolutions are ignored, and so are previews within EXIF or MPF, gain
-maps and TIFF's SubIFDs. JPEG and uncompressed files have no checksum: pixels that were overwritten in them are not
-noticed.
+Limits: colour profiles, gamma, response curves, chromaticities, resolutions and ImageJ's display range are ignored, and
+so are previews within EXIF or MPF, gain maps and TIFF's SubIFDs. Only PNG and TIFF's deflate have checksums: pixels
+that were overwritten in other files are not noticed.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import struct
 import warnings
 import zlib
@@ -158,6 +160,9 @@ def _read_png(file: BinaryIO) -> Inputs:
     if b"tRNS" in chunks and not palette:
         raise _Refused("says that one of its colours is transparent; store the image without transparency")
     image = _open(file, "PNG")
+    profile = image.info.get("Raw profile type APP1", "")  # where ImageMagick keeps a JPEG's EXIF
+    if "".join(profile.split("\n")[3:]).startswith(b"Exif".hex()):
+        image.info.setdefault("Raw profile type exif", profile)
     if palette and int(np.asarray(image).max()) >= len(chunks[b"PLTE"]) // 3:
         raise _Refused("uses a colour that its palette lacks; store the image again")
     return _pixels(image)
@@ -214,9 +219,9 @@ _SAMPLES = {1: "whole numbers", 2: "signed whole numbers", 3: "floats", 6: "comp
 
 def _read_tiff(file: BinaryIO) -> Inputs:
     tags = _tiff_tags(file)
-    if tags.next or _imagej_slices(tags) > 1:
+    if tags.next or _states_planes(tags):
         raise _Refused("has several pages; store each page that is a record as a file")
-    if tags.get(254, 0):
+    if int(tags.get(254, 0)) & 5 or tags.get(255, 1) == 2:
         raise _Refused("begins with a preview or a mask; store the picture alone")
     if 262 not in tags:
         raise _Refused(
@@ -229,23 +234,39 @@ def _read_tiff(file: BinaryIO) -> Inputs:
     form = (tags[262], formats[0] if len(formats) == 1 else None, bits, tuple(tags.get(338, ())))
     if form not in TIFF_FORMS or len(bits) != samples:
         raise _Refused(_describe_tiff(*form))
-    floats, deep = form[1] == 3, bits == (16,)
-    if floats and tags.prefix == b"MM" and tags.get(259, 1) != 1:  # Pillow swaps these bytes twice
-        raise _Refused("is a compressed TIFF of big-endian floats; store it without compression")
-    if deep and any(set(tags.get(tag, ())) & {2**fewer - 1 for fewer in range(9, 16)} for tag in (281, 341)):
-        raise _Refused("says that its values end below 65535 (MaxSampleValue); scale them to the full range")
-    if form[0] == 3 and any(entry % 256 not in (0, entry // 256) for entry in tags[320]):
-        raise _Refused("is a TIFF with a palette of 16 bits, of which 8 would be cut; store it as RGB")
-    white_as_zero = deep and form[0] == 0  # which Pillow honours up to 8 bits
-    if white_as_zero and tags.prefix == b"MM":
-        raise _Refused("is a big-endian TIFF of 16 bits with white as 0; store it as PNG")
-    pixels = _pixels(_open(file, "TIFF"), white_as_zero=white_as_zero)
-    if floats and not (pixels.min() >= 0.0 and pixels.max() <= 1.0):
+    _check_numbers(tags, form[1] == 3, bits)
+    _check_stored(tags, sum(bits) if tags.get(284, 1) == 1 else bits[0])
+    # Pillow itself turns white as 0 into black as 0 up to 8 bits.
+    pixels = _pixels(_open(file, "TIFF"), white_as_zero=form[0] == 0 and bits == (16,))
+    if form[1] == 3 and not (pixels.min() >= 0.0 and pixels.max() <= 1.0):
         raise _Refused(
             f"holds floats from {pixels.min():.4g} to {pixels.max():.4g}; floats are read between 0 and 1: scale"
             " them by the same numbers at every site"
         )
     return pixels
+
+
+def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bits: tuple[int, ...]) -> None:
+    """Raise for numbers that mean others than they are, or that Pillow reads otherwise."""
+    big_endian, white_as_zero = tags.prefix == b"MM", tags[262] == 0
+    if floats and big_endian and tags.get(259, 1) != 1:  # Pillow swaps these bytes twice
+        raise _Refused("is a compressed TIFF of big-endian floats; store it without compression")
+    largest = [float(value) for tag in (281, 341) for value in tags.get(tag, ())]
+    if not floats and bits[0] in (8, 16) and largest and max(largest) < 2 ** (bits[0] - 1):
+        raise _Refused(
+            f"says that its values of {bits[0]} bits end at {max(largest):g} (MaxSampleValue); scale them to the full"
+            " range, and leave the tag out"
+        )
+    if bits == (16,) and float(_imagej(tags).get("c0", 0)) != 0:
+        raise _Refused("holds signed numbers as ImageJ shifts them (c0); store them as floats in [0, 1]")
+    if tags[262] == 3 and any(entry % 256 not in (0, entry // 256) for entry in tags[320]):
+        raise _Refused("is a TIFF with a palette of 16 bits, of which 8 would be cut; store it as RGB")
+    if bits == (16,) and white_as_zero and big_endian:
+        raise _Refused("is a big-endian TIFF of 16 bits with white as 0; store it as PNG")
+    if tags.get(266, 1) == 2 and bits != (1,):
+        raise _Refused(f"has the bits of its bytes in reverse order (FillOrder); {ARRAYS}")
+    if tags.get(284, 1) == 2 and len(bits) == 2:
+        raise _Refused("holds grey and alpha in separate planes; store it without alpha")
 
 
 def _tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
@@ -258,11 +279,40 @@ def _tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
     return tags
 
 
-def _imagej_slices(tags: TiffImagePlugin.ImageFileDirectory_v2) -> int:
-    """Return the number of pages that ImageJ states; it writes one directory for all if they are large."""
-    described = str(tags.get(270, "")).split()
-    stated = [word.removeprefix("images=") for word in described if word.startswith("images=")]
-    return int(stated[0]) if described and described[0].startswith("ImageJ=") and stated else 1
+def _states_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
+    """Return True if one directory stands for several planes, of which Pillow would read the first."""
+    described = str(tags.get(270, ""))
+    sizes = [int(size) for size in re.findall(r'\bSize[ZCT]="(\d+)"', described)]  # OME-XML
+    shape = re.match(r'\{"shape": \[([\d, ]+)\]', described)  # tifffile
+    held = math.prod(map(int, shape[1].split(","))) if shape else 0
+    colours = int(tags.get(277, 1)) if "<OME" in described else 1  # which SizeC counts, too
+    return (
+        int(tags.get(32997, 1)) > 1  # ImageDepth
+        or 33629 in tags  # a stack of MetaMorph
+        or int(_imagej(tags).get("images", 1)) > 1
+        or math.prod(sizes) > colours
+        or held > int(tags[256]) * int(tags[257]) * int(tags.get(277, 1))
+    )
+
+
+def _imagej(tags: TiffImagePlugin.ImageFileDirectory_v2) -> dict[str, str]:
+    """Return what ImageJ states in the description, by key."""
+    first, *lines = str(tags.get(270, "")).splitlines() or [""]
+    return dict(line.split("=", 1) for line in lines if "=" in line) if first.startswith("ImageJ=") else {}
+
+
+def _check_stored(tags: TiffImagePlugin.ImageFileDirectory_v2, pixel_bits: int) -> None:
+    """Raise for a strip or tile that the file lacks, in whose place Pillow would read other bytes as pixels."""
+    tiled = 324 in tags
+    offsets, counts = tags.get(324 if tiled else 273, ()), tags.get(325 if tiled else 279, ())
+    width, height = int(tags[256]), int(tags[257])
+    rows = int(tags[323]) if tiled else min(int(tags.get(278, height)), height)
+    parts = 1 if tiled else -(-height // rows)
+    for part, (offset, count) in enumerate(zip(offsets, counts, strict=False)):
+        stored = rows if tiled else min(rows, height - part % parts * rows)
+        row = -(-(int(tags[322]) if tiled else width) * pixel_bits // 8)
+        if not offset or not count or (tags.get(259, 1) == 1 and count < stored * row):
+            raise _Refused("lacks a part of its pixels (a sparse or unfinished TIFF); store it in full")
 
 
 def _describe_tiff(
