@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from agreement.extensions.entry_points import Extension
 from agreement.extensions.settings import (
@@ -35,7 +36,17 @@ from crypto.sum_protection import SumFacts
 from protoseal_wire.codec.limits import MOST_SITES
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, value):
+        raise ValueError(
+            f"{value!r} is no name: use 1 to 63 of a-z, 0-9, '.' and '-', the first a letter or digit"
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
 """Name of a federation, run or site: lower-case letters, digits, dots and hyphens, 63 at most."""
 
 HASH_LABEL = b"protoseal/v1/agreement\x00"

@@ -135,7 +135,7 @@ class SiteConfig(PartyFile):
 
 
 def _fingerprint(name: str, text: str) -> str:
-    plain = text.replace(":", "").lower()
+    plain = re.sub(r"[:\s]", "", text).lower()
     if not re.fullmatch(r"[0-9a-f]{64}", plain):
         raise ValueError(f"the pin of {name!r} is not a SHA-256 fingerprint of 64 hexadecimal digits")
     return plain

@@ -79,6 +79,8 @@ def _arrays(path: Path) -> Arrays:
             f"{path}: {error}; use a Python built with that compression, or save by numpy.savez"
         ) from error
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, LZMAError) as error:
+        if isinstance(error, OSError) and error.errno:  # a folder, permissions, a failing disk
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
         raise DataError(
             f"{path}: is damaged, not an .npz, or holds Python objects, which are never read"
             f" ({error}); save plain arrays by numpy.savez"

@@ -131,3 +131,9 @@ def test_sixteen_bit_images_are_scaled(tmp_path: Path) -> None:
     source = read_npz(saved(tmp_path / "deep.npz", x_train=deep, y_train=LABELS))
     np.testing.assert_allclose(source.train.inputs[..., 0], deep / 65535, rtol=1e-6)
     assert source.train.inputs.shape == (2, 1, 2, 1)
+
+
+def test_a_folder_in_a_files_place_is_named_without_another_cause(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"^{tmp_path}: ") as refused:
+        read_npz(tmp_path)
+    assert "damaged" not in str(refused.value)
