@@ -19,9 +19,11 @@ def protoseal(folder: Path, *arguments: str) -> str:
 def check_predictions(federation: Federation, site: SiteArrays, simulated: Path, *options: str) -> None:
     """Check that the site's saved model and the simulated run predict the same for all of the site's test samples."""
     asked = ("--data", "npz:data.npz", "--json", *options)
-    trained, wanted = (
-        json.loads(protoseal(federation.folder(site.name), "predict", "--run", each, *asked))
+    outputs = [
+        protoseal(federation.folder(site.name), "predict", "--run", each, *asked)
         for each in (".", str(simulated))
-    )
+    ]
+    # The channels' ranges, which the command prints on standard error, come first.
+    trained, wanted = (json.loads(text[text.index("{") :]) for text in outputs)
     assert trained == wanted
     assert len(trained["predictions"]) == len(site.test)
