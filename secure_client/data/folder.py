@@ -44,6 +44,8 @@ IMAGES = "images"
 """The folder that Tiny-ImageNet and Office-31 put between a class, or a domain, and its images."""
 
 ANNOTATIONS = Path("val", "val_annotations.txt")
+PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"})
+"""Names of parts of data sets, of which ``train`` and ``test`` are read."""
 SUBJECTS = "subjects.csv"
 
 
@@ -184,12 +186,13 @@ def _composed(name: str) -> str:
 def _list_files(path: Path) -> _Listing:
     if (path / ANNOTATIONS).is_file():
         return _tiny_imagenet(path)
-    if (path / "train").is_dir():
+    folders = _folders(path) if path.is_dir() else []
+    _check_parts(path, folders)
+    if path / "train" in folders:
         test = path / "test"
         return _Listing(
-            _classes(path / "train", path.name), _classes(test, path.name) if test.is_dir() else None
+            _classes(path / "train", path.name), _classes(test, path.name) if test in folders else None
         )
-    folders = _folders(path) if path.is_dir() else []
     if any(map(_folders, folders)):
         return _Listing([file for folder in folders for file in _domain(folder)])
     if not folders:
@@ -197,6 +200,20 @@ def _list_files(path: Path) -> _Listing:
             f"{path}: has no folder train with a folder of images for each class, nor folders DOMAIN/CLASS"
         )
     return _Listing(_classes(path, path.name))
+
+
+def _check_parts(path: Path, folders: Sequence[Path]) -> None:
+    """Raise for parts by other names than train and test, which would be read as domains or classes, or not at all."""
+    for folder in folders:
+        if folder.name in ("train", "test") and path / "train" in folders:
+            continue
+        if path / "train" in folders or folder.name.lower() in PARTS:
+            raise DataError(
+                f"{folder}: is neither the part train nor the part test of {path}; rename it to one of the two, or move"
+                " it elsewhere"
+            )
+        if (folder / "train").is_dir():
+            raise DataError(f"{path}: holds its parts one folder deeper; give folder:{folder}")
 
 
 def _tiny_imagenet(path: Path) -> _Listing:

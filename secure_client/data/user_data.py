@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -111,12 +111,18 @@ def _adopt(part: object, where: str) -> OwnPart:
                 f"{where}: is a pair of tensors; wrap it: TensorDataset(images (N, C, H, W), labels)"
             )
         case (inputs, labels):
-            return checked_samples(inputs, labels, where=where)
+            return _copied(checked_samples(inputs, labels, where=where), inputs)
         case (inputs, labels, subjects):
-            return checked_samples(inputs, labels, subjects=subjects, where=where)
+            return _copied(checked_samples(inputs, labels, subjects=subjects, where=where), inputs)
     raise DataError(
         f"{where}: is {type(part).__name__}; return a torch Dataset with a length, or (inputs, labels)"
     )
+
+
+def _copied(samples: Samples, given: object) -> Samples:
+    """Return samples in memory of their own: an array that is mapped from a file, or used again, changes later."""
+    shared = isinstance(given, np.ndarray) and np.may_share_memory(samples.inputs, given)
+    return replace(samples, inputs=samples.inputs.copy()) if shared else samples
 
 
 def _as_samples(part: OwnPart, where: str) -> Samples:

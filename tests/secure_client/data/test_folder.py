@@ -78,6 +78,31 @@ def test_train_must_be_there_and_test_may_be_absent(tmp_path: Path) -> None:
     assert read_folder(tmp_path, AGREED).test is None
 
 
+@pytest.mark.parametrize(
+    ("folders", "named"),
+    [
+        (("Train", "Test"), "Test"),
+        (("Training", "Testing"), "Testing"),
+        (("train", "Test"), "Test"),
+        (("train", "test", "val"), "val"),
+        (("train", "test", "unlabelled"), "unlabelled"),
+        (("test",), "test"),
+    ],
+)
+def test_a_part_by_another_name_is_refused(folders: tuple[str, ...], named: str, tmp_path: Path) -> None:
+    for name in folders:
+        picture(tmp_path / name / "cat/1.png")
+    with pytest.raises(DataError) as refused:
+        read_folder(tmp_path, AGREED)
+    assert str(tmp_path / named) in str(refused.value)
+
+
+def test_parts_one_folder_deeper_are_named(folder: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        read_folder(folder.parent, AGREED)
+    assert f"folder:{folder}" in str(refused.value)
+
+
 def test_names_in_capitals_and_files_of_operating_systems_are_no_obstacle(tmp_path: Path) -> None:
     picture(tmp_path / "train/cat/1.PNG", 10)
     picture(tmp_path / "train/cat/2.TIFF", 20)

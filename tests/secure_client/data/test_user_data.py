@@ -57,6 +57,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             array = np.full((2, 3), 0.5, np.float32)
             array.setflags(write=False)
             return (array, [0, 1]), None
+        rows = np.full((2, 3), 0.5, np.float32)
+        def reused(data_root): return (rows, [0, 1]), None
         def lazy(data_root): return Counting(), Counting(1)
         def bytes_(data_root):
             images = torch.full((2, 1, 4, 4), 255, dtype=torch.uint8)
@@ -113,6 +115,12 @@ def test_byte_images_are_scaled(own: str) -> None:
 
 def test_read_only_arrays_and_features(own: str) -> None:
     data = load_site_data(f"{own}:frozen", None, agreement(None))
+    assert data.train[0][0].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_an_array_that_the_sites_code_changes_later_stays_as_it_was_returned(own: str) -> None:
+    data = load_site_data(f"{own}:reused", None, agreement(None))
+    importlib.import_module(own).rows[:] = 7.0
     assert data.train[0][0].tolist() == [0.5, 0.5, 0.5]
 
 
