@@ -237,6 +237,7 @@ def _read() -> Iterable[ImageForm]:
 
 def _read_tiff() -> Iterable[ImageForm]:
     """Yield the forms of TIFF that are read."""
+    colours = 257 * np.pad(COLOURS.astype(int), ((0, 252), (0, 0))).T.ravel()
     for white, shown in (({}, "black as 0"), ({262: (0,)}, "white as 0")):
         for bits in (1, 2, 4):
             values = GREY >> (8 - bits)
@@ -252,6 +253,8 @@ def _read_tiff() -> Iterable[ImageForm]:
     yield ImageForm(
         "tif", "grey, 8 bits, a single page of a document", content(tiff(GREY, {254: (2,)})), grey(GREY)
     )
+    few = tiff(FEW, {262: (3,), 320: tuple(int(value) for value in colours), 281: (3,)})
+    yield ImageForm("tif", "colour palette, with the largest number used", content(few), COLOURS[FEW])
     used = {281: (int(GREY.max()),)}
     yield ImageForm("tif", "grey, 8 bits, with the largest value used", content(tiff(GREY, used)), grey(GREY))
     yield ImageForm("tif", "grey, 16 bits, big-endian", content(tiff(DEEP, order=">")), grey(DEEP_AS_READ))

@@ -251,8 +251,9 @@ def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bi
     big_endian, white_as_zero = tags.prefix == b"MM", tags[262] == 0
     if floats and big_endian and tags.get(259, 1) != 1:  # Pillow swaps these bytes twice
         raise _Refused("is a compressed TIFF of big-endian floats; store it without compression")
+    stores_values = not floats and tags[262] != 3 and bits[0] in (8, 16)
     largest = [float(value) for tag in (281, 341) for value in tags.get(tag, ())]
-    if not floats and bits[0] in (8, 16) and largest and max(largest) < 2 ** (bits[0] - 1):
+    if stores_values and 0 < max(largest, default=0.0) < 2 ** (bits[0] - 1):
         raise _Refused(
             f"says that its values of {bits[0]} bits end at {max(largest):g} (MaxSampleValue); scale them to the full"
             " range, and leave the tag out"
