@@ -20,6 +20,7 @@ from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.table import parse_table
+from secure_client.data.table_check import describe_table, warn_of_units
 from secure_client.data.table_scale import scaled
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
@@ -72,13 +73,16 @@ def load_trained(folder: Path) -> Trained:
 class Rows:
     """Rows of a table as inputs, the line of each in the file, and the lines of rows that are left out.
 
-    Without ``labelled`` the labels of ``inputs`` mean nothing.
+    Without ``labelled`` the labels of ``inputs`` mean nothing. ``facts`` describe each column; ``warnings`` name
+    columns whose values are far from the agreed scale.
     """
 
     inputs: TensorDataset
     lines: tuple[int, ...]
     left_out: tuple[int, ...]
     labelled: bool
+    facts: str
+    warnings: list[str]
 
 
 def read_rows(trained: Trained, path: Path) -> Rows:
@@ -105,6 +109,8 @@ def read_rows(trained: Trained, path: Path) -> Rows:
         tuple(lines[kept].tolist()),
         tuple(lines[~kept].tolist()),
         table.labels is not None,
+        describe_table(table),
+        warn_of_units(table.features(), agreement.table),
     )
 
 

@@ -39,7 +39,7 @@ class TableFormat(Section):
     missing_in: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Further texts that stand for a missing value, such as `["0"]`, for each agreed column."""
     far_from_scale: tuple[Text, ...] = ()
-    """Agreed columns whose mean may be far from the agreed one, which `client check` otherwise refuses."""
+    """Agreed columns whose mean may be far from the agreed one, which is refused otherwise."""
     decimal: Literal[".", ","] = "."
     """Decimal sign."""
     encoding: Literal["utf-8", "latin-1", "windows-1252", "utf-16"] = "utf-8"

@@ -152,6 +152,8 @@ def _of_data(
         if rows.left_out:
             lines = ", ".join(map(str, rows.left_out))
             click.echo(f"rows left out for a missing value, as agreed: lines {lines}", err=True)
+        for line in (rows.facts, *(f"WARNING: {warning}" for warning in rows.warnings)):
+            click.echo(printable(line), err=True)
         return rows.inputs, [f"line {line}" for line in rows.lines], rows.labelled
     log = trained.log
     data = load_site_data(

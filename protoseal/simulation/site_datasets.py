@@ -163,9 +163,15 @@ def _site_files(directory: Path, agreed: InputSection | None) -> list[Path]:
     tables = [file for file in visible if file.suffix.lower() in TABLE_SUFFIXES]
     if not isinstance(agreed, TableSection):
         tables = []
-    tests = {test.resolve() for file in tables if (test := format_beside(file).test) is not None}
+    tests = [test.resolve() for file in tables if (test := format_beside(file).test) is not None]
+    for test in tests:
+        if tests.count(test) > 1 or test.with_suffix(".toml").exists():
+            raise DataError(
+                f"{test}: is a test table that two sites name, or has a format of its own as a site has: give each site"
+                " its own rows to test on"
+            )
     files = [file for file in tables if file.resolve() not in tests]
-    read = {*tables, *(file.with_suffix(".toml") for file in tables)}
+    read = {*tables, *(file.with_suffix(".toml") for file in files)}
     if not files:
         read = set(files := [file for file in visible if file.suffix.lower() == ARRAYS])
     unread = [file for file in visible if file not in read]

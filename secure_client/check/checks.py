@@ -26,6 +26,7 @@ from secure_client.data.class_names import doubts_on_numbers
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.preprocess import describe_resizing
 from secure_client.data.sources import TABLE_FORM, table_path
+from secure_client.data.table import parse_table
 from secure_client.data.table_check import describe_table
 from secure_client.errors import DataError, ModelError, SiteError
 from secure_client.models.prototype_model import weights_hash
@@ -221,8 +222,10 @@ def _table(config: SiteConfig) -> str:
     if agreement.table is None:
         raise DataError(f"{config.data}: the agreement has no section [table]")
     paths = [table_path(part.strip(), config.data_root) for part in parts]
+    tests = [config.table.test] if config.table.test else []
     return " | ".join(
-        describe_table(path, agreement.table, config.table, agreement.classes) for path in paths
+        f"{path}: {describe_table(parse_table(path, agreement.table, config.table, agreement.classes))}"
+        for path in [*paths, *tests]
     )
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from agreement import InputSection, PreprocessingSection, TableSection
+from agreement import ConfigError, InputSection, PreprocessingSection, TableSection
 from agreement.toml_loading import DATA_ROOT, nearest
 from secure_client.data.arrays import Inputs, Samples, Source, TrainTest, join_samples
 from secure_client.data.class_names import AgreedLabels, agree_on_labels, log_labels
@@ -20,6 +20,7 @@ from secure_client.data.npz import read_npz
 from secure_client.data.preprocess import fit_images, read_item
 from secure_client.data.published import PUBLISHED, read_published
 from secure_client.data.table import read_table, row_hashes
+from secure_client.data.table_check import check_units
 from secure_client.data.user_data import call_own, read_own
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside
@@ -237,7 +238,22 @@ def _read_table(
     table, path = _agreed_table(spec, agreed), table_path(spec, data_root)
     if classes is None:
         raise DataError(f"{spec}: the labels of a table name the agreed classes: set classes")
-    return read_table(path, table, written or format_beside(path), classes)
+    if written == TableFormat() and _states_format(path):
+        raise DataError(
+            f"{path.with_suffix('.toml')}: is not read where a site has a file of its own: copy its [table] there"
+        )
+    written = written or format_beside(path)
+    source = read_table(path, table, written, classes)
+    for file, part in zip((path, written.test), source.parts, strict=False):
+        check_units(part.inputs, table, written, str(file))
+    return source
+
+
+def _states_format(path: Path) -> bool:
+    try:
+        return format_beside(path) != TableFormat()
+    except ConfigError:  # a file of another kind, such as the site's own
+        return False
 
 
 def _agreed_table(spec: str, agreed: InputSection | None) -> TableSection:

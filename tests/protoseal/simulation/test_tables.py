@@ -14,6 +14,7 @@ from protoseal.cli import main
 from protoseal.prediction import load_trained, read_rows
 from protoseal.simulation.experiment import simulate
 from protoseal.simulation.site_datasets import divide, read_sites
+from secure_client.data.table_check import warn_of_units
 from secure_client.data.table_scale import fit_scale, scaled
 from secure_client.errors import DataError
 from tests.support.simulations import config_in
@@ -105,11 +106,12 @@ def test_rows_are_predicted_by_the_scale_of_the_site(run: Path, tmp_path: Path) 
     assert [each["class"] for each in shown["predictions"]] == [CLASSES[label] for label in wanted]
 
 
-def test_rows_with_labels_have_an_accuracy(run: Path) -> None:
+def test_rows_with_labels_have_an_accuracy(run: Path, tmp_path: Path) -> None:
     done = predict(run, "site-3", run / "sites" / "held-out.csv", "--json")
     assert done.exit_code != 0  # labels 0 and 1 are no classes without the site's format
-    save(run / "sites", (run / "sites" / "site-3.toml").read_text().replace("test =", "# "), "held-out.toml")
-    labelled = predict(run, "site-3", run / "sites" / "held-out.csv", "--json")
+    rows = save(tmp_path, (run / "sites" / "held-out.csv").read_text(), "held-out.csv")
+    save(tmp_path, (run / "sites" / "site-3.toml").read_text().replace("test =", "# "), "held-out.toml")
+    labelled = predict(run, "site-3", rows, "--json")
     assert 0.5 < json.loads(labelled.stdout)["accuracy"] <= 1.0
 
 
@@ -118,6 +120,33 @@ def test_rows_that_are_not_as_agreed_are_refused_by_their_line(run: Path, tmp_pa
     assert done.exit_code == 1
     assert "line 3" in done.stderr
     assert "'sex'" in done.stderr
+
+
+def test_rows_in_another_unit_are_told_beside_the_agreed_scale(run: Path, tmp_path: Path) -> None:
+    trained = load_trained(site_folder(run, "site-1"))
+    agreed = section({"name": "sex"}, {"name": "age", "scale": [50.0, 10.0]}, {"name": "chol"})
+    months = np.array([[1.0, 580.0, 240.0]])
+    assert ["'age'" in warning for warning in warn_of_units(months, agreed)] == [True]
+    rows = read_rows(trained, save(tmp_path, "chol,sex,age\n240,1,48.5\n", "rows.csv"))
+    assert "age: always 48.5" in rows.facts
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("site-3.toml", 'test = "site-1.csv"'),
+        ("site-2.toml", 'test = "held-out.csv"'),
+        ("held-out.toml", 'missing_in = {chol = ["0"]}'),
+    ],
+)
+def test_a_test_table_that_is_a_sites_or_has_a_format_of_its_own_is_refused(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    write_three_dialects(tmp_path)
+    save(tmp_path, f"[table]\n{content}\n", name)
+    with pytest.raises(DataError) as refused:
+        read_sites(tmp_path, agreed=section({"name": "age"}), classes=CLASSES)
+    assert str(tmp_path) in str(refused.value)
 
 
 def test_a_table_is_divided_among_sites(tmp_path: Path) -> None:

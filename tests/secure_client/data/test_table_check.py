@@ -11,6 +11,8 @@ from agreement import ConfigError, load_agreement
 from secure_client.check.checks import check_site
 from secure_client.config import load_site
 from secure_client.data import load_site_data
+from secure_client.data.sources import read
+from secure_client.data.table import parse_table
 from secure_client.data.table_check import describe_table
 from secure_client.errors import DataError
 from tests.support.tables import AGE, CHOL, CLASSES, PAIN, SEX, save, section, written
@@ -49,7 +51,9 @@ data = "table:north.csv"
 
 
 def test_counts_ranges_and_missing_values_are_told_for_each_column(tmp_path: Path) -> None:
-    told = describe_table(save(tmp_path, ROWS), section(AGE, SEX, CHOL, PAIN), written(), CLASSES)
+    told = describe_table(
+        parse_table(save(tmp_path, ROWS), section(AGE, SEX, CHOL, PAIN), written(), CLASSES)
+    )
     rows, age, sex, chol, pain = told.split("; ")
     assert rows == "3 rows, 1 of them left out, 7 features"
     assert age == "age: 30 to 50, mean 40"
@@ -59,7 +63,9 @@ def test_counts_ranges_and_missing_values_are_told_for_each_column(tmp_path: Pat
 
 
 def test_a_constant_column_is_told(tmp_path: Path) -> None:
-    told = describe_table(save(tmp_path, "age,label\n7,ill\n7,ill\n"), section(AGE), written(), CLASSES)
+    told = describe_table(
+        parse_table(save(tmp_path, "age,label\n7,ill\n7,ill\n"), section(AGE), written(), CLASSES)
+    )
     assert told.endswith("age: always 7")
 
 
@@ -68,10 +74,33 @@ def test_a_column_in_another_unit_is_refused_until_it_is_named(tmp_path: Path) -
     path = save(tmp_path, "chol,label\n5.1,ill\n4.8,ill\n")
     agreed = section(CHOL | {"scale": [210.0, 40.0]})
     with pytest.raises(DataError) as refused:
-        describe_table(path, agreed, written(), CLASSES)
+        read(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES)
     assert str(path) in str(refused.value)
     assert "'chol'" in str(refused.value)
-    assert describe_table(path, agreed, written(far_from_scale=["chol"]), CLASSES)
+    named = written(far_from_scale=["chol"])
+    assert read(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES, written=named)
+
+
+def test_a_test_table_in_another_unit_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, "chol,label\n201,ill\n188,ill\n")
+    test = save(tmp_path, "chol,label\n5.1,ill\n", "test.csv")
+    with pytest.raises(DataError) as refused:
+        read(
+            f"table:{path}",
+            data_root=None,
+            agreed=section(CHOL | {"scale": [210.0, 40.0]}),
+            classes=CLASSES,
+            written=written(test=str(test)),
+        )
+    assert str(test) in str(refused.value)
+
+
+def test_a_format_beside_the_table_that_a_site_would_not_read_is_named(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,label\n40,ill\n")
+    beside = save(tmp_path, "[table]\nmissing_in = {age = ['40']}\n", path.with_suffix(".toml").name)
+    with pytest.raises(DataError) as refused:
+        read(f"table:{path}", data_root=None, agreed=section(AGE), classes=CLASSES, written=written())
+    assert str(beside) in str(refused.value)
 
 
 @pytest.mark.parametrize(
