@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -25,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.certificate_fields import hosts_of, issuer_of, load_certificate, subject_of
-from secure_client.proxy import Proxy, ignored_proxies, proxy_to, split_target
+from secure_client.proxy import Proxy, exception_remedy, ignored_proxies, proxy_to, split_target
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
@@ -76,7 +77,7 @@ def _way_around(host: str, port: int, proxy: Proxy | None) -> str:
             _direct(host, port).close()
         except _Cause:
             return ""
-        return f"; {host}:{port} can be reached without the proxy: name the host in no_proxy"
+        return f"; {host}:{port} can be reached without the proxy: {exception_remedy(host)}"
     for other in ignored_proxies():
         try:
             _connected(host, port, other).close()
@@ -137,8 +138,8 @@ def _reason(error: OSError) -> str:
 
 def _open_tunnel(opened: socket.socket, host: str, port: int, proxy: Proxy) -> None:
     name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    login = base64.b64encode(proxy.login.encode()).decode()
-    password = f"Proxy-Authorization: Basic {login}\r\n" if proxy.login else ""
+    basic = base64.b64encode(proxy.login.encode()).decode()
+    password = f"Proxy-Authorization: Basic {basic}\r\n" if proxy.login else ""
     answer = b""
     try:
         opened.sendall(f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n{password}\r\n".encode())
@@ -150,12 +151,23 @@ def _open_tunnel(opened: socket.socket, host: str, port: int, proxy: Proxy) -> N
     if not version.startswith("HTTP/"):
         raise _NoWay(f"at the address of the proxy {proxy} no HTTP proxy answers ({_shown(answer)})")
     if status.startswith("407"):
-        problem = (
+        login = (
             "refuses the user and password in that setting" if proxy.login else "needs a user and password"
         )
+        problem = _demanded(answer) or login
         raise _NoWay(f"the proxy {proxy} {problem} (HTTP {status})")
     if not status.startswith("2"):
         raise _NoWay(f"the proxy {proxy} refuses a tunnel to {name} (HTTP {status})")
+
+
+def _demanded(answer: bytes) -> str:
+    """Return what a proxy demands that no user and password can give; empty if it takes Basic or names nothing."""
+    fields = re.findall(r"(?im)^proxy-authenticate:([^\r\n]*)", answer.decode("latin-1"))
+    words = [part.split()[0] for value in fields for part in value.split(",") if part.strip()]
+    schemes = list(dict.fromkeys(word for word in words if re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", word)))
+    if not schemes or "basic" in map(str.lower, schemes):
+        return ""
+    return f"demands {' or '.join(schemes)}, and gRPC can log in by Basic alone: ask for an exception for this host"
 
 
 def _certificate_shown(opened: socket.socket, host: str, place: str) -> x509.Certificate:

@@ -2,25 +2,33 @@
 
 gRPC reads the first of ``grpc_proxy``, ``https_proxy`` and ``http_proxy`` that is set, in small letters only, and the
 hosts that need no proxy from ``no_grpc_proxy``, else ``no_proxy``: names with the names below them, addresses and
-networks, without ``*`` and ports. A value must begin with ``http://``; gRPC ignores every other one. This module
-chooses by the same rules, so that messages can name the proxy. gRPC opens a tunnel through the proxy (CONNECT), so the
+networks, without ``*`` and ports. A value must begin with ``http://``, in any case; gRPC ignores every other one. This
+module chooses by the same rules, so that messages can name the proxy, and refuses a value of which gRPC would make
+another host, such as one with ``#`` in its password. gRPC opens a tunnel through the proxy (CONNECT), so the
 proxy sees the coordinator's address and ciphertext only.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
+
+from secure_client.errors import Unreachable
 
 _READ_BY_GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
 _NOT_READ_BY_GRPC = ("HTTPS_PROXY", "HTTP_PROXY", "GRPC_PROXY", "all_proxy", "ALL_PROXY")
 _SCHEME = "http://"
 _DEFAULT_PORT = 443
 """Port that gRPC takes for a proxy without a port."""
+_PLACE = re.compile(
+    r"(?:(?P<login>[^/?#]*)@)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#@:\[\]\s]+)(?::(?P<port>\d{0,5}))?\s*(?:[/?#][^@]*)?"
+)
+"""User and password, host and port. An ``@`` behind ``/``, ``?`` or ``#`` means that these stand in a password."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +54,20 @@ def split_target(target: str) -> tuple[str, int]:
 
 
 def proxy_to(host: str) -> Proxy | None:
-    """Return the proxy through which gRPC connects to ``host``; None for a direct connection."""
+    """Return the proxy through which gRPC connects to ``host``; None for a direct connection.
+
+    Raises :class:`Unreachable`, without the value, for one that gRPC does not read as it was meant.
+    """
     variable = next((name for name in _READ_BY_GRPC if name in os.environ), None)
-    if variable is None or not os.environ[variable].startswith(_SCHEME):
+    if variable is None or not _is_read(os.environ[variable]) or _needs_none(host):
         return None
-    return None if _needs_none(host) else _parsed(variable)
+    if (proxy := _parsed(variable)) is not None:
+        return proxy
+    if re.search("[/?#].*@", os.environ[variable][len(_SCHEME) :], re.DOTALL):
+        problem = "has '/', '?' or '#' before its '@': write %2F, %3F or %23 in the user and password"
+    else:
+        problem = "is not http://HOST:PORT, with a port from 1 to 65535 and an IPv6 address in brackets"
+    raise Unreachable(f"the value of the environment variable {variable} {problem}")
 
 
 def ignored_proxies() -> Iterator[Proxy]:
@@ -58,27 +75,43 @@ def ignored_proxies() -> Iterator[Proxy]:
     first = next((name for name in _READ_BY_GRPC if name in os.environ), None)
     for name in (*_READ_BY_GRPC, *_NOT_READ_BY_GRPC):
         value = os.environ.get(name, "")
-        if value and not (name == first and value.startswith(_SCHEME)):
+        if value and not (name == first and _is_read(value)):
             proxy = _parsed(name)
             if proxy is not None:
                 yield proxy
 
 
 def _parsed(variable: str) -> Proxy | None:
-    value = os.environ[variable]
-    try:
-        parts = urlsplit(value if "://" in value else _SCHEME + value)
-        port = parts.port or _DEFAULT_PORT
-    except ValueError:
+    parts = _PLACE.fullmatch(os.environ[variable].partition("://")[2] or os.environ[variable])
+    port = int(parts["port"] or _DEFAULT_PORT) if parts else 0
+    if parts is None or not 0 < port < 65_536:
         return None
-    login = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)
-    return Proxy(variable, parts.hostname or "", port, login)
+    return Proxy(variable, unquote(parts["host"]).strip("[]"), port, unquote(parts["login"] or ""))
+
+
+def _is_read(value: str) -> bool:
+    """Return whether gRPC takes the value for a proxy, be it right or wrong."""
+    return value.lower().startswith(_SCHEME) and value[len(_SCHEME) :][:1] not in {"", "/", "?", "#"}
+
+
+def exception_remedy(host: str) -> str:
+    """Return how to except ``host`` from the proxy; forms that other programs read and gRPC does not are named."""
+    variable = _exceptions()
+    entries = map(str.strip, os.environ.get(variable, "").split(","))
+    unread = [entry for entry in entries if "*" in entry or entry.startswith(f"{host}:")]
+    if unread:
+        return f"write the host into {variable} instead of {unread[0]!r}, since gRPC reads neither * nor ports there"
+    capitals = " in small letters, since gRPC does not read NO_PROXY" if "NO_PROXY" in os.environ else ""
+    return f"name the host in {variable}{capitals}"
+
+
+def _exceptions() -> str:
+    """Return the variable in which gRPC looks for hosts without a proxy."""
+    return "no_grpc_proxy" if "no_grpc_proxy" in os.environ else "no_proxy"
 
 
 def _needs_none(host: str) -> bool:
-    variable = "no_grpc_proxy" if "no_grpc_proxy" in os.environ else "no_proxy"
-    exceptions = os.environ.get(variable, "")
-    for entry in filter(None, map(str.strip, exceptions.split(","))):
+    for entry in filter(None, map(str.strip, os.environ.get(_exceptions(), "").split(","))):
         name = entry.lstrip(".").lower()
         if host.lower() == name or host.lower().endswith(f".{name}"):
             return True

@@ -17,7 +17,7 @@ class ConnectProxy:
     port: int
     login: str = ""
     status: str = ""
-    """Status line that refuses every tunnel, such as ``403 Forbidden``."""
+    """Status line that refuses every tunnel, such as ``403 Forbidden``, with fields behind it if there are any."""
     asked: list[str] = field(default_factory=list)
 
     def serve(self, client: socket.socket) -> None:

@@ -246,6 +246,14 @@ class TestProxies:
         [
             ("403 Forbidden", "", "", "403 Forbidden"),
             ("502 Bad Gateway", "", "", "502 Bad Gateway"),
+            ("407 No\r\nProxy-Authenticate: NTLM", "", f"north:{SECRET}@", "NTLM"),
+            (
+                "407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM",
+                "",
+                "",
+                "Negotiate or NTLM",
+            ),
+            ("407 No\r\nProxy-Authenticate: Digest a=b, Basic realm=c", "", "", "needs a user"),
             ("", "north:word", "", "needs a user"),
             ("", "north:word", f"north:{SECRET}@", "refuses the user"),
         ],
@@ -295,6 +303,15 @@ class TestProxies:
     ) -> None:
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{processes.free_port()}")
         assert "no_proxy" in refusal(f"127.0.0.1:{port}", site, federation.trust)
+        for variable, value in (
+            ("NO_PROXY", "127.0.0.1"),
+            ("no_proxy", "*"),
+            ("no_proxy", f"a, 127.0.0.1:{port}"),
+        ):
+            monkeypatch.setenv(variable, value)
+            told = refusal(f"127.0.0.1:{port}", site, federation.trust)
+            assert "no_proxy" in told
+            assert (variable if variable.isupper() else repr(value.rpartition(" ")[2])) in told
         monkeypatch.setenv("no_proxy", "127.0.0.0/8")
         assert diagnose(f"127.0.0.1:{port}", site, federation.trust) is None
 
@@ -361,6 +378,45 @@ def test_variables_are_read_in_the_order_of_grpc(monkeypatch: pytest.MonkeyPatch
     chosen = proxy_to("coordinator.example.org")
     assert chosen is not None
     assert (chosen.login, chosen.port) == ("a@b:c:d", 443)
+
+
+PROXIES = {
+    "HTTP://127.0.0.1:9": "127.0.0.1:9",
+    "http://a:b@c@127.0.0.1:9": "127.0.0.1:9",
+    "http://a:b[c@127.0.0.1:9/": "127.0.0.1:9",
+    "http://127.0.0.1": "127.0.0.1:443",
+    "http://[::1]:9": "[::1]:9",
+    "socks5://127.0.0.1:9": None,
+    "http:///127.0.0.1:9": None,
+    "http://": None,
+    "127.0.0.1:9": None,
+}
+"""Values of ``https_proxy``, and the proxy that grpcio 1.85 makes of them."""
+
+
+@pytest.mark.parametrize("value", PROXIES)
+def test_value_of_a_proxy_variable_is_read_as_by_grpc(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", value)
+    chosen, expected = proxy_to("coordinator.example.org"), PROXIES[value]
+    assert (chosen is None) is (expected is None)
+    assert expected is None or f"{expected} (from https_proxy)" in str(chosen)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [f"north:{SECRET}{letter}1@proxy:9" for letter in "#/?"]
+    + ["north:12#1@proxy:9", "proxy:port", "proxy:99999", "proxy:0", "proxy:-9", "::1:9"],
+)
+def test_value_that_grpc_reads_otherwise_names_its_variable_and_no_password(
+    place: str, site: Credentials, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", f"http://{place}")
+    with pytest.raises(Unreachable, match="https_proxy") as refused:
+        GrpcTransport("coordinator.example.org:8443", site, federation.trust, RUN, retry_seconds=0.0)
+    assert place.split("@", maxsplit=1)[0] not in str(refused.value)
+    assert SECRET not in str(refused.value)
+    monkeypatch.setenv("no_proxy", "example.org")
+    assert proxy_to("coordinator.example.org") is None
 
 
 REFUSED: dict[str, tuple[Callable[[Federation, Federation], Credentials | None], str]] = {
