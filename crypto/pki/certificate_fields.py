@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import MalformedError, VerificationError
@@ -40,7 +41,12 @@ def extension(holder: Holder, kind: type[Extension]) -> Extension:
     """Return the value of an extension; raise :class:`VerificationError` if it is absent, repeated or malformed."""
     try:
         return holder.extensions.get_extension_for_class(kind).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        ValueError,
+    ) as error:
         raise VerificationError(f"a {_noun(holder)} has no usable {kind.__name__}") from error
 
 
@@ -57,10 +63,15 @@ def p256_key(holder: Holder) -> ec.EllipticCurvePublicKey:
     """Return the public key; raise :class:`VerificationError` unless it is ECDSA P-256."""
     try:
         key = holder.public_key()
-    except ValueError as error:
-        raise VerificationError(f"a {_noun(holder)} has a key that cannot be read") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise VerificationError(
+            f"the {_noun(holder)} of {subject_of(holder)} has a key that cannot be read"
+        ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise VerificationError(f"a {_noun(holder)} has a key that is not ECDSA P-256")
+        raise VerificationError(
+            f"the {_noun(holder)} of {subject_of(holder)} has a key that is not ECDSA P-256, so 'protoseal pki' did "
+            "not make it"
+        )
     return key
 
 
@@ -70,10 +81,10 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
     return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
 
 
-def subject_of(certificate: x509.Certificate) -> str:
-    """Return the name of the certificate's owner, for people to read and not for any check."""
+def subject_of(holder: Holder) -> str:
+    """Return the name of the owner of a certificate or request, for people to read and not for any check."""
     try:
-        return certificate.subject.rfc4514_string()[:_LONGEST_NAME] or "(no name)"
+        return holder.subject.rfc4514_string()[:_LONGEST_NAME] or "(no name)"
     except ValueError:
         return "(a name that cannot be read)"
 

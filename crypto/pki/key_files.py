@@ -159,7 +159,14 @@ def _other_spellings(passphrase: bytes) -> dict[str, bytes]:
     """Return what the passphrase may have been before an editor, a shell or a keyboard changed it."""
     text = passphrase.decode(errors="surrogateescape")
     spellings = {
-        "without the spaces and line ends around it": passphrase.strip(),
+        "without the spaces and line ends around it": text.strip()
+        .strip("\ufeff\u200b")
+        .strip()
+        .encode(errors="surrogateescape"),
+        "when it is its first line alone": text.strip()
+        .partition("\n")[0]
+        .strip()
+        .encode(errors="surrogateescape"),
         "without the quotation marks around it": passphrase.strip()[1:-1]
         if text.strip()[:1] in {"'", '"'}
         else b"",

@@ -106,13 +106,23 @@ def described(content: bytes, due: str) -> str:
     text = normalised(content)
     if present := blocks(text):
         return f"has {' and '.join(dict.fromkeys(_noun(block.label) for block in present))}, and not {due}"
-    boundary = _BOUNDARY.search(text)
-    if boundary is None:
+    return _boundary_problem(text)
+
+
+def _boundary_problem(text: bytes) -> str:
+    """Return a phrase that follows a file's name: what is wrong with the lines BEGIN and END, which make no block."""
+    boundaries = list(_BOUNDARY.finditer(text))
+    if not boundaries:
         return "is no PEM file, since it has no line -----BEGIN ...-----"
-    line, name = text.count(b"\n", 0, boundary.start()) + 1, boundary[0].decode()
-    whole = text.splitlines()[line - 1].strip()
-    if whole != f"-----{name}-----".encode():
-        return f"is damaged: line {line} has not exactly five hyphens on both sides of {name}"
+    for boundary in boundaries:
+        line, name = text.count(b"\n", 0, boundary.start()) + 1, boundary[0].decode()
+        before, exact, behind = text.split(b"\n")[line - 1].strip().partition(f"-----{name}-----".encode())
+        if not exact or before.endswith(b"-") or behind.startswith(b"-"):
+            return f"is damaged: line {line} has not exactly five hyphens on both sides of {name}"
+        if before or behind:
+            side = "before" if before else "behind"
+            return f"is damaged: line {line} has other text {side} -----{name}-----, which needs a line of its own"
+    boundary = boundaries[0]
     missing = f"{'END' if boundary[1] == b'BEGIN' else 'BEGIN'} {boundary[2].decode()}"
     return f"is incomplete, since the line -----{missing}----- is missing"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -87,7 +88,7 @@ def read_request(content: bytes) -> Request:
         raise MalformedError("has several certificate requests: give a file for each of them")
     try:
         csr = x509.load_der_x509_csr(requests[0])
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise MalformedError("is damaged: what it calls a certificate request is none") from error
     _check_self_signed(csr)
     identity = Identity.from_uri(only_uri(csr))
@@ -110,8 +111,12 @@ def subject(identity: Identity) -> x509.Name:
 
 
 def _check_self_signed(csr: x509.CertificateSigningRequest) -> None:
-    if not csr.is_signature_valid:
-        raise VerificationError("a request is not signed with the key that it names")
+    try:
+        signed = csr.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        signed = False
+    if not signed:
+        raise VerificationError("a request was altered, or is not signed with the key that it names")
 
 
 def _check_hosts(role: Role, hosts: Sequence[str]) -> None:

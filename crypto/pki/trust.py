@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -108,7 +108,13 @@ def fingerprint(certificate: x509.Certificate) -> str:
 def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> None:
     try:
         certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError) as error:
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
+        if issuer_of(certificate) == subject_of(authority):
+            raise VerificationError(
+                f"the certificate of {subject_of(certificate)} was altered, or another CA by the name "
+                f"{subject_of(authority)} signed it: the key of the CA whose fingerprint begins "
+                f"{fingerprint(authority)[:16]} did not; compare the fingerprints of both sides' ca.pem"
+            ) from error
         raise VerificationError(
             f"the certificate of {subject_of(certificate)} was signed by {issuer_of(certificate)} and not by this "
             f"federation's CA, {subject_of(authority)}, whose fingerprint begins {fingerprint(authority)[:16]}"

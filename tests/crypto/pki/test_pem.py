@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -144,6 +145,13 @@ NOT_A_KEY: dict[str, tuple[Change, str]] = {
     "its END is missing": (lambda pem: pem[: len(pem) // 2], "END PROTOSEAL ENCRYPTED PRIVATE KEY"),
     "its BEGIN is missing": (lambda pem: pem.partition(b"\n")[2], "BEGIN PROTOSEAL ENCRYPTED PRIVATE KEY"),
     "dashes of a word processor": (lambda pem: pem.replace(b"-----B", "—–-B".encode()), "line 1 "),
+    "its line ends are lost": (lambda pem: pem.replace(b"\n", b""), "behind -----BEGIN"),
+    "spaces in the place of line ends": (lambda pem: pem.replace(b"\n", b" "), "behind -----BEGIN"),
+    "line ends as an escape": (lambda pem: pem.replace(b"\n", b"\\n"), "behind -----BEGIN"),
+    "quoted by mail": (lambda pem: b"> " + pem.replace(b"\n", b"\n> "), "before -----BEGIN"),
+    "its last line end is lost": (lambda pem: pem.replace(b"\n-----E", b"-----E"), "before -----END"),
+    "six hyphens": (lambda pem: b"-" + pem, "five hyphens"),
+    "four hyphens at its END": (lambda pem: pem.replace(b"-----E", b"----E"), "five hyphens"),
     "a letter that is not base64": (lambda pem: pem.replace(b"\n", b"\n*", 3), "line 2 "),
     "a letter of a word processor": (lambda pem: pem.replace(b"\n-----E", b"\xe2\x80\xa6\n-----E"), "'…'"),
     "a letter too few": (lambda pem: pem.replace(b"-----\nA", b"-----\n"), "letters are missing"),
@@ -219,6 +227,23 @@ def test_what_is_not_the_certificate_is_named(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+@pytest.mark.parametrize("file", ["request.pem", "ca.pem"])
+def test_an_altered_letter_is_refused_by_an_error_of_this_package(file: str, party: Path) -> None:
+    """One letter in each place of the base64 text; a letter that bears no meaning may stay."""
+    sound = (party / file).read_bytes()
+    begin, end = sound.index(b"\n"), sound.rindex(b"\n-----END")
+    for place in range(begin, end):
+        if sound[place : place + 1] in b"\n=":
+            continue
+        spoil(party / file, lambda _: sound[:place] + b"g" + sound[place + 1 :])  # noqa: B023
+        with suppress(CryptoError):
+            if file == "request.pem":
+                read_request((party / file).read_bytes())
+            else:
+                TrustAnchor.load(party / file)
+
+
 def test_key_and_certificate_in_each_others_place_are_named(party: Path) -> None:
     _swap(party)
     with pytest.raises(MalformedError, match=r"certificate\.pem: has an encrypted private key"):
@@ -238,6 +263,10 @@ def test_der_is_read_where_a_certificate_or_request_is_due(party: Path) -> None:
     [
         ("correct horse", b"correct horse "),
         ("correct horse", b"correct horse\n\n"),
+        ("correct horse", b"correct horse\nof the north"),
+        ("correct horse", b"correct horse\r\n# until May"),
+        ("correct horse", "correct horse\u00a0".encode()),
+        ("correct horse", "\ufeffcorrect horse".encode()),
         ("correct horse", b'"correct horse"'),
         ("pferdestärke", "pferdestärke".encode("latin-1")),
         ("pferdest\u00e4rke", "pferdesta\u0308rke".encode()),

@@ -48,7 +48,7 @@ ATTACKS: dict[str, tuple[str, Role, str, Attack]] = {
     "another CA's": (
         "_check_issuer",
         Role.SITE,
-        "this federation's CA",
+        "CN=federation CA",
         lambda _own, stranger: x509.load_der_x509_certificate(stranger.site("clinic-a").certificate_der),
     ),
     "expired": (
