@@ -19,7 +19,7 @@ from agreement.extensions.settings import (
     used_so_far,
 )
 from agreement.method_traits import Family, ModelPart
-from agreement.methods import Method
+from agreement.methods import SIMULATED, Method, simulated_only
 from agreement.protections import Protection
 from agreement.round_plan import Form, RoundPlan
 from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
@@ -185,6 +185,8 @@ class Agreement(RunSettings):
                 "an agreement cannot have method 'average': choose fedpc with groups = 1 and alignment = 0"
             )
         if self.method.averages and not self.averaging.parameters:
+            if self.method in SIMULATED:
+                raise ValueError(simulated_only(self.method))
             raise ValueError(
                 f"method {self.method.value} needs the number of averaged parameters: set parameters "
                 "in [averaging] to the number of the model's parameters "

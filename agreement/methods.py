@@ -204,3 +204,11 @@ CONTROLS = frozenset(each for each in METHODS.values() if each.traits.family is 
 """Methods of a site alone, without a federation."""
 SIMULATED = frozenset(METHODS.values()) - DEPLOYABLE
 """Built-in methods that only a simulation runs."""
+
+
+def simulated_only(method: Method) -> str:
+    """Return why a method that is not deployable cannot run between institutions."""
+    return (
+        f"method {method.value!r} is a comparison that runs in `protoseal simulate` only;"
+        f" choose {', '.join(sorted(each.value for each in DEPLOYABLE))}"
+    )

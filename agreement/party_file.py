@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +12,26 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from agreement.agreement import Agreement, load_agreement
 from agreement.extensions.settings import extensions_among
-from agreement.methods import DEPLOYABLE, SIMULATED
+from agreement.methods import SIMULATED, simulated_only
 from agreement.toml_loading import LocalPath, Section, directory_of, source_of, validate
 
 
 def _address(value: str) -> str:
-    if (
-        re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}", value)
-        and int(value.rpartition(":")[2]) < 65_536
-    ):
+    host, _, port = value.rpartition(":")
+    if not host or not re.fullmatch("[0-9]+", port):
+        raise ValueError(f"{value!r} is not of the form host:port, such as coordinator.example.org:8443")
+    if int(port) > 65_535:
+        raise ValueError(f"{value!r} has the port {port}; ports end at 65535")
+    if re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+", host):
         return value
-    raise ValueError(f"{value!r} is not of the form host:port, such as coordinator.example.org:8443")
+    if "://" in value:
+        raise ValueError(f"{value!r} has a scheme: write {value.partition('://')[2]!r}")
+    if re.fullmatch("[0-9A-Fa-f:.]+", host):
+        raise ValueError(f"{value!r} has an IPv6 address without brackets: write '[{host}]:{port}'")
+    with suppress(UnicodeError):
+        if (plain := host.encode("idna").decode()) != host:
+            raise ValueError(f"{value!r} has letters outside ASCII: write '{plain}:{port}'")
+    raise ValueError(f"{value!r} has a host with letters other than a to z, 0 to 9, '.', '-' and '_'")
 
 
 Address = Annotated[str, AfterValidator(_address)]
@@ -41,10 +51,7 @@ def _agreement_of(value: object, info: ValidationInfo) -> object:
 
 def _deployable(agreement: Agreement) -> Agreement:
     if agreement.method in SIMULATED:
-        raise ValueError(
-            f"method {agreement.method.value!r} is a comparison that runs in `protoseal simulate` only;"
-            f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
-        )
+        raise ValueError(simulated_only(agreement.method))
     for extension in extensions_among((agreement.method, agreement.protection)):
         if not extension.deployable:
             raise ValueError(
@@ -88,3 +95,12 @@ class PartyFile(Section):
     """Folder for the state of this run; each run has its own."""
     log_level: LogLevel = LogLevel.INFO
     """Least severe message that is logged."""
+
+
+def other_federation(file: PartyFile, federation: str) -> str:
+    """Return the error for a certificate of another federation than the agreement's."""
+    return (
+        f"{file.certificate} is for the federation {federation}, and the agreement says federation = "
+        f'"{file.agreement.federation}": correct federation in the agreement, or name a certificate of '
+        f"{file.agreement.federation} in this party's file"
+    )

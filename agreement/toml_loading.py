@@ -169,6 +169,7 @@ def _line(model: type[BaseModel], table: dict[str, Any], problem: Any) -> str:
     location = tuple(problem["loc"])
     path = ".".join(str(part) for part in location)
     message = _message(model, table, problem, location)
+    message += _misplaced(model, table, location, message)
     return f"{path}: {message}" if path else message
 
 
@@ -178,13 +179,40 @@ def _message(model: type[BaseModel], table: dict[str, Any], problem: Any, locati
         return _unknown_key(model, location)
     if kind == "missing":
         return "is missing"
+    if kind in {"model_type", "dict_type"}:
+        return f"has to be a table{_found(table, location)}"
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     return f"{message[:1].lower()}{message[1:]}{_found(table, location)}"
 
 
 def _unknown_key(model: type[BaseModel], location: tuple[Any, ...]) -> str:
-    return "unknown key" + nearest(str(location[-1]), _keys(_table_at(model, location[:-1])))
+    name = str(location[-1])
+    if homes := _homes(model, name):
+        return f"unknown key here: {name} is a key {homes}"
+    return "unknown key" + nearest(name, _keys(_table_at(model, location[:-1])))
+
+
+def _homes(model: type[BaseModel], name: str) -> str:
+    """Return where in the file a key of this name belongs; empty if nowhere."""
+    tables = {
+        key: _model_of(field.annotation) for key, field in model.model_fields.items() if key != "agreement"
+    }
+    homes = [f"of [{key}]" for key, inner in tables.items() if inner is not None and name in _keys(inner)]
+    if name in _keys(model):
+        homes.insert(0, "above the first [table] of the file")
+    return " or ".join(homes)
+
+
+def _misplaced(model: type[BaseModel], table: dict[str, Any], location: tuple[Any, ...], message: str) -> str:
+    """Return a hint if the problem is about a top-level key's name in a table with free keys, such as [pins]."""
+    for key, field in model.model_fields.items():
+        inner = table.get(key)
+        if isinstance(inner, dict) and _model_of(field.annotation) is None:
+            for name in _keys(model):
+                if name in inner and (name in location[1:] or repr(name) in message):
+                    return f"; if {name} is the setting, write it above the first [table] of the file"
+    return ""
 
 
 def _found(table: Any, location: tuple[Any, ...]) -> str:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agreement import Agreement, Protection
+from agreement.party_file import other_federation
 from agreement.storage.ledger_anchors import AnchorRecord
 from agreement.storage.run_identity import describe_owner, holds, keep_agreement
 from agreement.storage.sqlite import closed_on_error
@@ -78,10 +79,12 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
     trust = TrustAnchor.load(config.ca)
     with naming(config.certificate, f"; the CA's certificate is {config.ca}"):
         identity = trust.identify(credentials.certificate_der, Role.SITE, datetime.now(UTC))
-    if (identity.federation, identity.name) != (config.agreement.federation, config.name):
+    if identity.federation != config.agreement.federation:
+        raise SiteError(other_federation(config, identity.federation))
+    if identity.name != config.name:
         raise SiteError(
-            f"{config.certificate} is {identity.name} of {identity.federation}, but the configuration says "
-            f"{config.name} of {config.agreement.federation}: use the matching certificate"
+            f"{config.certificate} is the certificate of {identity.name}, and this site's file says name = "
+            f'"{config.name}": correct name in the file, or name the certificate of {config.name} there'
         )
     # A closure, whose representation shows nothing; a partial's would show the passphrase.
     return Party(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from agreement.agreement import Name
 from agreement.field_types import Count, Positive
@@ -17,7 +17,14 @@ from agreement.toml_loading import LocalPath, data_spec, directory_of, nearest, 
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.table_format import TableFormat
 
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+
+def _device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]+)?", value):
+        return value
+    raise ValueError(f"{value!r} is no device: write auto, cpu, mps, cuda or cuda:N")
+
+
+Device = Annotated[str, AfterValidator(_device)]
 """``auto`` is the GPU when there is one."""
 
 

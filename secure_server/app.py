@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from agreement.party_file import other_federation
 from agreement.storage.ledger_anchors import AnchorRecord
 from agreement.storage.run_identity import describe_owner, keep_agreement
 from crypto import durable_files
@@ -69,10 +70,7 @@ def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credent
     with naming(config.certificate, f"; the CA's certificate is {config.ca}"):
         identity = trust.identify(credentials.certificate_der, Role.COORDINATOR, datetime.now(UTC))
     if identity.federation != config.agreement.federation:
-        raise WrongIdentity(
-            f"{config.certificate} is for federation {identity.federation}, but the agreement is "
-            f"for {config.agreement.federation}: use the matching certificate"
-        )
+        raise WrongIdentity(other_federation(config, identity.federation))
     return credentials, trust
 
 

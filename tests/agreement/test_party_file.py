@@ -58,6 +58,30 @@ def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
     ("base", "changes", "said"),
     [
         (SITE, {"coordinator": "localhost"}, "is not of the form host:port"),
+        *(
+            (SITE, {"coordinator": host}, said)
+            for host, said in {
+                "localhost:84430": "65535",
+                "klinik-münchen.example:8443": "xn--klinik-mnchen-3ob.example:8443",
+                "::1:8443": "[::1]:8443",
+                "https://localhost:8443": "'localhost:8443'",
+                "local host:8443": "local host",
+                ":8443": "host:port",
+                "localhost:": "host:port",
+                "localhost:٣": "host:port",
+            }.items()
+        ),
+        (SITE, {"device": "gpu"}, "device: 'gpu'"),
+        (SITE, {"pins": "abc"}, "pins: has to be a table"),
+        (SITE, {"privacy": "abc"}, "privacy: has to be a table"),
+        (SITE, {"pins": {"log_level": "debug"}}, "above the first [table]"),
+        (SITE, {"pins": {"out": "out"}}, "above the first [table]"),
+        (SITE, {"class_names": {"log_level": "debug"}}, "above the first [table]"),
+        (SITE, {"class_names": {"min_sites": 3}}, "above the first [table]"),
+        (SITE, {"table": {"log_level": "debug"}}, "above the first [table]"),
+        (SITE, {"epsilon": 1.0}, "of [privacy]"),
+        (COORDINATOR, {"deadlines": {"workers": 1}}, "above the first [table]"),
+        (COORDINATOR, {"train": 3.0}, "of [deadlines]"),
         (SITE, {"nmae": "x"}, "did you mean 'name'"),
         (SITE, {"pins": {"south": "abc"}}, "the pin of 'south' is not a SHA-256 fingerprint"),
         (COORDINATOR, {"sites": ["north", "south"]}, "2 listed, but the agreement's min_sites is 3"),
@@ -77,6 +101,19 @@ def test_a_wrong_party_file_is_refused_in_a_line(
         load_party(agreed, base, **changes)
     (line,) = str(refused.value).splitlines()
     assert said in line
+
+
+def test_a_class_by_the_name_of_a_key_is_no_misplaced_key(agreed: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_party(agreed, SITE, class_names={"out": "a"}, device="gpu")
+    assert "class_names" not in str(refused.value)
+    assert "[table]" not in str(refused.value)
+
+
+def test_a_method_of_simulations_is_refused_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "agreement.toml", {**AGREEMENT, "method": "fedavg", "protection": "masked"})
+    with pytest.raises(ConfigError, match="simulate"):
+        load_party(tmp_path, COORDINATOR)
 
 
 @pytest.mark.parametrize(

@@ -365,7 +365,7 @@ def broken_site(federation: Federation, tmp_path: Path, old: str, new: str) -> P
 @pytest.mark.parametrize(
     ("old", "new", "what", "said"),
     [
-        ('name = "site-1"', 'name = "site-2"', "certificate", "use the matching certificate"),
+        ('name = "site-1"', 'name = "site-2"', "certificate", 'name = "site-2"'),
         ("npz:data.npz", "npz:none.npz", "data and model", "file does not exist"),
         ("npz:data.npz", "mine:load", "data and model", "there is no module 'mine'"),
     ],
@@ -376,6 +376,20 @@ def test_client_check_finds_what_is_broken(
     finding = check(broken_site(federation, tmp_path, old, new))[what]
     assert not finding["ok"]
     assert said in finding["detail"]
+
+
+def test_client_check_names_the_agreement_if_its_federation_is_another(
+    federation: Federation, tmp_path: Path
+) -> None:
+    site_file = broken_site(federation, tmp_path, 'name = "site-1"', 'name = "site-1"')
+    path = tmp_path / "agreement.toml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = ['federation = "mistyped"' if line.startswith("federation =") else line for line in lines]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    finding = check(site_file)["certificate"]
+    assert not finding["ok"]
+    for named in ("certificate.pem", 'federation = "mistyped"', "agreement"):
+        assert named in finding["detail"]
 
 
 def test_client_check_says_what_to_write_for_the_size_of_what_is_averaged(
