@@ -61,7 +61,6 @@ def images(side: int, channels: int) -> dict[str, Any]:
 
 CASES: dict[str, dict[str, Any]] = {
     "digits, five appearances": {"dataset": "digits", "split": "mixed:n=6.5,max=25", "sites": 5},
-    "digits, Dirichlet": {"dataset": "digits", "split": "dirichlet:0.3,per=100", "sites": 5},
     "two classes, four scanners": {
         "dataset": f"npz:{SCANNED}",
         "split": "domains",
