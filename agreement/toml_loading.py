@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from agreement.errors import UserError
 from agreement.toml_syntax import explain
 from crypto.errors import MalformedError
-from crypto.text_decoding import decode
+from crypto.text_decoding import decode, near_name
 
 
 class ConfigError(UserError):
@@ -68,7 +68,8 @@ def parse_toml(path: Path) -> dict[str, Any]:
     try:
         text = decode(path.read_bytes())
     except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read ({error.strerror})"]) from error
+        near = near_name(path)
+        raise ConfigError(str(path), [f"cannot be read ({error.strerror}){near}"]) from error
     except MalformedError as error:
         raise ConfigError(str(path), [str(error)]) from error
     text = text.replace("\r\n", "\n").replace("\r", "\n")

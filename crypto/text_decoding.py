@@ -1,11 +1,15 @@
 """Decoder of text files that people write: UTF-8, with or without a byte order mark; other encodings are named.
 
-Limit: a file in an 8-bit encoding whose bytes happen to be UTF-8 is read as UTF-8.
+Names of files that people see as equal, and that are not, are named too. Limit: a file in an 8-bit encoding whose bytes
+happen to be UTF-8 is read as UTF-8.
 """
 
 from __future__ import annotations
 
 import codecs
+import os
+import unicodedata
+from pathlib import Path
 
 from crypto.errors import MalformedError
 
@@ -33,6 +37,42 @@ def decode(content: bytes) -> str:
             f"line {_line(content, content.index(0))} has a NUL byte, so the file is no text"
         )
     return text
+
+
+def near_name(path: Path) -> str:
+    """Return, for a path that does not exist, a remedy that names an entry which looks like it; empty if there is none.
+
+    Names look equal in another Unicode form (as macOS writes them), in Latin-1 (as old archives do) or in other case.
+    """
+    missing = next((part for part in (*reversed(path.parents), path) if not os.path.lexists(part)), None)
+    if missing is None:
+        return ""
+    try:
+        entries = os.listdir(missing.parent)
+    except OSError:
+        return ""
+    due = _seen(missing.name)
+    for entry in sorted(entries):
+        if _seen(entry).casefold() == due.casefold():
+            differing = "in case" if _seen(entry) != due else f"in {_form(entry)}, not {_form(missing.name)}"
+            return f"; {missing.parent} has {entry!a}, written {differing}: rename it to {missing.name!r}"
+    return ""
+
+
+def _seen(name: str) -> str:
+    """Return the name as people see it."""
+    content = os.fsencode(name)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    return unicodedata.normalize("NFC", text)
+
+
+def _form(name: str) -> str:
+    if not name.isascii() and any("\udc80" <= letter <= "\udcff" for letter in name):
+        return "bytes that are not UTF-8"
+    return "Unicode form NFC" if unicodedata.is_normalized("NFC", name) else "Unicode form NFD"
 
 
 def check_encoding(content: bytes) -> None:

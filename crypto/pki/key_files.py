@@ -20,6 +20,7 @@ from crypto import durable_files
 from crypto.errors import DecryptionError, KeyStoreError, MalformedError, VerificationError
 from crypto.keys import KEY_BYTES, StorageKey
 from crypto.pki.passphrase_encryption import Kind, Stretching, replace, stretching_of, unwrap, wrap
+from crypto.text_decoding import near_name
 
 _PRIVATE = 0o600
 _PUBLIC = 0o644
@@ -90,7 +91,7 @@ def read(path: Path, remedy: str = "") -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise KeyStoreError(f"{path} does not exist{remedy}") from error
+        raise KeyStoreError(f"{path} does not exist{near_name(path) or remedy}") from error
     except IsADirectoryError as error:
         raise KeyStoreError(f"{path} is a folder, not a file") from error
     except OSError as error:

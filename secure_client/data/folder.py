@@ -28,7 +28,7 @@ import numpy as np
 
 from agreement import PreprocessingSection
 from crypto.errors import MalformedError
-from crypto.text_decoding import decode
+from crypto.text_decoding import decode, near_name
 from secure_client.data.arrays import Inputs, Samples, Source, Subjects, as_floats, checked_samples
 from secure_client.data.image_files import SUFFIXES, describe_unread, read_image
 from secure_client.data.preprocess import fit_images
@@ -184,9 +184,14 @@ def _composed(name: str) -> str:
 
 
 def _list_files(path: Path) -> _Listing:
+    if not path.is_dir():
+        problem = (
+            "is a file, not a folder" if path.exists() else f"the folder does not exist{near_name(path)}"
+        )
+        raise DataError(f"{path}: {problem}")
     if (path / ANNOTATIONS).is_file():
         return _tiny_imagenet(path)
-    folders = _folders(path) if path.is_dir() else []
+    folders = _folders(path)
     _check_parts(path, folders)
     if path / "train" in folders:
         test = path / "test"

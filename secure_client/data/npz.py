@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.text_decoding import near_name
 from secure_client.data.arrays import Samples, Source, TrainTest, checked_samples
 from secure_client.errors import DataError
 
@@ -73,7 +74,7 @@ def _arrays(path: Path) -> Arrays:
         with path.open("rb") as file:
             return _members(np.load(file, allow_pickle=False), path)
     except FileNotFoundError as error:
-        raise DataError(f"{path}: the file does not exist") from error
+        raise DataError(f"{path}: the file does not exist{near_name(path)}") from error
     except NotImplementedError as error:  # zipfile, for a member's compression
         raise DataError(
             f"{path}: {error}; use a Python built with that compression, or save by numpy.savez"

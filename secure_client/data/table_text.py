@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from crypto.text_decoding import near_name
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
 
@@ -100,7 +101,7 @@ def _decoded(path: Path, written: TableFormat) -> str:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise DataError(f"{path}: the file does not exist") from error
+        raise DataError(f"{path}: the file does not exist{near_name(path)}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     for start, kind in _OTHER_KINDS.items():

@@ -79,7 +79,7 @@ class TcpProxy:
         self._listening: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._rejected, self._logged = 0, -_LOG_SECONDS
-        self._reported: dict[str, float] = {}
+        self._reported: dict[tuple[str, str], float] = {}
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections at these bound sockets, which the front owns from now on."""
@@ -145,16 +145,18 @@ class TcpProxy:
     def report(self, outer: OuterEnd) -> None:
         """Log a connection that ended in the TLS handshake: the server's refusals as security events.
 
-        One line a minute for each network: a site tries again every few seconds, and others could fill the log.
+        One line a minute for each network and reason: a site tries again every few seconds, and others could fill the
+        log.
         """
         if not outer.other_ended:
             _log.info("%s closed its connection before a first call", outer.origin)
             return
         now = asyncio.get_running_loop().time()
         self._reported = {name: at for name, at in self._reported.items() if now - at < _LOG_SECONDS}
-        if outer.network in self._reported or len(self._reported) >= _MOST_STRANGERS or self._closing:
+        key = (outer.network, outer.problem)
+        if key in self._reported or len(self._reported) >= _MOST_STRANGERS or self._closing:
             return
-        self._reported[outer.network] = now
+        self._reported[key] = now
         event = {
             "event": "TlsRefused",
             "rpc": None,

@@ -1,11 +1,18 @@
+import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agreement import ConfigError
+from agreement.toml_loading import parse_toml
+from crypto.errors import KeyStoreError
+from crypto.pki import key_files
 from secure_client.data.arrays import Samples, TrainTest
+from secure_client.data.folder import read_folder
 from secure_client.data.npz import read_npz, write_npz
 from secure_client.errors import DataError
 
@@ -34,6 +41,35 @@ def test_a_test_part_domains_and_names_are_optional(tmp_path: Path) -> None:
     assert (source.test, source.classes, source.domains) == (None, None, ("clinic",))
     two = read_npz(saved(tmp_path / "two.npz", x_train=IMAGES, y_train=LABELS, domain_train=LABELS))
     assert two.domains == ("0", "1")
+
+
+def read_as_folder(path: Path) -> None:
+    read_folder(path, None)
+
+
+@pytest.mark.parametrize("read", [read_npz, read_as_folder, parse_toml, key_files.read])
+@pytest.mark.parametrize(
+    ("written", "present"),
+    [
+        ("Ger\u00e4t", "Gera\u0308t"),
+        ("Gera\u0308t", "Ger\u00e4t"),
+        ("Ger\u00e4t", os.fsdecode("Ger\u00e4t".encode("latin-1"))),
+        ("scans", "Scans"),
+    ],
+)
+def test_entry_that_looks_like_the_missing_one_is_named(
+    written: str, present: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Names may differ in the path's last part, and in one before it."""
+    (tmp_path / present).mkdir()
+    for path in (tmp_path / written, tmp_path / written / "data.npz"):
+        with pytest.raises((DataError, ConfigError, KeyStoreError)) as refused:
+            read(path)
+        assert ascii(present) in str(refused.value)
+        assert str(tmp_path) in str(refused.value)
+    with pytest.raises((DataError, ConfigError, KeyStoreError)) as refused:
+        read(tmp_path / "another")
+    assert ascii(present) not in str(refused.value)
 
 
 def test_members_compressed_with_lzma(tmp_path: Path) -> None:

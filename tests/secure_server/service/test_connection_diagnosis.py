@@ -458,6 +458,19 @@ def test_the_coordinators_log_names_the_address_of_a_peer_without_tls(
     assert len(security.events) == 1
 
 
+def test_a_refusal_does_not_hide_another_reason_from_the_same_network(
+    port: int, federation: Federation, security: SecurityLog
+) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as opened, suppress(ConnectionError):
+        opened.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while opened.recv(4096):
+            pass
+    with dialling(port, federation.trust, None) as stub, pytest.raises(grpc.RpcError):
+        stub.Join(codec.encode_join(join_request()), timeout=20)
+    wait_until(lambda: len(security.events) == 2)
+    assert "no certificate" in security.events[1]["reason"]
+
+
 def test_a_site_that_ends_the_handshake_itself_is_no_refusal(
     port: int,
     site: Credentials,
