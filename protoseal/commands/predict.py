@@ -163,6 +163,7 @@ def _of_data(
         convert_channels=convert,
         scale=log.scale,
         class_names=log.class_names,
+        allow_unused_names=True,  # these data may lack classes of the site's
     )
     if log.class_names:
         click.echo(f"by the class_names of the run's site: {'; '.join(data.label_notes)}", err=True)

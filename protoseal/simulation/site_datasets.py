@@ -18,7 +18,14 @@ from agreement.toml_loading import SITES_FORM
 from protoseal.splits import SiteArrays, iid, parse_split
 from secure_client.data.arrays import Samples, TrainTest, join_samples
 from secure_client.data.preprocess import to_dataset
-from secure_client.data.sources import NO_NAMES, join, own_classes, read, suggest_preprocessing
+from secure_client.data.sources import (
+    NO_NAMES,
+    check_class_names,
+    join,
+    own_classes,
+    read,
+    suggest_preprocessing,
+)
 from secure_client.data.table_scale import fit_scale
 from secure_client.errors import DataError
 from secure_client.table_format import format_beside
@@ -152,7 +159,11 @@ def read_sites(
         for source in read(f"{form}:{file}", data_root=None, agreed=agreed, classes=classes)
     ]
     agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources, class_names)
-    data = [join([source], agreed, classes, class_names=class_names) for source in sources]
+    check_class_names(sources, class_names)
+    data = [
+        join([source], agreed, classes, class_names=class_names, allow_unused_names=True)
+        for source in sources
+    ]
     sites = (_alone(file, part) for file, part in zip(files, data, strict=True))
     return DividedData(tuple(sites), classes, agreed)
 

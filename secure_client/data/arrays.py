@@ -70,7 +70,8 @@ class Source:
     """A data set as it was stored, before classes and preprocessing are agreed.
 
     ``where`` names it in errors; ``classes`` is None where its labels are only numbers. A class with several names has
-    a tuple of them. ``partly_unnamed``: the labels of some samples have no names although there are ``classes``.
+    a tuple of them. ``doubt`` says why ``classes`` may not name all labels, if so. ``folders`` are those of files whose
+    labels have no names, with the label of each.
     """
 
     where: str
@@ -78,7 +79,8 @@ class Source:
     test: Samples | None
     classes: tuple[str | tuple[str, ...], ...] | None
     domains: tuple[str, ...]
-    partly_unnamed: bool = False
+    doubt: str = ""
+    folders: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def parts(self) -> list[Samples]:

@@ -4,7 +4,8 @@ A data set numbers classes by itself: torchvision's ``ImageFolder`` in the order
 example. Where a data set names its classes, the names are compared with the agreed classes, letter by letter, and
 labels are renumbered. ``class_names`` in a site's or a simulation's file maps names of the data set to agreed classes.
 
-Limit: labels without names are taken as agreed numbers, and nothing but the counts of ``client check`` shows an error.
+Limit: labels without names are taken as agreed numbers. Only the counts of ``client check``, and folders of files that
+a data set lists, show an error.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,11 @@ MIXED = (
 )
 MOST_SHOWN = 3
 """Most names in one error."""
+LISTS = (
+    *("classes", "class_names", "idx_to_class", "class_to_idx", "label_names", "target_names", "categories"),
+    *("id2label", "label2id"),
+)
+"""Names under which data sets and files list their classes."""
 
 
 @dataclass(frozen=True)
@@ -92,30 +99,36 @@ def agree_on_labels(
     class_names: Mapping[str, str],
     *,
     where: str,
-    partly_unnamed: bool = False,
+    doubt: str = "",
+    folders: Collection[tuple[str, int]] = (),
 ) -> AgreedLabels:
     """Match the names of a data set's classes with the agreed classes.
 
-    ``names`` is None for labels without names: ``class_names`` then maps their numbers, if all its keys are numbers.
+    ``names`` is None for labels without names: the keys of ``class_names`` that are numbers then map their numbers.
     ``occurring`` are the labels that have samples, or None if that is not known before the samples are read. Classes
-    that do not occur need not be agreed. Raises :class:`DataError` if a class that occurs has no agreed name, if its
-    names belong to several agreed classes, or if two classes have one agreed name that ``class_names`` does not give
-    them both.
+    that do not occur need not be agreed. ``doubt`` says why the names may not be those of all labels; labels then have
+    to be numbered as agreed. ``folders`` are those of files whose labels have no names, with the label of each. Raises
+    :class:`DataError` if a class that occurs has no agreed name, if its names belong to several agreed classes, if two
+    classes have one agreed name that ``class_names`` does not give them both, or if the folder of a file is that of
+    another class.
     """
     if names is None:
-        if not (class_names and all(key.isdecimal() for key in class_names)):
-            return AgreedLabels(classes, {}, {number: number for number in range(len(classes))})
-        names = {int(key): (key,) for key in class_names}
+        names = {int(key): (key,) for key in class_names if key.isdecimal()}
+        if not names:
+            unnamed = AgreedLabels(classes, {}, {number: number for number in range(len(classes))})
+            _check_folders(folders, unnamed, where)
+            return unnamed
     present = names.keys() if occurring is None else set(occurring)
     numbers = _numbers_by_name(names, present, classes, class_names, where)
     agreed = AgreedLabels(classes, names, numbers)
     _check_distinct(agreed, present, class_names, where)
-    if not numbers and names:
+    if not numbers and names and doubt in ("", MIXED):
         raise DataError(f"{where}: {_none_matches(names, classes)}")
-    if partly_unnamed:
-        if any(label != number for label, number in numbers.items()):
-            raise DataError(f"{where}: {MIXED}")
+    if doubt:
+        if not numbers or any(label != number for label, number in numbers.items()):
+            raise DataError(f"{where}: {doubt}")
         numbers |= {number: number for number in range(len(classes)) if number not in names}
+    _check_folders(folders, agreed, where)
     if occurring is not None:
         for label in sorted(present):
             agreed.number(label, where)
@@ -143,6 +156,34 @@ def _numbers_by_name(
         if len(matching) == 1:
             numbers[label] = classes.index(matching.pop())
     return numbers
+
+
+def check_keys(class_names: Mapping[str, str], names: Collection[Names | None], where: str) -> None:
+    """Raise :class:`DataError` for a key of ``class_names`` that names no class of data sets with these names.
+
+    Numbers are keys of labels without names, for which ``names`` has None.
+    """
+    of_data = {alias for named in names if named for aliases in named.values() for alias in aliases}
+    for key in class_names:
+        if key not in of_data and not (None in names and key.isdecimal()):
+            lack = (
+                _near(key, of_data)
+                if of_data
+                else ", since labels have no names: write their numbers as keys"
+            )
+            raise DataError(f"{where}: class_names has the key {key!a}, which is no class of the data{lack}")
+
+
+def _check_folders(folders: Collection[tuple[str, int]], agreed: AgreedLabels, where: str) -> None:
+    """Raise :class:`DataError` where every folder names an agreed class, and one has labels of another class."""
+    named = {folder: set(agreed.classes).intersection(PurePath(folder).parts) for folder, _ in folders}
+    for folder, label in sorted(folders) if all(named.values()) else ():
+        number = agreed.numbers.get(label)
+        if number is None or agreed.classes[number] not in named[folder]:
+            raise DataError(
+                f"{where}: files in the folder {folder} have label {label}, which is not the agreed number of"
+                f" {_shown(sorted(named[folder]))}; give the data set `classes` of the labels that it returns"
+            )
 
 
 def log_labels(labels: Iterable[tuple[str, AgreedLabels]]) -> tuple[str, ...]:
@@ -215,6 +256,11 @@ def _none_matches(names: Names, classes: tuple[str, ...]) -> str:
     spelt = {_plain(agreed): agreed for agreed in classes}
     ordered = [aliases[0] for _, aliases in sorted(names.items())]
     pairs = {name: spelt.get(_plain(name), agreed) for name, agreed in zip(ordered, classes, strict=False)}
+    worded = {name: [agreed for agreed in classes if _shares_words(name, agreed)] for name in ordered}
+    if all(len(agreed) == 1 for agreed in worded.values()):
+        pairs = {name: agreed for name, (agreed,) in worded.items()}
+    elif ordered == sorted(ordered):  # the numbers are those of the alphabet, and pair nothing
+        pairs = {}
     if len(names) != len(classes) or len(set(pairs.values())) != len(classes):
         named = (_unmatched(aliases, classes) for aliases in list(names.values())[:MOST_SHOWN])
         return f"{len(names)} classes, none of them agreed: {'; '.join(named)}; {_REMEDY}"
@@ -224,6 +270,14 @@ def _none_matches(names: Names, classes: tuple[str, ...]) -> str:
         " right, write this line at the top of the site's or simulation's file:"
         f" class_names = {{ {listed} }}"
     )
+
+
+def _shares_words(name: str, other: str) -> bool:
+    """Return True if all words of one name are words of the other one, as in "0 - zero" and "0"."""
+    words, others = (
+        set(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold())) for text in (name, other)
+    )
+    return bool(words and others) and (words <= others or others <= words)
 
 
 def _toml(text: str) -> str:

@@ -2,7 +2,8 @@
 
 A site with such inputs would train and answer as others do, and spoil every result without an error. The ranges stay at
 the site. Limits: a count of dark images among others is no error, and a class whose images are all dark is only such a
-count. A refused start follows from the data alone, outside epsilon: the same data are refused at every start.
+count; an image with one bright pixel, as of a burned-in marker, is no dark one. A refused start follows from the data
+alone, outside epsilon: the same data are refused at every start.
 """
 
 from __future__ import annotations

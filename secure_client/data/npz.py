@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from crypto.text_decoding import near_name
 from secure_client.data.arrays import Samples, Source, TrainTest, checked_samples
+from secure_client.data.class_names import LISTS
 from secure_client.errors import DataError
 
 KEYS = (
@@ -33,8 +34,6 @@ KEYS = (
     "class_names",
     "subjects",
 )
-CLASS_LISTS = frozenset({"classes", "class_to_idx", "label_names", "target_names", "categories"})
-"""Other names under which files list their classes."""
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -80,12 +79,26 @@ def _arrays(path: Path) -> Arrays:
             f"{path}: {error}; use a Python built with that compression, or save by numpy.savez"
         ) from error
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, LZMAError) as error:
-        if isinstance(error, OSError) and error.errno:  # a folder, permissions, a failing disk
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        raise DataError(
-            f"{path}: is damaged, not an .npz, or holds Python objects, which are never read"
-            f" ({error}); save plain arrays by numpy.savez"
-        ) from error
+        raise DataError(f"{path}: {_describe_unread(path, error)}") from error
+
+
+def _describe_unread(path: Path, error: Exception) -> str:
+    """Say why numpy cannot read the file, by a cause that is tested."""
+    if path.is_dir():
+        return "is a folder; give the .npz file, or read a folder of images by folder:PATH"
+    if isinstance(error, OSError) and error.errno:  # permissions, a failing disk
+        return f"cannot be read ({error.strerror})"
+    if zipfile.is_zipfile(path):
+        if "allow_pickle" in str(error):
+            return "holds Python objects, which are never read; save plain arrays by numpy.savez"
+        return f"is damaged ({error}); copy or save the file again"
+    with path.open("rb") as file:
+        begin = file.read(2)
+    causes = {
+        b"PK": "is damaged: its end is missing; copy or save it again",
+        b"": "is empty; copy or save it again",
+    }
+    return causes.get(begin, "is no .npz file; save plain arrays by numpy.savez")
 
 
 def _members(loaded: Any, path: Path) -> Arrays:
@@ -95,7 +108,7 @@ def _members(loaded: Any, path: Path) -> Arrays:
         lacking = [key for key in KEYS if key not in archive.files]
         for name in archive.files:
             near = get_close_matches(name.lower(), lacking, n=1, cutoff=0.85)
-            meant = "class_names" if name.lower() in CLASS_LISTS else "".join(near)
+            meant = "class_names" if name.lower() in LISTS else "".join(near)
             if name not in KEYS and meant in lacking:
                 raise DataError(f"{path}: {name} is not read; call this array {meant}, or remove the array")
         return {key: archive[key] for key in KEYS if key in archive.files}
@@ -116,5 +129,8 @@ def _names(arrays: Arrays, key: str, where: str) -> tuple[str, ...] | None:
         return None
     names = arrays[key]
     if names.ndim != 1 or names.dtype.kind != "U":
-        raise DataError(f"{where}: {key} is not a list of texts")
+        raise DataError(
+            f"{where}: {key} has shape {names.shape} and dtype {names.dtype}, and is not a list of texts; save it as"
+            f" {key}=numpy.array(names, dtype=str) of one name for each number"
+        )
     return tuple(names.tolist())

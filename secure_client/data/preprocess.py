@@ -243,7 +243,7 @@ def _check_range(images: Inputs, where: str) -> None:
     remedy = "scale them to [0, 1] by the same two numbers at every site"
     if low >= 0.0 and 2.0 < high <= 255.0:
         remedy = "give x / 255 if 255 is white, or uint8"
-    elif low >= -1.0 and high <= 1.0:
+    elif -1.0 <= low <= -0.5 and high <= 1.0:
         remedy = "give (x + 1) / 2 if -1 is black and 1 is white"
     raise DataError(
         f"{where}: float images reach from {low:.4g} to {high:.4g}; {remedy}. The agreed preprocessing normalises them"

@@ -60,6 +60,7 @@ def load_site_data(
     written: TableFormat | None = None,
     scale: TableScale | None = None,
     class_names: Mapping[str, str] = NO_NAMES,
+    allow_unused_names: bool = False,
 ) -> SiteData:
     """Read the data that ``spec`` names (see :func:`secure_client.data.sources.read`), in the agreed form.
 
@@ -67,8 +68,8 @@ def load_site_data(
     preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. ``written``
     is the format of tables, by default that in a file beside each; ``scale`` is that of a trained model, by default the
     training rows'. Labels are numbered by the names of their classes, where the data have any; ``class_names`` maps
-    names of the data to agreed classes. Raises :class:`secure_client.errors.DataError` or
-    :class:`secure_client.errors.PluginError`.
+    names of the data to agreed classes. Each key has to be a class of the data, unless
+    ``allow_unused_names``. Raises :class:`secure_client.errors.DataError` or :class:`secure_client.errors.PluginError`.
     """
     if is_own(spec):
         if agreement.table is not None:
@@ -76,7 +77,7 @@ def load_site_data(
                 f"{spec}: the agreement has [table], by which files are read: give the rows as table:PATH"
             )
         own = call_own(spec, data_root)
-        labels = own.agree(agreement.classes, class_names)
+        labels = own.agree(agreement.classes, class_names, allow_unused_names=allow_unused_names)
         images = agreement.preprocessing
 
         def prepared(part: OwnPart, where: str) -> Dataset[Any]:
@@ -105,6 +106,7 @@ def load_site_data(
         convert_channels=convert_channels,
         written=written,
         class_names=class_names,
+        allow_unused_names=allow_unused_names,
     )
     agreed = scale or fit_inputs(agreement.inputs, data.train.inputs, where=spec)
     return SiteData(

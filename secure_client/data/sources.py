@@ -13,7 +13,7 @@ import numpy as np
 from agreement import ConfigError, InputSection, PreprocessingSection, TableSection
 from agreement.toml_loading import DATA_ROOT, nearest
 from secure_client.data.arrays import Inputs, Samples, Source, TrainTest, join_samples
-from secure_client.data.class_names import AgreedLabels, agree_on_labels, log_labels
+from secure_client.data.class_names import AgreedLabels, agree_on_labels, check_keys, log_labels
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.data.folder import read_folder, training_files
 from secure_client.data.npz import read_npz
@@ -21,13 +21,12 @@ from secure_client.data.preprocess import fit_images, read_item
 from secure_client.data.published import PUBLISHED, read_published
 from secure_client.data.table import read_table, row_hashes
 from secure_client.data.table_check import check_units
-from secure_client.data.user_data import call_own, read_own
+from secure_client.data.user_data import FILE_FORMS, call_own, read_own
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside
 
 DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
-FILE_FORMS = frozenset({"npz", "folder", "table", "sites"})
 TABLE_FORM = "table:"
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 MOST_UNNAMED = 1 << 20
@@ -44,6 +43,7 @@ def load(
     convert_channels: bool = True,
     written: TableFormat | None = None,
     class_names: Mapping[str, str] = NO_NAMES,
+    allow_unused_names: bool = False,
 ) -> TrainTest:
     """Read and join sources. Without ``convert_channels`` images must already have the agreed channels."""
     sources = read(
@@ -55,7 +55,14 @@ def load(
         convert_channels=convert_channels,
         written=written,
     )
-    return join(sources, agreed, classes, convert_channels=convert_channels, class_names=class_names)
+    return join(
+        sources,
+        agreed,
+        classes,
+        convert_channels=convert_channels,
+        class_names=class_names,
+        allow_unused_names=allow_unused_names,
+    )
 
 
 def read(
@@ -94,13 +101,17 @@ def join(
     *,
     convert_channels: bool = True,
     class_names: Mapping[str, str] = NO_NAMES,
+    allow_unused_names: bool = False,
 ) -> TrainTest:
     """Join sources over the same classes, their images of the agreed size, each source a domain or more.
 
     A source's named classes are matched by name, after ``class_names`` has renamed them; labels without names index the
     agreed classes. Without ``classes`` the sources' own classes are used. Raises :class:`DataError` for classes that
-    are not agreed, and for sources that cannot be joined.
+    are not agreed, for sources that cannot be joined, and, unless ``allow_unused_names``, for a key of ``class_names``
+    that is no class of any source.
     """
+    if not allow_unused_names:
+        check_class_names(sources, class_names)
     classes = classes or _common_classes(sources, class_names)
     matched = [_matched(source, classes, class_names) for source in sources]
     adapted = [_fitted(source, agreed, convert_channels=convert_channels) for source, _ in matched]
@@ -115,6 +126,16 @@ def join(
     domains = tuple(domain for source in adapted for domain in source.domains)
     notes = log_labels((source.where, labels) for source, labels in matched)
     return TrainTest(join_samples(train), join_samples(test) if test else None, classes, domains, notes)
+
+
+def check_class_names(sources: Sequence[Source], class_names: Mapping[str, str]) -> None:
+    """Raise :class:`DataError` for a key of ``class_names`` that is no class of any source."""
+    names = [source.names for source in sources]
+    check_keys(
+        class_names,
+        [*names, None] if any(source.doubt for source in sources) else names,
+        " + ".join(source.where for source in sources),
+    )
 
 
 def is_public(spec: str) -> bool:
@@ -314,7 +335,8 @@ def _matched(
         classes,
         class_names,
         where=source.where,
-        partly_unnamed=source.partly_unnamed,
+        doubt=source.doubt,
+        folders=source.folders,
     )
     numbered = _with_parts(source, lambda part: replace(part, labels=agreed.of(part.labels, source.where)))
     return numbered, agreed

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
+from agreement.toml_loading import nearest
 from secure_client.data.arrays import Samples, Source, checked_samples
-from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_labels
+from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_labels, check_keys
 from secure_client.data.dataset_labels import NumberedDataset, number_alike
 from secure_client.data.preprocess import read_item
-from secure_client.errors import DataError
+from secure_client.errors import DataError, PluginError
 from secure_client.user_code import call_function, describe_failure, load_function
 
 OwnPart = NumberedDataset | Samples
+FILE_FORMS = frozenset({"npz", "folder", "table", "sites"})
+"""First words of a data set's name that are no module."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +39,38 @@ class OwnData:
         return [self.train] if self.test is None else [self.train, self.test]
 
     @property
-    def partly_unnamed(self) -> bool:
-        """True if the labels of some samples have no names although there are ``names``."""
-        return self.names is not None and any(
-            isinstance(part, Samples) or part.partly_unnamed for part in self.parts
+    def doubt(self) -> str:
+        """Cause for which ``names`` may not be those of all labels; the empty string if there is none."""
+        if self.names is None:
+            return ""
+        if any(isinstance(part, Samples) or part.partly_unnamed for part in self.parts):
+            return MIXED
+        return next(
+            (part.doubt for part in self.parts if isinstance(part, NumberedDataset) and part.doubt), ""
         )
 
-    def agree(self, classes: tuple[str, ...], class_names: Mapping[str, str]) -> AgreedLabels:
-        """Return the agreed number of every label; raise :class:`DataError` as :func:`agree_on_labels` does."""
+    @property
+    def folders(self) -> frozenset[tuple[str, int]]:
+        """Folders of files whose labels have no names, with the label of each."""
+        return frozenset().union(*(part.folders for part in self.parts if isinstance(part, NumberedDataset)))
+
+    def agree(
+        self, classes: tuple[str, ...], class_names: Mapping[str, str], *, allow_unused_names: bool = False
+    ) -> AgreedLabels:
+        """Return the agreed number of every label; raise :class:`DataError` as :func:`agree_on_labels` does.
+
+        Unless ``allow_unused_names``, raise :class:`DataError` also for a key of ``class_names`` that is no class.
+        """
+        if not allow_unused_names:
+            check_keys(class_names, [self.names, *([None] if self.doubt else [])], self.where)
         return agree_on_labels(
             self.names,
             self._occurring(),
             classes,
             class_names,
             where=self.where,
-            partly_unnamed=self.partly_unnamed,
+            doubt=self.doubt,
+            folders=self.folders,
         )
 
     def _occurring(self) -> set[int] | None:
@@ -68,9 +89,20 @@ def call_own(spec: str, data_root: Path | None) -> OwnData:
     The function returns (train, test). Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels);
     test may be None. Where the unit of privacy is a subject, the training part names each sample's subject: a data set
     by an attribute ``subjects``, arrays as the third of (inputs, labels, subjects). Raises :class:`DataError` for
-    anything else, :class:`secure_client.errors.PluginError` when there is no such function.
+    anything else, also for a mistyped form of file, and :class:`PluginError` when there is no such function.
     """
-    returned = call_function(load_function(spec, "dataset"), spec, data_root=data_root)
+    try:
+        function = load_function(spec, "dataset")
+    except PluginError as error:
+        form, _, name = spec.partition(":")
+        no_module = isinstance(error.__cause__, ModuleNotFoundError)
+        if not name.isidentifier() or (no_module and get_close_matches(form.lower(), FILE_FORMS)):
+            raise DataError(
+                f"{spec}: {form!r} is no form of file{nearest(form, FILE_FORMS)}; {name!r} is read as a function"
+                f" of a module {form!r} otherwise, and there is none"
+            ) from error
+        raise
+    returned = call_function(function, spec, data_root=data_root)
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
         raise DataError(f"{spec}: returned {type(returned).__name__}; return the pair (train, test)")
     train, test = returned
@@ -78,8 +110,8 @@ def call_own(spec: str, data_root: Path | None) -> OwnData:
     datasets = [part for part in parts if isinstance(part, NumberedDataset)]
     names = number_alike(datasets, spec)
     own = OwnData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
-    if own.partly_unnamed and any(dataset.is_renumbered for dataset in datasets):
-        raise DataError(f"{spec}: {MIXED}")
+    if own.doubt and any(dataset.is_renumbered for dataset in datasets):
+        raise DataError(f"{spec}: {own.doubt}")
     return own
 
 
@@ -92,11 +124,17 @@ def read_own(spec: str, data_root: Path | None) -> Source:
         None if own.test is None else _as_samples(own.test, spec),
         None if own.names is None else tuple(own.names[number] for number in range(len(own.names))),
         (spec.partition(":")[0],),
-        own.partly_unnamed,
+        own.doubt,
+        own.folders,
     )
 
 
 def _adopt(part: object, where: str) -> OwnPart:
+    if isinstance(part, IterableDataset):
+        raise DataError(
+            f"{where}: is {type(part).__name__}, an IterableDataset; return a map-style Dataset, which has __getitem__"
+            " and __len__"
+        )
     if isinstance(part, Dataset) and hasattr(part, "__len__"):
         try:
             number = len(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from secure_client.data import load_site_data
-from secure_client.data.sources import load
 from secure_client.errors import DataError
 from tests.support.small import small_agreement
 
@@ -42,10 +41,12 @@ class Named(Dataset[Any]):
 class Wrapper(Dataset[Any]):
     """A wrapper that keeps the data set under a name of its own choice."""
 
-    def __init__(self, inside: Any, attribute: str = "dataset", relabel: Callable[[int], int] = int) -> None:
+    def __init__(
+        self, inside: Any, attribute: str = "dataset", relabel: Callable[[int], int] = int, data: Any = None
+    ) -> None:
         self.relabel = relabel
         setattr(self, attribute, inside)
-        self._read: Callable[[], Any] = lambda: inside
+        self._read: Callable[[], Any] = lambda: inside if data is None else data
 
     def __len__(self) -> int:
         return len(self._read())
@@ -56,53 +57,27 @@ class Wrapper(Dataset[Any]):
 
 
 class First(Wrapper):
-    """A wrapper that has the first samples only."""
+    """A wrapper that has the first samples only, and nothing that says so."""
 
     def __len__(self) -> int:
         return 2
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Return the function that reads all labels of own data, at a site and in a simulation, which must agree."""
+class Chosen(Wrapper):
+    """A wrapper that has some samples, whose indices it keeps under a name of its own choice."""
 
-    def labels(
-        train: Any,
-        test: Any = None,
-        *,
-        classes: tuple[str, ...] = ANIMALS,
-        class_names: Mapping[str, str] | None = None,
-        part: str = "train",
-    ) -> list[int]:
-        monkeypatch.setitem(sys.modules, "own_labels", SimpleNamespace(build=lambda data_root: (train, test)))
-        agreed = small_agreement().model_copy(update={"classes": classes})
-        outcomes: list[list[int] | str] = []
-        for read_labels in (_at_a_site, _in_a_simulation):
-            try:
-                outcomes.append(read_labels(agreed, class_names or {}, part))
-            except DataError as error:
-                outcomes.append(str(error))
-        site, simulation = outcomes
-        if isinstance(site, str):
-            assert isinstance(simulation, str)
-            raise DataError(site)
-        assert site == simulation
-        return site
+    def __init__(
+        self, inside: Any, places: Sequence[int], attribute: str = "idx", relabel: Callable[[int], int] = int
+    ) -> None:
+        super().__init__(inside, "base", relabel)
+        self._places = list(places)
+        setattr(self, attribute, self._places)
 
-    return labels
+    def __len__(self) -> int:
+        return len(self._places)
 
-
-def _at_a_site(agreed: Any, class_names: Mapping[str, str], part: str) -> list[int]:
-    data = load_site_data("own_labels:build", None, agreed, class_names=class_names)
-    samples: Any = getattr(data, part)
-    return [int(samples[index][1]) for index in range(len(samples))]
-
-
-def _in_a_simulation(agreed: Any, class_names: Mapping[str, str], part: str) -> list[int]:
-    data = load(
-        "own_labels:build", data_root=None, agreed=None, classes=agreed.classes, class_names=class_names
-    )
-    return [int(label) for label in getattr(data, part).labels]
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(self._places[index])
 
 
 def digit_folders(root: Path, digits: Sequence[int]) -> Path:
@@ -141,7 +116,53 @@ def test_a_wrapper_without_names_follows_the_data_set_inside(
     named = Named([0, 1], classes=["dog", "bird"])
     assert read(Wrapper(named, attribute)) == [2, 0]
     assert read(Wrapper(Wrapper(Subset(named, [1, 0])), attribute)) == [0, 2]
-    assert read(First(Named([1, 0, 1], classes=["dog", "bird"]), attribute)) == [0, 2]
+    assert read(Wrapper({"train": named}, attribute, data=named)) == [2, 0]
+    assert read(First(Named([1, 0, 1], classes=["bird", "cat"]), attribute)) == [1, 0]
+    with pytest.raises(DataError) as refused:
+        read(First(Named([1, 0, 1], classes=["dog", "bird"]), attribute))
+    assert "First" in str(refused.value)
+
+
+@pytest.mark.parametrize("attribute", ["idx", "idxs", "indices", "_indices"])
+def test_a_wrapper_that_lists_its_samples_follows_them(
+    attribute: str, read: Callable[..., list[int]]
+) -> None:
+    for targets in ({}, {"targets": [0, 1, 1]}):
+        inside = Named([0, 1, 1], classes=["dog", "bird"], **targets)
+        assert read(Chosen(inside, [2, 0, 2, 1, 0], attribute)) == [0, 2, 0, 0, 2]
+
+
+AGREED_NUMBERS: list[Callable[[Any], Any]] = [
+    lambda inside: Wrapper(inside, "base", lambda label: (2, 0)[label]),
+    lambda inside: Wrapper(Wrapper(inside), relabel=lambda label: (2, 0)[label]),
+    lambda inside: Subset(Wrapper(inside, "base", lambda label: (2, 0)[label]), [1, 0]),
+    lambda inside: Chosen(inside, [1, 0, 1], "idx", lambda label: (2, 0)[label]),
+    lambda inside: Chosen(inside, [1], "rows", lambda label: (2, 0)[label]),
+    lambda inside: Chosen(inside, [0, 0, 1, 0], "rows", lambda label: (2, 0)[label]),
+    lambda inside: Named([2, 0], pretrained_on=inside),
+    lambda inside: Named([2, 0, 1], pretrained_on=inside),
+    lambda inside: Named([2, 0, 1], by_task={"other": inside}),
+]
+
+
+@pytest.mark.parametrize("targets", [{}, {"targets": [0, 1]}], ids=str)
+@pytest.mark.parametrize("wrapped", AGREED_NUMBERS)
+def test_agreed_numbers_of_a_wrapper_are_not_renumbered_by_the_names_inside(
+    wrapped: Callable[[Any], Any], targets: dict[str, Any], read: Callable[..., list[int]]
+) -> None:
+    wrapper = wrapped(Named([0, 1], classes=["dog", "bird"], **targets))
+    with pytest.raises(DataError) as refused:
+        read(wrapper)
+    assert "`classes`" in str(refused.value)
+    inner: Any = wrapper.dataset if isinstance(wrapper, Subset) else wrapper
+    inner.classes = ANIMALS
+    assert set(read(wrapper)) <= {0, 1, 2}
+
+
+def test_a_wrapper_in_doubt_is_read_where_names_change_no_number(read: Callable[..., list[int]]) -> None:
+    inside = Named([0, 1], classes=["bird", "cat"])
+    assert read(Chosen(inside, [1, 0, 1], "rows")) == [1, 0, 1]
+    assert read(Chosen(inside, [1, 0, 1], "rows", lambda label: label + 1)) == [2, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -200,10 +221,14 @@ def test_a_wrapper_of_several_data_sets_follows_them_where_they_number_alike(
     read: Callable[..., list[int]],
 ) -> None:
     first, other = Named([0, 1], classes=["dog", "bird"]), Named([0, 1], classes=["bird", "dog"])
-    assert read(Two([0, 1, 0], a=first, b=Named([1], classes=["dog", "bird"]))) == [2, 0, 2]
-    assert read(Two([0, 1, 0], parts=[first, first])) == [2, 0, 2]
+    alike = Named([1, 0], classes=["bird", "cat"])
+    assert read(Two([0, 1, 0], a=alike, b=Named([1], classes=["bird", "cat"]))) == [0, 1, 0]
+    assert read(Two([0, 1, 0], parts=[alike, alike])) == [0, 1, 0]
     joined: ConcatDataset[Any] = ConcatDataset([first, Named([1], classes=["dog", "bird"])])
-    assert read(First(joined)) == [2, 0]
+    assert read(Wrapper(joined)) == [2, 0, 0]
+    for doubtful in (Two([0, 1, 0], parts=[first, first]), First(joined)):
+        with pytest.raises(DataError, match=type(doubtful).__name__):
+            read(doubtful)
     for inside in ({"a": first, "b": other}, {"parts": (first, other)}, {"a": first, "b": Named([0])}):
         with pytest.raises(DataError, match="Two"):
             read(Two([0, 1, 0], **inside))
@@ -246,6 +271,14 @@ def test_names_of_a_subset_or_concatenation_must_be_those_inside(read: Callable[
         {"classes": ["dog", "bird", "fish"]},
         {"classes": ["dog", "bird"], "targets": ["dog", "bird", "bird"]},
         {"classes": ["dog", "bird"], "target_transform": None},
+        {"categories": ["dog", "bird"]},
+        {"label_names": ["dog", "bird"]},
+        {"target_names": np.array(["dog", "bird"])},
+        {"id2label": {"0": "dog", "1": "bird"}},
+        {"label2id": {"dog": 0, "bird": 1}},
+        {"features": {"image": None, "label": SimpleNamespace(names=["dog", "bird"])}},
+        {"features": {"labels": SimpleNamespace(names=["dog", "bird"])}},
+        {"info": {"task": "multi-class", "label": {"0": "dog", "1": "bird"}}},
     ],
     ids=str,
 )
@@ -255,13 +288,45 @@ def test_names_in_any_attribute_decide(attributes: dict[str, Any], read: Callabl
 
 @pytest.mark.parametrize(
     "attributes",
-    [{}, {"classes": None}, {"classes": 3}, {"classes": []}, {"classes": ["dog"], "target_transform": int}],
+    [
+        *(
+            {},
+            {"classes": None},
+            {"classes": 3},
+            {"classes": []},
+            {"classes": ["dog"], "target_transform": int},
+        ),
+        {"features": torch.zeros(3), "info": "x-rays", "categories": 3},
+        {"features": {"label": None}, "info": {"label": None}},
+        {"samples": [("/x/bird/1", 0), ("/x/dog/2", 2), ("/x/cat/3", 1)]},
+        {"samples": [("/dog/bird/1", 0), ("/dog/dog/2", 2), ("/dog/cat/3", 1)]},
+        {"samples": [("/x/dog/1", 0), ("/x/dog/2", 2), ("/x/dog/3", 1)]},
+        {"samples": [("/x/dog/1", 0), ("/x/cat/2", 2), ("/x/other/3", 1)]},
+        {"samples": [("/x/dog/1", 0), ("/x/cat/2", 2), ("/x/bird/3", 1)], "target_transform": int},
+    ],
     ids=str,
 )
 def test_labels_without_names_are_the_agreed_numbers(
     attributes: dict[str, Any], read: Callable[..., list[int]]
 ) -> None:
     assert read(Named([0, 2, 1], **attributes)) == [0, 2, 1]
+
+
+@pytest.mark.parametrize("images", ["", "images/"])
+def test_a_file_in_the_folder_of_another_agreed_class_is_refused(
+    images: str, read: Callable[..., list[int]]
+) -> None:
+    files = [f"/x/dog/{images}1", f"/x/cat/{images}2", f"/x/bird/{images}3"]
+    own = Named([0, 1, 2], samples=list(zip(files, range(3), strict=True)))
+    with pytest.raises(DataError) as refused:
+        read(own)
+    assert "'bird'" in str(refused.value)
+    by_number = {"0": "dog", "1": "cat", "2": "bird"}
+    assert read(own, class_names=by_number) == [2, 1, 0]
+    with pytest.raises(DataError):
+        read(own, class_names={"0": "bird", "1": "cat", "2": "dog"})
+    own.classes = ["dog", "cat", "bird"]  # type: ignore[attr-defined]  # by Named's attributes
+    assert read(own) == [2, 1, 0]
 
 
 def test_numbers_as_names_are_names(read: Callable[..., list[int]]) -> None:
@@ -367,8 +432,55 @@ def test_a_key_that_nearly_names_an_agreed_class_of_the_data_is_refused(
     read: Callable[..., list[int]],
 ) -> None:
     with pytest.raises(DataError, match="'Cat'"):
-        read(Named([0, 1], classes=["cat", "bird"]), class_names={"Cat": "dog", "fish": "bird"})
-    assert read(Named([0, 1], classes=["cat", "bird"]), class_names={"fish": "bird"}) == [1, 0]
+        read(Named([0, 1], classes=["cat", "bird"]), class_names={"Cat": "dog"})
+
+
+@pytest.mark.parametrize(
+    ("attributes", "class_names", "key"),
+    [
+        ({"classes": ["cat", "bird"]}, {"fish": "bird"}, "'fish'"),
+        ({"classes": ["cat", "bird"]}, {"0": "bird"}, "'0'"),
+        ({}, {"Bird": "bird", "Cat": "cat"}, "'Bird'"),
+        ({}, {"0": "dog", "one": "cat"}, "'one'"),
+        ({}, {"0": "dog", "1 ": "cat"}, "'1 '"),
+    ],
+    ids=str,
+)
+def test_a_key_that_no_class_of_the_data_has_is_refused(
+    attributes: dict[str, Any], class_names: dict[str, str], key: str, read: Callable[..., list[int]]
+) -> None:
+    with pytest.raises(DataError, match=key):
+        read(Named([0, 1], **attributes), class_names=class_names)
+
+
+def test_data_to_be_predicted_may_lack_classes_of_class_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Named([0], classes=["hound"])
+    monkeypatch.setitem(sys.modules, "own_labels", SimpleNamespace(build=lambda data_root: (named, None)))
+    agreed = small_agreement().model_copy(update={"classes": ANIMALS})
+    names = {"hound": "dog", "poodle": "dog"}
+    data = load_site_data("own_labels:build", None, agreed, class_names=names, allow_unused_names=True)
+    assert data.train[0][1] == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "agreed", "line"),
+    [
+        (["eight", "five", "nine"], ("5", "8", "9"), None),
+        (["benign", "malignant"], ("Malignant tumour", "Benign tumour"), '"benign" = "Benign tumour"'),
+        (["benign", "malign"], ("maligne", "benigne"), None),
+        (["zero", "one", "two"], ("0", "1", "2"), '"one" = "1"'),
+        (["no tumour", "tumour present"], ("Tumour", "Healthy"), None),
+    ],
+    ids=str,
+)
+def test_the_order_of_the_alphabet_pairs_no_names(
+    names: list[str], agreed: tuple[str, ...], line: str | None, read: Callable[..., list[int]]
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read(Named([0, 1], classes=names), classes=agreed)
+    assert repr(names[0]) in str(refused.value) or line is not None
+    assert ("class_names = {" in str(refused.value)) == (line is not None)
+    assert (line or "") in str(refused.value)
 
 
 def test_class_names_rename_and_join_classes(read: Callable[..., list[int]]) -> None:
@@ -424,78 +536,3 @@ def test_a_renumbering_is_logged(read: Callable[..., list[int]], caplog: pytest.
     with caplog.at_level("INFO", logger="protoseal.site"):
         read(Named([0, 1], classes=["dog", "bird"]))
     assert any("'dog'" in record.getMessage() for record in caplog.records)
-
-
-WHOLE = [2, np.int8(2), np.uint64(2), torch.tensor(2), torch.tensor([2], dtype=torch.uint8), np.array([2])]
-WRONG = [
-    *(1.9, 2.0, float("nan"), np.float32(2), torch.tensor(1.5), torch.tensor(1.0, dtype=torch.bfloat16)),
-    *(True, np.bool_(True), torch.tensor(True), "2", "dog", np.str_("2"), b"2", None, {"label": 2}),
-    *([0, 0, 1], torch.tensor([0, 0, 1]), np.eye(3)[2], torch.tensor([[2]]), (), [[1], [1, 2]]),
-    *(-1, 3, 2**63, 2**64 + 2, np.uint64(2**64 - 1), np.ma.masked, np.ma.array(2, mask=True)),
-    *(np.datetime64("2026-01-01"), 2 + 0j, np.timedelta64(2)),
-]
-
-
-class OneLabel(Dataset[Any]):
-    def __init__(self, label: Any) -> None:
-        self.label = label
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(1, 8, 8), self.label if index else 0
-
-
-@pytest.mark.parametrize("label", WHOLE, ids=repr)
-def test_a_whole_number_of_any_type_is_a_label(label: Any, read: Callable[..., list[int]]) -> None:
-    assert read(OneLabel(label)) == [0, 2]
-
-
-@pytest.mark.parametrize("label", WRONG, ids=repr)
-def test_a_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
-    label: Any, read: Callable[..., list[int]]
-) -> None:
-    with pytest.raises(DataError, match="sample 1"):
-        read(OneLabel(label))
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        np.array([0.0, 1.0]),
-        np.array([0.0, np.nan]),
-        np.array([0, 2**64 - 1], np.uint64),
-        [0, 2**64],
-        np.array([False, True]),
-        np.array(["0", "1"]),
-        np.array(["bird", "cat"], dtype=object),
-        np.eye(2, dtype=np.int64),
-        np.array([0, -1]),
-        np.ma.array([0, 1], mask=[False, True]),
-        np.int64(1),
-        [0, None],
-    ],
-    ids=repr,
-)
-def test_labels_in_an_array_are_whole_numbers(labels: Any, read: Callable[..., list[int]]) -> None:
-    with pytest.raises(DataError, match=r"^own_labels:build: train: "):
-        read((np.zeros((2, 8, 8), np.uint8), labels))
-
-
-@pytest.mark.parametrize(
-    ("labels", "advises_argmax"),
-    [
-        (np.eye(2), True),
-        (np.eye(2, dtype=bool), True),
-        (np.array([[0], [1]]), False),
-        (np.array([0.0, 1.0]), False),
-    ],
-    ids=repr,
-)
-def test_argmax_is_advised_for_one_hot_rows_alone(
-    labels: Any, advises_argmax: bool, read: Callable[..., list[int]]
-) -> None:
-    with pytest.raises(DataError) as refused:
-        read((np.zeros((2, 8, 8), np.uint8), labels))
-    assert ("argmax" in str(refused.value)) == advises_argmax

@@ -1,4 +1,5 @@
 import os
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +117,8 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
         ({"x_train": IMAGES.astype(np.int32), "y_train": LABELS}, "inputs are int32"),
         ({"x_train": [[0.0], [np.nan]], "y_train": LABELS}, "sample 1: feature 0"),
         ({"x_train": [[1e300], [0.0]], "y_train": LABELS}, "sample 0: feature 0"),
-        ({"x_train": IMAGES, "y_train": LABELS, "class_names": [1, 2]}, "class_names is not a list of text"),
+        ({"x_train": IMAGES, "y_train": LABELS, "class_names": [1, 2]}, "class_names .* dtype=str"),
+        ({"x_train": IMAGES, "y_train": LABELS, "class_names": [b"a", b"b"]}, "class_names .* dtype=str"),
         (
             {"x_train": IMAGES, "y_train": LABELS, "domain_train": LABELS, "domain_names": ["day"]},
             "2 domains and 1 domain_names",
@@ -153,10 +155,21 @@ def test_missing_damaged_and_other_files(tmp_path: Path) -> None:
         read_npz(tmp_path / "none.npz")
     path = saved(tmp_path / "cut.npz", x_train=IMAGES, y_train=LABELS)
     whole = path.read_bytes()
-    for content in (whole[:-40], whole[:40] + bytes(60) + whole[100:], b"x_train,y_train\n", b""):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"cut\.npz: is damaged"):
-            read_npz(path)
+    causes = {
+        "damaged": (whole[:-40], whole[:40] + bytes(60) + whole[100:], whole[:2]),
+        "no .npz": (b"x_train,y_train\n", b"P", pickle.dumps([1])),
+        "empty": (b"",),
+    }
+    for cause, contents in causes.items():
+        for content in contents:
+            path.write_bytes(content)
+            with pytest.raises(DataError, match=r"cut\.npz: ") as refused:
+                read_npz(path)
+            told = str(refused.value).rpartition("cut.npz: ")[2]
+            assert [word for word in (*causes, "folder", "Python") if word in told] == [cause]
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(DataError, match=r"folder\.npz: is a folder"):
+        read_npz(tmp_path / "folder.npz")
     np.save(tmp_path / "single.npy", IMAGES)
     with pytest.raises(DataError, match="holds a single array"):
         read_npz(tmp_path / "single.npy")

@@ -122,6 +122,17 @@ def test_float_images_outside_the_unit_range_are_refused(value: float) -> None:
         to_tensor(images, agreed(4, 1), where="x")
 
 
+@pytest.mark.parametrize(
+    ("lowest", "may_be_black"), [(-1.0, True), (-0.9, True), (-0.02, False), (-1e-9, False)]
+)
+def test_minus_one_is_called_black_only_where_values_come_near_it(lowest: float, may_be_black: bool) -> None:
+    images = np.full((1, 4, 4, 1), 0.5, dtype=np.float32)
+    images[0, 1, 2] = lowest
+    with pytest.raises(DataError) as refused:
+        to_tensor(images, agreed(4, 1), where="x")
+    assert ("(x + 1)" in str(refused.value)) == may_be_black
+
+
 def test_features_pass_only_without_agreed_images() -> None:
     rows = np.array([[1.5, -20.0]], dtype=np.float32)
     assert to_tensor(rows, None, where="x").tolist() == [[1.5, -20.0]]

@@ -51,6 +51,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         class Stream(IterableDataset):
             def __iter__(self): return iter(())
 
+        class CountedStream(Stream):
+            def __len__(self): return 3
+
         grey = np.zeros((2, 8, 8), np.uint8)
         def arrays(data_root): return (grey, np.array([0, 1])), (grey[:1], np.array([1]))
         def frozen(data_root):
@@ -68,6 +71,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         def empty(data_root): return Counting(0), None
         def single(data_root): return Counting()
         def stream(data_root): return Stream(), None
+        def counted_stream(data_root): return CountedStream(), None
         def tensors(data_root): return (torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])), None
         def pictures(data_root): return [(None, 0)], None
         class Uneven(Counting):
@@ -147,7 +151,8 @@ def test_in_simulation_samples_of_one_set_have_one_shape(own: str) -> None:
     [
         ("empty", "train: holds no samples"),
         ("single", r"returned Counting; return the pair \(train, test\)"),
-        ("stream", "train: is Stream; return a torch Dataset with a length"),
+        ("stream", "train: is Stream, an IterableDataset"),
+        ("counted_stream", "train: is CountedStream, an IterableDataset"),
         ("tensors", "train: is a pair of tensors; wrap it: TensorDataset"),
         ("pictures", "train: is list; return a torch Dataset"),
     ],
@@ -170,6 +175,14 @@ def test_a_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
         load_site_data(f"{own}:no_arguments", None, agreement())
     with pytest.raises(PluginError, match="has no function 'absent'"):
         load_site_data(f"{own}:absent", None, agreement())
+
+
+@pytest.mark.parametrize("spec", ["nps:data.npz", "nps:data", "foldr:images", "Folder:x-rays", "csv:a.csv"])
+def test_a_mistyped_form_of_file_is_no_module(spec: str) -> None:
+    with pytest.raises(DataError) as refused:
+        load_site_data(spec, None, agreement())
+    assert repr(spec.partition(":")[0]) in str(refused.value)
+    assert "known" in str(refused.value) or repr("npz" if spec[0] == "n" else "folder") in str(refused.value)
 
 
 def test_a_site_reads_its_own_file(tmp_path: Path) -> None:
