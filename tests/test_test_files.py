@@ -47,7 +47,7 @@ BEHAVIOURS = {
     "protoseal_wire/codec": "content_bytes",
     "secure_client": "erased_secrets",
     "secure_client/check": "check_dp_sgd check_labels",
-    "secure_client/data": "failing_user_data image_channels input_values record_subjects",
+    "secure_client/data": "failing_user_data image_channels input_values label_values record_subjects",
     "secure_client/methods": (
         "encrypted_group_leader forgotten_overrides session_attempts session_clustering session_clusters "
         "session_masked_sum session_one_group session_shared_noise session_sparse_graph"
