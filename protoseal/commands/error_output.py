@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
@@ -93,4 +95,9 @@ def print_warnings(diagnoses: Iterable[Diagnosis]) -> None:
 def _system_error_text(error: OSError) -> str:
     """Return the file and the reason of an operating system's error (a full disk, an unwritable folder)."""
     place = f"{error.filename}: " if error.filename else ""
+    if place and isinstance(error, FileExistsError | NotADirectoryError):
+        path = Path(os.fsdecode(error.filename))
+        for part in (path, *path.parents):
+            if part.is_file():
+                return f"{place}{part} is a file, and a folder is needed in its place: name another folder"
     return f"{place}{error.strerror or error}"

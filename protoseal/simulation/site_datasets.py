@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from agreement import InputSection, TableSection
 from agreement.agreement import NAME_PATTERN
 from agreement.toml_loading import SITES_FORM
+from crypto.text_decoding import near_name
 from protoseal.splits import SiteArrays, iid, parse_split
 from secure_client.data.arrays import Samples, TrainTest, join_samples
 from secure_client.data.preprocess import to_dataset
@@ -136,6 +137,8 @@ def read_sites(
     part; the choice depends on the file alone. Raises :class:`DataError`, also for a file that would not be read: a
     misspelt name would leave a site out, or its format unused.
     """
+    if not directory.is_dir():
+        raise DataError(f"{SITES_FORM}{directory}: there is no such folder{near_name(directory)}")
     files = _site_files(directory, agreed)
     if not files:
         kinds = " and no table (.csv)" if isinstance(agreed, TableSection) else ""

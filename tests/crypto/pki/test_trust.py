@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import MalformedError, VerificationError
@@ -174,3 +174,24 @@ def test_an_altered_certificate_is_refused(federation: Federation) -> None:
         content[position] ^= 0x01
         with pytest.raises((VerificationError, MalformedError)):
             federation.trust.identify(bytes(content), Role.SITE, NOW)
+
+
+def test_a_root_with_another_kind_of_key_is_named() -> None:
+    """An institution's RSA root in the place of the federation's CA."""
+    key, name = rsa.generate_private_key(65537, 2048), x509.Name.from_rfc4514_string("CN=HospitalRoot")
+    root = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    with pytest.raises(VerificationError, match="CN=HospitalRoot"):
+        TrustAnchor(der(root))
+
+
+def test_a_ca_of_the_same_name_is_told_from_a_foreign_one(
+    federation: Federation, stranger: Federation
+) -> None:
+    with pytest.raises(VerificationError) as same:
+        federation.trust.identify(stranger.site("clinic-a").certificate_der, Role.SITE, NOW)
+    assert str(same.value).count("CN=federation CA") == 1
+    assert federation.trust.fingerprint[:16] in str(same.value)

@@ -25,11 +25,13 @@ from torch.utils.data import TensorDataset
 
 from agreement import PROTECTIONS, Protection, method_named
 from protoseal.cli import COMMANDS, main
+from protoseal.commands.error_output import one_line_errors
 from protoseal.demo import demo_agreement, demo_sites
 from protoseal.prediction import By, load_trained, own_inference, predict
 from protoseal.reports.result_files import read_result
+from protoseal.simulation.site_datasets import read_sites
 from secure_client.data.sources import NAMES
-from secure_client.errors import ModelError
+from secure_client.errors import DataError, ModelError
 from tests.support.processes import Federation
 
 EXPERIMENT = Path(__file__).parents[3] / "experiments" / "digits.toml"
@@ -220,7 +222,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said = failure("simulate", "--config", EXPERIMENT, "--out", tmp_path / "file" / "run")
     assert said.startswith(f"Error: {tmp_path / 'file'}")
-    assert said.endswith(": Not a directory")
+    assert f"{tmp_path / 'file'} is a file" in said
 
 
 def test_report_makes_one_page_that_needs_nothing_else(run: Path) -> None:
@@ -457,3 +459,24 @@ def test_without_the_site_extra_the_command_names_it(monkeypatch: pytest.MonkeyP
     ):  # as if neither had been imported
         monkeypatch.delitem(sys.modules, name)
     assert "pip install 'protoseal[site]'" in failure("report", tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["notes.txt", "notes.txt/state"])
+def test_file_in_the_place_of_a_folder_is_named(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+
+    @one_line_errors
+    def command() -> None:
+        (tmp_path / folder).mkdir()
+
+    with pytest.raises(click.ClickException) as refused:
+        command()
+    assert f"{tmp_path / 'notes.txt'} is a file" in refused.value.message
+
+
+def test_missing_folder_of_sites_is_named_beside_the_entry_that_looks_like_it(tmp_path: Path) -> None:
+    (tmp_path / "Sites").mkdir()
+    with pytest.raises(DataError) as refused:
+        read_sites(tmp_path / "sites")
+    for named in (str(tmp_path / "sites"), "'Sites'"):
+        assert named in str(refused.value)
