@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
 
@@ -86,6 +87,7 @@ def read(
     :class:`DataError`, or :class:`secure_client.errors.PluginError` for ``module:function``.
     """
     parts = [part.strip() for part in spec.split("+")]
+    _check_read_once(parts, data_root, written)
     return [
         _read_table(part, data_root, agreed, classes, written)
         if part.startswith(TABLE_FORM)
@@ -277,6 +279,25 @@ def _states_format(path: Path) -> bool:
         return False
 
 
+def _check_read_once(parts: Sequence[str], data_root: Path | None, written: TableFormat | None) -> None:
+    """Raise :class:`DataError` for a file that two of the joined parts read: its samples would count twice."""
+    read_before: dict[Path, str] = {}
+    for part in parts if len(parts) > 1 else ():
+        form, _, path = part.partition(":")
+        if form not in FILE_FORMS:
+            continue
+        files = [_path(path, data_root)]
+        if form == "table" and (test := (written or format_beside(files[0])).test) is not None:
+            files.append(test)
+        for file in files:
+            before = read_before.setdefault(file.resolve(), part)
+            if before != part or parts.count(part) > 1:
+                raise DataError(
+                    f"{file}: would be read twice, for {before} and for {part}: name it once, and join tables that"
+                    " share a test file into one file"
+                )
+
+
 def _agreed_table(spec: str, agreed: InputSection | None) -> TableSection:
     if not isinstance(agreed, TableSection):
         raise DataError(f"{spec}: a table is read by the section [table] of the agreement, and there is none")
@@ -364,7 +385,10 @@ def _numbered_from(samples: Samples, first_domain: int) -> Samples:
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
-    """Raise :class:`DataError` unless samples have one shape, and all sources or none a test part, and subjects."""
+    """Raise :class:`DataError` unless samples have one shape, and all sources or none a test part, and subjects.
+
+    A subject's samples are either for training or for tests, over all sources.
+    """
     if len({source.test is None for source in sources}) > 1:
         without = next(source.where for source in sources if source.test is None)
         raise DataError(
@@ -377,6 +401,15 @@ def _check_alike(sources: Sequence[Source]) -> None:
             f"{without}: names no subjects, but other sources name theirs; join data sets that all name the subject of "
             "each training sample, or none"
         )
+    for source, other in permutations(sources, 2):
+        if source.test is None or source.test.subjects is None or other.train.subjects is None:
+            continue
+        common = int(np.isin(source.test.subjects, other.train.subjects).sum())
+        if common:
+            raise DataError(
+                f"{source.where}: {common} of its test samples are of subjects that have training samples in"
+                f" {other.where}: keep all samples of a subject in one part"
+            )
     shape = sources[0].train.inputs.shape[1:]
     for source in sources:
         for part in source.parts:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -28,6 +29,9 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CODE = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?")
 """A number that may also be written with a point: codes with leading zeros are texts."""
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}([,.'\u2019 \u00a0\u202f][0-9]{3})+([.,][0-9]+)?")
+_UNCLEAR = (
+    "is an agreed name that other values are mapped to, and can be a code of the site: state it, too, in"
+)
 _LARGEST = float(np.finfo(np.float32).max)
 
 Floats = NDArray[np.float64]
@@ -72,6 +76,7 @@ def read_table(path: Path, agreed: TableSection, written: TableFormat, classes: 
             raise DataError(f"{path}: is also the test file in [table]: training rows would be tested on")
         parts.append(parse_table(written.test, agreed, written, classes))
         _check_no_common_subject(*parts)
+        _check_not_training_rows(*parts)
     train, *test = [_samples(part, classes) for part in parts]
     return Source(str(path), train, test[0] if test else None, tuple(classes), (path.stem,))
 
@@ -131,8 +136,10 @@ def _check_format(agreed: TableSection, written: TableFormat, classes: Sequence[
             raise DataError(
                 f"{where}: {setting} in [table] has {name!r}, which is not agreed{nearest(name, possible)}"
             )
+    agreed_names = set(map(plain, columns))
+    names = {plain(given): plain(name) for given, name in written.names.items()}
     for other in (written.label, written.subject):
-        if other is not None and written.names.get(other, other) in columns:
+        if other is not None and names.get(plain(other), plain(other)) in agreed_names:
             raise DataError(
                 f"{where}: column {other!r} is agreed as an input: it cannot be the label or the subject"
             )
@@ -168,7 +175,8 @@ Read = Callable[[str], "float | str"]
 
 
 def _number_reader(codes: Collection[str], written: TableFormat) -> Read:
-    numbers = {number for code in codes if (number := _number(code, written.decimal)) is not None}
+    # The site's file is written with a point, and perhaps its table with a comma.
+    numbers = {number for code in codes for sign in ".," if (number := _number(code, sign)) is not None}
 
     def read(text: str) -> float | str:
         if text in codes:
@@ -205,43 +213,68 @@ def _hint(text: str, decimal: str) -> str:
 
 def _category_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
     categories = column.categories or ()
-    meanings = {plain(name): name for name in categories}
-    meanings |= {plain(given): meant for given, meant in written.values.get(column.name, {}).items()}
-    unclear = [code for code in codes if code in meanings]
+    meanings, unclear = _meanings(categories, written.values.get(column.name, {}), written.decimal)
 
     def read(text: str) -> float | str:
-        if text in unclear:
+        match = _same_code(text, meanings, written.decimal)
+        if _same_code(text, codes, written.decimal) is not None:
+            if match is None:
+                return np.nan
             return f"{text!r} is a category and a code of missing values: state missing in [table] without it"
-        if text in codes or _same_code(text, codes) is not None:
-            return np.nan
-        match = text if text in meanings else _same_code(text, meanings)
         if match is None:
             return (
                 f"{text!r} is no agreed category{nearest(text, categories)}: mend the value, or set"
                 f" values.{column.name} in [table]"
             )
+        if match in unclear:
+            return f"{text!r} {_UNCLEAR} values.{column.name} in [table]"
         return float(categories.index(meanings[match]))
 
     return read
 
 
-def _same_code(text: str, codes: Collection[str]) -> str | None:
-    """Return the one code that is the same number as the text: 1.0 is 1, and 01 is another code."""
-    if not _CODE.fullmatch(text):
-        return None
-    same = [code for code in codes if _CODE.fullmatch(code) and Decimal(code) == Decimal(text)]
+def _meanings(
+    agreed: Collection[str], stated: Mapping[str, str], decimal: str
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Return the agreed name for each text, and the texts whose meaning is unclear beside what the site stated.
+
+    Where a site's 1 and 2 stand for the agreed 0 and 1, its 0 is likely to be another thing than the agreed 0.
+    """
+    mapped = {plain(given): meant for given, meant in stated.items()}
+    names = {plain(name): name for name in agreed if plain(name) not in mapped}
+    unclear = frozenset(
+        text
+        for text, name in names.items()
+        if name in mapped.values() or _same_code(text, mapped, decimal) is not None
+    )
+    return names | mapped, unclear
+
+
+def _same_code(text: str, codes: Collection[str], decimal: str) -> str | None:
+    """Return the text if it is a code, or the one code that is the same number: 1.0 is 1, and 01 is another code."""
+    if text in codes:
+        return text
+    number = _code(text, decimal)
+    same = [code for code in codes if number is not None and _code(code, decimal) == number]
     return same[0] if len(same) == 1 else None
+
+
+def _code(text: str, decimal: str) -> Decimal | None:
+    """Return the number that a code is, with a point or with the file's decimal sign; None if it is a text."""
+    text = text.replace(decimal, ".")
+    return Decimal(text) if _CODE.fullmatch(text) else None
 
 
 def _labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> Iterator[str]:
     place = text.positions[written.label]
-    meanings = {plain(name): name for name in classes}
-    meanings |= {plain(given): meant for given, meant in written.labels.items()}
+    meanings, unclear = _meanings(classes, written.labels, written.decimal)
     for line, values in text.rows:
         given = values[place]
-        match = given if given in meanings else _same_code(given, meanings)
+        match = _same_code(given, meanings, written.decimal)
+        at = f"{text.where}: line {line}, column {written.label!r}"
+        if match in unclear:
+            raise DataError(f"{at}: {given!r} {_UNCLEAR} labels in [table]")
         if match is None:
-            at = f"{text.where}: line {line}, column {written.label!r}"
             if given in written.missing:
                 raise DataError(f"{at}: the label is missing ({given!r}): remove the row")
             raise DataError(
@@ -256,8 +289,11 @@ def _subjects(text: TableText, written: TableFormat) -> Subjects:
     for line, values in text.rows:
         if values[place] in written.missing:
             raise DataError(f"{text.where}: line {line}, column {written.subject!r}: the subject is missing")
-    # Programs that take identifiers for numbers write 7 as 7.0: both are one subject.
-    names = {given: re.sub(r"\.0+$", "", given) if _CODE.fullmatch(given) else given for given in given_names}
+    # Programs that take identifiers for numbers write 7 as 7.0 or 7,0: all are one subject.
+    names = {
+        given: given if _code(given, written.decimal) is None else re.sub(r"[.,]0+$", "", given)
+        for given in given_names
+    }
     return np.array([names[values[place]] for _, values in text.rows], dtype=np.str_)
 
 
@@ -296,3 +332,23 @@ def _check_no_common_subject(train: Table, test: Table) -> None:
             f"{test.where}: line {test.lines[common[0]]}: the subject has rows in {train.where} too, as"
             f" have {len(common)} rows of the test file: keep all rows of a subject in one of the two files"
         )
+
+
+def _check_not_training_rows(train: Table, test: Table) -> None:
+    """Raise :class:`DataError` for a test file that is a copy of training rows.
+
+    Limit: where most rows are equal to others, as in a table of few categories, only a copy of the whole file is told
+    from a test file.
+    """
+    training, tests = Counter(_contents(train)), list(_contents(test))
+    once = sum(training[row] == 1 for row in tests)
+    if all(row in training for row in tests) and (2 * once > len(tests) or Counter(tests) == training):
+        raise DataError(
+            f"{test.where}: each of its {len(tests)} rows is a row of {train.where}, too: training rows would be"
+            " tested on; name a file of other rows, or remove test from [table]"
+        )
+
+
+def _contents(table: Table) -> Iterator[tuple[bytes, str]]:
+    """Yield the values and the label of each row."""
+    return zip((row.tobytes() for row in table.values), table.labels or (), strict=True)

@@ -125,19 +125,40 @@ def _decoded(path: Path, written: TableFormat) -> str:
 
 def _records(text: str, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each row's first line and its values; rows without any value are skipped."""
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=separator, strict=True, skipinitialspace=True
-    )
+    # A value in a column that is not read, such as a report, may be longer than the usual limit.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    lines: list[str] = []
+
+    def read_lines() -> Iterator[str]:
+        for physical in io.StringIO(text, newline=""):
+            lines.append(physical)
+            yield physical
+
+    reader = csv.reader(read_lines(), delimiter=separator, strict=True, skipinitialspace=True)
     line = 1
     try:
         for record in reader:
             values = _stripped(record)
+            _check_one_row(lines, len(record), separator, f"{where}: line {line}")
+            lines.clear()
             # Excel announces the separator in a first line of its own.
             if any(values) and not (line == 1 and text.lower().startswith("sep=") and len(record) <= 2):
                 yield line, values
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"{where}: line {line} is not CSV ({error}): mend its quotes") from error
+
+
+def _check_one_row(lines: Sequence[str], columns: int, separator: str, where: str) -> None:
+    """Raise :class:`DataError` for a value in quotes over several lines that could be rows: a quote was left open."""
+    if len(lines) == 1 or columns == 1:
+        return
+    bare = [re.sub(r'"[^"]*"', "", physical) for physical in lines if physical.strip()]
+    if all(physical.count(separator) == columns - 1 for physical in bare):
+        raise DataError(
+            f"{where}: a value in quotes goes on over {len(lines)} lines, each with as many {separator!r} as a row:"
+            " close the quotes, or remove the line ends from the value"
+        )
 
 
 def _separated(text: str, written: TableFormat, needed: Sequence[str], where: str) -> tuple[list[str], str]:

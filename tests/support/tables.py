@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agreement import TableSection
 from agreement.toml_loading import validate
 from secure_client.data.arrays import Source
 from secure_client.data.table import read_table
+from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
 
 CLASSES = ("healthy", "ill")
+FOUR = "age;sex;chol;label\n63;1;233;ill\n41;0;?;healthy\n57;1;0;healthy\n"
 ROWS = 24
 """Rows of each table of :func:`write_three_dialects`, of which one has no cholesterol."""
 AGE: dict[str, Any] = {"name": "age"}
@@ -35,6 +38,19 @@ def save(folder: Path, content: str | bytes, name: str = "north.csv") -> Path:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
+
+
+def features(path: Path, *columns: Mapping[str, Any], **settings: Any) -> list[list[float]]:
+    rows: list[list[float]] = read(path, *columns, **settings).train.inputs.tolist()
+    return rows
+
+
+def refused_at(path: Path, line: int, column: str, *columns: Mapping[str, Any], **settings: Any) -> None:
+    """Check that the table is refused by file, line and column."""
+    with pytest.raises(DataError) as refused:
+        read(path, *columns, **settings)
+    assert str(refused.value).startswith(f"{path}: line {line}, column {column!r}: ")
+    assert "\n" not in str(refused.value)
 
 
 def read(path: Path, *columns: Mapping[str, Any], **settings: Any) -> Source:
@@ -58,4 +74,8 @@ def write_three_dialects(folder: Path) -> None:
         form = f'[table]\nlabel = "num"\nlabels = {{0 = "healthy", 1 = "ill"}}\ndecimal = "{decimal}"\n{part}'
         save(folder, form, f"{name}.toml")
         if part:
-            save(folder, "\n".join([text[0], *text[-6:]]), "held-out.csv")
+            held_out = [
+                separator.join([patient, f"{60 + 8 * int(sex)}{decimal}5", sex, *rest])
+                for patient, _, sex, *rest in rows[-6:]
+            ]
+            save(folder, "\n".join([text[0], *held_out]), "held-out.csv")

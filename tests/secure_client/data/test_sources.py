@@ -8,6 +8,7 @@ from agreement.toml_loading import data_spec
 from secure_client.data.arrays import Source, checked_samples
 from secure_client.data.sources import join, load, own_classes, read, suggest_preprocessing
 from secure_client.errors import DataError
+from tests.support.tables import AGE, CLASSES, save, section, written
 
 
 def source(
@@ -131,3 +132,28 @@ def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
     assert here.train.inputs.shape == (2, 3)
     with pytest.raises(DataError, match=r"DATA_ROOT/clinic\.npz: .*; set --data-root"):
         read("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)
+
+
+@pytest.mark.parametrize(
+    ("second", "test"),
+    [("north.csv", None), ("south.csv", "held-out.csv"), ("south.csv", "south.csv")],
+)
+def test_a_file_that_two_joined_tables_read_is_refused(tmp_path: Path, second: str, test: str | None) -> None:
+    for number, name in enumerate(["north.csv", "south.csv", "held-out.csv"]):
+        save(tmp_path, f"age,label\n{number},ill\n", name)
+    form = written(**({} if test is None else {"test": str(tmp_path / test)}))
+    spec = f"table:{tmp_path}/north.csv+table:{tmp_path}/{second}"
+    with pytest.raises(DataError) as refused:
+        load(spec, data_root=None, agreed=section(AGE), classes=CLASSES, written=form)
+    assert str(refused.value).startswith(str(tmp_path / (test or second)))
+
+
+def test_a_subject_of_a_joined_table_is_in_one_part(tmp_path: Path) -> None:
+    for name, train, test in [("north", 1, 2), ("south", 3, 1)]:
+        save(tmp_path, f"id,age,label\n{train},5,ill\n", f"{name}.csv")
+        save(tmp_path, f"id,age,label\n{test},6,ill\n", f"{name}-test.csv")
+        save(tmp_path, f'[table]\nsubject = "id"\ntest = "{name}-test.csv"\n', f"{name}.toml")
+    spec = f"table:{tmp_path}/north.csv+table:{tmp_path}/south.csv"
+    with pytest.raises(DataError) as refused:
+        load(spec, data_root=None, agreed=section(AGE), classes=CLASSES)
+    assert str(refused.value).startswith(str(tmp_path / "south.csv"))

@@ -17,15 +17,20 @@ from secure_client.data.table import read_table
 from secure_client.data.table_scale import fit_scale, scaled
 from secure_client.errors import DataError
 from secure_client.table_format import format_beside
-from tests.support.tables import AGE, CHOL, CLASSES, PAIN, SEX, read, save, section, written
-
-FOUR = "age;sex;chol;label\n63;1;233;ill\n41;0;?;healthy\n57;1;0;healthy\n"
-
-
-def features(path: Path, *columns: dict[str, Any], **settings_: Any) -> list[list[float]]:
-    rows: list[list[float]] = read(path, *columns, **settings_).train.inputs.tolist()
-    return rows
-
+from tests.support.tables import (
+    AGE,
+    CHOL,
+    CLASSES,
+    FOUR,
+    PAIN,
+    SEX,
+    features,
+    read,
+    refused_at,
+    save,
+    section,
+    written,
+)
 
 # Values
 
@@ -75,6 +80,12 @@ def test_a_stated_code_is_missing_in_its_column_alone(tmp_path: Path) -> None:
     stated = {"missing_in": {"chol": ["0", "-9"]}}
     assert features(path, AGE, CHOL, **stated) == [[2.0, 200.0]]
     assert len(features(path, AGE, CHOL)) == 4
+
+
+@pytest.mark.parametrize(("decimal", "code"), [(",", "-9.0"), (".", "-9,0")])
+def test_a_code_is_missing_with_either_decimal_sign(tmp_path: Path, decimal: str, code: str) -> None:
+    path = save(tmp_path, "chol;label\n-9;ill\n5;ill\n")
+    assert features(path, CHOL, decimal=decimal, missing_in={"chol": [code]}) == [[5.0]]
 
 
 def test_stated_codes_replace_the_usual_ones(tmp_path: Path) -> None:
@@ -160,7 +171,15 @@ def test_identifiers_that_look_like_numbers_stay_texts(tmp_path: Path) -> None:
 
 def test_values_of_a_site_are_mapped_to_agreed_categories(tmp_path: Path) -> None:
     path = save(tmp_path, "sex,label\nm,ill\nW,ill\n1,ill\n")
-    assert features(path, SEX, values={"sex": {"m": "1", "W": "0"}}) == [[1.0], [0.0], [1.0]]
+    assert features(path, SEX, values={"sex": {"m": "1", "W": "0", "1": "1"}}) == [[1.0], [0.0], [1.0]]
+
+
+@pytest.mark.parametrize("stated", [{"m": "1", "W": "0"}, {"1": "0", "2": "1"}, {"0.0": "1"}])
+def test_an_agreed_category_that_other_values_are_mapped_to_is_refused(
+    tmp_path: Path, stated: dict[str, str]
+) -> None:
+    path = save(tmp_path, f"sex,label\n{next(iter(stated))},ill\n0,ill\n")
+    refused_at(path, 3, "sex", SEX, values={"sex": stated})
 
 
 def test_a_category_that_is_a_code_of_missing_values_is_refused(tmp_path: Path) -> None:
@@ -175,7 +194,7 @@ def test_a_category_that_is_a_code_of_missing_values_is_refused(tmp_path: Path) 
 
 def test_labels_are_mapped_to_agreed_classes(tmp_path: Path) -> None:
     path = save(tmp_path, "age,num\n1,0\n2,1.0\n3,4\n4,ill\n")
-    labels = {"0": "healthy", "1": "ill", "4": "ill"}
+    labels = {"0": "healthy", "1": "ill", "4": "ill", "ill": "ill"}
     assert read(path, AGE, label="num", labels=labels).train.labels.tolist() == [0, 1, 1, 1]
 
 
@@ -183,6 +202,11 @@ def test_labels_are_mapped_to_agreed_classes(tmp_path: Path) -> None:
 def test_a_label_without_a_class_is_refused(tmp_path: Path, label: str) -> None:
     path = save(tmp_path, f"age,num\n1,0\n2,{label}\n")
     refused_at(path, 3, "num", AGE, label="num", labels={"0": "healthy", "1": "ill"})
+
+
+def test_a_class_that_other_labels_are_mapped_to_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,label\n5,1\n6,ill\n")
+    refused_at(path, 3, "label", AGE, labels={"1": "ill", "2": "healthy"})
 
 
 # Subjects
@@ -199,12 +223,12 @@ def test_subjects_are_texts_and_stay_in_one_part(tmp_path: Path) -> None:
     assert f"{test}: line 3" in str(refused.value)
 
 
-def test_a_subject_is_one_also_as_a_number(tmp_path: Path) -> None:
-    subjects = read(
-        save(tmp_path, "id,age,label\n7,1,ill\n7.0,2,ill\n7.5,2,ill\n"), AGE, subject="id"
-    ).train.subjects
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_a_subject_is_one_also_as_a_number(tmp_path: Path, decimal: str) -> None:
+    text = "id;age;label\n7;1;ill\n7.0;2;ill\n7.5;2;ill\n".replace(".", decimal)
+    subjects = read(save(tmp_path, text), AGE, subject="id", decimal=decimal).train.subjects
     assert subjects is not None
-    assert subjects.tolist() == ["7", "7", "7.5"]
+    assert subjects.tolist() == ["7", "7", f"7{decimal}5"]
 
 
 def test_a_missing_subject_is_refused(tmp_path: Path) -> None:
@@ -218,190 +242,25 @@ def test_training_rows_are_no_test_part(tmp_path: Path) -> None:
     assert str(path) in str(refused.value)
 
 
+@pytest.mark.parametrize("rows", ["1,ill\n2.0,healthy\n", "2,healthy\n"])
+def test_copies_of_training_rows_are_no_test_part(tmp_path: Path, rows: str) -> None:
+    test = save(tmp_path, f"age,label\n{rows}", "test.csv")
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, "age,label\n1,ill\n2,healthy\n"), AGE, test=str(test))
+    assert str(test) in str(refused.value)
+
+
+def test_test_rows_may_equal_training_rows_of_which_there_are_many(tmp_path: Path) -> None:
+    test = save(tmp_path, "sex,label\n1,ill\n0,healthy\n", "test.csv")
+    train = save(tmp_path, "sex,label\n" + "1,ill\n0,healthy\n" * 9)
+    assert read(train, SEX, test=str(test)).test is not None
+
+
 def test_the_test_part_is_a_table_in_the_same_format(tmp_path: Path) -> None:
     test = save(tmp_path, "age;label\n9;ill\n", "test.csv")
     source = read(save(tmp_path, "age;label\n1;ill\n2;healthy\n"), AGE, test=str(test))
     assert source.test is not None
     assert source.test.inputs.tolist() == [[9.0]]
-
-
-# Files
-
-
-@pytest.mark.parametrize("separator", [";", ",", "\t", "|"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("after", ["", "\n\n", "\n;;;\n"])
-def test_separator_and_line_ends_are_found(tmp_path: Path, separator: str, end: str, after: str) -> None:
-    text = (FOUR + after).replace("\n", end).replace(";", separator)
-    assert features(save(tmp_path, text), AGE, SEX, CHOL) == [[63.0, 1.0, 233.0], [57.0, 1.0, 0.0]]
-
-
-def test_blanks_separate_where_it_is_stated(tmp_path: Path) -> None:
-    path = save(tmp_path, "70.0  1.0 ill\n 3.0 0.0  healthy\n")
-    stated = {"separator": " ", "header": ["age", "sex", "label"]}
-    assert features(path, AGE, SEX, **stated) == [[70.0, 1.0], [3.0, 0.0]]
-
-
-@pytest.mark.parametrize(
-    ("encoding", "stated"),
-    [
-        ("utf-8", "utf-8"),
-        ("utf-8-sig", "utf-8"),
-        ("latin-1", "latin-1"),
-        ("cp1252", "windows-1252"),
-        ("utf-16", "utf-16"),
-        ("utf-16-le", "utf-16"),
-    ],
-)
-def test_encodings_are_read_where_they_are_stated(tmp_path: Path, encoding: str, stated: str) -> None:
-    column = {"name": "Größe", "categories": ["groß", "klein"]}
-    path = save(tmp_path, "Größe;label\ngroß;ill\nklein;ill\n".encode(encoding))
-    assert features(path, column, encoding=stated) == [[1.0, 0.0], [0.0, 1.0]]
-
-
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
-def test_other_encodings_are_refused(tmp_path: Path, encoding: str) -> None:
-    with pytest.raises(DataError) as refused:
-        read(save(tmp_path, "age;größe;label\n1;2;ill\n".encode(encoding)), AGE)
-    assert str(tmp_path) in str(refused.value)
-
-
-def test_two_forms_of_one_text_are_one_text(tmp_path: Path) -> None:
-    column = {"name": "Gr\u00f6\u00dfe", "categories": ["gro\u00df", "m\u00e4\u00dfig"]}
-    path = save(tmp_path, "Gro\u0308\u00dfe;label\nma\u0308\u00dfig;ill\n")
-    assert features(path, column) == [[0.0, 1.0]]
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        b"PK\x03\x04",
-        b"\xd0\xcf\x11\xe0\xa1\xb1",
-        b"PAR1",
-        b"\x1f\x8b",
-        b"SQLite format 3\x00",
-        b"\x89HDF\r\n",
-        b"<?xml ",
-    ],
-)
-def test_files_of_another_kind_are_refused(tmp_path: Path, start: bytes) -> None:
-    with pytest.raises(DataError) as refused:
-        read(save(tmp_path, start + b"age,label\n1,ill\n"), AGE)
-    assert str(tmp_path) in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "\n\n",
-        "age;label\n",
-        "age\n1\n",
-        "alter;label\n1;ill\n",
-        "age;age;label\n1;2;ill\n",
-        "Age;label\n1;ill\n",
-    ],
-)
-def test_files_without_rows_or_columns_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(DataError) as refused:
-        read(save(tmp_path, text), AGE)
-    assert str(tmp_path) in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("row", "line"),
-    [("1", 3), ("1;ill;", 3), (";1;ill", 3), ('"1;ill', 3), ('"1"2;ill', 3), ('1;"a\nb";ill', 3)],
-)
-def test_a_ragged_row_is_refused_by_its_line(tmp_path: Path, row: str, line: int) -> None:
-    with pytest.raises(DataError) as refused:
-        read(save(tmp_path, f"age;label\n3;ill\n{row}\n4;ill\n"), AGE)
-    assert f"line {line}" in str(refused.value)
-
-
-def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
-    text = 'note;age;label\n"two\nlines";3;ill\n\n;;\nx;old;ill\n'
-    refused_at(save(tmp_path, text), 6, "age", AGE)
-
-
-def test_other_columns_are_not_read(tmp_path: Path) -> None:
-    path = save(tmp_path, ';"free; text";age;;label\n1;"a ""quoted"" word";3;2020-01-01;ill\n')
-    assert features(path, AGE) == [[3.0]]
-
-
-def test_the_separator_that_a_spreadsheet_announces_is_no_row(tmp_path: Path) -> None:
-    assert features(save(tmp_path, "sep=;\r\nage;label\r\n3;ill\r\n"), AGE) == [[3.0]]
-
-
-def test_blanks_after_separators_do_not_count(tmp_path: Path) -> None:
-    assert features(save(tmp_path, 'age, sex, label\n3, "1", "ill"\n'), AGE, SEX) == [[3.0, 1.0]]
-
-
-def test_a_stated_header_names_the_columns(tmp_path: Path) -> None:
-    path = save(tmp_path, "63,1,ill\n41,0,healthy\n")
-    assert features(path, SEX, AGE, header=["age", "sex", "label"]) == [[1.0, 63.0], [0.0, 41.0]]
-
-
-@pytest.mark.parametrize("header", [None, ["age", "label"], ["age", "sex", "pain", "label"]])
-def test_rows_without_a_header_need_a_stated_one_of_their_length(
-    tmp_path: Path, header: list[str] | None
-) -> None:
-    with pytest.raises(DataError) as refused:
-        read(
-            save(tmp_path, "63,1,ill\n41,0,healthy\n"), AGE, **({} if header is None else {"header": header})
-        )
-    assert str(tmp_path) in str(refused.value)
-
-
-def test_a_stated_header_that_the_file_has_too_is_refused(tmp_path: Path) -> None:
-    column = {"name": "name", "categories": ["name", "other"]}
-    with pytest.raises(DataError) as refused:
-        read(save(tmp_path, "name,label\nother,ill\n"), column, header=["name", "label"])
-    assert "header" in str(refused.value)
-
-
-def test_names_of_the_file_are_mapped_to_agreed_columns(tmp_path: Path) -> None:
-    path = save(tmp_path, "Alter (Jahre);Diagnose\n3;ill\n")
-    assert features(path, AGE, names={"Alter (Jahre)": "age"}, label="Diagnose") == [[3.0]]
-
-
-@pytest.mark.parametrize(
-    "settings_",
-    [
-        {"names": {"Alter": "age"}},
-        {"names": {"age": "agee"}},
-        {"missing_in": {"agee": ["0"]}},
-        {"values": {"sexx": {"m": "1"}}},
-        {"values": {"sex": {"m": "2"}}},
-        {"values": {"age": {"old": "80"}}},
-        {"labels": {"1": "sick"}},
-        {"far_from_scale": ["agee"]},
-        {"label": "sex"},
-        {"subject": "age"},
-        {"subject": "id"},
-        {"label": "num"},
-        {"test": "/none.csv"},
-    ],
-)
-def test_a_format_that_does_not_fit_the_agreement_or_the_file_is_refused(
-    tmp_path: Path, settings_: dict[str, Any]
-) -> None:
-    path = save(tmp_path, "age;sex;label\n3;1;ill\n")
-    with pytest.raises(DataError):
-        read(path, AGE, SEX, **settings_)
-
-
-def test_a_name_over_two_lines_is_shown_in_one(tmp_path: Path) -> None:
-    path = save(tmp_path, '"age\n(years)";label\n3;ill\n')
-    with pytest.raises(DataError) as refused:
-        read(path, AGE)
-    assert "\n" not in str(refused.value)
-    assert features(path, AGE, names={"age\n(years)": "age"}) == [[3.0]]
-
-
-def test_a_wide_table_is_read(tmp_path: Path) -> None:
-    names = [f"gene {number}" for number in range(3000)]
-    path = save(tmp_path, ";".join([*names, "label"]) + "\n" + (";".join(["0.5"] * 3000) + ";ill\n") * 3)
-    assert read(path, *({"name": name} for name in names)).train.inputs.shape == (3, 3000)
 
 
 # Any dialect
@@ -555,11 +414,3 @@ def test_the_format_beside_a_table_is_that_of_a_site(tmp_path: Path) -> None:
     assert beside.test == tmp_path / "t.csv"
     save(tmp_path, "age;num\n4;1\n", "t.csv")
     assert len(read_table(path, section(AGE), beside, CLASSES).train) == 1
-
-
-def refused_at(path: Path, line: int, column: str, *columns: dict[str, Any], **settings_: Any) -> None:
-    """Check that the table is refused by file, line and column."""
-    with pytest.raises(DataError) as refused:
-        read_table(path, section(*columns), written(**settings_), CLASSES)
-    assert str(refused.value).startswith(f"{path}: line {line}, column {column!r}: ")
-    assert "\n" not in str(refused.value)
