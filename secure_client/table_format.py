@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agreement.field_types import Positive
 from agreement.sections.table import Finite, Text
@@ -17,6 +17,17 @@ from agreement.toml_loading import LocalPath, Section, read_toml
 
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "NULL", "null")
 """Texts that stand for a missing value unless a site states its own."""
+
+
+def _as_text(given: object) -> object:
+    """Return a number as its text: a code of a file is one, with or without quotes in TOML."""
+    return str(given) if type(given) in (int, float) else given
+
+
+Code = Annotated[str, BeforeValidator(_as_text)]
+"""Text in a file."""
+Meaning = Annotated[Text, BeforeValidator(_as_text)]
+"""Agreed class or category."""
 
 
 class TableFormat(Section):
@@ -30,13 +41,13 @@ class TableFormat(Section):
     """Agreed column for a name in the file's header."""
     label: Text = "label"
     """Name of the label's column in the file's header."""
-    labels: dict[str, Text] = Field(default_factory=dict)
+    labels: dict[str, Meaning] = Field(default_factory=dict)
     """Agreed class for a label in the file; other labels are names of classes."""
-    values: dict[str, dict[str, Text]] = Field(default_factory=dict)
+    values: dict[str, dict[str, Meaning]] = Field(default_factory=dict)
     """Agreed category for a value in the file, for each agreed column."""
-    missing: tuple[str, ...] = MISSING
+    missing: tuple[Code, ...] = MISSING
     """Texts that stand for a missing value, in all columns."""
-    missing_in: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    missing_in: dict[str, tuple[Code, ...]] = Field(default_factory=dict)
     """Further texts that stand for a missing value, such as `["0"]`, for each agreed column."""
     far_from_scale: tuple[Text, ...] = ()
     """Agreed columns whose mean may be far from the agreed one, which is refused otherwise."""

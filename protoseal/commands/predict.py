@@ -98,7 +98,7 @@ def predict(
     chosen_by = By(by) if by else own_inference(trained)
     if not by and chosen_by is By.CLASSIFIER and agreement.inference is Inference.PROTOTYPE:
         click.echo("no prototype was released to predict by: the classifier predicts instead", err=True)
-    ranges = InputRanges(agreement.preprocessing, data or "the given images")
+    ranges = InputRanges(agreement.inputs, data or "the given images")
     predicted, labels = run(trained, inputs, chosen_by, device=device, ranges=ranges)
     if not accept:
         ranges.check("give --accept-dark-or-constant-inputs")

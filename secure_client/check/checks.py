@@ -209,7 +209,7 @@ def _resizing(config: SiteConfig, data: SiteData) -> str:
 
 def _read(part: Dataset[Any], name: str, config: SiteConfig) -> InputRanges:
     """Read a part of the data without a model; raise the errors that a run's start would raise."""
-    ranges = InputRanges(config.agreement.preprocessing, f"{config.data}: {name} data")
+    ranges = InputRanges(config.agreement.inputs, f"{config.data}: {name} data")
     read_labels(open_source(part, torch.device("cpu")), len(config.agreement.classes), ranges)
     if not config.accept_dark_or_constant_inputs:
         ranges.check()

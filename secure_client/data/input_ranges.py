@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agreement import PreprocessingSection
+from agreement import InputSection, PreprocessingSection, TableSection
 from secure_client.errors import DataError
 
 DARK = 0.1
@@ -26,9 +26,10 @@ SWITCH = "accept_dark_or_constant_inputs"
 class InputRanges:
     """Least, largest and mean value of each channel of images, or of all features, and counts of conspicuous inputs."""
 
-    def __init__(self, agreed: PreprocessingSection | None, where: str) -> None:
+    def __init__(self, agreed: InputSection | None, where: str) -> None:
         """``where`` names the inputs in errors. Values are shown on the scale of 0 to 1 that ``agreed`` begins from."""
-        self._agreed, self.where = agreed, where
+        self._agreed, self.where = agreed if isinstance(agreed, PreprocessingSection) else None, where
+        self._names = [repr(name) for name in agreed.features] if isinstance(agreed, TableSection) else []
         self._number = 0
         self._low = self._high = self._total = torch.empty(0)
         self._rows: dict[str, tuple[int, int]] = {}
@@ -106,11 +107,14 @@ class InputRanges:
         same = torch.nonzero(self._low == self._high).flatten().tolist()
         if same and self._number > 1:
             told.append(
-                f"{len(same)} of {len(self._low)} {part}s have one value in all {kind}, the first is {part} {same[0]}"
+                f"{len(same)} of {len(self._low)} {part}s have one value in all {kind}, the first is {part}"
+                f" {self._named(same[0])}"
             )
         value, sample, feature = self._farthest
         if abs(value) > EXTREME:
-            told.append(f"sample {sample} has the extreme value {value:.4g} in feature {feature}")
+            told.append(
+                f"sample {sample} has the extreme value {value:.4g} in feature {self._named(feature)}"
+            )
         return told
 
     def __str__(self) -> str:
@@ -127,6 +131,10 @@ class InputRanges:
             means = ", ".join(f"{value:g}" for value in self._agreed.mean)
             told.append(f"agreed scale: 0 to 1, mean {means}")
         return "; ".join(told)
+
+    def _named(self, part: int) -> str:
+        """Return the name of a table's feature, or else the number of the feature or channel, from 0."""
+        return self._names[part] if self._names else str(part)
 
     def _all(self, what: str) -> bool:
         return self._rows.get(what, (0, 0))[0] == self._number > 0

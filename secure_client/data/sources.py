@@ -162,7 +162,8 @@ def training_hashes(
     The bytes of an image file, the texts of a table's row, the values of an array's sample, and what a torch data set
     of the site's own returns for a sample are hashed. The hash depends on no agreed class and, except for published
     data whose images differ in size, on no agreed preprocessing. Limits: an image or a row that was stored again in
-    another form, or that the site's own code changes at random, has another hash. Raises as :func:`read` does.
+    another form, or that the site's own code changes at random, has another hash. So has a row under another label's
+    column, or in an export with one more column. Raises as :func:`read` does.
     """
     if is_own(spec):
         train = call_own(spec, data_root).train

@@ -101,7 +101,12 @@ def parse_table(
     else:
         text = read_text_table(path, written, names, optional=[written.label])
     columns = [_column(column, text, written) for column in agreed.columns]
-    labels = tuple(_labels(text, written, classes)) if written.label in text.positions else None
+    place = text.positions.get(written.label)
+    # Exports of new patients often have the label's column, and nothing in it.
+    unlabelled = place is None or (
+        not labelled and {values[place] for _, values in text.rows} <= {*written.missing, ""}
+    )
+    labels = None if unlabelled else tuple(_labels(text, written, classes))
     subjects = _subjects(text, written) if labelled and written.subject is not None else None
     lines = tuple(line for line, _ in text.rows)
     return Table(text.where, agreed, lines, np.stack(columns, axis=1), labels, subjects)
@@ -149,7 +154,7 @@ def _column(column: TableColumn, text: TableText, written: TableFormat) -> Float
     """Return a column's values: numbers, or indices of categories; NaN where missing and a rule is agreed."""
     codes = frozenset(map(plain, (*written.missing, *written.missing_in.get(column.name, ()))))
     read = (
-        _number_reader(codes, written)
+        _number_reader(column, codes, written)
         if column.categories is None
         else _category_reader(column, codes, written)
     )
@@ -174,7 +179,8 @@ Read = Callable[[str], "float | str"]
 """Function from a text to a value, NaN for a missing one, or to what is wrong with the text."""
 
 
-def _number_reader(codes: Collection[str], written: TableFormat) -> Read:
+def _number_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
+    mean, deviation = column.scale if isinstance(column.scale, tuple) else (0.0, 1.0)
     # The site's file is written with a point, and perhaps its table with a comma.
     numbers = {number for code in codes for sign in ".," if (number := _number(code, sign)) is not None}
 
@@ -186,7 +192,8 @@ def _number_reader(codes: Collection[str], written: TableFormat) -> Read:
             return f"{text!r} is no number{_hint(text, written.decimal)}"
         if number in numbers:
             return np.nan
-        return number if abs(number) <= _LARGEST else f"{text!r} is too large"
+        fits = abs(number) <= _LARGEST and abs(number - mean) / deviation <= _LARGEST
+        return number if fits else f"{text!r} is too large"
 
     return read
 

@@ -63,7 +63,7 @@ def scaled(inputs: Inputs, scale: TableScale, where: str) -> NDArray[np.float32]
     if not finite.all():
         sample, feature = np.argwhere(~finite)[0].tolist()
         raise DataError(
-            f"{where}: feature {feature + 1} of sample {sample} is too large ({inputs[sample, feature]})"
+            f"{where}: feature {feature} of sample {sample} is too large ({inputs[sample, feature]})"
         )
     return rows
 

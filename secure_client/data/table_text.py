@@ -75,6 +75,13 @@ def read_text_table(
     rows = list(_records(text, separator, where))
     if written.header is None:
         rows = rows[1:]
+    lengths = {len(values) for _, values in rows}
+    if len(rows) > 1 and lengths == {len(given) + 1}:
+        raise DataError(
+            f"{where}: has {len(given)} columns, but {len(given) + 1} values in all rows, separated by {separator!r}:"
+            f" name the further column, such as that of row names, or separate values by another sign if {separator!r}"
+            " is in numbers"
+        )
     for line, values in rows:
         if len(values) != len(given):
             raise DataError(
@@ -190,8 +197,10 @@ def _separated(text: str, written: TableFormat, needed: Sequence[str], where: st
 
 
 def _renamed(first: Sequence[str], written: TableFormat) -> list[str]:
+    """Return the agreed names of the columns; a column that is called like one, beside one mapped to it, has none."""
     names = {plain(given): plain(agreed) for given, agreed in written.names.items()}
-    return [names.get(name, name) for name in first]
+    replaced = set(names.values())
+    return [names.get(name, "" if name in replaced else name) for name in first]
 
 
 def _positions(
@@ -221,7 +230,7 @@ def _remedy(names: Sequence[str], written: TableFormat, setting: str) -> str:
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     if written.header is not None:
         return f"; header in [table] has {shown}{more}: correct it, or set {setting}"
-    if any(_NUMBER_LIKE.fullmatch(text) for text in names):
+    if 2 * sum(_NUMBER_LIKE.fullmatch(text) is not None for text in names) > len(names):
         return f"; its first line has values, not names ({shown}{more}): list the columns' names in header in [table]"
     return (
         f"; the header, its first line, has {shown}{more}: rename a column, remove lines above the header, or set"

@@ -110,7 +110,7 @@ def build_learner(
         dim=agreement.dim,
         device=choose_device(device),
         private=agreement.privacy is not None,
-        agreed=agreement.preprocessing,
+        agreed=agreement.inputs,
     )
     if not accept_dark_or_constant_inputs:
         for ranges in learner.ranges:

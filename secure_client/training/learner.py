@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from agreement import Predicts, PreprocessingSection
+from agreement import InputSection, Predicts
 from agreement.recipe import Recipe, Stage
 from algorithms import inference, metrics
 from algorithms.feddbp.fisher import fisher_scores
@@ -84,7 +84,7 @@ class Learner:
         dim: int,
         device: torch.device,
         private: bool = False,
-        agreed: PreprocessingSection | None = None,
+        agreed: InputSection | None = None,
     ) -> None:
         """Move model and data to ``device`` and try one batch. ``ranges`` are shown on the scale of ``agreed``.
 

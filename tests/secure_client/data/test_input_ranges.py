@@ -20,6 +20,7 @@ from secure_client.data.input_ranges import SWITCH, InputRanges
 from secure_client.data.preprocess import to_tensor
 from secure_client.errors import DataError
 from secure_client.site_model.learner_factory import build_learner
+from tests.support.tables import AGE, PAIN, section
 
 SIDE, NUMBER, CLASSES = 8, 20, 4
 GREY = PreprocessingSection(image_size=SIDE, channels=1, mean=(0.4,), std=(0.2,))
@@ -175,6 +176,14 @@ def test_vectors_have_their_conspicuous_values_named(changes: dict[str, float], 
     assert shown["least"] <= shown["mean"] <= shown["largest"]
     assert len(ranges.warnings) == bool(named)
     assert all(part in "".join(ranges.warnings) for part in named)
+
+
+def test_features_of_a_table_have_their_names() -> None:
+    ranges = InputRanges(section(AGE, PAIN), "table")
+    ranges.add(torch.tensor([[2e6, 0, 1, 0, 0], [1, 1, 0, 0, 0]]))
+    same, extreme = ranges.warnings
+    assert "'pain = much'" in same
+    assert "'age'" in extreme
 
 
 def test_records_that_are_all_equal_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from secure_client.data.sources import training_hashes
-from secure_client.data.table import read_table
+from secure_client.data.table import parse_table, read_table
 from secure_client.data.table_scale import fit_scale, scaled
 from secure_client.errors import DataError
 from secure_client.table_format import format_beside
@@ -86,6 +86,17 @@ def test_a_stated_code_is_missing_in_its_column_alone(tmp_path: Path) -> None:
 def test_a_code_is_missing_with_either_decimal_sign(tmp_path: Path, decimal: str, code: str) -> None:
     path = save(tmp_path, "chol;label\n-9;ill\n5;ill\n")
     assert features(path, CHOL, decimal=decimal, missing_in={"chol": [code]}) == [[5.0]]
+
+
+def test_a_number_stands_for_a_code_without_quotes(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,sex,chol,label\n-9,1,-9,0\n7,1,-9.0,0\n8,2,5,0\n")
+    stated = {"missing_in": {"chol": [-9.0]}, "values": {"sex": {"1": 0, "2": 1}}, "labels": {"0": "ill"}}
+    assert features(path, AGE, SEX, CHOL, **stated) == [[8.0, 1.0, 5.0]]
+
+
+def test_a_value_that_its_scale_makes_too_large_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,label\n1,ill\n3e38,ill\n")
+    refused_at(path, 3, "age", AGE | {"scale": [0.0, 0.001]})
 
 
 def test_stated_codes_replace_the_usual_ones(tmp_path: Path) -> None:
@@ -207,6 +218,22 @@ def test_a_label_without_a_class_is_refused(tmp_path: Path, label: str) -> None:
 def test_a_class_that_other_labels_are_mapped_to_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "age,label\n5,1\n6,ill\n")
     refused_at(path, 3, "label", AGE, labels={"1": "ill", "2": "healthy"})
+
+
+@pytest.mark.parametrize(("labels", "read_as"), [(",?", None), ("ill,healthy", CLASSES[::-1])])
+def test_rows_to_predict_may_have_an_empty_column_of_labels(
+    tmp_path: Path, labels: str, read_as: tuple[str, ...] | None
+) -> None:
+    first, second = labels.split(",")
+    path = save(tmp_path, f"age,label\n1,{first}\n2,{second}\n")
+    assert parse_table(path, section(AGE), written(), CLASSES, labelled=False).labels == read_as
+
+
+def test_rows_to_predict_have_all_labels_or_none(tmp_path: Path) -> None:
+    path = save(tmp_path, "age,label\n1,ill\n2,\n")
+    with pytest.raises(DataError) as refused:
+        parse_table(path, section(AGE), written(), CLASSES, labelled=False)
+    assert f"{path}: line 3, column 'label'" in str(refused.value)
 
 
 # Subjects

@@ -198,3 +198,25 @@ def test_a_wide_table_is_read(tmp_path: Path) -> None:
     names = [f"gene {number}" for number in range(3000)]
     path = save(tmp_path, ";".join([*names, "label"]) + "\n" + (";".join(["0.5"] * 3000) + ";ill\n") * 3)
     assert read(path, *({"name": name} for name in names)).train.inputs.shape == (3, 3000)
+
+
+def test_a_mapped_column_is_read_and_not_one_that_has_the_agreed_name(tmp_path: Path) -> None:
+    path = save(tmp_path, "age;age_years;label\n600;50;ill\n")
+    assert features(path, AGE, names={"age_years": "age"}) == [[50.0]]
+
+
+def test_a_value_that_is_not_read_may_be_long(tmp_path: Path) -> None:
+    assert features(save(tmp_path, f"age,note,label\n5,{'x' * 140_000},ill\n"), AGE) == [[5.0]]
+
+
+def test_numbers_among_names_make_no_row_of_values(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, "eid,31,21003,label\n1,0,50,ill\n"), AGE)
+    assert "header in [table]" not in str(refused.value)
+
+
+def test_rows_with_names_and_a_header_without_are_refused_as_a_whole(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        read(save(tmp_path, "age,sex,label\n1,5,1,ill\n2,6,0,ill\n"), AGE, SEX)
+    assert str(tmp_path) in str(refused.value)
+    assert "line 2" not in str(refused.value)
