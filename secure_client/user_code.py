@@ -9,13 +9,15 @@ import os
 import reprlib
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
 
-from secure_client.error_containment import check_containable, one_line
-from secure_client.errors import PluginError, SiteError
+from secure_client.error_containment import one_line
+from secure_client.errors import DataLost, PluginError, SiteError
 
 E = TypeVar("E", bound=SiteError)
 _log = logging.getLogger("protoseal.site")
@@ -32,17 +34,23 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
     """
     module_name, separator, function_name = spec.partition(":")
     if not (separator and function_name.isidentifier() and _is_module_name(module_name)):
-        raise PluginError(
-            f"{purpose} {spec!r} is not of the form module:function, such as my_{purpose}:build"
-        )
+        as_module = _module_of(module_name)
+        such_as = f"my_{purpose}:build" if as_module is None else f"{as_module}:{function_name or 'build'}"
+        raise PluginError(f"{purpose} {spec!r} is not of the form module:function, such as {such_as}")
     _make_working_directory_importable()
     try:
         module = importlib.import_module(module_name)
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and _begins_with(module_name, error.name):
+            as_module = _module_of(module_name)
+            if as_module is not None:
+                raise PluginError(
+                    f"{purpose} {spec!r}: a module has no .py in its name; write {as_module}:{function_name}"
+                ) from error
+            near = _did_you_mean(module_name, (path.stem for path in Path.cwd().glob("*.py")))
             raise PluginError(
-                f"{purpose} {spec!r}: there is no module {error.name!r}; put {error.name}.py into {os.getcwd()} or"
-                " install it"
+                f"{purpose} {spec!r}: there is no module {error.name!r}{near}; put"
+                f" {str(error.name).replace('.', '/')}.py into {os.getcwd()} or install it"
             ) from error
         raise describe_failure(
             PluginError, f"{purpose} {spec!r}: importing {module_name!r}", error
@@ -50,7 +58,10 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
     function = getattr(module, function_name, None)
     if not callable(function):
         place = getattr(module, "__file__", None) or "a package without a file"
-        raise PluginError(f"{module_name!r} ({place}) has no function {function_name!r}; define it there")
+        near = _did_you_mean(function_name, (name for name, value in vars(module).items() if callable(value)))
+        raise PluginError(
+            f"{module_name!r} ({place}) has no function {function_name!r}{near}; define it there"
+        )
     return function  # type: ignore[no-any-return]  # getattr cannot know
 
 
@@ -71,14 +82,30 @@ def describe_failure(kind: type[E], what: str, error: BaseException) -> E:
     """Return a one-line error about an exception that a site's code raised in ``what``, for the caller to raise.
 
     The line has the exception's type and text, and the line of the site's code that raised it. The log has the
-    traceback, at debug level. Errors of this program pass with their own text; Ctrl-C is raised again.
+    traceback, at debug level. Errors of this program pass with their own text, also those that a site's code raises;
+    Ctrl-C is raised again. Limit: a site's code that raises ``KeyboardInterrupt`` itself counts as Ctrl-C.
     """
-    check_containable(error)
+    if isinstance(error, KeyboardInterrupt):
+        raise error
     _log.debug("%s: the error's origin", what, exc_info=error)
     if isinstance(error, SiteError):
         return kind(f"{what}: {error}")
     text = one_line(error)
     return kind(f"{what}: raised {type(error).__name__}{f' ({text})' if text else ''}{_origin(error)}")
+
+
+@contextmanager
+def describing(kind: type[SiteError], what: str) -> Iterator[None]:
+    """Raise ``kind`` in place of any exception of a site's code in the block; errors of this program pass.
+
+    The door for code that reads a site's objects in many places, whose attributes, lengths and iterators may raise.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, SiteError) and not isinstance(error, DataLost):
+            raise
+        raise describe_failure(kind, what, error) from error
 
 
 def described(value: object) -> str:
@@ -105,6 +132,18 @@ def _origin(error: BaseException) -> str:
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(installed)]
     frames = [frame for frame in frames if Path(frame.filename).is_file()]
     return f", in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+
+
+def _did_you_mean(name: str, others: Iterable[str]) -> str:
+    matches = get_close_matches(name, list(others), n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def _module_of(path: str) -> str | None:
+    """Return the module in the file ``path`` below the working directory; None if there is no such file."""
+    name = path.removeprefix("./").removesuffix(".py").replace("/", ".")
+    file = Path(name.replace(".", "/") + ".py")
+    return name if name != path and _is_module_name(name) and file.is_file() else None
 
 
 def _begins_with(module_name: str, missing: str | None) -> bool:

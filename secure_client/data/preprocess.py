@@ -22,7 +22,7 @@ from secure_client.data.dataset_labels import NumberedDataset
 from secure_client.data.table_scale import scaled
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale
-from secure_client.user_code import describe_failure, described
+from secure_client.user_code import describe_failure, described, describing
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601)."""
@@ -170,18 +170,19 @@ def read_item(dataset: NumberedDataset, index: int) -> tuple[Inputs, int]:
     the data set.
     """
     place = f"{dataset.where}: sample {index}"
-    try:
-        item = dataset.unnumbered[index]
-    except BaseException as error:
-        raise describe_failure(DataError, f"{place}{dataset.file_of(index)}", error) from error
-    if not (isinstance(item, tuple | list) and len(item) == 2):
-        raise DataError(f"{place}: is {described(item)}, not the pair (tensor, label)")
-    if not isinstance(item[0], Tensor):
-        raise DataError(
-            f"{place}: the first of the pair is {described(item[0])}, not a tensor; make images tensors with"
-            " ToTensor(), arrays with torch.from_numpy"
-        )
-    return _as_array(item[0], place), dataset.number(index, checked_label(item[1], place), place)
+    with describing(DataError, place):
+        try:
+            item = dataset.unnumbered[index]
+        except BaseException as error:
+            raise describe_failure(DataError, f"{place}{dataset.file_of(index)}", error) from error
+        if not (isinstance(item, tuple | list) and len(item) == 2):
+            raise DataError(f"{place}: is {described(item)}, not the pair (tensor, label)")
+        if not isinstance(item[0], Tensor):
+            raise DataError(
+                f"{place}: the first of the pair is {described(item[0])}, not a tensor; make images tensors with"
+                " ToTensor(), arrays with torch.from_numpy"
+            )
+        return _as_array(item[0], place), dataset.number(index, checked_label(item[1], place), place)
 
 
 def _as_array(tensor: Tensor, place: str) -> Inputs:

@@ -21,6 +21,7 @@ from secure_client.data.table_scale import fit_inputs
 from secure_client.data.user_data import OwnPart, call_own
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, TableScale
+from secure_client.user_code import describing
 
 
 @dataclass(frozen=True)
@@ -76,28 +77,12 @@ def load_site_data(
             raise DataError(
                 f"{spec}: the agreement has [table], by which files are read: give the rows as table:PATH"
             )
-        own = call_own(spec, data_root)
-        labels = own.agree(agreement.classes, class_names, allow_unused_names=allow_unused_names)
-        images = agreement.preprocessing
-
-        def prepared(part: OwnPart, where: str) -> Dataset[Any]:
-            if isinstance(part, Samples):
-                part = replace(part, labels=labels.of(part.labels, where))
-                return to_dataset(part, images, where=where, convert_channels=convert_channels)
-            return PreprocessedDataset(part, images, labels, convert_channels=convert_channels)
-
-        train = prepared(own.train, f"{spec}: train")
-        test = None if own.test is None else prepared(own.test, f"{spec}: test")
-        of_images = (own.train, own.test, train, test)
-        return SiteData(
-            train,
-            test,
-            subjects=numbered(_own_subjects(own.train, spec)),
-            root=None if isinstance(own.train, Samples) else data_root,
-            where=spec,
-            label_notes=log_labels([(spec, labels)]),
-            sides=tuple(part.sides for part in of_images if isinstance(part, Samples | PreprocessedDataset)),
-        )
+        with describing(DataError, spec):
+            return _load_own(
+                *(spec, data_root, agreement, class_names),
+                convert_channels=convert_channels,
+                allow_unused_names=allow_unused_names,
+            )
     data = load(
         spec,
         data_root=data_root,
@@ -117,6 +102,39 @@ def load_site_data(
         where=spec,
         label_notes=data.label_notes,
         sides=tuple(part.sides for part in (data.train, data.test) if part is not None),
+    )
+
+
+def _load_own(
+    spec: str,
+    data_root: Path | None,
+    agreement: Agreement,
+    class_names: Mapping[str, str],
+    *,
+    convert_channels: bool,
+    allow_unused_names: bool,
+) -> SiteData:
+    own = call_own(spec, data_root)
+    labels = own.agree(agreement.classes, class_names, allow_unused_names=allow_unused_names)
+    images = agreement.preprocessing
+
+    def prepared(part: OwnPart, where: str) -> Dataset[Any]:
+        if isinstance(part, Samples):
+            part = replace(part, labels=labels.of(part.labels, where))
+            return to_dataset(part, images, where=where, convert_channels=convert_channels)
+        return PreprocessedDataset(part, images, labels, convert_channels=convert_channels)
+
+    train = prepared(own.train, f"{spec}: train")
+    test = None if own.test is None else prepared(own.test, f"{spec}: test")
+    of_images = (own.train, own.test, train, test)
+    return SiteData(
+        train,
+        test,
+        subjects=numbered(_own_subjects(own.train, spec)),
+        root=None if isinstance(own.train, Samples) else data_root,
+        where=spec,
+        label_notes=log_labels([(spec, labels)]),
+        sides=tuple(part.sides for part in of_images if isinstance(part, Samples | PreprocessedDataset)),
     )
 
 

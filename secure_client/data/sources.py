@@ -25,6 +25,7 @@ from secure_client.data.table_check import check_units
 from secure_client.data.user_data import FILE_FORMS, call_own, read_own
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside
+from secure_client.user_code import describing
 
 DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
@@ -334,7 +335,8 @@ def _read_one(
             raise DataError(
                 f"{spec}: holds several sites' data; to read one site use npz:{Path(rest) / 'NAME.npz'}"
             )
-    return read_own(spec, data_root)
+    with describing(DataError, spec):
+        return read_own(spec, data_root)
 
 
 def _path(path: str, data_root: Path | None) -> Path:
@@ -366,10 +368,12 @@ def _matched(
 
 def _fitted(source: Source, agreed: InputSection | None, *, convert_channels: bool) -> Source:
     """Return the source with images of the agreed size and channels."""
-    if not isinstance(agreed, PreprocessingSection) or not source.train.is_images:
+    if not isinstance(agreed, PreprocessingSection):
         return source
 
     def fit(part: Samples) -> Samples:
+        if not part.is_images:
+            return part
         images = fit_images(part.inputs, agreed, where=source.where, convert_channels=convert_channels)
         return replace(part, inputs=images)
 
@@ -411,11 +415,17 @@ def _check_alike(sources: Sequence[Source]) -> None:
                 f"{source.where}: {common} of its test samples are of subjects that have training samples in"
                 f" {other.where}: keep all samples of a subject in one part"
             )
-    shape = sources[0].train.inputs.shape[1:]
+    first = sources[0]
+    shape = first.train.inputs.shape[1:]
     for source in sources:
-        for part in source.parts:
+        for name, part in zip(("training", "test"), source.parts, strict=False):
             if part.inputs.shape[1:] != shape:
+                remedy = (
+                    "agree on [preprocessing]"
+                    if part.is_images == first.train.is_images
+                    else "store both alike"
+                )
                 raise DataError(
-                    f"{source.where}: has samples of shape {part.inputs.shape[1:]}, another source of shape "
-                    f"{shape}; agree on [preprocessing]"
+                    f"{source.where}: the {name} samples have shape {part.inputs.shape[1:]}, but the training samples "
+                    f"of {first.where} have {shape}; {remedy}"
                 )

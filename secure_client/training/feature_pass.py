@@ -60,6 +60,19 @@ class FeaturePass:
             yield self._of(group)
         self._warn()
 
+    def has_finite(self) -> bool:
+        """Return True if the model makes finite features of a record, or that record cannot be read; stop there."""
+        training = self._model.training
+        self._model.eval()
+        try:
+            for group in [[0], *split(range(1, len(self._labels)), EVALUATION_BATCH)]:
+                self._of(group)
+                if len(self._failed | self._infinite) <= group[-1]:
+                    return True
+            return False
+        finally:
+            self._model.train(training)
+
     def _of(self, group: Sequence[int]) -> Embedded:
         parts, order = isolate_failures(group, self._computed, probe=self._probe, fallback=self._zeros)
         if len(parts) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -44,6 +45,8 @@ from secure_client.training.loop import run
 from secure_client.training.lost_data import PatientSource, PrivateSource
 from secure_client.training.step_records import StepRecords
 
+_log = logging.getLogger("protoseal.site")
+
 
 def choose_device(name: str) -> torch.device:
     """Return the device: ``auto`` is the GPU if CUDA has one, else the CPU; other names are torch's.
@@ -56,8 +59,13 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
-        reason = str(error).splitlines()[0]
-        raise DeviceError(f"device {name!r} cannot be used ({reason}); use auto, cpu or cuda:N") from error
+        _log.debug("device %r: the error's origin", name, exc_info=error)
+        usable = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        usable += ["mps"] if torch.backends.mps.is_available() else []
+        raise DeviceError(
+            f"device {name!r} cannot be used: the devices that torch has here are {', '.join(usable)}; use one of"
+            " them, or auto"
+        ) from error
     return device
 
 
@@ -91,7 +99,8 @@ class Learner:
         ``private``: the agreement has ``[privacy]``, which decides what a record that can no longer be read does (see
         :mod:`secure_client.training.lost_data`).
 
-        Raises :class:`ModelError` when the model's outputs are not (B, d) and (B, K), :class:`DataError`
+        Raises :class:`ModelError` when the model's outputs are not (B, d) and (B, K), or its features are finite for no
+        training record, :class:`DataError`
         for an empty data set or labels outside [0, K), :class:`TrainingError` when batch normalisation
         would have to train on single samples. With the recipe's ``dp_sgd`` :class:`ModelError` also for a model that
         cannot train by it; with ``initial_features`` for one that does not compute each record by itself.
@@ -117,6 +126,7 @@ class Learner:
             self.ranges.append(InputRanges(agreed, f"{where}: test data"))
             read_labels(self._test, self._classes, self.ranges[1])
         self._train_counts = torch.bincount(self._labels, minlength=classes).numpy()
+        self._check_features()
         if recipe.dp_sgd is not None:
             self._check_private()
         if recipe.initial_features:
@@ -447,6 +457,16 @@ class Learner:
         from secure_client.training.dp_sgd.model_support import check_suitable  # noqa: PLC0415 (Opacus takes a second)
 
         check_suitable(self._model, next(self._train.batches([[0]]))[0])
+
+    def _check_features(self) -> None:
+        """Raise :class:`ModelError` if the model makes finite features of no training record."""
+        features = FeaturePass(
+            self._model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
+        )
+        if not features.has_finite():
+            raise ModelError(
+                f"the model has no finite features of any record: {'; '.join(features.warnings)}"
+            )
 
     def _check(self) -> None:
         """Raise the constructor's errors."""

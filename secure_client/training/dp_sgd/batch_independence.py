@@ -64,6 +64,11 @@ def check_alone(model: PrototypeModel, inputs: Tensor) -> None:
     trial = trial_of(model, inputs)
     batch, tried = trial.batch, trial.copy().eval()
     before = outputs(tried, batch)
+    if not all(bool(each.isfinite().all()) for each in before):
+        raise ModelError(
+            "the model makes numbers that are not finite of records of drawn numbers (mean 0, deviation 1), by which"
+            " [privacy] and frozen_extractor try that it computes each record by itself; let it accept all numbers"
+        )
     apart = [outputs(tried, batch[number : number + 1]) for number in range(len(batch))]
     joined = [torch.cat(each) for each in zip(*apart, strict=True)]
     if not all(map(near, before, joined)) or not all(map(near, before, outputs(tried, batch))):

@@ -15,8 +15,9 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from secure_client.data import load_site_data
+from secure_client.data.sources import load as load_source
 from secure_client.error_containment import contained
-from secure_client.errors import DataError, PluginError, SiteError
+from secure_client.errors import DataError, DataLost, PluginError, SiteError
 from secure_client.user_code import call_function, load_function
 from tests.secure_client.data.test_user_data import agreement
 from tests.support.own_data import preprocessed
@@ -51,9 +52,17 @@ class Speechless(Exception):
         raise SystemExit
 
 
+class Ending:
+    """A label that ends the program when it is read."""
+
+    def __array__(self, *_: object, **__: object) -> object:
+        raise SystemExit(3)
+
+
 RAISED = [
     *(KeyError("labels"), IndexError(2), ValueError("two\nlines"), OSError(116, "Stale file handle")),
     *(StopIteration(), SystemExit(3), MemoryError(), AssertionError(), Speechless(), DataError("a reader's")),
+    DataLost("a reader's"),
 ]
 RETURNED = {
     "nothing": None,
@@ -76,6 +85,7 @@ RETURNED = {
     "a number beyond float32": (torch.tensor([0.0, 1e300, 0.0], dtype=torch.float64), 0),
     "a label as text": (FEATURES, "pneumonia"),
     "no label": (FEATURES, None),
+    "a label that raises": (FEATURES, Ending()),
     "a label that is NaN": (FEATURES, float("nan")),
     "a label that is infinite": (FEATURES, float("inf")),
     "a one-hot label": (FEATURES, torch.tensor([0, 1, 0])),
@@ -187,7 +197,46 @@ class Wrong(OneBad):
         return self._subjects()
 
 
+class Wrapping(OneBad):
+    """A data set around another."""
+
+    def __init__(self, dataset: object) -> None:
+        super().__init__(lambda: (FEATURES, 0))
+        self.dataset = dataset
+
+
+class Named(OneBad):
+    """A data set whose class names cannot be iterated."""
+
+    class Names(list[str]):
+        def __iter__(self) -> Any:
+            raise OSError(5, "Input/output error")
+
+    classes = Names("ab")
+
+
+def raising_later(error: BaseException) -> Callable[[], Any]:
+    """Return a length that is four at first, and raises at the third call."""
+    lengths = iter([4, 4])
+
+    def length() -> int:
+        for number in lengths:
+            return number
+        raise error
+
+    return length
+
+
+LATER: dict[str, Callable[[], object]] = {
+    "a length that raises later": lambda: (Wrong(raising_later(KeyError("age"))), None),
+    "no memory for the length": lambda: (Wrong(raising_later(MemoryError())), None),
+    "an end at a later length": lambda: (Wrong(raising_later(SystemExit(2))), None),
+    "a lost length": lambda: (Wrong(raising_later(DataLost("a reader's"))), None),
+    "a length inside that raises": lambda: (Wrapping(Wrong(raising(KeyError("age")))), None),
+    "class names that raise": lambda: (Named(lambda: (FEATURES, 0)), None),
+}
 PARTS: dict[str, Callable[[], object]] = {
+    **LATER,
     "a length that raises": lambda: (Wrong(raising(RuntimeError("two\nlines"))), None),
     "no length": lambda: (Wrong(lambda: None), None),
     "a negative length": lambda: (Wrong(lambda: -1), None),
@@ -216,7 +265,46 @@ def test_a_function_that_returns_something_else_is_a_data_error_of_one_line(kind
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", LATER)
+def test_a_data_set_that_raises_while_it_is_read_whole_is_a_data_error_of_one_line(kind: str) -> None:
+    chosen[:] = [LATER[kind]]
+    with pytest.raises(DataError) as raised:
+        load_source(f"{__name__}:load", data_root=None, agreed=None, classes=("a", "b"))
+    assert type(raised.value) is DataError
+    assert str(raised.value).startswith(f"{__name__}:load: ")
+    assert "\n" not in str(raised.value)
+
+
+NEAR = {
+    "own_scans.py:build": "own_scans:build",
+    "own_scanz:build": "'own_scans'",
+    "own_scans:biuld": "'build'",
+    "inner/own_parts.py:build": "inner.own_parts:build",
+    "inner.own_parts.py:build": "inner.own_parts:build",
+    "./own_scans.py:build": "own_scans:build",
+}
+
+
+@pytest.mark.parametrize("spec", NEAR)
+def test_a_module_or_function_nearly_named_is_told(
+    spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inner").mkdir()
+    for name in ("own_scans.py", "inner/own_parts.py"):
+        (tmp_path / name).write_text("def build(): pass")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(PluginError) as raised:
+        load_function(spec, "dataset")
+    assert NEAR[spec] in str(raised.value)
+    assert ".py.py" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [error for error in RAISED if not isinstance(error, DataLost)],
+    ids=lambda error: type(error).__name__,
+)
 def test_an_error_that_ends_nothing_is_logged_in_one_line(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:

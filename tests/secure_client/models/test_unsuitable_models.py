@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from agreement import PrivacySection
 from secure_client.check.checks import check_site
 from secure_client.config import SiteConfig, load_site
 from secure_client.data import load_site_data
@@ -130,6 +131,11 @@ REFUSED: dict[str, tuple[Built, str]] = {
     "another batch": (lambda: changed(lambda m, x, f: f(x.view(1, -1, FEATURES).mean(1))), ""),
     "other inputs": (lambda: (nn.Conv2d(3, DIM, 3), nn.Linear(DIM, CLASSES)), f"(1, {FEATURES})"),
     "an exception": (lambda: changed(failing), "ValueError"),
+    "NaN for all records": (lambda: changed(lambda m, x, f: f(x) * float("nan")), "30 training records"),
+    "an overflow for all records": (
+        lambda: changed(lambda m, x, f: f(x).sign() * 1e38 * 10),
+        "30 training records",
+    ),
     "a copy that fails": (uncopied, "cop"),
     "a class": (lambda: Whole, ""),
     "one half": (lambda: halves()[0], "Linear"),
@@ -298,6 +304,35 @@ def test_check_names_the_records_that_count_as_zeros(
     assert finding.ok
     assert "sample 17" in finding.detail
     assert "\n" not in finding.detail
+
+
+def test_a_model_whose_features_are_finite_for_one_record_starts(site: SiteConfig) -> None:
+    calls = iter(range(100))
+    chosen[:] = [lambda: changed(lambda m, x, f: f(x) if next(calls) > 1 else f(x) * float("nan"))]
+    start(site)  # the model check is the first call, and the first record's features the second
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_private_features_that_are_never_finite_refuse_the_start(value: float, site: SiteConfig) -> None:
+    chosen[:] = [lambda: changed(lambda m, x, f: f(x) * value)]
+    with pytest.raises(ModelError):
+        start(private(site))
+
+
+def test_a_private_model_that_takes_no_negative_number_is_refused(site: SiteConfig, tmp_path: Path) -> None:
+    """Whether such a model computes each record by itself cannot be tried."""
+    inputs = np.random.default_rng(0).uniform(1.0, 2.0, size=(30, FEATURES)).astype(np.float32)
+    np.savez(tmp_path / "positive.npz", x_train=inputs, y_train=np.arange(30) % CLASSES)
+    positive = site.model_copy(update={"data": f"npz:{tmp_path / 'positive.npz'}"})
+    chosen[:] = [lambda: changed(lambda m, x, f: f(x.log()))]
+    start(positive)
+    with pytest.raises(ModelError):
+        start(positive.model_copy(update={"agreement": private(site).agreement}))
+
+
+def private(site: SiteConfig) -> SiteConfig:
+    privacy = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0, release_every=1)
+    return site.model_copy(update={"agreement": site.agreement.model_copy(update={"privacy": privacy})})
 
 
 def dataset(data_root: Path | None) -> object:

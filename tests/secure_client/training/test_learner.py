@@ -347,7 +347,16 @@ def test_the_device_is_the_gpu_when_there_is_one(monkeypatch: pytest.MonkeyPatch
     assert choose_device("cpu") == CPU
 
 
-@pytest.mark.parametrize("name", ["abacus", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(DeviceError, match="use auto, cpu or cuda:N"):
+@pytest.mark.parametrize("name", ["abacus", "cuda:99", "mps"])
+def test_a_device_that_is_not_there_is_refused_by_the_devices_that_are(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*_: object, **__: object) -> None:
+        raise RuntimeError("what torch says")
+
+    monkeypatch.setattr(torch, "empty", raising)
+    with pytest.raises(DeviceError) as raised:
         choose_device(name)
+    assert repr(name) in str(raised.value)
+    assert "cpu" in str(raised.value)
+    assert "what torch says" not in str(raised.value)
