@@ -207,7 +207,7 @@ def test_simulate_shows_a_bar_of_all_rounds_on_a_terminal_and_classes_apart_on_r
         (["--protection", "rotation"], "unknown protection 'rotation'"),
         (["--seeds", "0,x"], "'x' is not a number"),
         (["--seeds", "4-1"], "has no seed"),
-        (["--device", "cuda:99"], "use auto, cpu or cuda:N"),
+        (["--device", "cuda:99"], "use one of them, or auto"),
         (["--config", "none.toml"], "none.toml"),
     ],
 )

@@ -320,7 +320,7 @@ def test_private_features_that_are_never_finite_refuse_the_start(value: float, s
 
 
 def test_a_private_model_that_takes_no_negative_number_is_refused(site: SiteConfig, tmp_path: Path) -> None:
-    """Whether such a model computes each record by itself cannot be tried."""
+    """Refuse a model of which nobody can try that it computes each record by itself."""
     inputs = np.random.default_rng(0).uniform(1.0, 2.0, size=(30, FEATURES)).astype(np.float32)
     np.savez(tmp_path / "positive.npz", x_train=inputs, y_train=np.arange(30) % CLASSES)
     positive = site.model_copy(update={"data": f"npz:{tmp_path / 'positive.npz'}"})
