@@ -385,6 +385,8 @@ def _refused_tiff() -> Iterable[ImageForm]:
     planes = {258: (8, 8), 277: (2,), 284: (2,), 338: (2,), 273: (8, 8), 279: (GREY.size, GREY.size)}
     yield ImageForm("tif", "grey and alpha in planes", content(tiff(GREY, planes)))
     yield ImageForm("tif", "a strip that was not written", content(tiff(GREY, {273: (0,), 279: (0,)})))
+    fewer = {278: (8,), 279: (GREY.size // 2,)}
+    yield ImageForm("tif", "fewer strips than rows need", content(tiff(GREY, fewer)))
     yield ImageForm("tif", "a strip that is too short", content(tiff(GREY, {279: (GREY.size - 1,)})))
     yield ImageForm("tif", "slices of ImageJ", saved(GREY, description="ImageJ=1.54f\nimages=5\nslices=5\n"))
     for tag, value in ((254, 1), (255, 2)):

@@ -148,6 +148,7 @@ def _open_tunnel(opened: socket.socket, host: str, port: int, proxy: Proxy) -> N
     except OSError as error:
         raise _NoWay(f"the proxy {proxy} does not answer: {_reason(error)}") from error
     version, _, status = answer.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+    status = status[:3]  # its words may repeat the request, and with it the password
     if not version.startswith("HTTP/"):
         raise _NoWay(f"at the address of the proxy {proxy} no HTTP proxy answers ({_shown(answer)})")
     if status.startswith("407"):

@@ -42,7 +42,8 @@ class Proxy:
     """User and password, joined by a colon; empty without them."""
 
     def __str__(self) -> str:
-        user = f"{self.login.partition(':')[0]}:***@" if self.login else ""
+        name, colon, _ = self.login.partition(":")
+        user = f"{name}:***@" if colon else "***@" if self.login else ""  # without a colon it may be a token
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{_SCHEME}{user}{host}:{self.port} (from {self.variable})"
 

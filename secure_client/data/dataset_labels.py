@@ -81,7 +81,8 @@ class NumberedDataset:
             if part.inner is not None:
                 self._inner[part.outer] = part.inner
             if part.names is None:
-                self.folders |= frozenset() if part.wrapper else _class_folders(part.source, where)
+                if not part.wrapper or self._first_is_as_inside(part):
+                    self.folders |= _class_folders(part.source, where)
                 continue
             labels = _stated_labels(part, where)
             if labels is not None and part.inner is not None:
@@ -105,13 +106,15 @@ class NumberedDataset:
             unlike = inside != label
         else:
             unlike = self._stated[index] not in (-1, label)
-        if unlike and part.wrapper:
+        table = self.tables[self._part_of[index]] or {}
+        renumbers = label not in table or any(given != number for given, number in table.items())
+        if unlike and part.wrapper and renumbers:
             raise DataError(
                 f"{where}: has label {label}, which is not that of sample {inner} of the {type(part.source).__name__}"
                 f" inside, whose class names would number it; give {part.wrapper} `classes` of the labels that it"
                 " returns"
             )
-        if unlike:
+        if unlike and not part.wrapper:
             raise DataError(
                 f"{where}: has label {label}, but its data set states {self._stated[index]} (in targets, labels or"
                 " samples): make both agree, or give the data set `classes` and `targets` of the labels that it returns"
@@ -149,6 +152,13 @@ class NumberedDataset:
             return None
         cells = np.unique(np.stack([self._part_of, self._stated]), axis=1).T.tolist()
         return {self._numbered(part, label, self.where) for part, label in cells}
+
+    def _first_is_as_inside(self, part: _Part) -> bool:
+        """Return True if a wrapper gives the first sample the label that the data set inside gives it."""
+        if part.inner is None:
+            return False
+        inside = _label_inside(part.source, int(part.inner[0]))
+        return inside is not None and inside == _label_inside(self.unnumbered, int(part.outer[0]))
 
     def _numbered(self, part: int, label: int, where: str) -> int:
         table = self.tables[part]

@@ -208,16 +208,23 @@ def _list_files(path: Path) -> _Listing:
 
 
 def _check_parts(path: Path, folders: Sequence[Path]) -> None:
-    """Raise for parts by other names than train and test, which would be read as domains or classes, or not at all."""
+    """Raise for parts by other names than train and test, which would be read as domains, or not at all.
+
+    A part holds folders of classes; a folder of images is a class, whatever its name.
+    """
     for folder in folders:
-        if folder.name in ("train", "test") and path / "train" in folders:
-            continue
-        if path / "train" in folders or folder.name.lower() in PARTS:
+        if path / "train" in folders:
+            if folder.name not in ("train", "test"):
+                raise DataError(
+                    f"{folder}: is beside {path / 'train'} and is not read; move it elsewhere, or its images into"
+                    " train or test"
+                )
+        elif folder.name.lower() in PARTS and _folders(folder):
             raise DataError(
-                f"{folder}: is neither the part train nor the part test of {path}; rename it to one of the two, or move"
-                " it elsewhere"
+                f"{folder}: has the name of a part of the data; the parts that are read are {path / 'train'} and"
+                f" {path / 'test'}"
             )
-        if (folder / "train").is_dir():
+        elif (folder / "train").is_dir() and _folders(folder / "train"):
             raise DataError(f"{path}: holds its parts one folder deeper; give folder:{folder}")
 
 

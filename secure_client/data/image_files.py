@@ -308,7 +308,11 @@ def _check_stored(tags: TiffImagePlugin.ImageFileDirectory_v2, pixel_bits: int) 
     offsets, counts = tags.get(324 if tiled else 273, ()), tags.get(325 if tiled else 279, ())
     width, height = int(tags[256]), int(tags[257])
     rows = int(tags[323]) if tiled else min(int(tags.get(278, height)), height)
-    parts = 1 if tiled else -(-height // rows)
+    columns = -(-width // int(tags[322])) if tiled else 1
+    planes = int(tags.get(277, 1)) if tags.get(284, 1) == 2 else 1
+    parts = -(-height // rows)
+    if len(offsets) < parts * columns * planes:
+        raise _Refused("lacks a part of its pixels (a cut or unfinished TIFF); store it in full")
     for part, (offset, count) in enumerate(zip(offsets, counts, strict=False)):
         stored = rows if tiled else min(rows, height - part % parts * rows)
         row = -(-(int(tags[322]) if tiled else width) * pixel_bits // 8)

@@ -15,6 +15,9 @@ from secure_client.table_format import TableFormat
 MOST_DEVIATIONS = 3.0
 """Largest distance of a site's mean from the agreed mean, in agreed deviations: another unit is mostly farther off."""
 
+FEWEST_ROWS = 10
+"""Fewest values whose mean tells of a unit: that of a few patients may be far away."""
+
 
 def describe_table(table: Table) -> str:
     """Return the rows, and each column's range, mean or categories, and missing values."""
@@ -30,10 +33,10 @@ def describe_table(table: Table) -> str:
 def check_units(inputs: Inputs, agreed: TableSection, written: TableFormat, where: str) -> None:
     """Check features before scaling, (N, F): the mean of each column is near the agreed one.
 
-    Raises :class:`DataError` for another column, unless ``far_from_scale`` names it: its values are likely to be in
-    another unit.
+    Raises :class:`DataError` for another column of :data:`FEWEST_ROWS` values or more, unless ``far_from_scale`` names
+    it: its values are likely to be in another unit.
     """
-    for column, far in _far_columns(inputs, agreed):
+    for column, far in _far_columns(inputs, agreed, fewest=FEWEST_ROWS):
         if column.name not in written.far_from_scale:
             raise DataError(
                 f"{where}: column {column.name!r} has {far}: convert it to the agreed unit, list codes of missing"
@@ -43,10 +46,10 @@ def check_units(inputs: Inputs, agreed: TableSection, written: TableFormat, wher
 
 def warn_of_units(inputs: Inputs, agreed: TableSection) -> list[str]:
     """Return a warning for each column whose mean is far from the agreed one: of a few rows it may be right."""
-    return [f"column {column.name!r} has {far}" for column, far in _far_columns(inputs, agreed)]
+    return [f"column {column.name!r} has {far}" for column, far in _far_columns(inputs, agreed, fewest=1)]
 
 
-def _far_columns(inputs: Inputs, agreed: TableSection) -> Iterator[tuple[TableColumn, str]]:
+def _far_columns(inputs: Inputs, agreed: TableSection, *, fewest: int) -> Iterator[tuple[TableColumn, str]]:
     start = 0
     for column in agreed.columns:
         values = inputs[:, start]
@@ -54,7 +57,7 @@ def _far_columns(inputs: Inputs, agreed: TableSection) -> Iterator[tuple[TableCo
         if column.imputed is not None:
             values = values[inputs[:, start] == 0]
             start += 1
-        if not isinstance(column.scale, tuple) or not len(values):
+        if not isinstance(column.scale, tuple) or len(values) < fewest:
             continue
         (mean, deviation), own_mean = column.scale, values.mean()
         if abs(own_mean - mean) > MOST_DEVIATIONS * deviation:

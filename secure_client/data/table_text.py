@@ -112,7 +112,7 @@ def _decoded(path: Path, written: TableFormat) -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     for start, kind in _OTHER_KINDS.items():
-        if content.startswith(start):
+        if content.startswith(start) and (start != b"PAR1" or content.endswith(start)):
             raise DataError(f"{path}: is {kind}, not a table of text: {_AS_CSV}")
     wide = content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\x00" in content[:4096]
     if wide and written.encoding != "utf-16":

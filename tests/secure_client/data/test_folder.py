@@ -97,6 +97,13 @@ def test_a_part_by_another_name_is_refused(folders: tuple[str, ...], named: str,
     assert str(tmp_path / named) in str(refused.value)
 
 
+def test_a_class_may_have_the_name_of_a_part(tmp_path: Path) -> None:
+    for name in ("a/valid/1.png", "a/invalid/1.png", "b/photo/train/1.png", "b/photo/bus/1.png"):
+        picture(tmp_path / name)
+    assert read_folder(tmp_path / "a", AGREED).classes == ("invalid", "valid")
+    assert read_folder(tmp_path / "b", AGREED).classes == ("bus", "train")
+
+
 def test_parts_one_folder_deeper_are_named(folder: Path) -> None:
     with pytest.raises(DataError) as refused:
         read_folder(folder.parent, AGREED)

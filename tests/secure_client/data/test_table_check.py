@@ -71,7 +71,7 @@ def test_a_constant_column_is_told(tmp_path: Path) -> None:
 
 def test_a_column_in_another_unit_is_refused_until_it_is_named(tmp_path: Path) -> None:
     """Cholesterol in mmol/l, where mg/dl is agreed."""
-    path = save(tmp_path, "chol,label\n5.1,ill\n4.8,ill\n")
+    path = save(tmp_path, "chol,label\n" + "5.1,ill\n4.8,healthy\n" * 5)
     agreed = section(CHOL | {"scale": [210.0, 40.0]})
     with pytest.raises(DataError) as refused:
         read(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES)
@@ -83,7 +83,7 @@ def test_a_column_in_another_unit_is_refused_until_it_is_named(tmp_path: Path) -
 
 def test_a_test_table_in_another_unit_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "chol,label\n201,ill\n188,ill\n")
-    test = save(tmp_path, "chol,label\n5.1,ill\n", "test.csv")
+    test = save(tmp_path, "chol,label\n" + "5.1,ill\n" * 10, "test.csv")
     with pytest.raises(DataError) as refused:
         read(
             f"table:{path}",
