@@ -106,15 +106,13 @@ class NumberedDataset:
             unlike = inside != label
         else:
             unlike = self._stated[index] not in (-1, label)
-        table = self.tables[self._part_of[index]] or {}
-        renumbers = label not in table or any(given != number for given, number in table.items())
-        if unlike and part.wrapper and renumbers:
+        if unlike and part.wrapper:
             raise DataError(
                 f"{where}: has label {label}, which is not that of sample {inner} of the {type(part.source).__name__}"
                 f" inside, whose class names would number it; give {part.wrapper} `classes` of the labels that it"
                 " returns"
             )
-        if unlike and not part.wrapper:
+        if unlike:
             raise DataError(
                 f"{where}: has label {label}, but its data set states {self._stated[index]} (in targets, labels or"
                 " samples): make both agree, or give the data set `classes` and `targets` of the labels that it returns"

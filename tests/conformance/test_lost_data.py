@@ -56,7 +56,8 @@ FINE = MaskingSection(ring_bits=64)
 TOLERANCE = {PLAIN: 0.0, MASKED: 1e-5, CKKS: 1e-2}
 """Largest difference of peers' results in two runs on the same values: roundings of masks, noise of ciphertexts.
 
-The noise of a result passes through the next round's training: FedPLCC's results differed by up to 1.5e-3 in twelve runs.
+The noise of a result passes through the next round's training: FedPLCC's results differed by up to 1.5e-3 in twelve
+runs.
 """
 STALE = "/mnt/scans/17.png"
 _MIDDLE = 7

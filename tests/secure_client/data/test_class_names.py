@@ -393,16 +393,6 @@ def test_a_wrapper_that_changes_labels_is_refused_where_the_targets_show_it(
         read(Wrapper(inside, relabel=lambda label: 1 - label))
 
 
-def test_samples_in_another_order_are_read_where_names_change_no_number(
-    read: Callable[..., list[int]],
-) -> None:
-    class Turned(Wrapper):
-        def __getitem__(self, index: int) -> Any:
-            return super().__getitem__(len(self) - 1 - index)
-
-    assert read(Turned(Named([0, 1], classes=["bird", "cat"], targets=[0, 1]))) == [1, 0]
-
-
 def test_a_property_that_raises_is_named(read: Callable[..., list[int]]) -> None:
     class Broken(Named):
         @property

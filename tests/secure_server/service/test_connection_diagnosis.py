@@ -244,8 +244,8 @@ class TestProxies:
     @pytest.mark.parametrize(
         ("status", "login", "given", "part"),
         [
-            ("403 Forbidden", "", "", "403 Forbidden"),
-            ("502 Bad Gateway", "", "", "502 Bad Gateway"),
+            ("403 Forbidden", "", "", "403"),
+            ("502 Bad Gateway", "", "", "502"),
             ("407 No\r\nProxy-Authenticate: NTLM", "", f"north:{SECRET}@", "NTLM"),
             (
                 "407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM",
