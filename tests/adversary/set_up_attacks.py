@@ -260,7 +260,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         ("crypto.pki.trust._check_issuer",),
         A,
         Phase.ROSTER,
-        _REFUSED + ".*this federation's CA",
+        _REFUSED + ".*another CA",
         member_of_another_ca,
         *_CKKS,
     ),

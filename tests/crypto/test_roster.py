@@ -212,7 +212,7 @@ ATTACKS: dict[str, tuple[str, str, Callable[[Scene], list[Statement]]]] = {
         "extended key usage",
         _coordinator,
     ),
-    "another CA": ("crypto.pki.trust._check_issuer", "this federation's CA", _stranger),
+    "another CA": ("crypto.pki.trust._check_issuer", "another CA", _stranger),
     "a second certificate": ("crypto.roster._check_pins", "not the pinned one", _second_certificate),
 }
 
