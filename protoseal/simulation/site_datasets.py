@@ -18,6 +18,7 @@ from agreement.toml_loading import SITES_FORM
 from crypto.text_decoding import near_name
 from protoseal.splits import SiteArrays, iid, parse_split
 from secure_client.data.arrays import Samples, TrainTest, join_samples
+from secure_client.data.folder import LEFT_BY_SYSTEMS
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.sources import (
     NO_NAMES,
@@ -32,6 +33,8 @@ from secure_client.errors import DataError
 from secure_client.table_format import format_beside
 
 TABLE_SUFFIXES, ARRAYS = frozenset({".csv", ".tsv", ".txt", ".data"}), ".npz"
+NOT_DATA = LEFT_BY_SYSTEMS | {"readme.md", "readme", "license", "license.txt", "license.md"}
+"""Names, in lower case, of files beside data that are no data."""
 _TEST_STREAM = 2
 """Second seed, so that test samples are drawn independently of the split."""
 
@@ -188,7 +191,7 @@ def _site_files(directory: Path, agreed: InputSection | None) -> list[Path]:
     read = {*tables, *(file.with_suffix(".toml") for file in files)}
     if not files:
         read = set(files := [file for file in visible if file.suffix.lower() == ARRAYS])
-    unread = [file for file in visible if file not in read]
+    unread = [file for file in visible if file not in read and file.name.lower() not in NOT_DATA]
     if files and unread:
         raise DataError(
             f"{unread[0]}: is neither a site's file nor the format of one, and would not be read: rename or move it "

@@ -16,6 +16,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import PurePath
 from typing import Any
 
@@ -159,19 +160,26 @@ def _numbers_by_name(
 
 
 def check_keys(class_names: Mapping[str, str], names: Collection[Names | None], where: str) -> None:
-    """Raise :class:`DataError` for a key of ``class_names`` that names no class of data sets with these names.
+    """Raise :class:`DataError` for a key of ``class_names`` that is likely to be a mistyped class of the data.
 
-    Numbers are keys of labels without names, for which ``names`` has None.
+    ``names`` are those of the data sets; None stands for labels without names, whose keys are numbers. A key of a class
+    that the site lacks is logged: sites may share one map. It is refused where it is near a class of the data that has
+    no key, or where the data have no names.
     """
     of_data = {alias for named in names if named for aliases in named.values() for alias in aliases}
+    without_key = of_data - set(class_names)
     for key in class_names:
-        if key not in of_data and not (None in names and key.isdecimal()):
+        if key in of_data or (None in names and key.isdecimal()):
+            continue
+        mistyped = get_close_matches(_plain(key), map(_plain, without_key), n=1)
+        if mistyped or not of_data or class_names[key] in of_data:
             lack = (
                 _near(key, of_data)
                 if of_data
                 else ", since labels have no names: write their numbers as keys"
             )
             raise DataError(f"{where}: class_names has the key {key!a}, which is no class of the data{lack}")
+        _log.info("%s: class_names has the key %a, of which there is no sample", where, key)
 
 
 def _check_folders(folders: Collection[tuple[str, int]], agreed: AgreedLabels, where: str) -> None:

@@ -205,6 +205,13 @@ def _as_array(tensor: Tensor, place: str) -> Inputs:
     return cast("Inputs", as_inputs(array[np.newaxis], place)[0])
 
 
+def count_coloured(images: Inputs) -> int:
+    """Return the number of images (N, H, W, C) of three channels that are not equal."""
+    if images.shape[3] != 3:
+        return 0
+    return sum(bool((image != image[..., :1]).any()) for image in images)
+
+
 def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -> None:
     shape, given = images.shape[1:], images.shape[3]
     if given == agreed or ({given, agreed} == {1, 3} and convert):
@@ -213,14 +220,16 @@ def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -
         raise DataError(
             f"{where}: images have shape {shape} (H, W, C), and {agreed} channels are agreed; {_axes(shape)}"
         )
-    if given == 3 and not all((images[..., 0] == images[..., other]).all() for other in (1, 2)):
+    coloured = count_coloured(images)
+    if coloured:
         raise DataError(
-            f"{where}: images have colours, and grey is agreed; agree on channels = 3 in [preprocessing], or lose the"
-            f" colours by {_CONVERT}"
+            f"{where}: {coloured} of {len(images)} images have colours, and grey is agreed; agree on channels = 3 in"
+            f" [preprocessing], or lose the colours by {_CONVERT}"
         )
     stored = "grey stored as three equal channels" if given == 3 else "grey"
     raise DataError(
-        f"{where}: images are {stored}, and channels = {agreed} is agreed; {_CONVERT} converts them without loss"
+        f"{where}: images are {stored}, and channels = {agreed} is agreed; {_CONVERT} converts them without loss, and"
+        " removes the colours of any others"
     )
 
 

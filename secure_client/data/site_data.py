@@ -95,8 +95,8 @@ def load_site_data(
     )
     agreed = scale or fit_inputs(agreement.inputs, data.train.inputs, where=spec)
     return SiteData(
-        to_dataset(data.train, agreed, where=spec),
-        None if data.test is None else to_dataset(data.test, agreed, where=spec),
+        to_dataset(data.train, agreed, where=f"{spec}: train"),
+        None if data.test is None else to_dataset(data.test, agreed, where=f"{spec}: test"),
         subjects=numbered(data.train.subjects),
         scale=agreed if isinstance(agreed, TableScale) else None,
         where=spec,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -18,7 +19,7 @@ from secure_client.data.class_names import AgreedLabels, agree_on_labels, check_
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.data.folder import read_folder, training_files
 from secure_client.data.npz import read_npz
-from secure_client.data.preprocess import fit_images, read_item
+from secure_client.data.preprocess import count_coloured, fit_images, read_item
 from secure_client.data.published import PUBLISHED, read_published
 from secure_client.data.table import read_table, row_hashes
 from secure_client.data.table_check import check_units
@@ -27,6 +28,7 @@ from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside
 from secure_client.user_code import describing
 
+_log = logging.getLogger("protoseal.site")
 DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
 TABLE_FORM = "table:"
@@ -362,7 +364,7 @@ def _matched(
         doubt=source.doubt,
         folders=source.folders,
     )
-    numbered = _with_parts(source, lambda part: replace(part, labels=agreed.of(part.labels, source.where)))
+    numbered = _with_parts(source, lambda part, where: replace(part, labels=agreed.of(part.labels, where)))
     return numbered, agreed
 
 
@@ -371,18 +373,23 @@ def _fitted(source: Source, agreed: InputSection | None, *, convert_channels: bo
     if not isinstance(agreed, PreprocessingSection):
         return source
 
-    def fit(part: Samples) -> Samples:
+    def fit(part: Samples, where: str) -> Samples:
         if not part.is_images:
             return part
-        images = fit_images(part.inputs, agreed, where=source.where, convert_channels=convert_channels)
+        images = fit_images(part.inputs, agreed, where=where, convert_channels=convert_channels)
+        if agreed.channels == 1 and (coloured := count_coloured(part.inputs)):
+            _log.warning(
+                "%s: %d of %d images have colours, which convert_channels removes", where, coloured, len(part)
+            )
         return replace(part, inputs=images)
 
     return _with_parts(source, fit)
 
 
-def _with_parts(source: Source, change: Callable[[Samples], Samples]) -> Source:
-    test = None if source.test is None else change(source.test)
-    return replace(source, train=change(source.train), test=test)
+def _with_parts(source: Source, change: Callable[[Samples, str], Samples]) -> Source:
+    train = change(source.train, f"{source.where}: train")
+    test = None if source.test is None else change(source.test, f"{source.where}: test")
+    return replace(source, train=train, test=test)
 
 
 def _numbered_from(samples: Samples, first_domain: int) -> Samples:

@@ -149,6 +149,14 @@ def test_a_test_table_that_is_a_sites_or_has_a_format_of_its_own_is_refused(
     assert str(tmp_path) in str(refused.value)
 
 
+def test_notes_beside_sites_tables_are_no_sites(tmp_path: Path) -> None:
+    write_three_dialects(tmp_path)
+    for name in ("README.md", "Thumbs.db"):
+        save(tmp_path, "x", name)
+    data = read_sites(tmp_path, agreed=section({"name": "age"}), classes=CLASSES)
+    assert [site.name for site in data.sites] == ["site-1", "site-2", "site-3"]
+
+
 def test_a_table_is_divided_among_sites(tmp_path: Path) -> None:
     text = "age,label\n" + "".join(f"{age},{CLASSES[age % 2]}\n" for age in range(40))
     agreed = section({"name": "age"})

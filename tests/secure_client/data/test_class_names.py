@@ -455,6 +455,11 @@ def test_a_key_that_no_class_of_the_data_has_is_refused(
         read(Named([0, 1], **attributes), class_names=class_names)
 
 
+def test_a_key_of_a_class_that_this_site_lacks_is_no_error(read: Callable[..., list[int]]) -> None:
+    of_all_sites = {"hound": "dog", "parrot": "bird"}
+    assert read(Named([0, 0], classes=["hound"]), class_names=of_all_sites) == [2, 2]
+
+
 def test_data_to_be_predicted_may_lack_classes_of_class_names(monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named([0], classes=["hound"])
     monkeypatch.setitem(sys.modules, "own_labels", SimpleNamespace(build=lambda data_root: (named, None)))

@@ -57,3 +57,20 @@ def test_other_channels_are_refused_unless_they_may_be_converted(
         load_site_data(spec, None, agreement).train[0]
     converted = load_site_data(spec, None, agreement, convert_channels=True)
     assert converted.train[0][0].shape == (agreed, 8, 8)
+
+
+def test_colours_of_the_training_part_are_told_beside_a_grey_test_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    section = PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
+    agreement = small_agreement().model_copy(update={"preprocessing": section})
+    grey = np.zeros((3, 8, 8, 3), np.uint8)
+    coloured = grey.copy()
+    coloured[1, ..., 0] = 9
+    path, labels = tmp_path / "data.npz", np.arange(3)
+    np.savez(path, x_train=coloured, y_train=labels, x_test=grey, y_test=labels)
+    with pytest.raises(DataError) as refused:
+        load_site_data(f"npz:{path}", None, agreement)
+    assert f"{path}: train: 1 of 3 images" in str(refused.value)
+    load_site_data(f"npz:{path}", None, agreement, convert_channels=True)
+    assert f"{path}: train: 1 of 3 images" in caplog.text
