@@ -124,7 +124,7 @@ def _boundary_problem(text: bytes) -> str:
             return f"is damaged: line {line} has other text {side} -----{name}-----, which needs a line of its own"
     boundary = boundaries[0]
     missing = f"{'END' if boundary[1] == b'BEGIN' else 'BEGIN'} {boundary[2].decode()}"
-    return f"is incomplete, since the line -----{missing}----- is missing"
+    return f"is cut short, since -----{missing}----- is missing: take it from a copy, or make and have it signed anew"
 
 
 def _noun(label: str) -> str:

@@ -113,7 +113,8 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) ->
             raise VerificationError(
                 f"the certificate of {subject_of(certificate)} was altered, or another CA by the name "
                 f"{subject_of(authority)} signed it: the key of the CA whose fingerprint begins "
-                f"{fingerprint(authority)[:16]} did not; compare the fingerprints of both sides' ca.pem"
+                f"{fingerprint(authority)[:16]} did not; compare the fingerprints of both sides' ca.pem: if they"
+                " differ, one side has the wrong ca.pem; if they are equal, the certificate has to be requested again"
             ) from error
         raise VerificationError(
             f"the certificate of {subject_of(certificate)} was signed by {issuer_of(certificate)} and not by this "

@@ -202,7 +202,7 @@ def _whole_numbers(values: Any, what: str, where: str) -> Labels:
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or np.ma.is_masked(values):
         raise DataError(
-            f"{where}: {what} have shape {array.shape} and dtype {array.dtype}; give N whole numbers"
+            f"{where}: {what} have shape {array.shape} and dtype {array.dtype}; give a whole number for each sample"
             f"{_label_remedy(array)}"
         )
     outside = (array < 0) | (array > np.iinfo(np.int64).max)
@@ -230,11 +230,17 @@ def _label_remedy(array: NDArray[Any]) -> str:
         remedy = "write booleans as 0 and 1"
     elif kind == "f" and np.isnan(array).any():
         remedy = "some are NaN: leave samples without a label out, and store the others' as integers"
+    elif kind == "f" and (array != np.floor(array)).any():
+        first = int((array != np.floor(array)).argmax())
+        remedy = (
+            f"sample {first} has {array[first]:g}, and a score is no class: give the class's number instead"
+        )
     elif kind == "f":
         remedy = "store labels as integers"
     else:
         remedy = (
-            "number the classes from 0, and name them in class_names of an .npz or `classes` of a data set"
+            "number the classes in the order of `classes` in the agreement; in another order, their names in that"
+            " order have to be in class_names of the .npz or `classes` of the data set"
         )
     return f"; {remedy}"
 
