@@ -53,7 +53,7 @@ def test_processes_give_the_result_of_the_simulation(
         see_through(federation, killings)
         check_run(federation, wanted)
         last = read_site_log(federation.folder("site-1")).rounds[-1]
-        assert last.accuracy_trained is not None
+        assert last.accuracy is not None
         saved = read_prototypes(federation.folder("site-3"))
         assert saved.cluster_labels is not None
         several = np.bincount(saved.cluster_labels, minlength=len(agreement.classes))

@@ -61,7 +61,6 @@ def test_a_site_leaves_and_returns_with_its_data(tmp_path: Path, nursery: Nurser
         assert running[VICTIM].exit_code() == 1
         assert _last_line(running[VICTIM].log()).startswith("Error: ")
         assert f"scans/{LOST}" in _last_line(running[VICTIM].log())
-        assert "Traceback" not in running[VICTIM].log().rpartition("leaving the run")[2]
 
         federation.wait_for_held(HELD)
         refused = federation.start_site(VICTIM)

@@ -68,7 +68,8 @@ def test_simulation_of_a_file_for_each_site_is_audited(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for site in range(3):
         own = slice(site, 600, 3)
-        arrays = {"x": images[own].reshape(-1, 8, 8).astype(np.uint8), "y": labels[own]}
+        scans = (images[own] * 15).reshape(-1, 8, 8).astype(np.uint8)
+        arrays = {"x": scans, "y": labels[own]}
         table = {f"{name}_{part}": array for part in ("train", "test") for name, array in arrays.items()}
         np.savez(tmp_path / "data" / f"site-{site + 1}.npz", **table)
     given = {name: value for name, value in SETTINGS.items() if name not in SPLITTING}
