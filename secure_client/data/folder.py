@@ -31,7 +31,7 @@ from crypto.errors import MalformedError
 from crypto.text_decoding import decode, near_name
 from secure_client.data.arrays import Inputs, Samples, Source, Subjects, as_floats, checked_samples
 from secure_client.data.image_files import SUFFIXES, describe_unread, read_image
-from secure_client.data.preprocess import fit_images
+from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours
 from secure_client.errors import DataError
 
 LEFT_BY_SYSTEMS = frozenset(
@@ -84,13 +84,17 @@ def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_chan
 
     def read(files: Sequence[_File], kind: str) -> Samples:
         sides: set[tuple[int, int]] = set()
+        coloured: list[Path] = []
 
         def read_file(file: _File) -> Inputs:
             image = read_image(file.path)
             sides.add(image.shape[:2])
+            if agreed is not None and agreed.channels == 1 and count_coloured(image[np.newaxis]):
+                coloured.append(file.path)
             return fitted(image, agreed, where=str(file.path), convert_channels=convert_channels)
 
         samples = _samples_of(map(read_file, files), files, classes, domains, where=f"{path}: {kind}")
+        log_lost_colours(len(coloured), len(samples), f"{path}: {kind}")
         return replace(samples, sides=frozenset(sides))
 
     subjects = _subjects(path, listing.train)  # before the images, which are slow to read

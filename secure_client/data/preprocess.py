@@ -6,6 +6,7 @@ scales, normalises and moves the channels first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any, TypeAlias, cast
 
@@ -24,6 +25,7 @@ from secure_client.errors import DataError
 from secure_client.table_format import TableScale
 from secure_client.user_code import describe_failure, described, describing
 
+_log = logging.getLogger("protoseal.site")
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601)."""
 
@@ -129,6 +131,7 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
         self._convert_channels = convert_channels
         self._labels_read = np.full(len(dataset), -1, np.int32)
         self._shape: torch.Size | None = None
+        self._logs_colours = isinstance(agreed, PreprocessingSection) and agreed.channels == 1
         self.sides: set[tuple[int, int]] = set()
         """Heights and widths of the images that were read."""
 
@@ -143,6 +146,9 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
             inputs[np.newaxis], self._agreed, where=place, convert_channels=self._convert_channels
         )
         self._check_unchanged(index, tensor[0], number, place)
+        if self._logs_colours and count_coloured(inputs[np.newaxis]):
+            _log.warning("%s: has colours, which convert_channels removes; later ones are not logged", place)
+            self._logs_colours = False
         if inputs.ndim == 3:
             self.sides.add((inputs.shape[0], inputs.shape[1]))
         return tensor[0], number
@@ -210,6 +216,14 @@ def count_coloured(images: Inputs) -> int:
     if images.shape[3] != 3:
         return 0
     return sum(bool((image != image[..., :1]).any()) for image in images)
+
+
+def log_lost_colours(coloured: int, images: int, where: str) -> None:
+    """Log how many of the images lose their colours, unless none does."""
+    if coloured:
+        _log.warning(
+            "%s: %d of %d images have colours, which convert_channels removes", where, coloured, images
+        )
 
 
 def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -> None:

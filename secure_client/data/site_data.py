@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from agreement import Agreement
 from secure_client.data.arrays import Samples, Subjects, checked_subjects
 from secure_client.data.class_names import log_labels
-from secure_client.data.preprocess import PreprocessedDataset, to_dataset
+from secure_client.data.preprocess import PreprocessedDataset, count_coloured, log_lost_colours, to_dataset
 from secure_client.data.sources import NO_NAMES, is_own, load
 from secure_client.data.table_scale import fit_inputs
 from secure_client.data.user_data import OwnPart, call_own
@@ -121,7 +121,10 @@ def _load_own(
     def prepared(part: OwnPart, where: str) -> Dataset[Any]:
         if isinstance(part, Samples):
             part = replace(part, labels=labels.of(part.labels, where))
-            return to_dataset(part, images, where=where, convert_channels=convert_channels)
+            dataset = to_dataset(part, images, where=where, convert_channels=convert_channels)
+            if part.is_images and images is not None and images.channels == 1:
+                log_lost_colours(count_coloured(part.inputs), len(part), where)
+            return dataset
         return PreprocessedDataset(part, images, labels, convert_channels=convert_channels)
 
     train = prepared(own.train, f"{spec}: train")

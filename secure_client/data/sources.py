@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -19,7 +18,7 @@ from secure_client.data.class_names import AgreedLabels, agree_on_labels, check_
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.data.folder import read_folder, training_files
 from secure_client.data.npz import read_npz
-from secure_client.data.preprocess import count_coloured, fit_images, read_item
+from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours, read_item
 from secure_client.data.published import PUBLISHED, read_published
 from secure_client.data.table import read_table, row_hashes
 from secure_client.data.table_check import check_units
@@ -28,7 +27,6 @@ from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside
 from secure_client.user_code import describing
 
-_log = logging.getLogger("protoseal.site")
 DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
 TABLE_FORM = "table:"
@@ -377,10 +375,8 @@ def _fitted(source: Source, agreed: InputSection | None, *, convert_channels: bo
         if not part.is_images:
             return part
         images = fit_images(part.inputs, agreed, where=where, convert_channels=convert_channels)
-        if agreed.channels == 1 and (coloured := count_coloured(part.inputs)):
-            _log.warning(
-                "%s: %d of %d images have colours, which convert_channels removes", where, coloured, len(part)
-            )
+        if agreed.channels == 1:
+            log_lost_colours(count_coloured(part.inputs), len(part), where)
         return replace(part, inputs=images)
 
     return _with_parts(source, fit)

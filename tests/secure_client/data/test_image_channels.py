@@ -23,6 +23,17 @@ def arrays(data_root): return (np.zeros((3, 8, 8, CHANNELS), np.uint8), np.arang
 def lazy(data_root): return TensorDataset(torch.zeros(3, CHANNELS, 8, 8), torch.arange(3)), None
 """
 
+COLOURED = """
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+images = np.zeros((3, 8, 8, 3), np.uint8)
+images[1, ..., 0] = 9
+def arrays(data_root): return (images, np.arange(3)), None
+def lazy(data_root): return TensorDataset(torch.from_numpy(images).permute(0, 3, 1, 2), torch.arange(3)), None
+"""
+
 
 def spec_of(form: str, channels: int, folder: Path) -> str:
     """Write three images, one of each class, in the named form."""
@@ -74,3 +85,26 @@ def test_colours_of_the_training_part_are_told_beside_a_grey_test_part(
     assert f"{path}: train: 1 of 3 images" in str(refused.value)
     load_site_data(f"npz:{path}", None, agreement, convert_channels=True)
     assert f"{path}: train: 1 of 3 images" in caplog.text
+
+
+@pytest.mark.parametrize("form", ["folder", "arrays", "lazy"])
+def test_lost_colours_are_logged_with_the_part(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    section = PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
+    agreement = small_agreement().model_copy(update={"preprocessing": section})
+    if form == "folder":
+        spec = spec_of(form, 3, tmp_path)
+        image = np.zeros((8, 8, 3), np.uint8)
+        image[..., 0] = 9
+        Image.fromarray(image).save(tmp_path / "train" / small_agreement().classes[1] / "1.png")
+    else:
+        name = f"coloured_{form}"
+        (tmp_path / f"{name}.py").write_text(COLOURED, encoding="utf-8")
+        spec = f"{name}:{form}"
+    train = load_site_data(spec, None, agreement, convert_channels=True).train
+    for index in range(3):
+        train[index]
+    told = "train: sample 1" if form == "lazy" else "train: 1 of 3 images"
+    assert [record.getMessage() for record in caplog.records if told in record.getMessage()]
