@@ -165,7 +165,9 @@ def test_training_that_diverges_is_told_and_ends_no_run(
     data = small_data(agreement)
     train: Any = data["clinic-b"].train
     inputs, labels = train.tensors
-    spoilt = SiteData(TensorDataset(torch.full_like(inputs, torch.nan), labels), None)
+    first_alone = torch.full_like(inputs, torch.nan)
+    first_alone[0] = inputs[0]  # a model without any finite feature is refused at the start
+    spoilt = SiteData(TensorDataset(first_alone, labels), None)
     outcome = run_federation(
         agreement, {**data, "clinic-b": spoilt}, tmp_path, training=SiteTraining(batching=batching)
     )
