@@ -34,9 +34,9 @@ from agreement import (
 )
 from agreement.errors import UserError
 from agreement.storage.atomic_files import FileError
+from protoseal.audit.coordinator_view import describe, uploads_of
 from protoseal.demo_folders import FEDERATION, SITES, clear, prepare, site_folder, write_site_file
 from protoseal.demo_sentences import closing_sentences
-from protoseal.evaluation.coordinator_view.recording import describe, uploads_of
 from protoseal.reports.result_files import RunResult, write_result
 from protoseal.reports.run_results import run_result
 from protoseal.simulation.local_controls import run_control

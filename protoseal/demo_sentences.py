@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agreement import Method
-from protoseal.evaluation.coordinator_view.recording import PRESENCE, SEARCHED, Uploads
+from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, Uploads
 from protoseal.reports.result_files import RunResult, SiteFigures
 from protoseal.reports.tables import percent
 

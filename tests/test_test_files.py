@@ -35,8 +35,7 @@ BEHAVIOURS = {
     "protoseal/commands": (
         "budget_extreme_inputs image_forms labels_by_name names_of_bytes outputs_and_exit_codes"
     ),
-    "protoseal/evaluation/coordinator_view": "cluster_view encrypted_view masked_view no_secret_shows",
-    "protoseal/evaluation/privacy_audit": "weakenings",
+    "protoseal/audit": "cluster_view encrypted_view masked_view no_secret_shows weakenings",
     "protoseal/simulation": (
         "control_self frozen_features misset_runs private_simulation simulation_fedpc simulation_options "
         "simulation_partial_round simulation_resumed tables"

@@ -18,8 +18,8 @@ from protoseal.commands.examples import example
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from protoseal.evaluation.privacy_audit.audit import Audit, UnderAudit, Verdict
-    from protoseal.evaluation.privacy_audit.run_checks import RunAudit
+    from protoseal.audit.canary_audit import Audit, UnderAudit, Verdict
+    from protoseal.audit.run_checks import RunAudit
     from secure_client.config import SiteConfig
 
 NOISE = 2.0
@@ -127,8 +127,8 @@ def audit_prototypes(
     """
     from privacy.mechanisms.grid import share_of
     from privacy.mechanisms.prototype_query import PrototypeQuery
+    from protoseal.audit.prototype_canaries import QueryUnderAudit
     from protoseal.commands.budget_inputs import Releasing, releasing_of
-    from protoseal.evaluation.privacy_audit.prototype_query import QueryUnderAudit
 
     agreed = Releasing(NOISE, 1, 1.0) if file is None else releasing_of(file, dim)
     asked = agreed.but(noise_multiplier=noise, releases=releases, clip=clip, count_weight=count_weight)
@@ -185,8 +185,8 @@ def audit_training(
     """
     from agreement import DpSgdSection
     from agreement.toml_loading import validate
+    from protoseal.audit.training_canaries import TrainingUnderAudit
     from protoseal.commands.budget_inputs import Training, training_of
-    from protoseal.evaluation.privacy_audit.dp_sgd import TrainingUnderAudit
 
     usual = Training(DpSgdSection(**TRAINING), EPOCHS, ROUNDS)
     agreed = usual if file is None else training_of(file)
@@ -227,7 +227,7 @@ def audit_run_command(
     site's run is audited at the site, with its data. Exact sums are computed again from the records, by code of the
     audit's own. Checked are the noise, clipping, what was sent, and what the ledger charged. Nothing exact is printed.
     """
-    from protoseal.evaluation.privacy_audit.run import audit_run, evidence_of_simulation, evidence_of_site
+    from protoseal.audit.run_audit import audit_run, evidence_of_simulation, evidence_of_site
 
     if config is None:
         runs = list(evidence_of_simulation(directory, data_root))
@@ -257,7 +257,7 @@ def _site_of(path: Path, directory: Path) -> SiteConfig:
 
 def _worst(audits: Sequence[RunAudit]) -> Verdict:
     """Return the verdict of all runs together: one that is refuted refutes them, one that is weak weakens them."""
-    from protoseal.evaluation.privacy_audit.audit import Verdict
+    from protoseal.audit.canary_audit import Verdict
 
     verdicts = {audit.verdict for audit in audits}
     return next(each for each in (Verdict.REFUTED, Verdict.TOO_WEAK, Verdict.STANDS) if each in verdicts)
@@ -279,7 +279,7 @@ def _run_as_json(audit: RunAudit) -> dict[str, object]:
 
 
 def _run_in_words(audit: RunAudit) -> str:
-    from protoseal.evaluation.privacy_audit.run_checks import Outcome
+    from protoseal.audit.run_checks import Outcome
 
     lines = [f"{audit.verdict.value.upper()}: run {audit.run!r}"]
     for outcome in Outcome:
@@ -311,14 +311,7 @@ class _Found:
 
 
 def _run(asked: _Asked, audited: UnderAudit, as_json: bool) -> None:
-    from protoseal.evaluation.privacy_audit.audit import (
-        HALF,
-        audit,
-        expected_bound,
-        lower_bound,
-        p_value_of,
-        plan_of,
-    )
+    from protoseal.audit.canary_audit import HALF, audit, expected_bound, lower_bound, p_value_of, plan_of
 
     if asked.guesses is not None and asked.guesses > asked.canaries:
         raise click.UsageError(f"--guesses {asked.guesses} are more than --canaries {asked.canaries}")
@@ -391,7 +384,7 @@ def _or_more(count: int, made: int) -> str:
 
 
 def _reason(done: Audit) -> str:
-    from protoseal.evaluation.privacy_audit.audit import Verdict
+    from protoseal.audit.canary_audit import Verdict
 
     if done.verdict is Verdict.REFUTED:
         return "the mechanism loses more privacy than is claimed"

@@ -17,7 +17,7 @@ from protoseal.commands.examples import example
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:
-    from protoseal.evaluation.privacy_accuracy.records import Evaluation
+    from protoseal.audit.accuracy_records import Evaluation
     from protoseal.simulation.config import SimulationConfig
     from protoseal.simulation.experiment import Watcher
 
@@ -110,9 +110,9 @@ def evaluate_command(
     Each run is a simulation in its own folder under --out, which then has evaluate.json and evaluate.html. Runs that
     are finished are not repeated.
     """
+    from protoseal.audit.accuracy_page import write_page
+    from protoseal.audit.budget_curve import BudgetCurve, asked_for
     from protoseal.commands.simulation_progress import watched
-    from protoseal.evaluation.privacy_accuracy.page import write_page
-    from protoseal.evaluation.privacy_accuracy.runs import BudgetCurve, asked_for
     from protoseal.simulation.config import load_simulation
 
     if at_inf and math.inf not in epsilons:
@@ -136,7 +136,7 @@ def evaluate_command(
 
 
 def _table(evaluation: Evaluation) -> Table:
-    from protoseal.evaluation.privacy_accuracy.page import FREEZING, epsilon_text, spread_of
+    from protoseal.audit.accuracy_page import FREEZING, epsilon_text, spread_of
     from protoseal.reports.tables import NO_PROTOTYPE, paired_text
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"

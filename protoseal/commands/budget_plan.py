@@ -362,8 +362,8 @@ def _other_releases(made: BudgetPlan, agreed: Agreed | None) -> dict[str, Any] |
 
 def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the plan's first sentence, and the share of members that attacks recognise at most (None: no bound)."""
+    from protoseal.audit.trade_off import composed_trade_off, most_recognised
     from protoseal.commands.budget_inputs import NO_GUARANTEE
-    from protoseal.evaluation.privacy_audit.trade_off import composed_trade_off, most_recognised
     from protoseal.reports.privacy_statement import (
         FALSE_ALARMS,
         members_of,

@@ -123,11 +123,7 @@ def recognised_of(account: Account, spent: float) -> Recognised:
     import numpy as np
 
     from privacy.accounting.accountant import Composed
-    from protoseal.evaluation.privacy_audit.trade_off import (
-        PairsTradeOff,
-        composed_trade_off,
-        most_recognised,
-    )
+    from protoseal.audit.trade_off import PairsTradeOff, composed_trade_off, most_recognised
     from protoseal.reports.ledger_facts import filtered
     from protoseal.reports.site_statement import Recognised
 

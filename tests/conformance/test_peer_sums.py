@@ -16,7 +16,7 @@ import pytest
 from agreement import Agreement, MaskingSection, Method, PfplSection, Protection
 from agreement.payload_forms import limits_of
 from algorithms.pfpl import Weighting
-from protoseal.evaluation.coordinator_view.recording import compare
+from protoseal.audit.coordinator_view import compare
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey

@@ -12,7 +12,7 @@ import pytest
 
 from agreement import FeddbpSection, FedplccSection, MaskingSection, Method, Protection
 from agreement.payload_forms import limits_of, values_form
-from protoseal.evaluation.coordinator_view.recording import compare
+from protoseal.audit.coordinator_view import compare
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase
 from tests.conformance import clustered_runs, sum_equations

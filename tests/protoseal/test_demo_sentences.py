@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from agreement import Agreement
+from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, Uploads
 from protoseal.demo import demo_agreement
 from protoseal.demo_sentences import closing_sentences
-from protoseal.evaluation.coordinator_view.recording import PRESENCE, SEARCHED, Uploads
 from protoseal.reports.result_files import RunResult, SiteFigures, ViewLine
 
 AGREEMENT: Agreement = demo_agreement(seed=0, rounds=1)

@@ -19,6 +19,8 @@ from pydantic import Field
 
 from agreement.errors import UserError
 from agreement.sections.privacy import Extractor
+from protoseal.audit.accuracy_records import EXACT
+from protoseal.audit.budget_curve import LOCAL, Asked, BudgetCurve, changed
 from protoseal.evaluation.attacks.adversaries import Adversary, readings
 from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.group_means import solved_means
@@ -40,8 +42,6 @@ from protoseal.evaluation.attacks.records import (
 from protoseal.evaluation.attacks.rotated_rows import rotated_readings
 from protoseal.evaluation.attacks.solved_combinations import class_solutions
 from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
-from protoseal.evaluation.privacy_accuracy.records import EXACT
-from protoseal.evaluation.privacy_accuracy.runs import LOCAL, Asked, BudgetCurve, changed
 from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from secure_client.data.sources import is_public

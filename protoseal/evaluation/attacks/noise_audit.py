@@ -1,6 +1,6 @@
 """Audit of the noise in the recorded run: what the sites drew and sent, against their records.
 
-The code is that of ``protoseal budget audit run`` (:mod:`protoseal.evaluation.privacy_audit.run`). No mechanism is
+The code is that of ``protoseal budget audit run`` (:mod:`protoseal.audit.run_audit`). No mechanism is
 played anew, so that noise which the run left out is found.
 """
 
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
+from protoseal.audit.canary_audit import Verdict
+from protoseal.audit.exact_sums import Claim
+from protoseal.audit.release_checks import deviation_check
+from protoseal.audit.run_audit import audit_run
+from protoseal.audit.run_checks import Outcome
+from protoseal.audit.sent_checks import gaussian_epsilon
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case
 from protoseal.evaluation.attacks.recorded_run import RecordedRun
 from protoseal.evaluation.attacks.verdicts import Measured
-from protoseal.evaluation.privacy_audit.audit import Verdict
-from protoseal.evaluation.privacy_audit.exact_sums import Claim
-from protoseal.evaluation.privacy_audit.release_checks import deviation_check
-from protoseal.evaluation.privacy_audit.run import audit_run
-from protoseal.evaluation.privacy_audit.run_checks import Outcome
-from protoseal.evaluation.privacy_audit.sent_checks import gaussian_epsilon
 from secure_client.privacy.run_cost import SIMULATED_DELTA
 
 LEVEL = 0.01

@@ -25,8 +25,8 @@ from torch.utils.data import Dataset
 
 from agreement import Agreement
 from crypto.work_pool import Pool
-from protoseal.evaluation.privacy_audit.release_checks import SiteEvidence
-from protoseal.evaluation.privacy_audit.run import evidence_of_federation
+from protoseal.audit.release_checks import SiteEvidence
+from protoseal.audit.run_audit import evidence_of_federation
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from protoseal.audit.budget_curve import changed
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.case import Case, auxiliary
 from protoseal.evaluation.attacks.exchanged_models import (
@@ -46,7 +47,6 @@ from protoseal.evaluation.attacks.image_gallery import (
 from protoseal.evaluation.attacks.image_similarity import total_variation
 from protoseal.evaluation.attacks.recorded_run import RecordedRun, Rows, record_scene
 from protoseal.evaluation.attacks.verdicts import Measured
-from protoseal.evaluation.privacy_accuracy.runs import changed
 from protoseal.simulation.experiment import scene_of
 from secure_client.data.arrays import Samples
 from secure_client.models.prototype_model import PrototypeModel, outputs_of

@@ -14,14 +14,13 @@ from matplotlib.figure import Figure
 
 from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import GaussianRelease
+from protoseal.audit import budget_curve as budget_runs
+from protoseal.audit.accuracy_page import FREEZING, accuracy_over_epsilon
+from protoseal.audit.accuracy_records import Evaluation
+from protoseal.audit.budget_curve import asked_for
 from protoseal.cli import main
 from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.simulate import simulate as simulate_command
-from protoseal.evaluation.privacy_accuracy import runs as budget_runs
-from protoseal.evaluation.privacy_accuracy.figures import accuracy_over_epsilon
-from protoseal.evaluation.privacy_accuracy.page import FREEZING
-from protoseal.evaluation.privacy_accuracy.records import Evaluation
-from protoseal.evaluation.privacy_accuracy.runs import asked_for
 from protoseal.reports.privacy_statement import NO_GUARANTEE
 from protoseal.reports.report import write_report
 from protoseal.reports.result_files import read_result

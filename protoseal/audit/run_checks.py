@@ -1,0 +1,87 @@
+"""Checks of a run as it was recorded, by site, and the verdict that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protoseal.audit.canary_audit import Verdict
+
+POWER = 0.95
+"""Least probability with which a check that stands would have found the weakness that it names."""
+NOISE, PAID, SENT = (
+    "noise that is too small",
+    "releases that the ledger does not charge",
+    "values beside the draw",
+)
+ESSENTIAL = frozenset({NOISE, PAID, SENT})
+"""Weaknesses without whose checks no claim stands."""
+NO_LEDGER = "no ledger was kept: a simulation keeps the sites' ledgers with --keep-releases"
+ALL_SITES = "all sites"
+"""Name under which checks over several sites are reported."""
+
+
+class Outcome(StrEnum):
+    """Outcome of a check of a run: a weakness was found, the claim stands, or the check says nothing."""
+
+    FOUND = "found"
+    STANDS = "stands"
+    NOT_COVERED = "not covered"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of the check for one ``weakness``, with its reason in words and its p-value, if the check has one."""
+
+    weakness: str
+    outcome: Outcome
+    reason: str
+    p_value: float | None = None
+
+
+def found(weakness: str, reason: str, p_value: float | None = None) -> Check:
+    """Return the check of a weakness that was found."""
+    return Check(weakness, Outcome.FOUND, reason, p_value)
+
+
+def stands(weakness: str, reason: str, p_value: float | None = None) -> Check:
+    """Return the check of a weakness that would have been found."""
+    return Check(weakness, Outcome.STANDS, reason, p_value)
+
+
+def not_covered(weakness: str, reason: str, p_value: float | None = None) -> Check:
+    """Return the check of a weakness of which the record says nothing."""
+    return Check(weakness, Outcome.NOT_COVERED, reason, p_value)
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """All checks of a run by site, :data:`ALL_SITES` among them.
+
+    No claim stands unless the checks of the ``essential`` weaknesses stand at each site, and none is not covered.
+    """
+
+    run: str
+    checks: Mapping[str, Sequence[Check]]
+    essential: frozenset[str] = ESSENTIAL
+
+    def of(self, outcome: Outcome) -> list[tuple[str, Check]]:
+        """Return the checks with an outcome, each with its site."""
+        return [
+            (site, check) for site, all_ in self.checks.items() for check in all_ if check.outcome is outcome
+        ]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict: refuted by any weakness; too weak to tell if the record does not cover an essential one."""
+        if self.of(Outcome.FOUND):
+            return Verdict.REFUTED
+        sites = [checks for site, checks in self.checks.items() if site != ALL_SITES]
+        covered = all(self.essential <= _weaknesses(checks, Outcome.STANDS) for checks in sites)
+        open_ = any(self.essential & _weaknesses(checks, Outcome.NOT_COVERED) for checks in sites)
+        return Verdict.STANDS if sites and covered and not open_ else Verdict.TOO_WEAK
+
+
+def _weaknesses(checks: Sequence[Check], outcome: Outcome) -> set[str]:
+    return {check.weakness for check in checks if check.outcome is outcome}

@@ -1,1 +1,0 @@
-"""Search of the messages that a coordinator recorded for any site's prototypes."""

@@ -1,1 +1,0 @@
-"""Accuracy that a configuration reaches at each ε."""

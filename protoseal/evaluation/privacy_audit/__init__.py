@@ -1,1 +1,0 @@
-"""Audits that attack a mechanism and compare the outcome with its claim."""

@@ -1,0 +1,183 @@
+"""Audit of a run: true runs stand, and each double in the run path is found by what the sites kept."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agreement import PROTECTIONS, DpSgdSection, Extractor, Method, Protection
+from agreement.sections.privacy import Noise
+from privacy.units import Unit
+from protoseal.audit.canary_audit import Verdict
+from protoseal.audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
+from protoseal.audit.run_audit import CENTRES, MODELS, audit_run
+from protoseal.audit.run_checks import NOISE, PAID, SENT
+from protoseal.audit.training_checks import SUCCESSION
+from protoseal_wire.messages import Phase
+from tests.protoseal.audit.kept_runs import LEVEL, ROUNDS, audited, kept_agreement, kept_run, weaknesses
+from tests.support.marks import full_but
+from tests.support.run_doubles import WEAKENINGS
+
+METHODS = (Method.PFPL, Method.FEDPC, Method.FEDPLCC)
+RUNS = [
+    (method, protection, unit) for method in METHODS for protection in PROTECTIONS.values() for unit in Unit
+]
+FOUND = {
+    "a tenth of the noise": NOISE,
+    "half of the noise": NOISE,
+    "the same noise twice": REPEATED,
+    "the same noise in another order": REPEATED,
+    "noise that sites share": SHARED,
+    "a half with the noise of the other": REPEATED,
+    "a class with a combination of noise": DEPENDENT,
+    "a class that shares its noise": SHARED,
+    "no clipping": CLIPPING,
+    "features of the model that trains": MODELS,
+    "exact presence": SENT,
+    "division by exact counts": SENT,
+    "rows without noise": SENT,
+    "rows that are zero by an exact count": SENT,
+    "another payload than the protected one": SENT,
+    "rows changed after their release": SENT,
+    "no entry": PAID,
+    "an entry for the first release alone": PAID,
+    "entries that cost less": PAID,
+}
+"""Weakness under which a double is found."""
+FAST = ("a tenth of the noise", "exact presence", "no entry")
+
+
+@pytest.mark.parametrize(
+    ("method", "protection", "unit"), full_but(RUNS, (Method.FEDPLCC, Protection.MASKED, Unit.SUBJECT))
+)
+def test_true_run_stands(tmp_path: Path, method: Method, protection: Protection, unit: Unit) -> None:
+    audit = audited(kept_agreement(method, protection, unit), tmp_path)
+    assert (audit.verdict, weaknesses(audit)) == (Verdict.STANDS, set())
+
+
+def test_site_that_missed_the_release_may_send_no_prototypes(tmp_path: Path) -> None:
+    """Its values need no entry in the ledger; a row, or a class, would be one without a release."""
+    agreement = kept_agreement(Method.PFPL, Protection.PLAIN, release_every=None)
+    evidence = kept_run(agreement, tmp_path)
+    name, whole = next(iter(evidence.items()))
+    unpaid = copy(whole.account)
+    assert unpaid is not None
+    unpaid.lines = ()
+    sent = [replace(each, released=2) for each in whole.sent if each.round > 1]
+    late = replace(whole, drawn=(), sent=sent, account=unpaid)
+    assert not weaknesses(audit_run(agreement.run, {name: late}, LEVEL))
+    for phase in (Phase.PRESENCE, Phase.VALUES):
+        forged = [
+            replace(each, arrays=tuple(np.ones_like(array) for array in each.arrays))
+            if each.phase is phase
+            else each
+            for each in sent
+        ]
+        audit = audit_run(agreement.run, {name: replace(late, sent=forged)}, LEVEL)
+        assert weaknesses(audit) == {SENT}
+
+
+def test_claim_does_not_stand_on_a_part_of_what_was_sent_or_drawn(tmp_path: Path) -> None:
+    agreement = kept_agreement(Method.PFPL, Protection.PLAIN)
+    kept = kept_run(agreement, tmp_path)
+    first = min(kept)
+    evidence = kept[first]
+    statements = [sent for sent in evidence.sent if sent.phase is Phase.PRESENCE]
+    silent, rows = (
+        next(
+            sent
+            for sent in evidence.sent
+            if sent.phase is Phase.VALUES and bool(sent.arrays[0].any()) is sends
+        )
+        for sends in (False, True)
+    )
+    late = [sent if sent is not silent else replace(silent, arrays=rows.arrays) for sent in evidence.sent]
+    for changed, verdict in (
+        (evidence, Verdict.STANDS),
+        (replace(evidence, sent=statements), Verdict.TOO_WEAK),
+        (replace(evidence, drawn=evidence.drawn[:1]), Verdict.TOO_WEAK),
+        (replace(evidence, sent=late), Verdict.REFUTED),
+    ):
+        assert audit_run(agreement.run, {**kept, first: changed}, LEVEL).verdict is verdict
+
+
+@pytest.mark.full
+def test_noise_that_sites_share_is_not_covered(tmp_path: Path) -> None:
+    agreement = kept_agreement(Method.FEDPC, Protection.MASKED, noise=Noise.DISTRIBUTED, release_every=None)
+    audit = audited(agreement, tmp_path)
+    assert (audit.verdict, weaknesses(audit)) == (Verdict.TOO_WEAK, set())
+
+
+@pytest.mark.parametrize("double", full_but(FOUND, *FAST))
+def test_weakened_run_is_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str) -> None:
+    WEAKENINGS[double](monkeypatch)
+    # Several releases of frozen features are averaged, which makes their means anew from sums and counts.
+    every = ROUNDS if FOUND[double] is SENT else ROUNDS // 2
+    agreement = kept_agreement(Method.PFPL, Protection.PLAIN, release_every=every)
+    audit = audited(agreement, tmp_path)
+    assert audit.verdict is Verdict.REFUTED
+    assert FOUND[double] in weaknesses(audit)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protection", PROTECTIONS.values())
+@pytest.mark.parametrize("double", ["half of the noise", "the same noise twice", "no clipping", "no entry"])
+def test_weakened_sums_are_refuted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str, protection: Protection
+) -> None:
+    WEAKENINGS[double](monkeypatch)
+    audit = audited(kept_agreement(Method.FEDPLCC, protection), tmp_path)
+    assert FOUND[double] in weaknesses(audit)
+
+
+@pytest.mark.full
+def test_unit_that_is_not_bounded_as_a_whole_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WEAKENINGS["subjects are not clipped as a whole"](monkeypatch)
+    audit = audited(
+        kept_agreement(Method.PFPL, Protection.PLAIN, Unit.SUBJECT, noise_multiplier=1.0), tmp_path
+    )
+    assert weaknesses(audit) & {NOISE, CLIPPING}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protection", PROTECTIONS.values())
+def test_model_that_records_have_shaped_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protection: Protection
+) -> None:
+    WEAKENINGS["models that are not the initial one"](monkeypatch)
+    assert SENT in weaknesses(audited(kept_agreement(Method.FEDPC, protection), tmp_path))
+
+
+@pytest.mark.full
+def test_centres_of_a_sites_own_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    WEAKENINGS["centres of a site's own"](monkeypatch)
+    audit = audited(kept_agreement(Method.FEDPLCC, Protection.PLAIN), tmp_path)
+    assert CENTRES in weaknesses(audit)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("double", "verdict", "found"),
+    [
+        (None, Verdict.STANDS, set()),
+        ("training without noise after the recorded one", Verdict.REFUTED, {SUCCESSION}),
+        ("training by DP-SGD in the first round alone", Verdict.TOO_WEAK, set()),
+    ],
+)
+def test_training_is_covered_by_the_whole_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str | None, verdict: Verdict, found: set[str]
+) -> None:
+    if double is not None:
+        WEAKENINGS[double](monkeypatch)
+    settings = DpSgdSection(noise_multiplier=1.5, clip=0.02, sampling_rate=0.25)
+    agreement = kept_agreement(
+        Method.PFPL, Protection.PLAIN, extractor=Extractor.PRIVATE, dp_sgd=settings, release_every=None
+    )
+    audit = audited(agreement, tmp_path)
+    assert (audit.verdict, weaknesses(audit)) == (verdict, found)
