@@ -33,7 +33,7 @@ from agreement import (
     method_named,
 )
 from agreement.errors import UserError
-from agreement.storage.atomic_files import FileError
+from agreement.storage.run_files import FileError
 from protoseal.audit.coordinator_view import describe, uploads_of
 from protoseal.demo_folders import FEDERATION, SITES, clear, prepare, site_folder, write_site_file
 from protoseal.demo_sentences import closing_sentences

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from agreement import Agreement, Inference
-from agreement.storage.atomic_files import FileError
+from agreement.storage.run_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
 from secure_client.data.input_ranges import InputRanges

@@ -22,6 +22,7 @@ DONE = (
     "privacy",
     "proto",
     "protoseal",
+    "protoseal_files",
     "scripts",
     "secure_client",
     "secure_server",

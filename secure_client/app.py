@@ -11,14 +11,14 @@ from pathlib import Path
 from agreement import Agreement, Protection
 from agreement.party_file import other_federation
 from agreement.storage.ledger_anchors import AnchorRecord
-from agreement.storage.run_identity import describe_owner, holds, keep_agreement
-from agreement.storage.sqlite import closed_on_error
+from agreement.storage.run_files import describe_owner, holds, keep_agreement
 from crypto.errors import CryptoError, KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.key_files import create_storage_key, make_directory, naming, read_storage_key
 from privacy.errors import LedgerError
 from privacy.ledger.entries import Fact
+from protoseal_files.sqlite import closed_on_error
 from protoseal_wire.messages import Finished, Phase, Stopped
 from secure_client.client_loop import take_part
 from secure_client.config import SiteConfig

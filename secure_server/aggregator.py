@@ -18,13 +18,13 @@ from agreement.payload_forms import limits_of
 from agreement.round_plan import ExchangeKind, Form
 from algorithms.gram_matrix import convex
 from algorithms.pfpl.aggregation import peer_weights
-from crypto import durable_files
 from crypto.ckks import worker_tasks
 from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
 from crypto.plain import PlainServer, Weights
 from crypto.protection import Combination, ServerHalf
 from crypto.work_pool import Pool
+from protoseal_files import durable_files
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.base import Attempt, Exchange, Outcome
 from secure_server.exchanges.encrypted_clusters import EncryptedClusters

@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 
 from agreement.party_file import other_federation
 from agreement.storage.ledger_anchors import AnchorRecord
-from agreement.storage.run_identity import describe_owner, keep_agreement
-from crypto import durable_files
+from agreement.storage.run_files import describe_owner, keep_agreement
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.key_files import naming
+from protoseal_files import durable_files
 from protoseal_wire.messages import Phase
 from secure_server.aggregator import Aggregator
 from secure_server.config import CoordinatorConfig, DeadlinesSection

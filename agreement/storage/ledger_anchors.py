@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from agreement.errors import UserError
-from agreement.storage.sqlite import DatabaseOwner, closed_on_error, transaction
+from protoseal_files.sqlite import DatabaseOwner, closed_on_error, transaction
 from protoseal_wire.messages import LedgerAnchor
 
 Owner = tuple[str, bytes]

@@ -16,11 +16,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from crypto import durable_files
 from crypto.errors import DecryptionError, KeyStoreError, MalformedError, VerificationError
 from crypto.keys import KEY_BYTES, StorageKey
 from crypto.pki.passphrase_encryption import Kind, Stretching, replace, stretching_of, unwrap, wrap
 from crypto.text_decoding import near_name
+from protoseal_files import durable_files
 
 _PRIVATE = 0o600
 _PUBLIC = 0o644

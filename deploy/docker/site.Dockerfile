@@ -16,6 +16,7 @@ COPY crypto crypto
 COPY privacy privacy
 COPY proto proto
 COPY protoseal protoseal
+COPY protoseal_files protoseal_files
 COPY secure_client secure_client
 COPY secure_server secure_server
 RUN python -m venv /opt/protoseal \

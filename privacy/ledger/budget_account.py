@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from privacy.accounting.events import Event
 from privacy.errors import LedgerError, RolledBackError
-from privacy.ledger import append_only_file
 from privacy.ledger.decisions import Allowance, Exposure, Line, Loss, line_from_json
 from privacy.ledger.entries import Budget, Entry, Fact, Limit, budget_from_json, is_guaranteed
 from privacy.ledger.hash_chain import Anchor, Chain, ChainError, read_chain
+from protoseal_files import append_only_file
 
 
 class Account:

@@ -21,7 +21,6 @@ from pathlib import Path
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import Event
 from privacy.errors import LedgerError, RolledBackError
-from privacy.ledger import append_only_file
 from privacy.ledger.budget_account import Account, ledger_faults
 from privacy.ledger.decisions import (
     Allowance,
@@ -52,6 +51,8 @@ from privacy.ledger.remaining_budget import (
     refusal,
     remaining,
 )
+from protoseal_files import append_only_file
+from protoseal_files.durable_files import sync_folder
 
 _log = logging.getLogger("protoseal.site")
 _NOTHING = Anchor(-1, NO_LINE)
@@ -84,7 +85,7 @@ class Ledger:
         self._compared = False
         with self._opened(create=True):
             # Sync on every opening: a process may have died after it began the file and before it synced the folder.
-            append_only_file.sync_folder(path.resolve().parent)  # the target's folder if the path is a link
+            sync_folder(path.resolve().parent)  # the target's folder if the path is a link
 
     @property
     def path(self) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from agreement.storage.atomic_files import write_text
+from agreement.storage.run_files import write_text
 from protoseal.audit.accuracy_records import EXACT, MEASURES, Evaluation, RunAt, RunsAtEpsilon
 from protoseal.reports.figures import STYLE, data_uri, svg_of
 from protoseal.reports.html_pages import Filters, template

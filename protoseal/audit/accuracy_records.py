@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agreement.sections.privacy import Extractor
-from agreement.storage.atomic_files import write_text
+from agreement.storage.run_files import Record, Share, write_text
 from protoseal.reports.result_files import Accuracies, Paired, RunResult, SiteFigures
 from protoseal.reports.seed_statistics import paired
-from secure_client.output.json_records import Record, Share
 
 EVALUATION = "evaluate.json"
 EXACT = "exact"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agreement import CONTROLS, Agreement
-from agreement.storage.atomic_files import FileError
+from agreement.storage.run_files import FileError
 from agreement.toml_loading import SITES_FORM, validate
 from privacy.accounting.events import DpSgd
 from privacy.ledger.budget_account import read_account

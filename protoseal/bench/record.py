@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from agreement.storage.atomic_files import write_text
+from agreement.storage.run_files import write_text
 
 Value = str | int | float | None
 Task = Callable[[], object]

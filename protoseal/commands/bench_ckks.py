@@ -94,7 +94,7 @@ def ckks(path: Path | None, plot: Path | None, plot_dims: Path | None, **setting
 
 
 def _draw(plot: Path, cases: list[Case], along: str) -> None:
-    from agreement.storage.atomic_files import write_text
+    from agreement.storage.run_files import write_text
     from protoseal.bench.curves import growth_curves
 
     grown = [case.as_json() for case in cases if case.what["case"] == f"growth of {along}"]

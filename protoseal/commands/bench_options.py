@@ -57,7 +57,7 @@ def draw_growth(
     plot: Path, cases: Iterable[Case], over: str, curves: Mapping[str, str], axes: tuple[str, str]
 ) -> None:
     """Draw one curve for each name in ``curves``, with its label, from the growth cases, over the number ``over``."""
-    from agreement.storage.atomic_files import write_text
+    from agreement.storage.run_files import write_text
     from protoseal.bench.curves import growth_curves
 
     grown = [case.as_json() for case in cases if case.what["case"] == "growth"]

@@ -438,7 +438,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 def draw(plot: Path, made: BudgetPlan, records: Sequence[int]) -> None:
     """Draw the error over records, with a line for each of several numbers of releases, as SVG."""
-    from agreement.storage.atomic_files import write_text
+    from agreement.storage.run_files import write_text
     from protoseal.bench.curves import growth_curves
 
     over = sorted({*DRAWN_RECORDS, *records})

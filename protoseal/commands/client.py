@@ -109,7 +109,7 @@ def _load_grpc(config: SiteConfig) -> None:
 
 def _state_privacy(config: SiteConfig) -> None:
     """Write the privacy statement into ``out`` if this run began there; an error is logged and ends nothing."""
-    from agreement.storage.run_identity import holds
+    from agreement.storage.run_files import holds
     from protoseal.commands.budget_statement import of_site
     from protoseal.reports.statement_files import write_statement
     from secure_client.error_containment import contained

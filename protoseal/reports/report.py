@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agreement.storage.atomic_files import FileError, write_text
+from agreement.storage.run_files import FileError, write_text
 from agreement.toml_loading import nearest
 from protoseal.reports.figures import accuracy_curves, data_uri, project, prototype_scatter, traffic_bars
 from protoseal.reports.html_pages import Filters, template

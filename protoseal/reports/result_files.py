@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agreement import Inference
+from agreement.storage.run_files import Bytes, Duration, Record, Samples, Share, read_json, write_json
 from secure_client.output.diagnoses import Diagnosis
-from secure_client.output.json_records import Bytes, Duration, Record, Samples, Share, read_json, write_json
 from secure_client.output.site_log import Personalised, SiteLog
 
 RESULT = "result.json"
@@ -181,7 +181,7 @@ def write_result(run: Path, result: RunResult) -> Path:
 
 
 def read_result(run: Path) -> RunResult:
-    """Read the ``result.json`` of a run; raise :class:`agreement.storage.atomic_files.FileError`."""
+    """Read the ``result.json`` of a run; raise :class:`agreement.storage.run_files.FileError`."""
     return read_json(run / RESULT, RunResult, "give the folder that a run wrote to")
 
 
@@ -191,7 +191,7 @@ def write_record(path: Path, record: RunRecord) -> Path:
 
 
 def read_record(path: Path) -> RunRecord:
-    """Read the record of a run that has ended; raise :class:`agreement.storage.atomic_files.FileError`."""
+    """Read the record of a run that has ended; raise :class:`agreement.storage.run_files.FileError`."""
     return read_json(path, RunRecord, "delete it to run that method again, or use --fresh to start over")
 
 

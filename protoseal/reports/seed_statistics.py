@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean, stdev
 
-from agreement.storage.atomic_files import FileError
+from agreement.storage.run_files import FileError
 from protoseal.reports.result_files import Accuracies, Paired, RunResult, SeedFigures, Spread
 from secure_client.output.diagnoses import Diagnosis
 

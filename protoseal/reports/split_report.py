@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from agreement.storage.atomic_files import write_text
+from agreement.storage.run_files import write_text
 from protoseal.reports.figures import NAMED_SITES, STYLE, svg_of
 from protoseal.splits import SiteArrays
 

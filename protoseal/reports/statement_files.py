@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import TextWrapper
 
-from agreement.storage.atomic_files import write_text
+from agreement.storage.run_files import write_text
 from protoseal.reports.html_pages import template
 from protoseal.reports.ledger_facts import RunFacts
 from protoseal.reports.registry_fields import registry_fields

@@ -16,12 +16,11 @@ from typing import Any
 
 from agreement import Agreement, Method
 from agreement.errors import UserError
-from agreement.storage.atomic_files import FileError, first_line, read_text, write_text
-from agreement.storage.run_identity import AGREEMENT
-from crypto import durable_files
+from agreement.storage.run_files import AGREEMENT, FileError, first_line, read_text, write_text
 from privacy.errors import PrivacyError
 from protoseal.reports.result_files import RESULT
 from protoseal.simulation.config import SimulationConfig
+from protoseal_files import durable_files
 from secure_client.errors import SiteError
 from secure_client.output.site_files import read_agreement, write_agreement
 from secure_client.output.site_log import SITE_LOG
@@ -124,7 +123,7 @@ class RunFolder:
     def keep_agreement(self, seed: int, method: Method, agreement: Agreement) -> None:
         """Let an unfinished run resume under the agreement that it began under, and under no other.
 
-        Raises :class:`OtherSimulation` for other settings, :class:`agreement.storage.atomic_files.FileError` for
+        Raises :class:`OtherSimulation` for other settings, :class:`agreement.storage.run_files.FileError` for
         another distribution than before.
         """
         state = self.state(seed, method)

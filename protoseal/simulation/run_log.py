@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from agreement.storage.sqlite import DatabaseOwner
+from protoseal_files.sqlite import DatabaseOwner
 from protoseal_wire.messages import PhaseKey
 from secure_client.output.site_log import SiteRound
 from secure_server.round_log import CoordinatorRound

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from crypto.durable_files import make_state_folder, refuse_link
+from protoseal_files.durable_files import make_state_folder, refuse_link
 from secure_client.app import JOURNAL, check_out, open_journal_of, rounds_received
 from secure_client.config import SiteConfig
 from secure_client.errors import StateError

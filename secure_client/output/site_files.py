@@ -12,8 +12,7 @@ import safetensors.numpy
 from pydantic import TypeAdapter
 
 from agreement import Agreement, ConfigError
-from agreement.storage.atomic_files import FileError, first_line, read_text, write_bytes, write_text
-from agreement.storage.run_identity import AGREEMENT
+from agreement.storage.run_files import AGREEMENT, FileError, first_line, read_text, write_bytes, write_text
 from secure_client.output.site_prototypes import SitePrototypes
 
 MODEL, PROTOTYPES = "model.safetensors", "prototypes.safetensors"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from secure_client.output.json_records import Bytes, Duration, Record, Samples, Share, read_json, write_json
+from agreement.storage.run_files import Bytes, Duration, Record, Samples, Share, read_json, write_json
 from secure_client.table_format import TableFormat, TableScale
 
 SITE_LOG = "site.json"
@@ -99,5 +99,5 @@ def write_site_log(folder: Path, log: SiteLog) -> Path:
 
 
 def read_site_log(folder: Path) -> SiteLog:
-    """Read the ``site.json`` of a site's folder; raise :class:`agreement.storage.atomic_files.FileError`."""
+    """Read the ``site.json`` of a site's folder; raise :class:`agreement.storage.run_files.FileError`."""
     return read_json(folder / SITE_LOG, SiteLog, "give the folder that a site wrote to (out)")

@@ -26,12 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agreement.storage.atomic_files import FileError, first_line
-from crypto import durable_files
+from agreement.storage.run_files import FileError, first_line
 from privacy.ledger.entries import ReleaseName
 from privacy.ledger.hash_chain import Anchor
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.grid import Float
+from protoseal_files import durable_files
 from protoseal_wire.messages import Phase, PhaseKey
 
 FOLDER = "releases"

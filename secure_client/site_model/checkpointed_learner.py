@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from agreement import AveragingSection, Predicts
-from agreement.storage.atomic_files import write_bytes
+from agreement.storage.run_files import write_bytes
 from algorithms import metrics
 from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.gram_matrix import Bool, Float

@@ -31,8 +31,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from crypto import durable_files
 from privacy.mechanisms.grid import SIGMA
+from protoseal_files import durable_files
 from secure_client.models.prototype_model import weights_hash
 
 _log = logging.getLogger("protoseal.site")

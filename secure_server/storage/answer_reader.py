@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from agreement.storage.sqlite import DatabaseOwner
+from protoseal_files.sqlite import DatabaseOwner
 from protoseal_wire.messages import PhaseKey
 
 

@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
-from crypto.durable_files import lock_file, make_state_folder
+from protoseal_files.durable_files import lock_file, make_state_folder
+from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds.state import State

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from crypto import durable_files
 from crypto.keys import StorageKey
+from protoseal_files import durable_files
 from secure_client.protocol.journal import Journal
 from secure_server.storage.store import Store
 

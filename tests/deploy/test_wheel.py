@@ -28,7 +28,7 @@ from tests.deploy.walkthrough import ROOT
 from tests.support.marks import full_but
 
 EXTRAS = {"coordinator": frozenset[str](), "site": frozenset({"site"})}
-WITHOUT_TORCH = ("crypto", "protoseal_wire", "secure_server", "agreement")
+WITHOUT_TORCH = ("protoseal_files", "crypto", "protoseal_wire", "secure_server", "agreement")
 """Packages that a coordinator's installation has to import whole."""
 _TRY = """
 import importlib, json, os, sys

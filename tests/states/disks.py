@@ -19,7 +19,7 @@ from unittest.mock import patch
 import agreement.storage.ledger_anchors
 import secure_client.protocol.journal
 import secure_server.storage.store
-from privacy.ledger import append_only_file
+from protoseal_files import append_only_file
 
 LEDGER = "ledger.jsonl"
 _LEFT_BEHIND = ("-shm", ".lock")

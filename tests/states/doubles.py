@@ -17,8 +17,8 @@ import secure_server.coordinator
 import secure_server.rounds.machine
 from crypto.pairwise import share_release as pairwise_release
 from crypto.pairwise.wire_values import ReleasedShare
-from privacy.ledger import append_only_file
 from privacy.ledger.budget_account import Account
+from protoseal_files import append_only_file
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.privacy.exact_releases import ExactReleases

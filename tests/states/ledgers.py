@@ -11,9 +11,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from privacy.errors import BudgetError
-from privacy.ledger import append_only_file
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor
+from protoseal_files import append_only_file
 from tests.states.interleaved_threads import Killed, Strand, pause
 from tests.states.stepwise import stepwise
 from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending

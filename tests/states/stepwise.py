@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from privacy.ledger import append_only_file
+from protoseal_files import append_only_file
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
-from privacy.ledger import append_only_file
+from protoseal_files import append_only_file
 from tests.states.ledgers import SharedLedger
 from tests.states.stepwise import no_lock
 

@@ -19,7 +19,7 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
 )
-PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "secure_client", "secure_server")
+PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "protoseal_files", "secure_client", "secure_server")
 _FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 _INDENTED = re.compile(r"(?<=\n\n)(?: {4,}\S.*\n|\n(?= {4}))+")
 _SHELLS = {"sh", "bash", "console", "shell"}

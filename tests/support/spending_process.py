@@ -19,11 +19,13 @@ from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import privacy.ledger.ledger as ledger_module
 from privacy.accounting.events import Event
 from privacy.errors import BudgetError
-from privacy.ledger import append_only_file
 from privacy.ledger.entries import Limit
 from privacy.ledger.ledger import Ledger
+from protoseal_files import append_only_file
+from protoseal_files.durable_files import sync_folder
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, spending
 from tests.support.processes import Running, own_nursery
 
@@ -86,13 +88,14 @@ class Steps:
         self._size = ledger.stat().st_size if self._named else 0
 
     def watch(self) -> None:
-        """Have the ledger's calls of the system counted, in :mod:`privacy.ledger.append_only_file` and below it."""
+        """Have the ledger's calls of the system counted, in :mod:`protoseal_files.append_only_file` and below it."""
         system = SimpleNamespace(**{**vars(os), **{name: self._counted(getattr(os, name)) for name in STEPS}})
-        sync = append_only_file.sync_folder
+        sync = sync_folder
         counted = FunctionType(
             sync.__code__, {**sync.__globals__, "os": system}
         )  # the journal's stay uncounted
-        append_only_file.__dict__.update(os=system, sync_folder=counted)
+        append_only_file.__dict__.update(os=system)
+        ledger_module.__dict__.update(sync_folder=counted)
 
     def before(self, name: str) -> None:
         self.at(f"before {name}", lambda: None)

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from agreement.errors import UserError
 from agreement.sections.privacy import Extractor
+from agreement.storage.run_files import Record, read_json, write_json
 from protoseal.audit.accuracy_records import EXACT
 from protoseal.audit.budget_curve import LOCAL, Asked, BudgetCurve, changed
 from protoseal.evaluation.attacks.adversaries import Adversary, readings
@@ -45,7 +46,6 @@ from protoseal.evaluation.attacks.verdicts import Measured, Verdict, verdict_of
 from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from secure_client.data.sources import is_public
-from secure_client.output.json_records import Record, read_json, write_json
 from secure_client.privacy.run_cost import SIMULATED_DELTA
 
 ENOUGH = 20

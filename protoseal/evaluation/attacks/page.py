@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agreement.storage.atomic_files import write_text
+from agreement.storage.run_files import write_text
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.figures import (
     UNDEFENDED,

@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agreement.storage.atomic_files import write_text
+from agreement.storage.run_files import Record, write_text
 from protoseal.evaluation.attacks.verdicts import Verdict
 from secure_client.data.sources import is_public
-from secure_client.output.json_records import Record
 
 ATTACKS, REPORT = "attacks.json", "report.html"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agreement.storage.atomic_files import FileError
+from agreement.storage.run_files import FileError
 from protoseal.reports.result_files import read_record, site_folder
 from protoseal.simulation.experiment import Ended, Watcher, simulate
 from protoseal.simulation.local_federation import LocalFederation

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agreement.storage.sqlite import make_private
 from crypto.pki import Identity, create_authority, create_request
+from protoseal_files.sqlite import make_private
 from secure_client.output.site_files import write_agreement, write_prototypes
 from secure_client.output.site_log import SiteLog, write_site_log
 from secure_client.output.site_prototypes import SitePrototypes

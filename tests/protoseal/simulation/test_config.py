@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agreement import ConfigError
-from agreement.storage.atomic_files import FileError
+from agreement.storage.run_files import FileError
 from protoseal.reports.result_files import Accuracies, RunResult, SeedFigures
 from protoseal.reports.seed_statistics import between_runs
 from protoseal.simulation.config import SimulationConfig, load_simulation

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from agreement.storage.atomic_files import FileError
+from agreement.storage.run_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Clusters, Targets

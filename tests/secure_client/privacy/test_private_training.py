@@ -296,7 +296,7 @@ def test_nothing_is_trained_where_the_ledger_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("privacy.ledger.append_only_file.append", full)
+    monkeypatch.setattr("protoseal_files.append_only_file.append", full)
     with pytest.raises(LedgerError):
         site.trainee.trained(1)
     assert not steps

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+import privacy.ledger.ledger as ledger_module
 from privacy.errors import LedgerError
-from privacy.ledger import append_only_file
+from protoseal_files import append_only_file
 from tests.support.budgets import open_ledger, spending
 
 
@@ -179,7 +180,7 @@ def test_a_linked_ledger_syncs_the_folder_of_the_linked_file(
         (tmp_path / name).mkdir()
     (tmp_path / "here" / "heart.ledger").symlink_to(tmp_path / "there" / "heart.ledger")
     synced: list[Path] = []
-    monkeypatch.setattr(append_only_file, "sync_folder", synced.append)
+    monkeypatch.setattr(ledger_module, "sync_folder", synced.append)
     open_ledger(tmp_path / "here" / "heart.ledger")
     assert synced == [tmp_path.resolve() / "there"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crypto.durable_files import append_line, make_folder, write
+from protoseal_files.durable_files import append_line, make_folder, write
 from tests.support.power_cut import PowerCut
 
 WRITERS: dict[str, Callable[[Path], None]] = {

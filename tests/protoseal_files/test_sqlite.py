@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
+from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
 
 
 @pytest.fixture

@@ -97,15 +97,6 @@ def size(file: int) -> int:
     return os.fstat(file).st_size
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync a folder's list of names to the disk; without this sync, a power cut may lose a new file."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def cut(file: int, length: int) -> None:
     """Truncate the file to ``length`` bytes, and wait for the disk."""
     os.ftruncate(file, length)

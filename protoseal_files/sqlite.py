@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from crypto.durable_files import open_state_file, refuse_link, sync_folder
+from protoseal_files.durable_files import open_state_file, refuse_link, sync_folder
 
 
 class DatabaseOwner:
