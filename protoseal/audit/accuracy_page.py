@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
 
-from agreement.storage.run_files import write_text
 from protoseal.audit.accuracy_records import EXACT, MEASURES, Evaluation, RunAt, RunsAtEpsilon
-from protoseal.reports.figures import STYLE, data_uri, svg_of
-from protoseal.reports.html_pages import Filters, template
+from protoseal.reports.figures import STYLE, draw_legend, new_figure, series_colour, svg_text
+from protoseal.reports.pages import Filters, data_uri, json_text, write_page
 from protoseal.reports.tables import METRICS, NO_PROTOTYPE, paired_text, percent
 
 LINES = {"accuracy_classifier": ("by classifier", "-"), "accuracy_prototype": ("by prototype", "--")}
@@ -26,7 +23,7 @@ _MARGIN = 1.3
 def accuracy_over_epsilon(evaluation: Evaluation) -> str:
     """Draw a line for each kind of noise and prediction, ± one standard deviation over seeds; ∞ to the right."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        figure = new_figure()
         axes = figure.add_subplot()
         axes.set(xlabel=f"ε at δ = {evaluation.delta:g}", xscale="log")
         axes.set_ylabel("accuracy on the sites' own test sets, %")
@@ -38,7 +35,7 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
                 points = [(places[_of(each)], each) for each in levels if measure in each.mean]
                 if points:
                     label = words if noise == EXACT else f"{noise} noise, {words}"
-                    _line(axes, measure, points, color=f"C{index}", linestyle=dashes, label=label)
+                    _line(axes, measure, points, color=series_colour(index), linestyle=dashes, label=label)
         exact = "∞\n(features\ntrain)" if evaluation.freezes else "∞"
         axes.set_xticks(
             list(places.values()), [exact if math.isinf(each) else f"{each:g}" for each in places]
@@ -47,9 +44,8 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
             min(places.values()) / _MARGIN, max(places.values()) * _MARGIN
         )  # a single ε has no width
         axes.minorticks_off()
-        if axes.get_legend_handles_labels()[0]:
-            figure.legend(loc="outside right upper")
-        return svg_of(figure)
+        draw_legend(figure)
+        return svg_text(figure)
 
 
 def _of(level: RunsAtEpsilon) -> float:
@@ -78,19 +74,21 @@ FREEZING = (
 """Note on the page if :attr:`Evaluation.freezes` is true."""
 
 
-def write_page(folder: Path, evaluation: Evaluation) -> Path:
+def write_accuracy_page(folder: Path, evaluation: Evaluation) -> Path:
     """Write the page and return its path. The page loads nothing from elsewhere."""
-    page = template(PAGE, _FILTERS).render(
+    return write_page(
+        folder / PAGE,
+        PAGE,
+        _FILTERS,
         evaluation=evaluation,
         figure=data_uri(accuracy_over_epsilon(evaluation)),
         measures={name: METRICS[name] for name in MEASURES},
         spread=spread_of,
         freezing=FREEZING,
         no_prototype=NO_PROTOTYPE,
-        config=_json(evaluation.config),
-        at_inf=_json(otherwise) if (otherwise := _otherwise_at_inf(evaluation)) else None,
+        config=json_text(evaluation.config),
+        at_inf=json_text(otherwise) if (otherwise := _otherwise_at_inf(evaluation)) else None,
     )
-    return write_text(folder / PAGE, page)
 
 
 def spread_of(level: RunsAtEpsilon, measure: str) -> str:
@@ -121,10 +119,6 @@ def _otherwise_at_inf(evaluation: Evaluation) -> dict[str, Any]:
     return {
         key: value for key, value in exact.items() if key != "privacy" and value != evaluation.config.get(key)
     }
-
-
-def _json(table: dict[str, Any]) -> str:
-    return json.dumps(table, indent=2, ensure_ascii=False, default=str)
 
 
 _FILTERS: Filters = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from protoseal.reports.figures import STYLE, svg_of
+from protoseal.reports.figures import STYLE, svg_text
 
 _LEAST_STEP = 1.2
 """Smallest ratio of two numbers beside a logarithmic axis."""
@@ -26,7 +26,7 @@ def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[t
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         figure.legend(loc="outside right upper")
-        return svg_of(figure)
+        return svg_text(figure)
 
 
 def _apart(places: Sequence[float]) -> list[float]:

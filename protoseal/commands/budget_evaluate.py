@@ -110,7 +110,7 @@ def evaluate_command(
     Each run is a simulation in its own folder under --out, which then has evaluate.json and evaluate.html. Runs that
     are finished are not repeated.
     """
-    from protoseal.audit.accuracy_page import write_page
+    from protoseal.audit.accuracy_page import write_accuracy_page
     from protoseal.audit.budget_curve import BudgetCurve, asked_for
     from protoseal.commands.simulation_progress import watched
     from protoseal.simulation.config import load_simulation
@@ -127,7 +127,7 @@ def evaluate_command(
         return watched(run)
 
     for evaluation in curve.run(asked, announced):
-        write_page(loaded.out, evaluation)
+        write_accuracy_page(loaded.out, evaluation)
     if as_json:
         click.echo(evaluation.model_dump_json(by_alias=True, indent=2))
         return
@@ -137,14 +137,14 @@ def evaluate_command(
 
 def _table(evaluation: Evaluation) -> Table:
     from protoseal.audit.accuracy_page import FREEZING, epsilon_text, spread_of
-    from protoseal.reports.tables import NO_PROTOTYPE, paired_text
+    from protoseal.reports.tables import NO_PROTOTYPE, add_columns, new_table, paired_text
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = new_table(title)
     notes = [FREEZING] * evaluation.freezes + [NO_PROTOTYPE] * evaluation.lacks_prototypes
     table.caption, table.caption_justify = Text("\n".join(notes)) if notes else None, "left"
-    for name in ("ε", "noise", "features", "accuracy", "by classifier", "by prototype", "loss, points"):
-        table.add_column(name)
+    heads = ["ε", "noise", "features", "accuracy", "by classifier", "by prototype", "loss, points"]
+    add_columns(table, heads, [])
     measures = ("accuracy", "accuracy_classifier", "accuracy_prototype")
     for level in evaluation.levels:
         loss = level.loss.get("accuracy")

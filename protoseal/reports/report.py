@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agreement.storage.run_files import FileError, write_text
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from agreement.storage.run_files import FileError
 from agreement.toml_loading import nearest
-from protoseal.reports.figures import accuracy_curves, data_uri, project, prototype_scatter, traffic_bars
-from protoseal.reports.html_pages import Filters, template
+from protoseal.reports.figures import (
+    NAMED_SITES,
+    STYLE,
+    draw_legend,
+    new_figure,
+    series_colour,
+    svg_text,
+)
+from protoseal.reports.pages import Filters, data_uri, json_text, write_page
 from protoseal.reports.privacy_statement import privacy_statement
 from protoseal.reports.result_files import RunResult, read_result, site_folder
 from protoseal.reports.split_report import PLOT
@@ -44,7 +58,10 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
     Raises :class:`FileError` when a file is missing or malformed, or the class is unknown.
     """
     result = read_result(run)
-    page = template(REPORT, _FILTERS).render(
+    return write_page(
+        run / REPORT,
+        "report.html",
+        _FILTERS,
         result=result,
         curves=data_uri(accuracy_curves(result)),
         traffic=data_uri(traffic_bars(result)),
@@ -59,9 +76,8 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         unit=of_unit(result),
         no_global_model=NO_GLOBAL_MODEL,
         no_prototype=NO_PROTOTYPE if lacks_prototypes(result) else None,
-        config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),
+        config=json_text(result.config),
     )
-    return write_text(run / REPORT, page)
 
 
 def _read_each(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
@@ -122,3 +138,129 @@ _FILTERS: Filters = {
     "size": _size,
     "epsilon": epsilon_text,
 }
+
+
+# Figures
+
+
+DASHES = {"local": ":", "self": "--"}
+"""Line styles of controls; those of full methods are dashes and dots."""
+
+
+def accuracy_curves(result: RunResult) -> str:
+    """Draw accuracy over rounds: thin lines for sites, a thick line for the mean, broken lines for compared methods."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _new_axes("round", "accuracy on the sites' own test sets, %")
+        for index, site in enumerate(result.sites):
+            points = [(done.round, done.accuracies.get(site.name)) for done in result.rounds]
+            _line(
+                axes,
+                points,
+                color=series_colour(index),
+                linewidth=1,
+                alpha=0.7,
+                label=site.name if len(result.sites) <= NAMED_SITES else None,
+            )
+        means = [(done.round, done.mean_accuracy) for done in result.rounds]
+        _line(axes, means, color="black", linewidth=2.5, marker="o", label=f"mean, {result.method}")
+        for index, name in enumerate(result.compared):
+            points = [(done.round, done.compared.get(name)) for done in result.rounds]
+            colour = "black" if name in DASHES else series_colour(index)
+            style = {"color": colour, "linestyle": DASHES.get(name, "-.")}
+            _line(axes, points, linewidth=1.5, label=f"mean, {name}", **style)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return _svg_with_legend(figure)
+
+
+def traffic_bars(result: RunResult) -> str:
+    """Draw the payload bytes that each site sent and received, in MiB."""
+    with mpl.rc_context(STYLE):
+        figure, axes = _new_axes("site", "payload, MiB")
+        places = np.arange(len(result.sites))
+        sent = [site.bytes_up / 2**20 for site in result.sites]
+        received = [site.bytes_down / 2**20 for site in result.sites]
+        axes.bar(places - 0.2, sent, width=0.38, label="sent by the site")
+        axes.bar(places + 0.2, received, width=0.38, label="received by the site")
+        if len(places) <= NAMED_SITES:
+            axes.set_xticks(places, [site.name for site in result.sites])
+        axes.grid(visible=False, axis="x")
+        return _svg_with_legend(figure)
+
+
+@dataclass(frozen=True)
+class PrototypeMap:
+    """Prototypes of one class in two dimensions. ``explained`` is the share of variance in these dimensions.
+
+    ``local`` and ``personal`` map site to (x, y); a site without a personalised prototype has a local one
+    only.
+    """
+
+    local: Mapping[str, NDArray[np.float64]]
+    personal: Mapping[str, NDArray[np.float64]]
+    explained: float
+
+
+def project(prototypes: Mapping[str, SitePrototypes], class_index: int) -> PrototypeMap:
+    """Project one class's local and personalised prototypes of all its sites on their principal components."""
+    holders = {site: saved for site, saved in prototypes.items() if saved.counts[class_index] > 0}
+    local = {site: saved.local[class_index] for site, saved in holders.items()}
+    personal = {
+        site: saved.personal[class_index]
+        for site, saved in holders.items()
+        if saved.has_personal[class_index]
+    }
+    points, explained = _principal_components(np.stack([*local.values(), *personal.values()]))
+    return PrototypeMap(
+        local=dict(zip(local, points, strict=False)),
+        personal=dict(zip(personal, points[len(local) :], strict=True)),
+        explained=explained,
+    )
+
+
+def prototype_scatter(prototypes: PrototypeMap) -> str:
+    """Draw each site's local prototype (hollow), with a line to its personalised one (filled)."""
+    share = f"{100 * prototypes.explained:.0f} % of the variance"
+    with mpl.rc_context(STYLE):
+        figure, axes = _new_axes(f"first principal component (both: {share})", "second principal component")
+        for index, (site, start) in enumerate(prototypes.local.items()):
+            colour = series_colour(index)
+            named = site if len(prototypes.local) <= NAMED_SITES else None
+            axes.plot(*start, "o", markersize=8, markerfacecolor="none", color=colour, label=named)
+            if site in prototypes.personal:
+                end = prototypes.personal[site]
+                axes.plot([start[0], end[0]], [start[1], end[1]], color=colour, alpha=0.4)
+                axes.plot(*end, "o", markersize=8, color=colour)
+        axes.set_aspect("equal", adjustable="datalim")
+        return _svg_with_legend(figure)
+
+
+def _principal_components(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """Return scores (N, 2) of N rows and their share of the variance; 1 if all rows are equal."""
+    centred = rows - rows.mean(axis=0)
+    left, scale, _ = np.linalg.svd(centred, full_matrices=False)
+    scores = np.zeros((len(rows), 2))
+    rank = min(2, len(scale))
+    scores[:, :rank] = left[:, :rank] * scale[:rank]
+    total = float((scale**2).sum())
+    return scores, float((scale[:2] ** 2).sum()) / total if total > 0 else 1.0
+
+
+def _line(axes: Axes, points: Sequence[tuple[int, float | None]], **style: Any) -> None:
+    """Draw a line through the points that have a value, in percent; nothing when none has."""
+    percents = [(at, 100 * value) for at, value in points if value is not None]
+    if percents:
+        rounds, values = zip(*percents, strict=True)
+        axes.plot(rounds, values, **style)
+
+
+def _new_axes(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.set_xlabel(horizontal)
+    axes.set_ylabel(vertical)
+    return figure, axes
+
+
+def _svg_with_legend(figure: Figure) -> str:
+    draw_legend(figure)
+    return svg_text(figure)

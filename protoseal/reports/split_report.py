@@ -20,7 +20,15 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from agreement.storage.run_files import write_text
-from protoseal.reports.figures import NAMED_SITES, STYLE, svg_of
+from protoseal.reports.figures import (
+    NAMED_SITES,
+    STYLE,
+    draw_legend,
+    legend_handle,
+    new_figure,
+    series_colour,
+    svg_text,
+)
 from protoseal.splits import SiteArrays
 
 CSV, JSON, PLOT = "split.csv", "split.json", "split.svg"
@@ -92,12 +100,12 @@ def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
         counts[sites.index(row.site), domains.index(row.domain)] += np.array(row.counts)
     with mpl.rc_context(STYLE):
         size = (max(4.0, min(14.0, 1.6 + 0.32 * len(sites))), max(2.4, min(9.0, 1.2 + 0.24 * len(classes))))
-        figure = Figure(figsize=size, layout="constrained")
+        figure = new_figure(size[1], size[0])
         axes = figure.add_subplot()
         _dots(axes, counts, _largest_dot(size, len(sites), len(classes)))
         _name_axes(axes, sites, classes)
         if len(domains) > 1:
-            figure.legend(handles=_legend(domains), loc="outside right upper")
+            draw_legend(figure, _legend(domains))
     return figure
 
 
@@ -110,7 +118,7 @@ def write_split(out: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) 
     return [
         write_text(out / CSV, split_csv(rows, classes)),
         write_text(out / JSON, split_json(rows, classes)),
-        write_text(out / PLOT, svg_of(split_figure(rows, classes))),
+        write_text(out / PLOT, svg_text(split_figure(rows, classes))),
     ]
 
 
@@ -133,7 +141,7 @@ def _dots(axes: Axes, counts: NDArray[np.int64], largest: float) -> None:
     for domain in range(counts.shape[1]):
         site, label = np.nonzero(counts[:, domain])
         areas = largest * outer[site, domain, label] / most
-        axes.scatter(site, label, s=areas, color=_colour(domain), linewidths=0, zorder=2)
+        axes.scatter(site, label, s=areas, color=series_colour(domain), linewidths=0, zorder=2)
     axes.set_title(f"training samples by area; the largest dot: {most:,}")
 
 
@@ -151,10 +159,6 @@ def _name_axes(axes: Axes, sites: Sequence[str], classes: Sequence[str]) -> None
 
 def _legend(domains: Sequence[str]) -> list[Line2D]:
     return [
-        Line2D([], [], linestyle="", marker="o", color=_colour(number), label=name)
+        legend_handle(name, linestyle="", marker="o", color=series_colour(number))
         for number, name in enumerate(domains)
     ]
-
-
-def _colour(index: int) -> str:
-    return f"C{index % 10}"

@@ -9,8 +9,8 @@ from pathlib import Path
 from textwrap import TextWrapper
 
 from agreement.storage.run_files import write_text
-from protoseal.reports.html_pages import template
 from protoseal.reports.ledger_facts import RunFacts
+from protoseal.reports.pages import write_page
 from protoseal.reports.registry_fields import registry_fields
 from protoseal.reports.site_statement import Facts, Section, headline, not_covered, sections, to_confirm
 
@@ -103,8 +103,13 @@ def run_to_json(run: RunFacts) -> dict[str, object]:
 
 def write_statement(folder: Path, facts: Facts) -> Path:
     """Write the page and its JSON into ``folder``, and return the page's path."""
-    page = template("statement.html", {}).render(
-        title=title(facts), headline=headline(facts), source=source(facts), sections=sections(facts)
-    )
     write_text(folder / FIELDS, json.dumps(fields_of(facts), indent=2, ensure_ascii=False))
-    return write_text(folder / PAGE, page)
+    return write_page(
+        folder / PAGE,
+        "statement.html",
+        {},
+        title=title(facts),
+        headline=headline(facts),
+        source=source(facts),
+        sections=sections(facts),
+    )

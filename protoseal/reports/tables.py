@@ -65,10 +65,10 @@ def sites_table(result: RunResult) -> Table:
     others = list(result.compared)
     until = f", as of round {result.best_round}" if result.best_round else ""
     how = f", by {result.inference.value}" if result.inference else ""
-    table = _table(
+    table = new_table(
         f"{result.method} under {result.protection}, {result.dataset}{of_seed(result)}{until}{how}"
     )
-    _columns(
+    add_columns(
         table,
         ["site"],
         [f"{result.method} %", *(f"{name} %" for name in others), "train", "kB up", "kB down"],
@@ -128,8 +128,8 @@ def has_personalised(result: RunResult) -> bool:
 
 def metrics_table(result: RunResult) -> Table:
     """Return every accuracy of each method that ran, means over the sites."""
-    table = _table(f"means over the sites, %{of_seed(result)}")
-    _columns(table, ["method"], list(METRICS.values()))
+    table = new_table(f"means over the sites, %{of_seed(result)}")
+    add_columns(table, ["method"], list(METRICS.values()))
     for name, means in result.metrics.items():
         table.add_row(name, *(percent(getattr(means, metric)) for metric in METRICS))
     table.caption = NO_GLOBAL_MODEL if has_personalised(result) else None
@@ -138,9 +138,9 @@ def metrics_table(result: RunResult) -> Table:
 
 def classes_table(result: RunResult) -> Table:
     """Return the method's accuracy on each class at each site, and the number of sites that tested it."""
-    table = _table(f"{result.method} by class, %{of_seed(result)}")
+    table = new_table(f"{result.method} by class, %{of_seed(result)}")
     tested = [name for name in result.classes if any(name in site.per_class for site in result.sites)]
-    _columns(table, ["site"], tested)
+    add_columns(table, ["site"], tested)
     for site in result.sites:
         table.add_row(site.name, *(percent(site.per_class.get(name)) for name in tested))
     return table
@@ -149,8 +149,8 @@ def classes_table(result: RunResult) -> Table:
 def summary_table(result: RunResult) -> Table:
     """Return each method's means over the sites: mean and standard deviation over the seeds."""
     names = ", ".join(str(each.seed) for each in result.seeds)
-    table = _table(f"mean ± standard deviation over seeds {names}, %")
-    _columns(table, ["method"], list(METRICS.values()))
+    table = new_table(f"mean ± standard deviation over seeds {names}, %")
+    add_columns(table, ["method"], list(METRICS.values()))
     for name, spreads in result.summary.items():
         table.add_row(name, *(spread_text(spreads.get(metric)) for metric in METRICS))
     return table
@@ -165,8 +165,8 @@ def pairs_table(title: str, differences: Mapping[str, Mapping[str, Paired]]) -> 
     """Return a table of the differences of each figure, for each other method or other run."""
     pairs = [pair for each in differences.values() for pair in each.values()]
     seeds = sorted({seed for pair in pairs for seed in pair.by_seed})
-    table = _table(title)
-    _columns(table, ["less", "of"], [*(f"seed {seed}" for seed in seeds), "mean ± s.e."])
+    table = new_table(title)
+    add_columns(table, ["less", "of"], [*(f"seed {seed}" for seed in seeds), "mean ± s.e."])
     for name, of_figure in differences.items():
         for metric, pair in of_figure.items():
             by_seed = [points(pair.by_seed.get(seed)) for seed in seeds]
@@ -177,8 +177,8 @@ def pairs_table(title: str, differences: Mapping[str, Mapping[str, Paired]]) -> 
 
 def groups_table(result: RunResult) -> Table:
     """Return the groups of sites that averaged with each other."""
-    table = _table(f"groups{of_seed(result)}")
-    _columns(table, ["group", "sites"], [])
+    table = new_table(f"groups{of_seed(result)}")
+    add_columns(table, ["group", "sites"], [])
     for number, group in enumerate(result.groups, start=1):
         table.add_row(str(number), ", ".join(group))
     return table
@@ -186,8 +186,8 @@ def groups_table(result: RunResult) -> Table:
 
 def rounds_table(result: RunResult) -> Table:
     """Return mean accuracy and seconds of each round: the slowest site's training and protection, the coordinator's."""
-    table = _table(f"rounds{of_seed(result)}")
-    _columns(table, ["round"], ["mean %", "train s", "protect s", "aggregate s", "total s"])
+    table = new_table(f"rounds{of_seed(result)}")
+    add_columns(table, ["round"], ["mean %", "train s", "protect s", "aggregate s", "total s"])
     for each in result.rounds:
         seconds = (each.seconds.train, each.seconds.protect, each.seconds.aggregate, each.seconds.total)
         table.add_row(str(each.round), percent(each.mean_accuracy), *(f"{value:.2f}" for value in seconds))
@@ -196,7 +196,7 @@ def rounds_table(result: RunResult) -> Table:
 
 def view_table(result: RunResult) -> Table:
     """Return the contents of the coordinator's own recording of the run."""
-    table = _table("what the coordinator saw, from its recording")
+    table = new_table("what the coordinator saw, from its recording")
     for name in ("", "seen", "evidence"):
         table.add_column(name, overflow="fold")
     for line in result.coordinator_view:
@@ -225,11 +225,13 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
+    """Return an empty table in the style of all tables."""
     return Table(title=title, title_justify="left", title_style="bold")
 
 
-def _columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
+def add_columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
+    """Add columns with these heads: words are set flush ``left``, numbers flush ``right``."""
     for name in left:
         table.add_column(name)
     for name in right:

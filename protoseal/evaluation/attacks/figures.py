@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from protoseal.evaluation.attacks.findings import WORDS
 from protoseal.evaluation.attacks.records import CaseRecord, CurveLine
 from protoseal.evaluation.attacks.verdicts import Verdict
-from protoseal.reports.figures import STYLE, svg_of
+from protoseal.reports.figures import STYLE, svg_text
 
 Panels = Mapping[str, Mapping[str, Sequence[CaseRecord]]]
 """Cases by panel (adversary), and in a panel by line (configuration)."""
@@ -62,7 +62,7 @@ def values_by_configuration(rows: Sequence[tuple[str, CaseRecord]]) -> str:
         axes.set_xlabel(rows[0][1].metric if rows else "")
         axes.grid(visible=False, axis="y")
         figure.legend(loc="outside lower center", ncols=3)
-        return svg_of(figure)
+        return svg_text(figure)
 
 
 def values_over_samples(panels: Panels) -> str:
@@ -214,4 +214,4 @@ def _panels(panels: Panels, horizontal: str, vertical: str) -> tuple[Figure, lis
 
 def _with_legend(figure: Figure, handles: Sequence[Any]) -> str:
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
-    return svg_of(figure)
+    return svg_text(figure)

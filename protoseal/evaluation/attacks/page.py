@@ -6,7 +6,6 @@ that did not run counts in favour of a configuration.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agreement.storage.run_files import write_text
 from protoseal.evaluation.attacks.adversaries import Adversary
 from protoseal.evaluation.attacks.figures import (
     UNDEFENDED,
@@ -45,8 +43,8 @@ from protoseal.evaluation.attacks.findings import (
 from protoseal.evaluation.attacks.poisoned_run import malicious_of
 from protoseal.evaluation.attacks.records import REPORT, AttackReport, CaseRecord, notices_of
 from protoseal.evaluation.attacks.verdicts import Verdict
-from protoseal.reports.figures import data_uri
-from protoseal.reports.html_pages import Filters, template
+from protoseal.reports import pages
+from protoseal.reports.pages import Filters, data_uri, json_text
 
 TEMPLATE = "attacks.html"
 WHO = {
@@ -132,7 +130,10 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         for name, cases in undefended_of(report.cases).items()
     ]
     filters: Filters = {**_FILTERS, "reason": partial(reason_text, seeds=report.seeds)}
-    page = template(TEMPLATE, filters).render(
+    return pages.write_page(
+        folder / REPORT,
+        TEMPLATE,
+        filters,
         report=report,
         notices=notices_of(report.dataset, pictures=report.pictures),
         judged=judged_of(report),
@@ -147,9 +148,8 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         Verdict=Verdict,
         malicious=len(malicious_of([str(number) for number in range(report.sites)])),
         WORST_FIRST=WORST_FIRST,
-        config=json.dumps(report.config, indent=2, ensure_ascii=False, default=str),
+        config=json_text(report.config),
     )
-    return write_text(folder / REPORT, page)
 
 
 def _topics(columns: Sequence[Column], sections: Sequence[Section]) -> Iterator[Topic]:

@@ -13,7 +13,7 @@ from agreement.errors import UserError
 from protoseal.audit.accuracy_page import accuracy_over_epsilon, epsilon_text, number_text, spread_of
 from protoseal.audit.accuracy_records import EXACT, Evaluation, RunAt, levels_of
 from protoseal.audit.budget_curve import Planned, fitted, scaled
-from protoseal.reports.figures import data_uri
+from protoseal.reports.pages import data_uri
 from protoseal.reports.result_files import Accuracies
 
 ALONE = PrivacySection(clip=1.0, noise_multiplier=5.0)

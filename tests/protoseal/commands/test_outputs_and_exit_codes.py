@@ -451,11 +451,11 @@ def test_a_wrong_passphrase_and_a_missing_certificate_are_one_line(
 
 
 def test_without_the_site_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("protoseal.reports.report", "protoseal.reports.html_pages", "jinja2"):
+    for name in ("protoseal.reports.report", "protoseal.reports.pages", "jinja2"):
         monkeypatch.setitem(sys.modules, name, None)
     for name in (
         "protoseal.reports.report",
-        "protoseal.reports.html_pages",
+        "protoseal.reports.pages",
     ):  # as if neither had been imported
         monkeypatch.delitem(sys.modules, name)
     assert "pip install 'protoseal[site]'" in failure("report", tmp_path)
