@@ -16,8 +16,8 @@ from protoseal.commands.examples import example
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:
-    from protoseal.evaluation.attacks.grid import Part
-    from protoseal.evaluation.attacks.records import AttackReport
+    from protoseal.attacks.grid import Part
+    from protoseal.attacks.records import AttackReport
 
 SUITE_NAMES = (
     "quick",
@@ -30,7 +30,7 @@ SUITE_NAMES = (
     "audit",
     "poisoning",
 )
-"""Suites of :mod:`protoseal.evaluation.attacks.suites`, which ``--help`` need not import."""
+"""Suites of :mod:`protoseal.attacks.suites`, which ``--help`` need not import."""
 _LONG = 120.0
 """Seconds from which on a time is given in minutes."""
 _NOT_HERE = {"compare", "early_stopping", "tensorboard", "fresh", "as_json", "evaluate_every", "per_class"}
@@ -96,10 +96,10 @@ def attack(
     are chosen because of them are themselves a release: run these tests on public records that resemble yours instead,
     and choose by their results. Pictures of records are kept with --pictures alone.
     """
-    from protoseal.evaluation.attacks.findings import TOLD_BY_DESIGN, judged_of
-    from protoseal.evaluation.attacks.grid import AttackGrid
-    from protoseal.evaluation.attacks.page import write_page
-    from protoseal.evaluation.attacks.suites import cases_of
+    from protoseal.attacks.findings import TOLD_BY_DESIGN, judged_of
+    from protoseal.attacks.grid import AttackGrid
+    from protoseal.attacks.page import write_page
+    from protoseal.attacks.suites import cases_of
     from protoseal.simulation.config import load_simulation
 
     loaded = load_simulation(config, {**flags, "out": out}, settings)
@@ -153,14 +153,7 @@ def _minutes(seconds: float) -> str:
 
 def _lines(report: AttackReport) -> Iterator[str]:
     """Yield what each adversary can do on each configuration, a line for each verdict."""
-    from protoseal.evaluation.attacks.findings import (
-        WORST_FIRST,
-        Subject,
-        columns_of,
-        reason_text,
-        subject_of,
-        words_of,
-    )
+    from protoseal.attacks.findings import WORST_FIRST, Subject, columns_of, reason_text, subject_of, words_of
 
     yield f"Test attacks on method {report.method}, {report.dataset}, {report.sites} sites"
     for column in columns_of(report):

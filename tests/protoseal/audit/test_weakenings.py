@@ -17,14 +17,14 @@ import pytest
 
 from agreement import DpSgdSection
 from privacy.mechanisms.prototype_query import PrototypeQuery
+from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.noise_audit import NoiseAudit
+from protoseal.attacks.recorded_run import record_run
 from protoseal.audit.canary_audit import AuditPlan, UnderAudit, Verdict, audit, plan_of
 from protoseal.audit.prototype_canaries import QueryUnderAudit
 from protoseal.audit.run_audit import audit_run, evidence_of_simulation
 from protoseal.audit.run_checks import Outcome, RunAudit
 from protoseal.audit.training_canaries import TrainingUnderAudit
-from protoseal.evaluation.attacks.adversaries import Adversary
-from protoseal.evaluation.attacks.noise_audit import NoiseAudit
-from protoseal.evaluation.attacks.recorded_run import record_run
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
 from tests.support.marks import full_but

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from protoseal.attacks import extractor_membership, update_inversion
+from protoseal.attacks import grid as grid_module
+from protoseal.attacks import suites as suites_module
+from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.case import Case
+from protoseal.attacks.image_similarity import picture
+from protoseal.attacks.poisoning import poisoning_cases
+from protoseal.attacks.protection_attacks import EXACT
+from protoseal.attacks.recorded_run import RecordedRun
+from protoseal.attacks.records import notices_of
+from protoseal.attacks.suites import cases_of, suite_names
+from protoseal.attacks.verdicts import Measured, Picture
 from protoseal.cli import main
 from protoseal.commands.attack import SUITE_NAMES
-from protoseal.evaluation.attacks import extractor_membership, update_inversion
-from protoseal.evaluation.attacks import grid as grid_module
-from protoseal.evaluation.attacks import suites as suites_module
-from protoseal.evaluation.attacks.adversaries import Adversary
-from protoseal.evaluation.attacks.case import Case
-from protoseal.evaluation.attacks.image_similarity import picture
-from protoseal.evaluation.attacks.poisoning import poisoning_cases
-from protoseal.evaluation.attacks.protection_attacks import EXACT
-from protoseal.evaluation.attacks.recorded_run import RecordedRun
-from protoseal.evaluation.attacks.records import notices_of
-from protoseal.evaluation.attacks.suites import cases_of, suite_names
-from protoseal.evaluation.attacks.verdicts import Measured, Picture
 
 MEMBERSHIP, INVERSION = "membership inference on prototypes", "prototype inversion by a decoder, 1 sample"
 FILE = """

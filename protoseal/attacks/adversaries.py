@@ -1,0 +1,316 @@
+"""Readings of one site's prototypes by each adversary of the trust model, from the messages of a recorded run.
+
+A *reading* is one way to turn a view into vectors for the victim's classes. An adversary may have several: a
+coordinator of a masked sum has the victim's masked upload and the mean that it opened. A reading of protected bytes
+takes them as if nothing protected them, so that a protection that was silently left out shows as a successful attack.
+
+Limits: the colluding sites here are honest but curious: they follow the protocol and share what they hold. The one
+other site is the one that shares most classes with the victim, under FedPC of the victim's group. Half of n sites are
+⌈n/2⌉ of them, a coalition for the results of PFPL, and of FedPC, where they are one of each other group and then the
+victim's group: enough to read the victim from g + J − 2 ≤ ⌈n/2⌉ on, for its group of g sites and J groups. Under other
+methods it subtracts its own part, as all other sites do.
+:mod:`protoseal.attacks.result_readings` says what is read of results, and its limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+
+from agreement import Agreement, Family
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum
+from agreement.payload_forms import directions_form, limits_of, values_form
+from agreement.round_plan import Form
+from crypto.ckks.packing import Packing
+from crypto.ckks.parameters import upload_forms
+from crypto.ckks.serialization import read_payload
+from crypto.keys import KEY_BYTES
+from crypto.plain import SCHEME as PLAIN
+from crypto.protection import Combination, Payload
+from crypto.rotation import class_key, rotate
+from protoseal.attacks.opened_sums import (
+    assignment_of,
+    ckks_key_of,
+    clusters_in,
+    decrypted,
+    group_of,
+    groups_of,
+)
+from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows
+from protoseal.attacks.result_readings import Learned, cluster_readings, mean_readings, result_readings
+from protoseal_wire import codec
+from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
+from protoseal_wire.codec import Malformed
+from protoseal_wire.messages import Phase
+from secure_server.storage.store import Received
+
+__all__ = [
+    "Adversary",
+    "Learned",
+    "accomplice_of",
+    "colluding_sites",
+    "grouping_readings",
+    "payload_of",
+    "readings",
+]
+
+
+class Adversary(StrEnum):
+    """Adversaries of the trust model whose views are recorded."""
+
+    COORDINATOR = "the coordinator"
+    PEER = "one other site"
+    HALF = "half of the sites together"
+    PEERS = "all other sites together"
+    COLLUSION = "the coordinator and one other site"
+
+
+@lru_cache(maxsize=64)
+def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[Learned, ...]:
+    """Return what the adversary learns of the victim's prototypes by each reading; the best of a collusion is last."""
+    match adversary:
+        case Adversary.COORDINATOR:
+            return (*_uploaded(run, victim), *_opened(run, victim))
+        case Adversary.COLLUSION:
+            return tuple(_with_secrets(run, victim, accomplice_of(run, victim)))
+        case _:
+            return tuple(result_readings(run, victim, colluding_sites(run, adversary, victim)))
+
+
+def colluding_sites(run: RecordedRun, adversary: Adversary, victim: str) -> list[str]:
+    """Return the sites that the adversary controls.
+
+    Half of the sites are the first by name besides the victim, with several groups those that solve most.
+    """
+    others = sorted(set(run.sites) - {victim})
+    match adversary:
+        case Adversary.COORDINATOR:
+            return []
+        case Adversary.HALF:
+            return _most_telling(run, victim, others)[: (len(run.sites) + 1) // 2]
+        case Adversary.PEERS:
+            return others
+        case _:
+            return [accomplice_of(run, victim)]
+
+
+def _most_telling(run: RecordedRun, victim: str, others: list[str]) -> list[str]:
+    """Return the other sites, under FedPC in this order: one of each other group, the victim's group, the rest."""
+    if not run.agreement.method.is_grouped:
+        return others
+    group = group_of(run, victim)
+    firsts = {min(members) for members in groups_of(run)} - {min(group)}
+    return sorted(others, key=lambda name: (name not in firsts, name not in group, name))
+
+
+def accomplice_of(run: RecordedRun, victim: str) -> str:
+    """Return the one other site: of those that share most classes with the victim, the first by name.
+
+    For a method with groups, the site is of the victim's group, unless the victim is alone there.
+    """
+    near = group_of(run, victim) if run.agreement.method.is_grouped else ()
+    own, others = set(run.sites[victim].labels.tolist()), sorted(set(run.sites) - {victim})
+    return max(
+        sorted(set(near) - {victim}) or others,
+        key=lambda name: len(own & set(run.sites[name].labels.tolist())),
+    )
+
+
+# The coordinator's readings
+
+
+def payload_of(received: Received, agreement: Agreement) -> Payload:
+    """Decode an upload of VALUES or DIRECTIONS."""
+    key = received.key
+    if key is None:
+        raise ValueError("a statement is no upload of values")
+    form = directions_form(agreement) if key.phase is Phase.DIRECTIONS else values_form(agreement, key.round)
+    try:
+        return codec.decode_payload(received.content, limits_of(agreement), form)
+    except Malformed:  # from a large group, with a signature beside it
+        return codec.decode_masked_values(received.content, limits_of(agreement), form).payload
+
+
+def _uploaded(run: RecordedRun, victim: str) -> Iterator[Learned]:
+    """Yield the victim's upload of prototypes, read as if it were not protected."""
+    agreement, held = run.agreement, np.unique(run.sites[victim].labels)
+    if not (agreement.method.traits.prototypes or agreement.clusters):
+        return
+    payload = payload_of(run.upload(victim), agreement)
+    match agreement.plan.values:
+        case Form.ROWS:
+            rotated = payload.scheme != PLAIN
+            words = "its rows, rotated by a secret matrix, as they are" if rotated else "its prototypes"
+            yield Learned(words, payload.arrays[0][held] * agreement.norm_bound, held)
+        case Form.VECTOR:
+            yield Learned("its prototypes", agreement.layout.split(payload.arrays[0])[0][held], held)
+        case Form.LOCAL_CLUSTERS:
+            rows, labels, *_ = payload.arrays
+            yield Learned("its local prototypes", rows, labels.astype(np.int64))
+        case Form.WORDS:
+            yield Learned("its masked words, read as numbers", _unmasked(payload, agreement)[held], held)
+        case _:
+            yield Learned("its ciphertexts, read as numbers", _as_numbers(payload, agreement)[held], held)
+
+
+def _opened(run: RecordedRun, victim: str, sites: Sequence[str] = ()) -> Iterator[Learned]:
+    """Yield the means that the coordinator opens, less the prototypes of colluding ``sites``."""
+    if run.agreement.protection.ckks_key:
+        return  # the coordinator cannot decrypt a sum
+    plan = run.agreement.plan
+    if run.agreement.method.traits.family is Family.CLUSTERS:
+        if plan.masked:  # in plain, the upload tells more
+            yield from cluster_readings(run, victim, sites)
+    elif plan.sums:
+        yield from mean_readings(run, victim, sites, coordinator=True)
+
+
+def _unmasked(payload: Payload, agreement: Agreement) -> Rows:
+    """Read masked words as the fixed-point numbers of rows (K, d) that they would be without masks."""
+    words = payload.words[0]
+    signed = words.view(np.int64 if words.dtype == np.uint64 else np.int32)
+    steps = agreement.fixed_point().resolution[0]
+    count = len(agreement.classes) * agreement.dim
+    numbers = np.resize(signed.astype(np.float64), count) * steps
+    return np.asarray(numbers.reshape(len(agreement.classes), agreement.dim))
+
+
+def _as_numbers(payload: Payload, agreement: Agreement) -> Rows:
+    """Read a ciphertext's words as numbers in units of the norm bound, one row (d,) after the other."""
+    blob = payload.blobs[0]
+    count = len(agreement.classes) * agreement.dim
+    words = np.frombuffer(blob[-8 * count :].ljust(8 * count, b"\0"), dtype="<i8").astype(np.float64)
+    rows = words.reshape(len(agreement.classes), agreement.dim)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-9)
+    return np.asarray(rows / lengths * agreement.norm_bound)
+
+
+# Readings with a colluding site's secrets
+
+
+def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Learned]:
+    """Yield what the coordinator reads with the secrets that one site holds."""
+    agreement, held = run.agreement, np.unique(run.sites[victim].labels)
+    if not (agreement.method.traits.prototypes or agreement.clusters):
+        return
+    upload = run.upload(victim)
+    payload = payload_of(upload, agreement)
+    match agreement.plan.values:
+        case Form.ROWS if payload.scheme != PLAIN:
+            rows = _rotated_back(
+                run, accomplice, upload, payload.arrays[0], np.arange(len(agreement.classes))
+            )
+            yield Learned(
+                "its prototypes, rotated back by a site's seed", rows[held] * agreement.norm_bound, held
+            )
+        case Form.ROWS | Form.VECTOR | Form.LOCAL_CLUSTERS:
+            yield from _uploaded(run, victim)
+        case Form.CIPHERTEXTS if not agreement.clusters:
+            yield Learned(
+                "its prototypes, decrypted by a site's key", _decrypted(run, accomplice, payload)[held], held
+            )
+        case _ if agreement.clusters:
+            yield from _opened(run, victim, [accomplice])
+            yield from _local_prototypes(run, victim, accomplice)
+        case _:
+            yield from _opened(run, victim, [accomplice])
+
+
+def grouping_readings(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Learned]:
+    """Yield the prototypes of the initial model that FedPC's round 0 sends, as the coordinator has them.
+
+    Without protection they are in the clear; else a colluding site's seed rotates them back.
+    """
+    if run.initial is None or adversary not in (Adversary.COORDINATOR, Adversary.COLLUSION):
+        return
+    agreement, upload = run.agreement, run.upload(victim, number=0)
+    payload, held = payload_of(upload, agreement), np.unique(run.sites[victim].labels)
+    rows, words = payload.arrays[0], "its prototypes of the initial model"
+    if payload.scheme != PLAIN:
+        if adversary is Adversary.COORDINATOR:
+            return
+        rows = _rotated_back(run, accomplice_of(run, victim), upload, rows, np.arange(1))
+        words += ", rotated back by a site's seed"
+    longest = agreement.norm_bound * np.sqrt(len(agreement.classes))
+    yield Learned(words, rows.reshape(-1, agreement.dim)[held] * longest, held, initial=True)
+
+
+def _rotated_back(run: RecordedRun, site: str, upload: Received, rows: Rows, labels: Labels) -> Rows:
+    secrets, key = run.setups[site], upload.key
+    if key is None:
+        raise ValueError("a statement is no upload of rows")
+    context = secrets.rotation_context(key, key.phase)
+    keys = [class_key(secrets.group[:KEY_BYTES], context, int(k)) for k in labels]
+    return np.concatenate([rotate(each, rows[i : i + 1], inverse=True) for i, each in enumerate(keys)])
+
+
+def _local_prototypes(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Learned]:
+    """Yield the victim's local prototypes: directions, with the accomplice's norms or with norms solved for."""
+    back, labels = _directions(run, victim, accomplice)
+    known = run.sites[accomplice].received.local
+    norm = float(np.median(np.linalg.norm(known[known.any(axis=1)], axis=1)))
+    yield Learned("directions of its local prototypes, rotated back by a site's seed", back * norm, labels)
+    norms = None if run.agreement.clustering.weighted_centres else _norms(run, victim, accomplice)
+    if norms is not None:
+        yield Learned(
+            "its local prototypes, from directions and clusters' sums", back * norms[:, None], labels
+        )
+
+
+def _directions(run: RecordedRun, site: str, accomplice: str) -> tuple[Rows, Labels]:
+    """Return the directions (M, d) of a site's local prototypes, rotated back, and their classes (M,)."""
+    upload = run.upload(site, Phase.DIRECTIONS)
+    rows, classes = payload_of(upload, run.agreement).arrays
+    labels = classes.astype(np.int64)
+    return _rotated_back(run, accomplice, upload, rows, labels), labels
+
+
+def _norms(run: RecordedRun, victim: str, accomplice: str) -> Rows | None:
+    """Solve the clusters' sums for the norms (M,) of the victim's rows; None if they do not determine the norms.
+
+    The sums are over all sites' rows, or under ``ckks`` over the victim's, whose upload the site's key decrypts.
+    """
+    assignment = assignment_of(run)
+    if assignment is None:
+        raise ValueError("no site is sent an assignment under plain")
+    own = next(each.clusters for each in assignment.sites if each.site == victim)
+    encrypted = run.agreement.protection.ckks_key
+    owners = [each for each in assignment.sites if each.site == victim or not encrypted]
+    directions = np.concatenate([_directions(run, each.site, accomplice)[0] for each in owners])
+    clusters = np.concatenate([each.clusters for each in owners])
+    is_own = np.concatenate([np.full(len(each.clusters), each.site == victim) for each in owners])
+    sums, norms = _cluster_sums(run, victim, accomplice, clusters_of(assignment)), np.zeros(len(own))
+    for number in np.unique(own):
+        among = clusters == number
+        found, _, rank, _ = np.linalg.lstsq(directions[among].T, sums[number], rcond=None)
+        if rank < among.sum():
+            return None
+        norms[own == number] = found[is_own[among]]
+    return norms
+
+
+def _cluster_sums(run: RecordedRun, victim: str, accomplice: str, assigned: AssignedClusters) -> Rows:
+    """Return the sums (G, d) over clusters: of all sites' rows, or under ``ckks`` of the victim's."""
+    agreement, number = run.agreement, len(assigned.labels)
+    if agreement.protection.ckks_key:
+        payload = payload_of(run.upload(victim), agreement)
+        values = decrypted(run, accomplice, payload, EncryptedClusterSum(agreement, number))
+        own = agreement.clustering
+        return own.split(values[: own.length(number, agreement.dim)], number, agreement.dim)[0]
+    clusters, _ = clusters_in(run, victim, run.result(victim)[1])
+    return np.asarray(clusters.rows * assigned.rows.sum(axis=0)[:, None])
+
+
+def _decrypted(run: RecordedRun, site: str, payload: Payload) -> Rows:
+    """Decrypt an upload of prototypes: rows (K, d) in feature units."""
+    agreement, secret = run.agreement, ckks_key_of(run, site)
+    if agreement.sums:
+        values = decrypted(run, site, payload, EncryptedSum(agreement))
+        return agreement.layout.split(values[: agreement.layout.length])[0]
+    packing = Packing(len(agreement.classes), agreement.dim)
+    forms = upload_forms(Combination(agreement.pfpl.weighting.value), packing.parts)
+    vectors = [secret.decrypt(each) for each in read_payload(payload, forms)[: packing.parts]]
+    return packing.unpack(vectors) * agreement.norm_bound

@@ -1,0 +1,177 @@
+"""Echoing site of PFPL: one malicious site sends back what it received, and solves the answers for its peers.
+
+A site's combination of its peers depends on its own prototype, through the weights. A site that sends another row in
+each round has d equations for each of them, which determine the prototypes of h peers that stand still from h rounds
+on. The last result is such a row, and it is near the peers, where weights depend on a row most.
+
+Rows that do not change are asked for once (:meth:`agreement.Agreement.sends_rows`), so that a malicious site has one
+answer for them. Rows of features that train move between the rounds, and equations over several rounds have no true
+solution. Under noise ε bounds what all answers show of one record.
+
+Limit: nothing is solved for weights ``uniform`` and in sums. There a site's own row changes its own term alone, so that
+an echo shows the sum of the others as an honest row does; under FedPC the groups' means at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+
+from agreement import Agreement, Family
+from algorithms.gram_matrix import gram
+from algorithms.pfpl import Weighting, peer_weights
+from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.case import Case
+from protoseal.attacks.label_inference import over_clusters
+from protoseal.attacks.poisoned_run import MaliciousTrainee, Poison, PoisonedFederation, malicious_of
+from protoseal.attacks.protection_attacks import exact_share
+from protoseal.attacks.recorded_run import RecordedRun, Rows
+from protoseal.attacks.solved_combinations import MOST_OTHERS, plausible, solutions
+from protoseal.attacks.verdicts import Measured
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.local_federation import LocalFederation
+from secure_server.process_pool import Workers
+
+MOST_CLASSES = 8
+"""Most classes whose answers are solved."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Rows that one site sent for a class and the combinations that it received, (r, d), by rounds, and the truth.
+
+    ``peers`` (h, d) are the other holders' rows of the last round.
+    """
+
+    sent: Rows = field(repr=False)
+    combined: Rows = field(repr=False)
+    peers: Rows = field(repr=False)
+
+
+class EchoingSite(Case):
+    """Case of an echoing site; the undefended peers stand still and answer in every round."""
+
+    attack = "a site that sends back what it received"
+    metric = "share of the numbers of peers' prototypes other than zero that are read exactly"
+    chance, margin = 0.0, 0.5
+    question = "Can one malicious site read its peers' prototypes by sending back what it received instead of its own?"
+    ability = "read peers' prototypes by sending back what it received, if it is malicious"
+    reads_values = True
+    not_covered = (
+        "Other rows than those received; several malicious sites; classes of more than four sites; prototypes that are"
+        " read approximately; sums, in which a site's own row changes its own term alone."
+    )
+    adversaries = (Adversary.PEER,)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
+        """Run the federation with the first site malicious; nothing for other methods, or without suitable classes."""
+        if not _depends_on_own_row(run.agreement):
+            return ()
+        answers = list(islice(_echoed(run.config, run.seed), MOST_CLASSES))
+        return [_measured(run.agreement, answers, "the results of all rounds")] if answers else ()
+
+    def reference(self, run: RecordedRun) -> Measured | None:
+        """Return the same attack on peers that stand still and answer in every round."""
+        if not _depends_on_own_row(run.agreement):
+            return None
+        answers = list(islice(_of_standing_peers(run), MOST_CLASSES))
+        words = "the results of all rounds, of peers that stand still"
+        return _measured(run.agreement, answers, words) if answers else None
+
+
+def _depends_on_own_row(agreement: Agreement) -> bool:
+    peers = agreement.method.traits.family is Family.PEERS and agreement.method.weights is None
+    return peers and agreement.pfpl.weighting is not Weighting.UNIFORM and agreement.own_share < 1.0
+
+
+def _measured(agreement: Agreement, answers: Sequence[Answers], basis: str) -> Measured:
+    """Return the share of numbers read exactly, with classes as the independent parts, and the mean relative error."""
+    scores, errors = [], []
+    for each in answers:
+        count = len(each.peers)
+        last = slice(
+            -count - 1, None
+        )  # one answer more than peers is enough; peers move least between the last ones
+        own, combined = each.sent[last], each.combined[last]
+        solved = plausible(agreement, own, solutions(agreement, own, combined, count, one_site=True))
+        rows = np.concatenate(solved) if solved else combined[-1:]
+        share = exact_share(rows, each.peers, agreement.norm_bound)
+        if share is not None:
+            scores.append(np.array([share]))
+            distances = np.linalg.norm(rows[:, None] - each.peers, axis=2).min(axis=0)
+            errors.append(distances / np.linalg.norm(each.peers, axis=1).clip(1e-12))
+    details = {
+        "mean relative error of a prototype": float(np.concatenate(errors).mean()),
+        "answers for a class": float(np.mean([len(each.sent) for each in answers])),
+    }
+    return replace(over_clusters(scores, basis), details=details)
+
+
+def _echoed(config: SimulationConfig, seed: int) -> Iterator[Answers]:
+    """Run a federation whose first site echoes, and yield what it sent and received of each suitable class."""
+    scene = scene_of(config, seed)
+    agreement, (name, *_) = scene.agreement(config.method), malicious_of(list(scene.data))
+    results: dict[int, Any] = {}
+    rows: Mapping[str, tuple[Rows, Any]] = {}
+
+    def keep(federation: LocalFederation, number: int) -> None:
+        nonlocal rows
+        if agreement.sends_rows(number):
+            trainees = {site.name: site.trainee for site in federation.sites}
+            results[number] = trainees.pop(name).prototypes()
+            rows = {site: trainee.latest() for site, trainee in trainees.items()}
+
+    pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
+    poisons = {name: Poison(echoes=True)}
+    with (
+        pool as executor,
+        PoisonedFederation(scene, agreement, scene.data, poisons, executor, keep) as federation,
+    ):
+        federation.run()
+        site = next(each for each in federation.sites if each.name == name)
+        sent = cast("MaliciousTrainee", site.trainee).sent
+    share = agreement.own_share
+    for number in range(len(agreement.classes)):
+        rounds = [each for each in sorted(results) if results[each].has_personal[number]]
+        peers = np.array([every[number] for every, held in rows.values() if held[number]])
+        if rounds and 2 <= len(peers) <= MOST_OTHERS:
+            own = np.array([sent[each][number] for each in rounds])
+            targets = np.array([results[each].personal[number] for each in rounds])
+            yield Answers(own, (targets - share * own) / (1.0 - share), peers)
+
+
+def _of_standing_peers(run: RecordedRun) -> Iterator[Answers]:
+    """Yield what the first site of a run would send and receive if its peers stood still and answered in every round.
+
+    The rounds are those of the run, and as many at least as the equations need.
+    """
+    name, *_ = malicious_of(list(run.sites))
+    rounds = range(max(run.agreement.rounds, MOST_OTHERS + 1))
+    for number in np.intersect1d(run.sites[name].labels, np.arange(len(run.agreement.classes))):
+        held = {site: each.rows[each.labels == number] for site, each in run.sites.items()}
+        own, peers = held.pop(name)[0], np.concatenate(list(held.values()))
+        if not 2 <= len(peers) <= MOST_OTHERS:
+            continue
+        sent, combined = [own], [_answer(run.agreement, own, peers)]
+        for _ in rounds[1:]:
+            share = run.agreement.own_share
+            sent.append(share * sent[-1] + (1.0 - share) * combined[-1])
+            combined.append(_answer(run.agreement, sent[-1], peers))
+        yield Answers(np.array(sent), np.array(combined), peers)
+
+
+def _answer(agreement: Agreement, own: Rows, peers: Rows) -> Rows:
+    """Return the combination (d,) of the peers' rows for a site's own, rounded as a site keeps it."""
+    rows = np.concatenate([own[None], peers]) / agreement.norm_bound
+    holds = np.ones((len(rows), 1), dtype=np.bool_)
+    weights = peer_weights(
+        gram(rows[:, None]), holds, agreement.pfpl.weighting, tau=agreement.agreement_threshold
+    )
+    combined = weights[0, 0] @ rows * agreement.norm_bound
+    return np.asarray(combined.astype(np.float32).astype(np.float64))

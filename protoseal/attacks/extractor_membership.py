@@ -1,0 +1,164 @@
+"""Membership inference on exchanged models: a score of each record that says whether it trained the model.
+
+*Offline LiRA* (Carlini et al. 2022, section VI): the logit of a model's confidence in the candidate's label, less its
+mean over *shadow models* that never saw the candidate, divided by their deviation. Shadow models are trained on the
+adversary's public samples, by the run's own recipe, as long as the run trained. Where only the extractor is exchanged,
+a linear discriminant on features of public samples, which no extractor has seen, stands for the classifier.
+
+The interval is over sites, or over classes at sites where sites are few.
+
+Limit: the shadow models train alone, without the federation's targets and averages, and are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+import numpy as np
+import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch.utils.data import TensorDataset
+
+from agreement import Agreement, ModelPart
+from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.case import Case, auxiliary
+from protoseal.attacks.exchanged_models import Exchanged, exchanged, model_with
+from protoseal.attacks.membership import Scores, measured_scores
+from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, Rows, features_of
+from protoseal.attacks.verdicts import FEWEST_CLUSTERS, Measured
+from secure_client.data import SiteData
+from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.site_model.learner_factory import build_learner
+
+SHADOWS = 8
+"""Shadow models of a run."""
+_BATCH, _SHRINKAGE, _LEAST = 256, 0.1, -40.0
+
+
+@dataclass(frozen=True)
+class Shadows:
+    """Shadow models of a run, and for each the public samples that it was trained on, and those that it did not see."""
+
+    models: Sequence[PrototypeModel] = field(repr=False)
+    seen: Sequence[LabelledImages] = field(repr=False)
+    unseen: Sequence[LabelledImages] = field(repr=False)
+
+
+class ExtractorMembership(Case):
+    """Case of membership inference from exchanged models or extractors, by offline LiRA."""
+
+    attack = "membership inference on exchanged models"
+    metric = "area under the ROC curve"
+    chance, margin = 0.5, 0.05
+    question = "Can the adversary tell from a model whether a given record trained it?"
+    ability = "tell from a model whether a given record trained it"
+    not_covered = (
+        "Records that the adversary chose or planted, attacks with hundreds of shadow models, and what all rounds'"
+        " models tell together."
+    )
+
+    def __init__(self) -> None:
+        self._last: tuple[str, Shadows] | None = None
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Score every site's training samples and outsiders under each model that the adversary reads."""
+        by_reading: dict[str, list[Scores]] = {}
+        for victim in run.sites:
+            for read in exchanged(run, adversary, victim):
+                by_reading.setdefault(read.reading, []).extend(self._scores(run, victim, read))
+        return [measured_scores(reading, scores) for reading, scores in by_reading.items()]
+
+    def _scores(self, run: RecordedRun, victim: str, read: Exchanged) -> list[Scores]:
+        """Return the scores of the victim's members (m,) and outsiders (n,), in the parts that are resampled."""
+        shadows, target = self._shadows(run), model_with(run, read.vector)
+        parts = run.sites[victim].train, auxiliary(run, victim).outsiders
+        scores = [_standardised(run.agreement, target, shadows, part) for part in parts]
+        return _by_class(run, victim, scores)
+
+    def _shadows(self, run: RecordedRun) -> Shadows:
+        """Return the shadow models of a run, which another protection leaves as they are."""
+        training = f"{run.seed} {run.config.model_dump_json(exclude={'protection', 'out'})}"
+        if self._last is None or self._last[0] != training:
+            self._last = training, shadows_of(run)
+        return self._last[1]
+
+
+def common_public(run: RecordedRun) -> LabelledImages:
+    """Return the public samples that are no outsiders of any site, so that no shadow model saw a candidate."""
+    parts = [auxiliary(run, name).public for name in run.sites]
+    contents = [[each.numpy().tobytes() for each in part.inputs] for part in parts]
+    shared = reduce(set.__and__, map(set, contents))
+    return parts[0].take(
+        np.array([i for i, each in enumerate(contents[0]) if each in shared], dtype=np.int64)
+    )
+
+
+def shadows_of(run: RecordedRun) -> Shadows:
+    """Train shadow models, each on a random part of the public samples, of a site's size if there are as many."""
+    public, rng = common_public(run), np.random.default_rng(0)
+    size = min(int(_share(run.agreement) * len(public)), max(len(site.train) for site in run.sites.values()))
+    orders = [rng.permutation(len(public)) for _ in range(SHADOWS)]
+    seen = [public.take(order[:size]) for order in orders]
+    models = [_trained(run, part, i) for i, part in enumerate(seen)]
+    return Shadows(models, seen, [public.take(order[size:]) for order in orders])
+
+
+def _share(agreement: Agreement) -> float:
+    """Return the share of the public samples that a shadow model may train on; the rest trains a classifier."""
+    return 0.5 if agreement.method.traits.averaged is ModelPart.EXTRACTOR else 0.9
+
+
+def _trained(run: RecordedRun, samples: LabelledImages, number: int) -> PrototypeModel:
+    """Return a model trained by the run's recipe and schedule on samples of the adversary's."""
+    agreement = run.agreement
+    data = SiteData(TensorDataset(samples.inputs, torch.from_numpy(samples.labels)), None)
+    learner = build_learner(
+        agreement,
+        f"shadow-{number}",
+        data,
+        model=agreement.training.model,
+        device="cpu",
+        pretrained=run.config.pretrained,
+    )
+    for round_number in range(1, agreement.rounds + 1):
+        learner.train(round_number, None)
+    return model_with(run, learner.averaged())
+
+
+def _standardised(
+    agreement: Agreement, target: PrototypeModel, shadows: Shadows, candidates: LabelledImages
+) -> Rows:
+    """Return each candidate's confidence (N,) less the shadow models', divided by 1 and their deviation together."""
+    pairs = list(zip(shadows.models, shadows.unseen, strict=True))
+    own = np.array([_confidence(agreement, target, unseen, candidates) for _, unseen in pairs])
+    out = np.array([_confidence(agreement, model, unseen, candidates) for model, unseen in pairs])
+    return np.asarray((own - out).mean(axis=0) / (1.0 + out.std(axis=0)))
+
+
+def _confidence(
+    agreement: Agreement, model: PrototypeModel, public: LabelledImages, candidates: LabelledImages
+) -> Rows:
+    """Return log p − log(1 − p) (N,) for p, the probability of each candidate's own label."""
+    logs = np.full((len(candidates), len(agreement.classes)), _LEAST)
+    if agreement.method.traits.averaged is ModelPart.EXTRACTOR:
+        head = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=_SHRINKAGE)
+        head.fit(features_of(model, public.inputs), public.labels)
+        logs[:, head.classes_] = head.predict_log_proba(features_of(model, candidates.inputs))
+    else:
+        with torch.no_grad():
+            parts = [outputs_of(model, part).logits for part in torch.split(candidates.inputs, _BATCH)]
+        logs = torch.log_softmax(torch.cat(parts).double(), dim=1).numpy()
+    own = np.nan_to_num(logs[np.arange(len(candidates)), candidates.labels], nan=_LEAST).clip(_LEAST, -1e-12)
+    return np.asarray(own - np.log(-np.expm1(own)))
+
+
+def _by_class(run: RecordedRun, victim: str, scores: Sequence[Rows]) -> list[Scores]:
+    """Divide scores of the victim's members and outsiders by class, or not if the sites alone make an interval."""
+    if len(run.sites) >= FEWEST_CLUSTERS:
+        return [Scores(*scores)]
+    labels = run.sites[victim].train.labels, auxiliary(run, victim).outsiders.labels
+    classes = range(len(run.agreement.classes))
+    parts = [Scores(scores[0][labels[0] == k], scores[1][labels[1] == k]) for k in classes]
+    return [each for each in parts if len(each.members) and len(each.outsiders)]

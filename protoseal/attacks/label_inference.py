@@ -1,0 +1,339 @@
+"""Inference of classes, class frequencies and domains: facts about a site's data set as a whole, not about one record.
+
+- Presence: sites state their classes in the clear, in every protection, because the coordinator counts holders.
+- Class frequencies: counts that are sent in the clear; the numbers of local prototypes of a class; the biases of an
+  uploaded classifier, since training raises those of frequent classes; and the lengths of prototypes, since training
+  lengthens those of frequent classes, and noise those of rare ones. A rotation keeps lengths.
+- Domains: of two sites' prototypes of a class, the one nearer to public samples of a domain is said to be from it.
+
+An extractor shows by itself on which domain it was trained, and so would any vector that is read under it. Two sites'
+vectors are therefore compared under one extractor: if what is read does not depend on the site, half of the answers
+are right. Limit: the adversary has the extractor of one of the two sites, which a run of PFPL does not send.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import beta, rankdata  # type: ignore[import-untyped]  # it ships no types
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from agreement import ModelPart
+from agreement.payload_forms import limits_of
+from agreement.round_plan import Form
+from protoseal.attacks.adversaries import Adversary, Learned, payload_of, readings
+from protoseal.attacks.case import Case
+from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows
+from protoseal.attacks.verdicts import Measured, clustered_interval
+from protoseal.simulation.experiment import scene_of
+from protoseal.splits import SiteArrays
+from protoseal_wire import codec
+from protoseal_wire.codec import CodecError
+from protoseal_wire.messages import ActiveList, Phase
+from secure_client.training.averaged_parameters import Averaged
+
+Bools = NDArray[np.bool_]
+
+FEWEST_CLASSES = 4
+"""Fewest classes of a site whose frequencies can be ranked."""
+FEWEST_PUBLIC = 4
+"""Fewest public samples of a class and domain whose mean the adversary takes."""
+MOSTLY = 0.8
+"""Share of a site's samples of a class that are of one domain, if the class is said to have that domain."""
+_SAME = 1e-9
+"""Relative difference below which lengths are equal but for rounding."""
+_NEAR_ONE = 0.999
+"""Largest rank correlation that Fisher's transformation is given."""
+LENGTHS = "lengths of its rows, which a rotation keeps"
+
+
+class Presence(Case):
+    """Case of presence inference: the classes that a site has."""
+
+    attack = "presence of classes"
+    metric = "balanced accuracy over sites and classes"
+    chance, margin = 0.5, 0.2
+    question = "Can the adversary tell which classes a site has records of?"
+    ability = "tell which classes a site has records of"
+    not_covered = "Classes of which a site has few records, and records that leave or join between rounds."
+    by_design = True
+    adversaries = (Adversary.COORDINATOR, Adversary.PEER)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Compare the stated classes with those of the training samples; no result if every site has all classes."""
+        stated = _stated(run, adversary)
+        truth = np.array([_counts(run, site) > 0 for site in stated]).ravel()
+        right = truth == np.array(list(stated.values())).ravel()
+        if truth.all() or not truth.any():
+            return []
+        ends = np.mean([share_interval(right[part]) for part in (truth, ~truth)], axis=0)
+        value, low, high = (float(each) for each in ends)
+        return [Measured(value, low, high, len(truth), "the sites' statements of their classes")]
+
+
+def _stated(run: RecordedRun, adversary: Adversary) -> Mapping[str, Bools]:
+    """Return the classes in the sites' last statements, as the coordinator has them, or another site's active list."""
+    if adversary is Adversary.COORDINATOR:
+        mine = {site: run.upload(site, Phase.PRESENCE).content for site in run.sites}
+        return {
+            site: codec.decode_presence(each, limits_of(run.agreement)).holds for site, each in mine.items()
+        }
+    first = min(run.sites)
+    lists = [active for _, content in run.downloads[first] for active in _active_lists(run, content)]
+    return {each.site: each.holds for each in lists[-1].statements if each.site != first}
+
+
+def _active_lists(run: RecordedRun, content: bytes) -> Iterator[ActiveList]:
+    try:
+        yield codec.decode_active_list(content, limits_of(run.agreement))
+    except CodecError:
+        return
+
+
+class ClassFrequencies(Case):
+    """Case of label-distribution inference: the order of a site's classes by their numbers of records."""
+
+    attack = "class frequencies"
+    metric = "rank correlation with a site's true counts, over its classes"
+    chance, margin = 0.0, 0.3
+    question = "Can the adversary tell which classes are frequent at a site, and which are rare?"
+    ability = "tell which classes are frequent at a site, and which are rare"
+    not_covered = "Attacks that simulate sites with known counts, and changes of counts between rounds."
+    adversaries = (Adversary.COORDINATOR, Adversary.COLLUSION)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Rank each site's classes by each estimate; no result if counts are equal."""
+        estimates = [*_estimates_from_prototypes(run, adversary), *_estimates_from_other_parts(run)]
+        results = (_ranked(run, each) for each in estimates)
+        return [each for each in results if each is not None]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimated frequencies (K,) of each site's classes, in any unit, NaN where there is no estimate."""
+
+    basis: str
+    by_site: Mapping[str, NDArray[Any]]
+
+
+def _ranked(run: RecordedRun, estimate: Estimate) -> Measured | None:
+    """Return the mean rank correlation by Fisher's transformation, with the variance of Fieller et al. (1957)."""
+    found = [_rank_correlation(_counts(run, site), each) for site, each in estimate.by_site.items()]
+    known = np.array([each for each in found if each is not None]).reshape(-1, 2)
+    if not len(known):
+        return None
+    weights = known[:, 1] - 3.0
+    mean = float(np.arctanh(known[:, 0].clip(-_NEAR_ONE, _NEAR_ONE)) @ weights / weights.sum())
+    reach = 1.96 * np.sqrt(1.06 / weights.sum())
+    value, low, high = (float(np.tanh(each)) for each in (mean, mean - reach, mean + reach))
+    return Measured(value, low, high, int(known[:, 1].sum()), estimate.basis)
+
+
+def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, int] | None:
+    """Return Spearman's correlation over the classes held, and their number; None where the counts give no order."""
+    known = (counts > 0) & np.isfinite(estimate)
+    if known.sum() < FEWEST_CLASSES or np.ptp(counts[known]) == 0:
+        return None
+    guessed = np.ptp(estimate[known]) > _SAME * np.abs(estimate[known]).max()
+    correlation = np.corrcoef(rankdata(counts[known]), rankdata(estimate[known]))[0, 1] if guessed else 0.0
+    return float(correlation), int(known.sum())
+
+
+def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterator[Estimate]:
+    """Yield, for each reading, how much longer a site's prototype of a class is than the sites' mean."""
+    learned = {site: readings(run, adversary, site) for site in run.sites}
+    for reading, by_site in by_reading(learned).items():
+        lengths = np.array([_lengths(each, len(run.agreement.classes)) for each in by_site.values()])
+        held = np.isfinite(lengths)
+        mean = np.where(held, lengths, 0.0).sum(axis=0) / np.maximum(held.sum(axis=0), 1)
+        own = lengths - mean
+        excess = own if np.nanmax(np.abs(own), initial=0.0) > _SAME * np.nanmax(lengths) else lengths
+        if run.agreement.privacy is not None:
+            excess = -excess  # noise lengthens the means of rare classes, which divide it by fewer records
+        yield Estimate(f"lengths of {reading}", dict(zip(by_site, excess, strict=True)))
+
+
+def _lengths(learned: Learned, classes: int) -> Rows:
+    """Return the mean length of each class's rows, (K,), NaN for none."""
+    lengths = np.linalg.norm(learned.rows, axis=1)
+    counts = np.bincount(learned.labels, minlength=classes)
+    sums = np.bincount(learned.labels, weights=lengths, minlength=classes)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
+    agreement, classes = run.agreement, len(run.agreement.classes)
+    if agreement.plan.values is Form.LOCAL_CLUSTERS:
+        arrays = {site: payload_of(run.upload(site), agreement).arrays for site in run.sites}
+        counts = {site: np.bincount(a[1].astype(np.int64), a[2], classes) for site, a in arrays.items()}
+        counts = {site: np.where(each > 0, each, np.nan) for site, each in counts.items()}
+        yield Estimate("its sample counts, in the clear", counts)
+    if Phase.DIRECTIONS in agreement.plan.phases:
+        shown = {
+            site: payload_of(run.upload(site, Phase.DIRECTIONS), agreement).arrays[1] for site in run.sites
+        }
+        numbers = {s: np.bincount(a.astype(np.int64), minlength=classes) * 1.0 for s, a in shown.items()}
+        yield Estimate("its numbers of local prototypes of each class", numbers)
+    uploads_model = agreement.plan.values in (Form.VECTOR, Form.LOCAL_CLUSTERS)
+    if uploads_model and agreement.method.traits.averaged in (ModelPart.MODEL, ModelPart.NOT_NORMS):
+        biases = {site: _biases(run, site) for site in run.sites}
+        mean = np.mean(list(biases.values()), axis=0)
+        yield Estimate("the biases of its classifier", {site: each - mean for site, each in biases.items()})
+
+
+def _biases(run: RecordedRun, site: str) -> Rows:
+    """Return the biases (K,) of the classifier that the site uploaded."""
+    layout = run.agreement.layout
+    vector = payload_of(run.upload(site), run.agreement).arrays[-1]
+    samples = vector[layout.means] if layout.weighted else 1.0
+    model = copy.deepcopy(run.sites[site].model)  # for its shapes, which are agreed
+    Averaged(model, run.agreement.method.traits.averaged).load(layout.split(vector)[1] / samples)
+    bias = getattr(model.classifier, "bias", None)
+    if not isinstance(bias, torch.Tensor):
+        return np.zeros(len(run.agreement.classes))
+    return np.asarray(bias.detach().double().numpy())
+
+
+class Domains(Case):
+    """Case of property inference: the domains of two sites' samples of a class."""
+
+    attack = "domain of a site's data"
+    metric = "share of pairs of sites whose domains are told apart"
+    chance, margin = 0.5, 0.15
+    question = "Can the adversary tell from which source, device or population a site's records are?"
+    ability = "tell from which source, device or population a site's records are"
+    not_covered = (
+        "Domains of which the adversary has no samples, and what a site's feature extractor shows by itself: an"
+        " extractor that is uploaded in the clear shows more than prototypes do."
+    )
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Compare each two sites' classes; no result unless two sites have a class of different domains."""
+        public = Public.of(run)
+        views = {site: with_lengths(run, readings(run, adversary, site)) for site in public.owned}
+        results = []
+        for reading, learned in by_reading(views).items():
+            told = [_told_apart(learned, public, number) for number in range(len(run.agreement.classes))]
+            if any(len(each) for each in told):
+                results.append(over_clusters([each for each in told if len(each)], reading))
+        return results
+
+
+@dataclass(frozen=True)
+class Public:
+    """Public samples: ``labels`` and ``domains`` (N,), and ``features`` (N, d) under each site's extractor.
+
+    ``owned`` has the truth: the domain of each site's classes, without those whose samples are of several domains.
+    """
+
+    features: Mapping[str, Rows]
+    labels: Labels
+    domains: NDArray[np.str_]
+    owned: Mapping[str, Mapping[int, str]]
+
+    @classmethod
+    def of(cls, run: RecordedRun) -> Public:
+        """Return the test samples of all sites, and the domains of their training samples."""
+        sites = scene_of(run.config, run.seed).divided.sites
+        inputs = torch.cat([run.sites[site.name].test.inputs for site in sites])
+        labels = np.concatenate([run.sites[site.name].test.labels for site in sites])
+        domains = np.concatenate([np.array(site.domains)[site.test.domains] for site in sites])
+        owned = {site.name: dict(_owned(site, run.sites[site.name].labels)) for site in sites}
+        owned = {name: each for name, each in owned.items() if each}
+        return cls({name: run.sites[name].features(inputs) for name in owned}, labels, domains, owned)
+
+    def of_domain(self, site: str, number: int, domain: str) -> Rows:
+        """Return the features of a class and domain under a site's extractor."""
+        return np.asarray(self.features[site][(self.labels == number) & (self.domains == domain)])
+
+
+def _owned(site: SiteArrays, classes: Labels) -> Iterator[tuple[int, str]]:
+    for number in np.unique(classes):
+        counts = np.bincount(site.train.domains[site.train.labels == number], minlength=len(site.domains))
+        if counts.sum() and counts.max() >= MOSTLY * counts.sum():
+            yield int(number), site.domains[counts.argmax()]
+
+
+def _told_apart(learned: Mapping[str, Learned], public: Public, number: int) -> Rows:
+    """Return for each two sites with different domains of the class whether they are told apart: 1, 0, ½ for a tie."""
+    holders = [
+        site for site, each in learned.items() if number in public.owned[site] and number in each.labels
+    ]
+    pairs = [
+        pair for pair in combinations(holders, 2) if len({public.owned[site][number] for site in pair}) == 2
+    ]
+    scores = (
+        sum(_preference(learned, public, number, pair, extractor) for extractor in pair) for pair in pairs
+    )
+    return np.array([(np.sign(score) + 1.0) / 2.0 for score in scores])
+
+
+def _preference(
+    learned: Mapping[str, Learned], public: Public, number: int, pair: tuple[str, str], extractor: str
+) -> float:
+    """Return how much more the first site's rows look like its own domain than the second's do, under one extractor."""
+    samples = [public.of_domain(extractor, number, public.owned[site][number]) for site in pair]
+    rows = [learned[site].of_class(number).mean(axis=0, keepdims=True) for site in pair]
+    if min(map(len, samples)) < FEWEST_PUBLIC:
+        return 0.0
+    if rows[0].shape[1] == 1:
+        samples = [np.linalg.norm(each, axis=1, keepdims=True) for each in samples]
+    names = np.repeat([1, 0], [len(each) for each in samples])
+    classifier = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(
+        np.concatenate(samples), names
+    )
+    one, two = classifier.decision_function(np.concatenate(rows))
+    return float(one - two)
+
+
+# Shared
+
+
+def by_reading(views: Mapping[str, Sequence[Learned]]) -> dict[str, dict[str, Learned]]:
+    """Return for each reading what was read of each site that has it."""
+    found: dict[str, dict[str, Learned]] = {}
+    for site, every in views.items():
+        for learned in every:
+            found.setdefault(learned.reading, {})[site] = learned
+    return found
+
+
+def with_lengths(run: RecordedRun, learned: Sequence[Learned]) -> list[Learned]:
+    """Return the readings, and after rotated rows their lengths, (M, 1)."""
+    return list(chain.from_iterable([each, *_lengths_kept(run, each)] for each in learned))
+
+
+def _lengths_kept(run: RecordedRun, learned: Learned) -> Iterator[Learned]:
+    if run.agreement.plan.values is Form.ROWS and "as they are" in learned.reading:
+        yield replace(learned, reading=LENGTHS, rows=np.linalg.norm(learned.rows, axis=1, keepdims=True))
+
+
+def over_clusters(scores: Sequence[Rows], basis: str) -> Measured:
+    """Return the mean of all clusters' scores in [0, 1], each (n,), with an interval by resampling whole clusters."""
+    value = float(np.concatenate(scores).mean())
+
+    def mean(chosen: Labels) -> float:
+        return float(np.concatenate([scores[i] for i in chosen]).mean())
+
+    exact = set(np.concatenate(scores).tolist()) == {0.5}  # ties: the reading does not depend on the site
+    low, high = (0.5, 0.5) if exact else clustered_interval(mean, len(scores))
+    return Measured(value, min(low, value), max(high, value), len(scores), basis)
+
+
+def share_interval(right: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Return the share of true values (n,) with the exact 95 % interval of Clopper and Pearson (1934)."""
+    hits, misses = int(right.sum()), int((~right).sum())
+    low = float(beta.ppf(0.025, hits, misses + 1)) if hits else 0.0
+    high = float(beta.ppf(0.975, hits + 1, misses)) if misses else 1.0
+    return hits / (hits + misses), low, high
+
+
+def _counts(run: RecordedRun, site: str) -> Labels:
+    return np.bincount(run.sites[site].train.labels, minlength=len(run.agreement.classes))

@@ -1,0 +1,102 @@
+"""Audit of the noise in the recorded run: what the sites drew and sent, against their records.
+
+The code is that of ``protoseal budget audit run`` (:mod:`protoseal.audit.run_audit`). No mechanism is
+played anew, so that noise which the run left out is found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+
+from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.case import Case
+from protoseal.attacks.recorded_run import RecordedRun
+from protoseal.attacks.verdicts import Measured
+from protoseal.audit.canary_audit import Verdict
+from protoseal.audit.exact_sums import Claim
+from protoseal.audit.release_checks import deviation_check
+from protoseal.audit.run_audit import audit_run
+from protoseal.audit.run_checks import Outcome
+from protoseal.audit.sent_checks import gaussian_epsilon
+from secure_client.privacy.run_cost import SIMULATED_DELTA
+
+LEVEL = 0.01
+"""Probability with which a run that keeps its claim has a weakness found."""
+_NO_POWER = 1.5
+"""Upper end of the interval of an audit that half the noise might have passed."""
+_HALF = 0.5
+
+
+class NoiseAudit(Case):
+    """Case of the audit of a recorded run whose sites have noise of their own; the undefended run has half of it."""
+
+    attack = "audit of the noise"
+    metric = "weaknesses found in what sites drew and sent"
+    chance, margin = 0.0, 1.0
+    question = "Does the run lose more privacy than it claims?"
+    ability = "learn more from noisy values than the claimed ε allows"
+    not_covered = (
+        "Noise that sites share, noise from a known seed, and what `protoseal budget audit run` lists as not"
+        " covered."
+    )
+    adversaries: Sequence[Adversary] = (Adversary.COORDINATOR,)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (all see releases)
+        """Audit what the sites of the run kept; nothing without noise of a site's own."""
+        if not _noise_of(run):
+            return ()
+        audit = audit_run(run.agreement.run, run.kept, LEVEL)
+        weaknesses = float(len({check.weakness for _, check in audit.of(Outcome.FOUND)}))
+        high = _NO_POWER if audit.verdict is Verdict.TOO_WEAK else weaknesses
+        noise = _noise_of(run)
+        return (
+            Measured(
+                weaknesses,
+                weaknesses,
+                max(weaknesses, high),
+                trials=len(noise),
+                basis="what the sites kept of all rounds, and their records",
+                details=_epsilons(run),
+            ),
+        )
+
+    def reference(self, run: RecordedRun) -> Measured | None:
+        """Return the audit of the same run with half of its noise."""
+        noise = _noise_of(run)
+        if not noise:
+            return None
+        half = deviation_check([_HALF * draw for draw in noise], LEVEL)
+        value = float(half.outcome is Outcome.FOUND)
+        return Measured(value, value, value, trials=len(noise), basis="half the noise of this run")
+
+
+def _noise_of(run: RecordedRun) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+    """Return the noise of all draws, in units of the claimed deviation; none where sites share it."""
+    if run.agreement.privacy is None or run.agreement.distributed_noise:
+        return []
+    return [draw for evidence in run.kept.values() for draw in evidence.noise]
+
+
+def _epsilons(run: RecordedRun) -> dict[str, float]:
+    """Return the claimed ε of a site's releases, and a lower bound by the noise that all sites drew together."""
+    squares = np.concatenate([np.square(draw).ravel() for draw in _noise_of(run)])
+    # The largest deviation that is not refuted gives the least ε.
+    least, largest = (
+        math.sqrt(float(squares.sum()) / float(stats.chi2.ppf(level, len(squares))))
+        for level in (1 - LEVEL, LEVEL)
+    )
+    releases = max(len(evidence.drawn) for evidence in run.kept.values())
+    one = Claim.of(run.agreement).multiplier / math.sqrt(releases)
+    return {
+        "privacy loss promised for the releases: ε at most": gaussian_epsilon(one, SIMULATED_DELTA),
+        "privacy loss shown by their noise: ε at least": gaussian_epsilon(
+            one * max(largest, 1e-3), SIMULATED_DELTA
+        ),
+        "measured noise ÷ claimed noise": math.sqrt(float(squares.mean())),
+        "98 % interval of that ratio: least": least,
+        "most": largest,
+    }

@@ -1,0 +1,200 @@
+"""Sums of a recorded run's last round, as the parties open them: each site, a group's leader, and the coordinator.
+
+The coordinator's sums come from the coordinator's own code, on the messages that it received. A site opens the results
+and sums that it downloaded, under ``ckks`` with the key that every site holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from agreement import Agreement
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
+from agreement.aggregation.means import Means
+from agreement.cohorts import group_cohort
+from agreement.payload_forms import limits_of, result_form, sums_form
+from agreement.round_plan import ExchangeKind, Form
+from algorithms.fedplcc import GlobalClusters
+from algorithms.gram_matrix import Bool
+from crypto.ckks.group_mixing import MixingSite
+from crypto.ckks.secret_key import CkksSecret
+from crypto.ckks.sums import SummingSite
+from crypto.keys import KEY_BYTES
+from crypto.pki.certificate_fields import load_certificate, p256_key
+from crypto.pki.trust import fingerprint
+from crypto.protection import Payload
+from crypto.prototype_row_checks import whole_numbers
+from crypto.roster import Member, Roster
+from protoseal.attacks.recorded_run import RecordedRun, Rows
+from protoseal_wire import codec
+from protoseal_wire.messages import ActiveList, Assignment, Phase, PhaseKey
+from secure_server.exchanges.base import Attempt
+from secure_server.exchanges.masked_sums import MaskedSums
+from secure_server.exchanges.plain_sums import PlainSums
+from secure_server.rounds.state import Groups
+
+# Results, as a site opens them
+
+
+def ckks_key_of(run: RecordedRun, site: str) -> CkksSecret:
+    """Return the CKKS key that the site holds."""
+    return CkksSecret.from_bytes(run.setups[site].group[KEY_BYTES:])
+
+
+def means_in(run: RecordedRun, site: str, content: bytes) -> Means:
+    """Return the means in a result that the site received, of a method that sums without clusters."""
+    agreement, payload = run.agreement, _decoded(run, content)
+    match agreement.plan.result:
+        case Form.CIPHERTEXTS if agreement.method.is_grouped:
+            groups = EncryptedGroups(agreement)
+            return groups.mixed(MixingSite(ckks_key_of(run, site), groups.form).unprotect(payload))
+        case Form.CIPHERTEXTS:
+            return _decrypted_means(run, site, payload)
+        case Form.PEER_SUMS:
+            total, holders = payload.arrays
+            rows, model = agreement.layout.split(total)
+            return Means(rows / holders.clip(1.0)[:, None], holders > 0.0, model)
+        case _:
+            return _means(agreement, payload)
+
+
+def clusters_in(run: RecordedRun, site: str, content: bytes) -> tuple[GlobalClusters, Rows]:
+    """Return the clusters and the mean model (p + q,) in a result that the site received."""
+    agreement, payload = run.agreement, _decoded(run, content)
+    if agreement.plan.result is Form.CLUSTERS:
+        rows, classes, weights, averaged = payload.arrays
+        return GlobalClusters(rows, classes.astype(np.int64), weights), averaged
+    labels = whole_numbers(payload.arrays[0], len(agreement.classes))
+    sums = EncryptedClusterSum(agreement, len(labels))
+    return sums.means(decrypted(run, site, payload, sums), labels)
+
+
+def decrypted(
+    run: RecordedRun, site: str, payload: Payload, sums: EncryptedSum | EncryptedClusterSum
+) -> Rows:
+    """Decrypt an upload to sums of ciphertexts, or a sum of uploads, with the site's key."""
+    ciphertexts = Payload(payload.scheme, blobs=payload.blobs)
+    return SummingSite(ckks_key_of(run, site), sums.form).unprotect(ciphertexts, run.agreement.max_sites)
+
+
+def _decrypted_means(run: RecordedRun, site: str, payload: Payload) -> Means:
+    sums = EncryptedSum(run.agreement)
+    return sums.means(sums.opened(decrypted(run, site, payload, sums)))
+
+
+def _decoded(run: RecordedRun, content: bytes) -> Payload:
+    return codec.decode_payload(content, limits_of(run.agreement), result_form(run.agreement))
+
+
+def _means(agreement: Agreement, payload: Payload) -> Means:
+    vector, has = payload.arrays
+    rows, model = agreement.layout.split(vector)
+    return Means(rows, has == 1.0, model)
+
+
+# Members of the round
+
+
+def group_of(run: RecordedRun, site: str) -> tuple[str, ...]:
+    """Return the participants of the site's group; every site and the coordinator know all groups."""
+    return next(group for group in groups_of(run) if site in group)
+
+
+@lru_cache(maxsize=8)
+def groups_of(run: RecordedRun) -> Groups:
+    """Return the participants of the last round by their groups, as every site was told."""
+    limits, form = limits_of(run.agreement), result_form(run.agreement)
+    content = _request(run, min(run.sites), Phase.PRESENCE)
+    there = {each.site for each in _active_list(run).statements}
+    groups = codec.decode_round_start(content, limits, form).groups
+    return tuple(tuple(site for site in group if site in there) for group in groups)
+
+
+def holds_in(run: RecordedRun, group: tuple[str, ...]) -> Bool:
+    """Return the classes (n, K) that each member of a group adds to the group's sum, as its members stated."""
+    return group_cohort(_active_list(run), group, run.agreement).holds
+
+
+def assignment_of(run: RecordedRun) -> Assignment | None:
+    """Return the assignment to clusters that every site was sent; None under ``plain``, where no site is."""
+    step = {ExchangeKind.MASKED_CLUSTERS: Phase.SHARES, ExchangeKind.ENCRYPTED_CLUSTERS: Phase.VALUES}
+    phase = step.get(run.agreement.plan.exchange)
+    if phase is None:
+        return None
+    return codec.decode_assignment(_request(run, min(run.sites), phase), limits_of(run.agreement))
+
+
+def _active_list(run: RecordedRun) -> ActiveList:
+    content = _request(run, min(run.sites), run.agreement.plan.phases[0])
+    return codec.decode_active_list(content, limits_of(run.agreement))
+
+
+def _request(run: RecordedRun, site: str, phase: Phase) -> bytes:
+    """Return what the site downloaded for a step of the last attempt."""
+    key = replace(_last_attempt(run), phase=phase)
+    return dict(run.downloads[site])[key]
+
+
+def _last_attempt(run: RecordedRun) -> PhaseKey:
+    return replace(run.result(min(run.sites))[0], phase=Phase.PRESENCE)
+
+
+# Groups' means
+
+
+def leader_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
+    """Return the group's means under ``ckks``, which its leader, the first by name, decrypts and nobody else receives.
+
+    Only for a method with groups.
+    """
+    leader = min(group)
+    content = _request(run, leader, Phase.MEANS)
+    payload = codec.decode_payload(content, limits_of(run.agreement), sums_form(run.agreement))
+    return _decrypted_means(run, leader, payload)
+
+
+@lru_cache(maxsize=16)
+def coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
+    """Return the group's means as the coordinator opens them under ``plain`` and ``masked``.
+
+    The result of a single group is its mean, so the coordinator's code computes the result of this group alone.
+    """
+    attempt = replace(_attempt(run), groups=(group,))
+    kind = MaskedSums if run.agreement.plan.masked else PlainSums
+    outcome = kind(run.agreement, limits_of(run.agreement)).outcome(attempt)
+    return _means(run.agreement, outcome.results[group[0]])
+
+
+def _attempt(run: RecordedRun) -> Attempt:
+    """Return the coordinator's view of the last attempt, from the messages that it received and sent."""
+    begun = _last_attempt(run)
+    answers = {(each.key, each.site): each.content for each in run.received if each.key is not None}
+    survivors = {
+        phase: tuple(sorted(site for key, site in answers if key == replace(begun, phase=phase)))
+        for phase in run.agreement.plan.phases
+    }
+    return Attempt(
+        key=begun,
+        roster=_roster(run),
+        active=_active_list(run),
+        groups=groups_of(run),
+        survivors=survivors,
+        answer=lambda phase, site: answers[replace(begun, phase=phase), site],
+    )
+
+
+def _roster(run: RecordedRun) -> Roster:
+    """Return the roster, with the hash that the sites answered."""
+    limits = limits_of(run.agreement)
+    request = [content for key, content in run.downloads[min(run.sites)] if key.phase is Phase.ROSTER][-1]
+    answer = [each.content for each in run.received if each.key and each.key.phase is Phase.ROSTER][-1]
+    members = {}
+    for each in codec.decode_roster(request, limits).statements:
+        certificate = load_certificate(each.certificate)
+        members[each.site] = Member(
+            each.site, each.channel_key, p256_key(certificate), fingerprint(certificate)
+        )
+    return Roster(members, codec.decode_roster_answer(answer, limits).roster_hash)

@@ -1,0 +1,339 @@
+"""Attacks on the protections themselves, from a recorded run's bytes: masks, rotations and CKKS.
+
+- Values: a protected upload, read as if nothing protected it, has none of the site's numbers.
+- Comparison: of two sites' prototypes, the adversary chooses the one that is nearer to what it reads. A rotation hides
+  directions, but keeps lengths and inner products.
+- Known rows: under one rotation Q, known pairs (x, Q·x) show every other row on their span (Procrustes problem): a
+  row y is Σ c_i x_i where Q·y is Σ c_i Q·x_i.
+- Key recovery: :mod:`protoseal.attacks.ckks_key_recovery`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.payload_forms import limits_of, result_form
+from agreement.round_plan import Form
+from crypto.ckks.packing import Packing
+from crypto.ckks.parameters import Ciphertext, answer_forms
+from crypto.ckks.parameters import Form as CiphertextForm
+from crypto.ckks.secret_key import CkksSecret
+from crypto.ckks.serialization import read_payload
+from crypto.keys import KEY_BYTES
+from crypto.plain import SCHEME as PLAIN
+from crypto.protection import Combination
+from protoseal.attacks.adversaries import Adversary, Learned, payload_of, readings
+from protoseal.attacks.case import Case
+from protoseal.attacks.ckks_key_recovery import NoKey, decrypted_polynomial, recovered
+from protoseal.attacks.label_inference import LENGTHS, by_reading, over_clusters, share_interval, with_lengths
+from protoseal.attacks.recorded_run import RecordedRun, Rows
+from protoseal.attacks.verdicts import Measured
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase
+from secure_server.storage.store import Received
+
+EXACT = 1e-5
+"""Largest error of a number that was read exactly, in units of the norm bound; questions state it."""
+FEWEST_HOLDERS = 3
+"""Fewest holders of a class in which rows are known and one is not."""
+ORDERS = 5
+"""Random orders in which the adversary comes to know rows."""
+
+
+class Values(Case):
+    """Case of reading values: the share of a prototype's numbers that the adversary reads exactly."""
+
+    attack = "reading protected values"
+    metric = "share of the numbers of prototypes other than zero that are read exactly"
+    chance, margin = 0.0, 0.5
+    question = (
+        "Can the adversary read the exact values of a site's prototypes (with noise, the noisy values), as numbers to"
+        " 1e-5 of the norm bound?"
+    )
+    ability = (
+        "read the exact values of a site's prototypes (as numbers, to 1e-5; with noise, the noisy values)"
+    )
+    reads_values = True
+    not_covered = "Values that are read approximately, and what the prototypes show of records."
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Compare each reading of each class with the truth; classes are the independent parts."""
+        views = {site: readings(run, adversary, site) for site in run.sites}
+        return list(_by_class(run, views, _exact))
+
+
+class Comparison(Case):
+    """Case of comparison: which of two sites' prototypes of a class is the one that was read."""
+
+    attack = "recognition of prototypes"
+    metric = "share of pairs of candidates of which the right one is chosen"
+    chance, margin = 0.5, 0.2
+    question = "Can the adversary confirm that a prototype that was sent is the one it suspects?"
+    ability = "confirm a suspicion of which prototype was sent"
+    not_covered = "Candidates that differ less than two sites' prototypes of a class do."
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+        """Choose between the victim's prototype and another site's by cosine, and under a rotation by length."""
+        views = {site: with_lengths(run, readings(run, adversary, site)) for site in run.sites}
+        results = list(_by_class(run, views, _chosen))
+        return [
+            replace(each, details=_inner_products(run, views)) if each.basis == LENGTHS else each
+            for each in results
+        ]
+
+
+class KnownRows(Case):
+    """Case of known rows under a rotation: the part of an unknown row that known pairs show."""
+
+    attack = "rotation, with known prototypes"
+    metric = "share recovered of what the known prototypes' mean leaves open"
+    chance, margin = 0.0, 0.5
+    question = "Can a coordinator that knows other sites' prototypes read the remaining site's?"
+    ability = "read a site's prototypes where it already knows all other sites'"
+    reads_values = True
+    not_covered = "Prototypes that are known inexactly."
+    adversaries = (Adversary.COORDINATOR,)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
+        """Recover each site's row from all other holders' rows, and as a curve from fewer of them."""
+        if run.agreement.plan.values is not Form.ROWS:
+            return []
+        classes = [
+            number
+            for number in range(len(run.agreement.classes))
+            if len(_holders(run, number)) >= FEWEST_HOLDERS
+        ]
+        shares = [_shares(run, number) for number in classes]
+        if not shares:
+            return []
+        words = "its rotated rows, and all other sites' prototypes" if _rotated(run) else "its prototypes"
+        measured = over_clusters([each[:, -1, 0] for each in shares], words)
+        most = min(each.shape[1] for each in shares)
+        mean = np.mean([each[:, :most].mean(axis=0) for each in shares], axis=0)
+        x = tuple(float(m) for m in range(1, most + 1))
+        names = ("what the mean leaves open", "length")
+        curves = {name: (x, tuple(map(float, mean[:, i]))) for i, name in enumerate(names)}
+        details = {"share of the length, from one known prototype": float(mean[0, 1])}
+        return [replace(measured, curves=curves, details=details)]
+
+
+class KeyRecovery(Case):
+    """Case of key recovery under ``ckks``: the share of acknowledgements that give away the key, so every upload."""
+
+    attack = "key recovery from acknowledgements"
+    metric = "share of acknowledged results that give a site's prototypes exactly"
+    chance, margin = 0.0, 0.5
+    question = "Does anything that sites send back after decrypting a result give the key away?"
+    ability = "recover the decryption key from what sites send back"
+    not_covered = "Decryptions that leave a site by another way, and rounded ones."
+    adversaries = (Adversary.COORDINATOR,)
+
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
+        """Attack every acknowledgement; no result without a CKKS key, or for methods without one prototype a class."""
+        if not run.agreement.protection.ckks_key or run.agreement.clusters:
+            return []
+        opened = np.array(list(_opened(run)))
+        basis = "the results sent, and the sites' acknowledgements, of all rounds"
+        return [Measured(*share_interval(opened), len(opened), basis)] if len(opened) else []
+
+    def reference(self, run: RecordedRun) -> Measured | None:
+        """Return the attack on the same run, as if acknowledgements held the decryption."""
+        return next(iter(self.measure(told(run), Adversary.COORDINATOR)), None)
+
+
+# Readings, class by class
+
+
+Score = Callable[[RecordedRun, Mapping[str, Learned], int], Iterator[float]]
+"""Function of a run, what was read of each site, and a class, to scores in [0, 1]."""
+
+
+def _by_class(run: RecordedRun, views: Mapping[str, Sequence[Learned]], score: Score) -> Iterator[Measured]:
+    """Yield the mean score for each reading, with classes as the independent parts."""
+    for reading, learned in by_reading(views).items():
+        scores = [np.array(list(score(run, learned, number))) for number in range(len(run.agreement.classes))]
+        if any(len(each) for each in scores):
+            names = dict.fromkeys(name for each in learned.values() for name in each.details)
+            details = {
+                name: float(np.mean([each.details[name] for each in learned.values()])) for name in names
+            }
+            yield replace(over_clusters([each for each in scores if len(each)], reading), details=details)
+
+
+def _exact(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
+    """Yield the share of numbers read exactly, for each site with the class, each prototype by the nearest row read."""
+    for site, each in learned.items():
+        share = exact_share(each.of_class(number), _truth(run, site, number), run.agreement.norm_bound)
+        if share is not None:
+            yield share
+
+
+def exact_share(rows: Rows, truth: Rows, bound: float) -> float | None:
+    """Return the share of the numbers of ``truth`` (m, d) that the nearest of ``rows`` have; None if there are none.
+
+    Numbers near zero do not count: features that are zero at every site would be read from any result.
+    """
+    counted = np.abs(truth) > 2.0 * EXACT * bound
+    if not len(rows) or not counted.any():
+        return None
+    nearest = rows[[int(np.linalg.norm(rows - row, axis=1).argmin()) for row in truth]]
+    return float((np.abs(nearest - truth) <= EXACT * bound)[counted].mean())
+
+
+def _chosen(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
+    """Yield for each ordered pair of sites 1 if the first site's prototype is chosen, 0 if not, and ½ for a tie."""
+    holders = [site for site in _holders(run, number) if site in learned]
+    truth = {site: _truth(run, site, number).mean(axis=0) for site in holders}
+    for site, other in permutations(truth, 2):
+        rows = learned[site].of_class(number)
+        if len(rows):
+            one, two = (_nearness(rows.mean(axis=0), truth[each]) for each in (site, other))
+            yield (float(np.sign(one - two)) + 1.0) / 2.0
+
+
+def _nearness(read: NDArray[np.float64], candidate: NDArray[np.float64]) -> float:
+    """Return the cosine of a read row and a candidate, or for a length minus the difference of lengths."""
+    length = float(np.linalg.norm(candidate))
+    if len(read) == 1:
+        return -abs(float(read[0]) - length)
+    return float(read @ candidate) / max(length * float(np.linalg.norm(read)), 1e-12)
+
+
+def _inner_products(run: RecordedRun, views: Mapping[str, Sequence[Learned]]) -> dict[str, float]:
+    """Return the largest error of an inner product of two sites' rotated rows, relative to their lengths."""
+    errors = [0.0]
+    for number in range(len(run.agreement.classes)):
+        for pair in combinations(_holders(run, number), 2):
+            one, two = (views[site][0].of_class(number) for site in pair)
+            true_one, true_two = (_truth(run, site, number) for site in pair)
+            if len(one) and len(two):
+                scale = float(np.linalg.norm(true_one)) * float(np.linalg.norm(true_two))
+                errors.append(float(np.abs(one @ two.T - true_one @ true_two.T).max()) / scale)
+    return {"largest relative error of an inner product of two sites' rows": max(errors)}
+
+
+def _truth(run: RecordedRun, site: str, number: int) -> Rows:
+    return np.asarray(run.sites[site].rows[run.sites[site].labels == number])
+
+
+def _holders(run: RecordedRun, number: int) -> list[str]:
+    return [site for site in run.sites if len(_truth(run, site, number))]
+
+
+# Known rows
+
+
+def _rotated(run: RecordedRun) -> bool:
+    return any(payload_of(run.upload(site), run.agreement).scheme != PLAIN for site in run.sites)
+
+
+def _shares(run: RecordedRun, number: int) -> Rows:
+    """Return the shares recovered of what the mean leaves open, and of the length, by orders and known rows: (o, m, 2).
+
+    Each holder of the class is the victim in turn.
+    """
+    holders, rng = _holders(run, number), np.random.default_rng(number)
+    truth = np.concatenate([_truth(run, site, number) for site in holders])
+    uploads = [payload_of(run.upload(site), run.agreement).arrays[0][number] for site in holders]
+    sent, rotated = np.array(uploads) * run.agreement.norm_bound, _rotated(run)
+    shares = []
+    for victim, _ in [(victim, order) for victim in range(len(holders)) for order in range(ORDERS)]:
+        others = rng.permutation(np.delete(np.arange(len(holders)), victim))
+        known = [others[:most] for most in range(1, len(others) + 1)]
+        found = [
+            unknown_row(truth[each], sent[each], sent[victim]) if rotated else sent[victim] for each in known
+        ]
+        shares.append(
+            [_recovered(truth[victim], row, truth[each]) for row, each in zip(found, known, strict=True)]
+        )
+    return np.array(shares)
+
+
+def unknown_row(known: Rows, rotated: Rows, sent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a row (d,) as far as known rows (m, d) and the same ``rotated`` show it, from the row as it was ``sent``.
+
+    The result is the orthogonal projection of the row on the known rows' span: the row itself if m ≥ d, in general,
+    or if it lies in the span.
+    """
+    combination, *_ = np.linalg.lstsq(rotated.T, sent, rcond=None)
+    return np.asarray(combination @ known)
+
+
+def _recovered(truth: NDArray[np.float64], found: NDArray[np.float64], known: Rows) -> tuple[float, float]:
+    left = float(np.square(truth - found).sum())
+    open_before = float(np.square(truth - known.mean(axis=0)).sum())
+    length = float(np.linalg.norm(found)) / max(float(np.linalg.norm(truth)), 1e-12)
+    return 1.0 - left / max(open_before, 1e-12), length
+
+
+# Key recovery
+
+
+def _acknowledged(run: RecordedRun) -> list[tuple[bytes, Received]]:
+    """Return each result that a site was sent, with the site's answer."""
+    sent = {(site, key): content for site, downloads in run.downloads.items() for key, content in downloads}
+    return [
+        (sent[each.site, each.key], each)
+        for each in run.received
+        if each.key is not None and each.key.phase is Phase.RESULT
+    ]
+
+
+def _opened(run: RecordedRun) -> Iterator[bool]:
+    """Yield for each acknowledgement whether it gives the key, and the key the site's prototypes."""
+    for result, answer in _acknowledged(run) if run.agreement.method.traits.prototypes else []:
+        try:
+            secret = recovered(*_first_ciphertext(run, result), answer.content)
+        except NoKey:
+            yield False
+            continue
+        read = readings(_with_key(run, secret), Adversary.COLLUSION, answer.site)[-1]
+        truth = run.sites[answer.site].rows[np.isin(run.sites[answer.site].labels, read.labels)]
+        # A withheld class is sent as zeros.
+        sent = np.linalg.norm(read.rows, axis=1) > EXACT * run.agreement.norm_bound * len(read.rows[0])
+        yield bool(sent.any()) and bool(
+            (np.abs(read.rows[sent] - truth[sent]) <= EXACT * run.agreement.norm_bound).all()
+        )
+
+
+def told(run: RecordedRun) -> RecordedRun:
+    """Return the run as if each acknowledgement held the decryption of the result's first ciphertext."""
+    if not run.agreement.protection.ckks_key or run.agreement.clusters:
+        return run
+    results = {id(answer): result for result, answer in _acknowledged(run)}
+
+    def weakened(received: Received) -> Received:
+        if id(received) not in results:
+            return received
+        secret = CkksSecret.from_bytes(run.setups[received.site].group[KEY_BYTES:])
+        ciphertext, _ = _first_ciphertext(run, results[id(received)])
+        return replace(received, content=received.content + decrypted_polynomial(secret, ciphertext))
+
+    return replace(run, received=[weakened(each) for each in run.received])
+
+
+def _with_key(run: RecordedRun, secret: CkksSecret) -> RecordedRun:
+    """Return the run as a coordinator sees it that has the recovered key, as a colluding site would give it."""
+    setups = {
+        site: replace(each, group=bytes(KEY_BYTES) + secret.to_bytes()) for site, each in run.setups.items()
+    }
+    return replace(run, setups=setups)
+
+
+def _first_ciphertext(run: RecordedRun, result: bytes) -> tuple[Ciphertext, CiphertextForm]:
+    agreement = run.agreement
+    payload = codec.decode_payload(result, limits_of(agreement), result_form(agreement))
+    if agreement.method.is_grouped:
+        forms = EncryptedGroups(agreement).form.answers
+    elif agreement.sums:
+        forms = EncryptedSum(agreement).form.answers
+    else:
+        parts = Packing(len(agreement.classes), agreement.dim).parts
+        forms = answer_forms(Combination(agreement.pfpl.weighting.value), parts)
+    return read_payload(payload, forms)[0], forms[0]

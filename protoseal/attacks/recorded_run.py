@@ -1,0 +1,323 @@
+"""Recorded run: a simulated federation with everything that each party saw, and the truth that attacks are judged by.
+
+A record has the messages that the coordinator received, the results that each site downloaded, the secrets that the
+sites share, and, as the truth, each site's samples, the prototypes that it protected in the last round, and its model
+after each of the last rounds. An attack gets what :mod:`protoseal.attacks.adversaries` derives from the
+messages, and the truth scores it.
+Beside that an attack may take what its case grants the adversary: colluding sites' own prototypes, numbers of samples,
+holders of classes, known rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from agreement import Agreement
+from crypto.work_pool import Pool
+from protoseal.audit.release_checks import SiteEvidence
+from protoseal.audit.run_audit import evidence_of_federation
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import Scene, scene_of
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
+from protoseal_wire.messages import Phase, PhaseKey, Work
+from secure_client.data.arrays import Samples
+from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.protocol.setup import Setup
+from secure_client.protocol.single_phase_exchange import rotation_context
+from secure_client.training.batches import in_order, open_source
+from secure_server.process_pool import Workers
+from secure_server.storage.store import Received
+
+Rows = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+KEPT = 8
+"""Most rounds before the last of which a record keeps the sites' models."""
+_CPU = torch.device("cpu")
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Samples as the models see them: ``inputs`` float32 (N, …) and ``labels`` int64 (N,)."""
+
+    inputs: Tensor = field(repr=False)
+    labels: Labels = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, chosen: NDArray[Any]) -> LabelledImages:
+        """Return the samples at the indices, or where the mask is true."""
+        return LabelledImages(self.inputs[torch.from_numpy(np.asarray(chosen))], self.labels[chosen])
+
+    def of_class(self, number: int) -> LabelledImages:
+        """Return the samples of one class."""
+        return self.take(np.flatnonzero(self.labels == number))
+
+
+@dataclass(frozen=True)
+class SiteTruth:
+    """One site's secrets after the last round.
+
+    ``rows`` (M, d) with classes ``labels`` (M,) are the prototypes that the site protected, in feature units;
+    ``averaged`` (p + q,) is the part of its model that the method averages, empty if there is none. ``received`` has
+    the prototypes that the site decoded from its last result.
+    """
+
+    name: str
+    train: LabelledImages
+    test: LabelledImages
+    model: PrototypeModel = field(repr=False)
+    rows: Rows = field(repr=False)
+    labels: Labels = field(repr=False)
+    averaged: Rows = field(repr=False)
+    received: SitePrototypes = field(repr=False)
+
+    def features(self, inputs: Tensor) -> Rows:
+        """Return features (N, d) of inputs under this site's model."""
+        return features_of(self.model, inputs)
+
+
+@dataclass(frozen=True)
+class EarlierRound:
+    """One site's secrets after the round ``number``, which sent rows and was not the last to do so."""
+
+    number: int
+    model: PrototypeModel = field(repr=False)
+    received: SitePrototypes = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRun:
+    """One run of one configuration, ``config`` with one ``seed``, up to the last round that sends prototypes.
+
+    ``epsilon`` is the ε that the sites spent in the whole run, None without noise. ``downloads`` maps a site to the
+    results that it received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its
+    secrets away. ``received`` has the uploads of every round. ``earlier`` has each site's earlier rounds that sent
+    rows, the last :data:`KEPT` of them, oldest first; it is empty for a method without prototypes. ``initial`` is the
+    common model whose features a round 0 sends, None without a round 0. ``kept`` has what each site kept of its noisy
+    releases.
+    """
+
+    config: SimulationConfig
+    seed: int
+    agreement: Agreement
+    epsilon: float | None
+    sites: Mapping[str, SiteTruth]
+    received: Sequence[Received] = field(repr=False)
+    downloads: Mapping[str, Sequence[tuple[PhaseKey, bytes]]] = field(repr=False)
+    setups: Mapping[str, GroupSecrets] = field(repr=False)
+    earlier: Mapping[str, Sequence[EarlierRound]] = field(repr=False)
+    initial: PrototypeModel | None = field(repr=False)
+    kept: Mapping[str, SiteEvidence] = field(default_factory=dict, repr=False)
+
+    def upload(self, site: str, phase: Phase = Phase.VALUES, number: int | None = None) -> Received:
+        """Return the site's last upload of the phase, or its upload of the round ``number``."""
+        mine = [
+            received
+            for received in self.received
+            if received.site == site
+            and received.key is not None
+            and received.key.phase is phase
+            and number in (None, received.key.round)
+        ]
+        return mine[-1]
+
+    @property
+    def last_round(self) -> int:
+        """Return the last round that sends rows."""
+        return self.result(min(self.sites))[0].round
+
+    def models(self, site: str) -> Mapping[int, PrototypeModel]:
+        """Return the model of each round, in order, whose features the site's rows of the round average."""
+        start = {} if self.initial is None else {0: self.initial}
+        earlier = {each.number: each.model for each in self.earlier.get(site, ())}
+        return {**start, **earlier, self.last_round: self.sites[site].model}
+
+    def result(self, site: str) -> tuple[PhaseKey, bytes]:
+        """Return the last RESULT that the site received."""
+        return [each for each in self.downloads[site] if each[0].phase is Phase.RESULT][-1]
+
+
+@dataclass(frozen=True)
+class GroupSecrets:
+    """Secrets that every site holds: ``group`` bytes, and the context of each rotation by phase key."""
+
+    group: bytes = field(repr=False)
+    rotation_context: Callable[[PhaseKey, Phase], bytes] = field(repr=False)
+
+
+class _Tap(DirectTransport):
+    """Transport that keeps a copy of what the site downloads."""
+
+    def __init__(self, inner: DirectTransport, downloads: list[tuple[PhaseKey, bytes]]) -> None:
+        vars(self).update(vars(inner))
+        self._downloads = downloads
+
+    def download(self, work: Work) -> bytes:
+        """Return the request, and keep it."""
+        content = super().download(work)
+        self._downloads.append((work.key, content))
+        return content
+
+
+def record_run(config: SimulationConfig, seed: int, *, samples: Sequence[int] = ()) -> RecordedRun:
+    """Simulate one run of ``config`` and record it.
+
+    With ``samples``, the sites keep that many training samples of a class, cyclically over sites and classes, so that
+    prototypes of one, two, … samples leave the sites. Raises the errors of
+    :func:`protoseal.simulation.experiment.simulate`.
+    """
+    scene = scene_of(config, seed)
+    return record_scene(thinned(scene, samples) if samples else scene)
+
+
+def record_scene(scene: Scene) -> RecordedRun:
+    """Simulate and record one run on a scene's data."""
+    config = scene.config
+    pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
+    with pool as executor:
+        return _recorded(scene, scene.agreement(config.method), executor)
+
+
+def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> RecordedRun:
+    ends: list[RecordedRun] = []
+    earlier: dict[str, deque[EarlierRound]] = {name: deque(maxlen=KEPT) for name in scene.data}
+    sends_prototypes = agreement.method.traits.prototypes or agreement.clusters
+    downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
+
+    # Later rounds repeat prototypes and send none, so that an attack on their messages would prove nothing.
+    last = max(number for number in range(1, agreement.rounds + 1) if agreement.sends_rows(number))
+
+    def keep(federation: LocalFederation, number: int) -> None:
+        if number < last and agreement.sends_rows(number) and sends_prototypes:
+            for site in federation.sites:
+                model = site.trainee.embedding_model().to(_CPU).eval()
+                earlier[site.name].append(EarlierRound(number, model, site.trainee.prototypes()))
+        if number == last:
+            ends.append(_end_of(federation, scene, downloads, earlier, initial))
+        if number == agreement.rounds:
+            kept = evidence_of_federation(federation, scene.data)
+            ends.append(replace(ends[-1], epsilon=_spent(federation), kept=kept))
+
+    initial: PrototypeModel | None = None
+    with LocalFederation(
+        agreement,
+        scene.data,
+        training=scene.training,
+        executor=pool,
+        record=True,
+        keep_releases=True,
+        on_completed=keep,
+    ) as federation:
+        for site in federation.sites:
+            site.transport = _Tap(site.transport, downloads[site.name])
+        if agreement.method.is_grouped:
+            initial = federation.sites[0].trainee.embedding_model().to(_CPU).eval()
+        federation.run()
+    return ends[-1]
+
+
+def _end_of(
+    federation: LocalFederation,
+    scene: Scene,
+    downloads: Mapping[str, list[tuple[PhaseKey, bytes]]],
+    earlier: Mapping[str, Sequence[EarlierRound]],
+    initial: PrototypeModel | None,
+) -> RecordedRun:
+    agreement = federation.agreement
+    return RecordedRun(
+        config=scene.config,
+        seed=scene.seed,
+        agreement=agreement,
+        epsilon=_spent(federation),
+        sites={site.name: _truth_of(site, scene, agreement) for site in federation.sites},
+        received=list(federation.store.received()),
+        downloads={name: list(each) for name, each in downloads.items()},
+        earlier={name: tuple(rounds) for name, rounds in earlier.items()},
+        initial=initial,
+        setups={
+            site.name: _secrets_of(site, party, agreement)
+            for site, party in zip(federation.sites, federation.parties, strict=True)
+        },
+    )
+
+
+def _spent(federation: LocalFederation) -> float | None:
+    spent = [site.trainee.spent for site in federation.sites]
+    return max((each.epsilon for each in spent if each is not None), default=None)
+
+
+def _secrets_of(site: LocalSite, party: Any, agreement: Agreement) -> GroupSecrets:
+    setup = Setup(agreement, party, site.journal, lambda: datetime.now(UTC))
+    return GroupSecrets(
+        setup.group_secret(), lambda key, phase: rotation_context(agreement, setup, key, phase)
+    )
+
+
+def _truth_of(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
+    data, trainee = scene.data[site.name], site.trainee
+    if agreement.clusters:
+        local = trainee.local()
+        rows, labels = np.asarray(local.rows), np.asarray(local.labels)
+    else:
+        every, held = trainee.latest()
+        rows, labels = every[held], np.flatnonzero(held)
+    return SiteTruth(
+        name=site.name,
+        train=images_of(data.train),
+        test=images_of(data.test) if data.test is not None else images_of(data.train).take(np.arange(0)),
+        model=trainee.embedding_model().to(_CPU).eval(),
+        rows=np.array(rows, dtype=np.float64),
+        labels=labels.astype(np.int64),
+        averaged=trainee.averaged() if agreement.method.averages else np.empty(0),
+        received=trainee.prototypes(),
+    )
+
+
+def thinned(scene: Scene, samples: Sequence[int]) -> Scene:
+    """Return the scene with ``samples[(i + k) mod len(samples)]`` training samples of class k at site i, at most."""
+    classes, rng = range(len(scene.divided.classes)), np.random.default_rng(scene.seed)
+    sites = tuple(
+        replace(site, train=_thin(site.train, [samples[(i + k) % len(samples)] for k in classes], rng))
+        for i, site in enumerate(scene.divided.sites)
+    )
+    divided = replace(scene.divided, sites=sites)
+    data = {site.name: site.to_data(divided.preprocessing) for site in sites}
+    return replace(scene, divided=divided, data=data)
+
+
+def _thin(train: Samples, most: Sequence[int], rng: np.random.Generator) -> Samples:
+    """Draw samples of each class: the first ones may be of another distribution than the rest."""
+    kept = [rng.permutation(np.flatnonzero(train.labels == k))[:count] for k, count in enumerate(most)]
+    return train.take(np.sort(np.concatenate(kept)))
+
+
+def images_of(dataset: Dataset[Any]) -> LabelledImages:
+    """Return all samples of a data set, on the CPU."""
+    source = open_source(dataset, _CPU)
+    parts = list(source.batches(in_order(len(source), _BATCH)))
+    inputs = torch.cat([inputs for inputs, _ in parts])
+    labels = torch.cat([labels for _, labels in parts])
+    return LabelledImages(inputs, cast("Labels", labels.numpy().astype(np.int64)))
+
+
+def features_of(model: PrototypeModel, inputs: Tensor) -> Rows:
+    """Return features float64 (N, d) in ``eval()`` mode."""
+    model.eval()
+    with torch.no_grad():
+        parts = [outputs_of(model, part).features for part in torch.split(inputs, _BATCH)]
+    return np.asarray(torch.cat(parts).double().numpy()) if parts else np.empty((0, 0))

@@ -1,0 +1,80 @@
+"""Suites of attacks by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from protoseal.attacks.case import Case
+from protoseal.attacks.echoing_site import EchoingSite
+from protoseal.attacks.extractor_membership import ExtractorMembership
+from protoseal.attacks.label_inference import ClassFrequencies, Domains, Presence
+from protoseal.attacks.membership import PrototypeMembership
+from protoseal.attacks.noise_audit import NoiseAudit
+from protoseal.attacks.poisoning import poisoning_cases
+from protoseal.attacks.protection_attacks import Comparison, KeyRecovery, KnownRows, Values
+from protoseal.attacks.prototype_inversion import PrototypeInversion
+from protoseal.attacks.transcripts import DependentMessages
+from protoseal.attacks.update_inversion import StandStill, UpdateInversion
+
+SAMPLES_BEHIND = (1, 2, 5, 20, 100)
+"""Training samples behind a prototype that is inverted."""
+MEMBERS = (1, 2, 5, 20, None)
+"""Training samples behind a prototype whose members are inferred; None for as many as the configuration gives."""
+
+
+def _prototypes() -> list[Case]:
+    return [
+        PrototypeInversion(samples, decoder=decoder)
+        for decoder in (False, True)
+        for samples in SAMPLES_BEHIND
+    ]
+
+
+def _membership() -> list[Case]:
+    return [*map(PrototypeMembership, MEMBERS)]
+
+
+def _models() -> list[Case]:
+    return [*map(UpdateInversion, (1, 4, None)), StandStill(), ExtractorMembership()]
+
+
+def _labels() -> list[Case]:
+    return [Presence(), ClassFrequencies(), Domains()]
+
+
+def _protection() -> list[Case]:
+    return [Values(), Comparison(), KnownRows(), KeyRecovery(), DependentMessages(), EchoingSite()]
+
+
+def _audit() -> list[Case]:
+    return [NoiseAudit()]
+
+
+SUITES: dict[str, Callable[[], Sequence[Case]]] = {
+    "inversion": _prototypes,
+    "membership": _membership,
+    "models": _models,
+    "labels": _labels,
+    "protection": _protection,
+    "audit": _audit,
+    "poisoning": poisoning_cases,
+}
+"""Makers of each suite's cases."""
+QUICK, ALL = "quick", "all"
+
+
+def suite_names() -> tuple[str, ...]:
+    """Return the names that :func:`cases_of` takes."""
+    return (QUICK, ALL, *SUITES)
+
+
+def cases_of(name: str) -> dict[str, Sequence[Case]]:
+    """Return the cases of a suite, of all suites, or short attacks of four kinds (``quick``), by suite."""
+    if name == QUICK:
+        return {
+            "inversion": [PrototypeInversion(1, decoder=True)],
+            "membership": [PrototypeMembership(1), PrototypeMembership()],
+            "protection": [Values()],
+            "audit": [NoiseAudit()],
+        }
+    return {each: make() for each, make in SUITES.items() if name in (ALL, each)}

@@ -1,1 +1,0 @@
-"""Evaluation of privacy by attacks."""

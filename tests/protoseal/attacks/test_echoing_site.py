@@ -1,0 +1,62 @@
+"""A malicious site that sends back what it received: it reads peers that answer again for the same rows alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from agreement import Agreement
+from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.echoing_site import EchoingSite
+from protoseal.attacks.recorded_run import RecordedRun
+from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
+from tests.protoseal.attacks.recorded import record_anew
+
+CASE = EchoingSite()
+
+
+@pytest.fixture(scope="module")
+def trained() -> RecordedRun:
+    return record_anew("pfpl", "masked", rounds=4, training={"local_epochs": 1})
+
+
+@pytest.fixture(scope="module")
+def frozen() -> RecordedRun:
+    training = {"local_epochs": 1, "frozen_extractor": True}
+    return record_anew("pfpl", "masked", rounds=4, training=training, norm_bound=1.0)
+
+
+def measured(run: RecordedRun) -> tuple[Measured, Verdict]:
+    """Return the attack on a run, and the verdict beside peers that stand still."""
+    (result,), reference = CASE.measure(run, Adversary.PEER), CASE.reference(run)
+    assert reference is not None
+    return result, verdict_of(result, reference, chance=CASE.chance, margin=CASE.margin)
+
+
+def test_peers_that_stand_still_and_answer_in_each_round_are_read(
+    frozen: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The double is an agreement whose rows are asked for in every round, although no feature changes."""
+    monkeypatch.setattr(Agreement, "row_period", 1)
+    result, verdict = measured(frozen)
+    assert verdict is Verdict.NOT_DEFENDED
+    assert result.details["answers for a class"] == 4
+
+
+def test_peers_that_stand_still_answer_once(frozen: RecordedRun) -> None:
+    result, verdict = measured(frozen)
+    assert verdict is Verdict.DEFENDED
+    assert result.details["answers for a class"] == 1
+
+
+@pytest.mark.full
+def test_peers_that_train_have_no_true_solution(trained: RecordedRun) -> None:
+    result, verdict = measured(trained)
+    assert verdict is Verdict.DEFENDED
+    assert result.details["answers for a class"] == 4
+
+
+@pytest.mark.parametrize("method", ["fedpc", "fedavg"])
+def test_a_sum_does_not_depend_on_an_echo(method: str) -> None:
+    run = record_anew(method, "masked")
+    assert not CASE.measure(run, Adversary.PEER)
+    assert CASE.reference(run) is None

@@ -1,0 +1,76 @@
+"""Models that adversaries read, and membership inference from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protoseal.attacks import extractor_membership
+from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.exchanged_models import exchanged
+from protoseal.attacks.extractor_membership import ExtractorMembership, common_public
+from protoseal.attacks.verdicts import Verdict, verdict_of
+from tests.protoseal.attacks.recorded import record_anew, recorded
+from tests.protoseal.attacks.test_verdicts import leave_out_masks
+
+FEW, LONG = (8,), {"training": {"local_epochs": 15}}
+
+
+@pytest.mark.parametrize(
+    ("method", "protection", "adversary"),
+    [
+        ("fedpc", "plain", Adversary.COORDINATOR),
+        ("fedplcc", "plain", Adversary.COORDINATOR),
+        ("fedavg", "masked", Adversary.PEERS),
+        ("fedavg", "ckks", Adversary.COLLUSION),
+    ],
+)
+def test_some_adversaries_read_the_victims_model(method: str, protection: str, adversary: Adversary) -> None:
+    run = recorded(method, protection)
+    victim = min(run.sites)
+    (read, *_) = exchanged(run, adversary, victim)
+    assert read.sites == 1
+    assert read.vector == pytest.approx(run.sites[victim].averaged, abs=1e-6)
+
+
+def test_a_mean_over_sites_is_no_sites_model() -> None:
+    run = recorded("fedavg", "masked")
+    victim = min(run.sites)
+    words, mean = exchanged(run, Adversary.COORDINATOR, victim)
+    own = run.sites[victim].averaged
+    assert np.abs(words.vector - own).max() > 1.0
+    assert np.abs(mean.vector - own).max() > 1e-3
+    assert mean.sites == len(run.sites)
+
+
+def test_shadow_models_see_no_candidate() -> None:
+    run = recorded("fedavg")
+    public = {each.numpy().tobytes() for each in common_public(run).inputs}
+    assert public
+    for site in run.sites.values():
+        assert not public & {each.numpy().tobytes() for each in site.train.inputs}
+
+
+def test_a_method_without_models_gives_no_input() -> None:
+    assert not ExtractorMembership().measure(recorded("pfpl"), Adversary.COORDINATOR)
+
+
+@pytest.mark.full
+def test_members_of_a_long_training_are_found_unless_masks_hide_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extractor_membership, "SHADOWS", 4)
+    case = ExtractorMembership()
+    plain, masked = (record_anew("fedavg", protection, FEW, **LONG) for protection in ("plain", "masked"))
+    leave_out_masks(monkeypatch)
+    unmasked = record_anew("fedavg", "masked", FEW, **LONG)
+    undefended, hidden, shown = (
+        case.measure(run, Adversary.COORDINATOR)[0] for run in (plain, masked, unmasked)
+    )
+    verdicts = [
+        verdict_of(each, undefended, chance=case.chance, margin=case.margin)
+        for each in (undefended, hidden, shown)
+    ]
+    assert verdicts[0] is verdicts[2] is Verdict.NOT_DEFENDED
+    assert verdicts[1] is not Verdict.NOT_DEFENDED
+    assert hidden.value < undefended.low

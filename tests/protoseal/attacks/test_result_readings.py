@@ -1,0 +1,226 @@
+"""Readings of groups' and clusters' means, against means of the sites' true prototypes and models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from algorithms.fedpc.aggregation import Groups, mix_groups
+from protoseal.attacks import group_means
+from protoseal.attacks.adversaries import Adversary, Learned, readings
+from protoseal.attacks.exchanged_models import averaged_model, exchanged
+from protoseal.attacks.opened_sums import assignment_of
+from protoseal.attacks.recorded_run import RecordedRun
+from protoseal.attacks.result_readings import result_readings
+from protoseal_wire.cluster_assignment import clusters_of
+from tests.protoseal.attacks.recorded import recorded_in_clusters, recorded_in_groups
+
+COORDINATOR, PEER, HALF, PEERS, COLLUSION = Adversary
+LARGE, SMALL = ["site-2", "site-4", "site-6", "site-7", "site-8"], ["site-1", "site-3", "site-5"]
+FULL = pytest.mark.full
+ERROR = 1e-3
+"""Fixed-point numbers are multiples of 2⁻¹⁶, and solving and subtracting multiply their error."""
+
+OF_GROUPS: list[tuple[str, Adversary, str, list[str]]] = [
+    ("plain", COORDINATOR, "site-2", LARGE),
+    ("plain", PEERS, "site-2", ["site-2"]),
+    ("plain", PEERS, "site-3", ["site-3"]),
+    ("masked", COORDINATOR, "site-2", LARGE),
+    ("masked", COORDINATOR, "site-3", SMALL),
+    ("plain", HALF, "site-3", ["site-3"]),
+    ("masked", HALF, "site-2", ["site-2", "site-8"]),
+    ("masked", HALF, "site-3", ["site-3"]),
+    ("masked", PEERS, "site-2", ["site-2"]),
+    ("masked", PEERS, "site-3", ["site-3"]),
+    ("masked", COLLUSION, "site-3", ["site-3", "site-5"]),
+    ("ckks", HALF, "site-2", ["site-2", "site-8"]),
+    ("ckks", HALF, "site-3", ["site-3"]),
+    ("ckks", PEERS, "site-2", ["site-2"]),
+    ("ckks", PEERS, "site-3", ["site-3"]),
+    ("ckks", PEER, "site-3", ["site-3", "site-5"]),
+    ("ckks", COLLUSION, "site-3", ["site-3"]),
+]
+"""Sites whose mean an adversary reads. Under ``ckks`` site 1 leads its group, and site 2, the victim, its own."""
+
+
+def mean_over(run: RecordedRun, sites: Sequence[str], number: int) -> np.ndarray[Any, Any]:
+    """Return the mean (d,) of a class's true prototypes over those of ``sites`` that have some."""
+    rows = [run.sites[site].rows[run.sites[site].labels == number] for site in sites]
+    return np.asarray(np.concatenate(rows).mean(axis=0))
+
+
+def check_rows(learned: Learned, expected: Sequence[np.ndarray[Any, Any]]) -> None:
+    assert len(learned.labels)
+    np.testing.assert_allclose(learned.rows, np.array(expected), rtol=0, atol=ERROR)
+
+
+def mixed_by_hand(run: RecordedRun, number: int) -> np.ndarray[Any, Any]:
+    """Return equation 7 for the large group and a class that both groups have."""
+    large, small = (
+        np.concatenate(
+            [mean_over(run, group, k) if has[k] else np.zeros(run.agreement.dim) for k in range(10)]
+        )
+        for group, has in ((LARGE, held(run, LARGE)), (SMALL, held(run, SMALL)))
+    )
+    cosine = large @ small / np.linalg.norm(large) / np.linalg.norm(small)
+    mean, other = mean_over(run, LARGE, number), mean_over(run, SMALL, number)
+    return np.asarray((mean + cosine * other) / (1 + cosine))
+
+
+def held(run: RecordedRun, group: Sequence[str]) -> list[bool]:
+    """Return which classes have a mean in a group: those of three members or more."""
+    return [sum(k in run.sites[site].labels for site in group) >= 3 for k in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("protection", "adversary", "victim", "sites"),
+    [pytest.param(*row, marks=FULL if row[0] == "ckks" else ()) for row in OF_GROUPS],
+)
+def test_a_groups_mean_is_read_less_the_colluding_sites(
+    protection: str, adversary: Adversary, victim: str, sites: list[str]
+) -> None:
+    run = recorded_in_groups(protection)
+    learned, model = readings(run, adversary, victim)[-1], [*exchanged(run, adversary, victim)][-1]
+    check_rows(learned, [mean_over(run, sites, int(k)) for k in learned.labels])
+    assert model.sites == len(sites)
+    expected = np.mean([run.sites[site].averaged for site in sites], axis=0)
+    np.testing.assert_allclose(model.vector, expected, rtol=0, atol=ERROR)
+
+
+@pytest.mark.parametrize("protection", ["plain", "masked", pytest.param("ckks", marks=FULL)])
+def test_one_site_reads_a_mixture_of_groups(protection: str) -> None:
+    run = recorded_in_groups(protection)
+    (learned,), (model,) = readings(run, PEER, "site-2"), exchanged(run, PEER, "site-2")
+    both = [int(k) for k in learned.labels if held(run, SMALL)[k]]
+    found = np.concatenate([learned.of_class(k) for k in both])
+    np.testing.assert_allclose(found, [mixed_by_hand(run, k) for k in both], rtol=0, atol=ERROR)
+    assert model.sites == len(run.sites)
+
+
+COALITION = ("site-2", "site-3", "site-5")
+"""The small group without its leader, site 1, and one site of the large one: g + J − 2 = 3 of 8 sites."""
+
+
+@pytest.mark.parametrize(
+    ("protection", "victim", "sites"),
+    [
+        ("masked", "site-1", COALITION),
+        pytest.param("ckks", "site-1", COALITION, marks=FULL),
+        pytest.param("ckks", "site-3", ("site-1", "site-5"), marks=FULL),
+    ],
+)
+def test_the_rest_of_a_group_reads_its_last_member_with_a_leader_or_one_site_of_each_group(
+    protection: str, victim: str, sites: tuple[str, ...]
+) -> None:
+    run = recorded_in_groups(protection)
+    (learned,) = result_readings(run, victim, sites)
+    check_rows(learned, [mean_over(run, [victim], int(k)) for k in learned.labels])
+    assert learned.details == {"solutions of the groups' mixtures": 1.0}
+    model = averaged_model(run, victim, sites, coordinator=False)
+    np.testing.assert_allclose(model.vector, run.sites[victim].averaged, rtol=0, atol=ERROR)
+
+
+def test_sites_of_one_group_solve_nothing() -> None:
+    (learned,) = result_readings(recorded_in_groups("masked"), "site-3", ("site-1", "site-5"))
+    assert learned.reading == "a mixture of all groups' means"
+    assert learned.details == {"solutions of the groups' mixtures": 0.0}
+
+
+def test_equations_of_other_weights_have_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double weighs all groups equally, as no coordinator does that follows the method."""
+    equal = partial(mix_groups, one_extractor=True)
+    monkeypatch.setattr(group_means, "mix_groups", equal)
+    assert group_means.solved_means.__wrapped__(recorded_in_groups("masked"), "site-1", COALITION) == ()
+
+
+@pytest.mark.parametrize("groups", [3, 4])
+def test_mixtures_of_more_groups_have_one_solution(groups: int) -> None:
+    """Solve mixtures of groups, two of which lack a class."""
+    random = np.random.default_rng(groups)
+    has = np.ones((groups, 5), bool)
+    has[0, 1] = has[2, 3] = False
+    rows = random.uniform(size=(groups, 5, 12)) * has[:, :, None]
+    mixed = mix_groups(Groups(rows, has, random.normal(size=(groups, 7))))
+    agreement = recorded_in_groups("masked").agreement
+    (solution,) = group_means._unmixed(agreement, mixed, has)
+    np.testing.assert_allclose(solution.rows, rows, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(mix_groups(solution).theta, mixed.theta, rtol=0, atol=1e-9)
+
+
+def test_one_extractor_for_two_groups_is_solved_for_the_victim() -> None:
+    run = recorded_in_groups("plain", one_extractor=True)
+    (learned,), (model,) = readings(run, PEERS, "site-2"), exchanged(run, PEERS, "site-2")
+    check_rows(learned, [mean_over(run, ["site-2"], int(k)) for k in learned.labels])
+    np.testing.assert_allclose(model.vector, run.sites["site-2"].averaged, rtol=0, atol=ERROR)
+
+
+def clusters_by_hand(run: RecordedRun, sites: Sequence[str], victim: str) -> list[np.ndarray[Any, Any]]:
+    """Return the mean of the true rows of ``sites`` in each cluster with a row of the victim."""
+    assignment = assignment_of(run)
+    assert assignment is not None
+    assert len(clusters_of(assignment).labels) > len(run.agreement.classes)
+    clusters = {each.site: each.clusters for each in assignment.sites}
+    return [
+        np.concatenate([run.sites[site].rows[clusters[site] == number] for site in sites]).mean(axis=0)
+        for number in np.unique(clusters[victim])
+    ]
+
+
+@pytest.mark.parametrize("protection", ["masked", pytest.param("ckks", marks=FULL)])
+def test_colluding_sites_subtract_their_rows_from_clusters(protection: str) -> None:
+    run = recorded_in_clusters(protection)
+    for victim in run.sites:
+        (learned,) = readings(run, PEERS, victim)
+        check_rows(learned, clusters_by_hand(run, [victim], victim))
+    (learned,) = readings(run, PEER, "site-2")
+    check_rows(learned, clusters_by_hand(run, sorted(set(run.sites) - {"site-1"}), "site-2"))
+
+
+def test_the_coordinator_of_masked_clusters_reads_their_means() -> None:
+    run = recorded_in_clusters("masked")
+    _, learned = readings(run, COORDINATOR, "site-2")
+    check_rows(learned, clusters_by_hand(run, sorted(run.sites), "site-2"))
+
+
+@pytest.mark.parametrize("protection", ["masked", pytest.param("ckks", marks=FULL)])
+def test_the_coordinator_and_one_site_solve_for_the_victims_rows(protection: str) -> None:
+    run, victim = recorded_in_clusters(protection), "site-2"
+    *_, learned = readings(run, COLLUSION, victim)
+    check_rows(learned, list(run.sites[victim].rows))
+
+
+def test_sites_are_sent_no_assignment_under_plain() -> None:
+    run = recorded_in_clusters("plain")
+    assert assignment_of(run) is None
+    (learned,) = readings(run, PEERS, "site-2")
+    assert learned.reading == "the clusters of all sites"
+
+
+@pytest.mark.parametrize(
+    ("protection", "adversary", "left"),
+    [
+        ("plain", PEER, 5),
+        ("masked", COORDINATOR, 6),
+        ("masked", PEER, 5),
+        ("masked", PEERS, 1),
+        ("masked", COLLUSION, 5),
+        pytest.param("ckks", PEER, 5, marks=FULL),
+        pytest.param("ckks", PEERS, 1, marks=FULL),
+        pytest.param("ckks", COLLUSION, 1, marks=FULL),
+    ],
+)
+def test_colluding_sites_subtract_their_models_by_samples(
+    protection: str, adversary: Adversary, left: int
+) -> None:
+    """Site 1 is the one other site."""
+    run, victim = recorded_in_clusters(protection), "site-2"
+    model = [*exchanged(run, adversary, victim)][-1]
+    sites = {6: sorted(run.sites), 5: sorted(set(run.sites) - {"site-1"}), 1: [victim]}[left]
+    samples = [len(run.sites[site].train) for site in sites]
+    expected = np.average([run.sites[site].averaged for site in sites], axis=0, weights=samples)
+    assert model.sites == left
+    np.testing.assert_allclose(model.vector, expected, rtol=0, atol=ERROR)

@@ -1,0 +1,172 @@
+"""Half of the sites solve PFPL's results for the others: exact by the true weights, and nothing by other equations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agreement import Agreement, Protection
+from algorithms.gram_matrix import gram
+from algorithms.pfpl import Weighting, peer_weights
+from protoseal.attacks.adversaries import Adversary, readings
+from protoseal.attacks.protection_attacks import Values
+from protoseal.attacks.recorded_run import RecordedRun, Rows
+from protoseal.attacks.solved_combinations import (
+    ClassSolutions,
+    class_solutions,
+    movement,
+    plausible,
+    solutions,
+)
+from tests.protoseal.attacks.recorded import record_anew, recorded, recorded_peer_sum
+from tests.support.small import small_agreement
+
+ENCRYPTED = pytest.param("ckks", marks=pytest.mark.full)
+HALF = ("site-1", "site-2")
+HIDDEN = ("site-3", "site-4")
+DIM = 32
+EXACT = 1e-4
+"""Relative error: sites keep 32-bit targets, and solving multiplies their rounding."""
+
+
+def agreement(weighting: Weighting) -> Agreement:
+    return small_agreement(Protection.PLAIN, weighting)
+
+
+def drawn(sites: int, seed: int = 0) -> Rows:
+    """Return one class's prototypes (n, d) about a common direction, with negative numbers."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=DIM) + 0.7 * rng.normal(size=(sites, DIM))
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def combined(rows: Rows, weighting: Weighting) -> Rows:
+    """Return what each site receives of the class, by the coordinator's arithmetic."""
+    holds = np.ones((len(rows), 1), dtype=np.bool_)
+    weights = peer_weights(gram(rows[:, None]), holds, weighting, tau=1e-12)
+    return np.asarray(weights[0] @ rows)
+
+
+def nearest(found: list[Rows], truth: Rows) -> float:
+    return min((movement(rows, truth) for rows in found), default=float("inf"))
+
+
+@pytest.mark.parametrize(("sites", "colluding"), [(4, 2), (5, 3), (6, 3), (9, 8)])
+@pytest.mark.parametrize("weighting", [Weighting.COMPLEMENT, Weighting.DISTANCE, Weighting.INVERSE])
+def test_combinations_of_half_of_the_sites_have_the_others_among_their_solutions(
+    weighting: Weighting, sites: int, colluding: int
+) -> None:
+    rows = drawn(sites)
+    received = combined(rows, weighting)[:colluding]
+    found = solutions(agreement(weighting), rows[:colluding], received, sites - colluding)
+    assert nearest(found, rows[colluding:]) < 1e-7
+    assert colluding == sites / 2 or len(found) == 1
+
+
+def test_equations_of_other_weights_have_no_true_solution() -> None:
+    rows = drawn(4)
+    received = combined(rows, Weighting.COMPLEMENT)[:2]
+    assert nearest(solutions(agreement(Weighting.DISTANCE), rows[:2], received, 2), rows[2:]) > 0.1
+
+
+def test_fewer_than_half_of_the_sites_have_no_solution() -> None:
+    rows = drawn(5)
+    received = combined(rows, Weighting.COMPLEMENT)[:2]
+    assert not solutions(agreement(Weighting.COMPLEMENT), rows[:2], received, 3)
+
+
+def test_a_solution_with_negative_numbers_is_implausible_where_no_own_row_has_any() -> None:
+    agreed = agreement(Weighting.COMPLEMENT)
+    short = np.full((2, DIM), agreed.norm_bound / DIM)
+    mixed, too_long = np.where(np.arange(DIM) == 3, -0.5, short), DIM * short
+    assert [rows is short for rows in plausible(agreed, short, [short, mixed, too_long])] == [True]
+    assert len(plausible(agreed, -short, [short, mixed, too_long])) == 2
+
+
+def test_of_several_solutions_a_second_round_chooses_the_one_that_hardly_moved() -> None:
+    weighting = Weighting.COMPLEMENT
+    rounds = [drawn(4), drawn(4) + 0.02 * drawn(4, seed=1)]
+    before, now = (
+        solutions(agreement(weighting), rows[:2], combined(rows, weighting)[:2], 2) for rows in rounds
+    )
+    assert len(now) > 1
+    chosen = ClassSolutions(now, now, now[0]).near(ClassSolutions(before, before, before[0]))
+    assert len(chosen.plausible) == 1
+    assert nearest(list(chosen.plausible), rounds[1][2:]) < 1e-7
+
+
+# Recorded runs
+
+
+@pytest.fixture(scope="module")
+def by_distance() -> RecordedRun:
+    return record_anew("pfpl", "masked", rounds=2, pfpl={"weighting": "distance"})
+
+
+def worst(run: RecordedRun, victim: str, rows_of: Any) -> float:
+    """Return the largest relative distance of a true row of the victim from the nearest of the rows of its class."""
+    site = run.sites[victim]
+    return max(
+        float(np.linalg.norm(rows_of(int(k)) - row, axis=1).min() / np.linalg.norm(row))
+        for row, k in zip(site.rows, site.labels, strict=True)
+    )
+
+
+@pytest.mark.parametrize("protection", ["masked", ENCRYPTED])
+def test_half_of_the_sites_read_the_others_whatever_the_protection(protection: str) -> None:
+    run = recorded("pfpl", protection)
+    for victim in HIDDEN:
+        learned, *_ = readings(run, Adversary.HALF, victim)
+        assert worst(run, victim, learned.of_class) < EXACT
+        assert (
+            learned.details["solutions of a class"] >= learned.details["plausible solutions of a class"] >= 1
+        )
+
+
+def test_weights_as_printed_are_solved_in_both_rounds(by_distance: RecordedRun) -> None:
+    run = by_distance
+    for victim in HIDDEN:
+        assert worst(run, victim, lambda k: class_solutions(run, HALF, k).rows) < EXACT
+        earlier = run.earlier[victim][-1].received.local
+        errors = [
+            np.linalg.norm(class_solutions(run, HALF, k, earlier=True).rows - row, axis=1).min()
+            / np.linalg.norm(row)
+            for k, row in enumerate(earlier)
+        ]
+        assert max(errors) < EXACT
+
+
+def test_the_values_attack_succeeds_and_says_how_many_solutions_remain(by_distance: RecordedRun) -> None:
+    measured, *_ = Values().measure(by_distance, Adversary.HALF)
+    assert measured.low > 0.9
+    assert measured.details["plausible solutions of a class"] >= 1
+
+
+@pytest.fixture(scope="module")
+def by_uniform() -> RecordedRun:
+    return recorded_peer_sum()
+
+
+def test_uniform_weights_give_half_of_the_sites_the_mean_of_the_others_alone(by_uniform: RecordedRun) -> None:
+    run = by_uniform
+    (learned,) = readings(run, Adversary.HALF, HIDDEN[0])
+    truth = np.array([run.sites[name].rows for name in HIDDEN])
+    np.testing.assert_allclose(learned.rows, truth.mean(axis=0), rtol=0, atol=1e-3)
+    assert min(worst(run, victim, learned.of_class) for victim in HIDDEN) > 0.1
+    (measured,) = Values().measure(run, Adversary.HALF)
+    assert measured.high < 0.5
+
+
+@pytest.mark.parametrize(
+    ("adversary", "read"),
+    [(Adversary.COORDINATOR, (*HALF, *HIDDEN)), (Adversary.COLLUSION, HALF[1:] + HIDDEN)],
+)
+def test_uniform_weights_give_the_coordinator_a_masked_sum_less_its_helpers_part(
+    by_uniform: RecordedRun, adversary: Adversary, read: tuple[str, ...]
+) -> None:
+    """The helper has no secret of the others, where rotations gave it all."""
+    *_, learned = readings(by_uniform, adversary, HIDDEN[0])
+    truth = np.array([by_uniform.sites[name].rows for name in read])
+    np.testing.assert_allclose(learned.rows, truth.mean(axis=0), rtol=0, atol=1e-3)
