@@ -1,1 +1,1 @@
-"""Benchmarks against other systems, run from a checkout; no part of what is installed."""
+"""Benchmarks of this project, also against other systems; run from a checkout, no part of what is installed."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agreement.errors import UserError
-from protoseal.bench.record import Spent
+from benchmarks.record import Spent
 
 SCRIPT = Path(__file__).with_name("flower_worker.py")
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.secagg --flwr-python PYTHON --json secagg.json
 
-The figures are of ``protoseal bench pairwise``'s rounds and of Flower's own code in a Python that has flwr
+The figures are of ``python -m benchmarks.pairwise``'s rounds and of Flower's own code in a Python that has flwr
 (:mod:`benchmarks.flower_worker`).
 """
 
@@ -17,11 +17,11 @@ import click
 
 from agreement import MaskingSection
 from benchmarks.flower_process import FlowerProcess, FlowerSettings
-from protoseal.bench.masked_round import MaskedRound
-from protoseal.bench.pairwise import FLOAT32_BYTES, MaskedSumBenchmark, check_tolerated
-from protoseal.bench.record import Case, Spent, Value, machine
-from protoseal.commands.bench_options import COUNT, FILE, recorded, show
+from benchmarks.masked_round import MaskedRound
+from benchmarks.pairwise import FLOAT32_BYTES, MaskedSumBenchmark, check_tolerated
+from benchmarks.record import Case, Spent, Value, json_option, machine, recorded, show
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.option_types import COUNT
 from protoseal_wire.messages import Phase
 
 FEW_SHARES = (3, 2)
@@ -121,9 +121,7 @@ def _core(seconds: Iterable[float]) -> list[Spent]:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Python interpreter with flwr installed.",
 )
-@click.option(
-    "--json", "path", type=FILE, help="File that gets the figures as JSON, updated after each case."
-)
+@json_option
 @click.option(
     "--sites",
     type=click.IntRange(min=2),

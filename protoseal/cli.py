@@ -8,11 +8,10 @@ from io import TextIOWrapper
 
 import click
 
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 
 COMMANDS = {
     "attack": "Try attacks on a configuration, beside the same system undefended.",
-    "bench": "Measure speed on this machine.",
     "budget": "Plan, evaluate, audit, show, state, verify or change a data set's privacy budget.",
     "client": "Take part in a run as a site, or check that the site could.",
     "demo": "Run a whole federation on this machine, as processes with real certificates.",

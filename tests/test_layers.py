@@ -198,7 +198,7 @@ def test_help_of_commands_loads_no_numpy() -> None:
 import sys
 from click.testing import CliRunner
 from protoseal.cli import main
-for command in ("demo", "predict", "report", "bench"):
+for command in ("demo", "predict", "report"):
     assert CliRunner().invoke(main, [command, "--help"]).exit_code == 0
 print(*sorted({"numpy", "grpc", "pydantic"} & set(sys.modules)))
 """

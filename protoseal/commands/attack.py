@@ -12,7 +12,7 @@ import click
 
 from protoseal.commands.budget_evaluate import parse_epsilons
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.budget_ledger import show_command, verify_command
 from protoseal.commands.budget_plan import plan_command
 from protoseal.commands.budget_statement import statement_command
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 
 
 @click.group(epilog=example("protoseal budget plan --epsilon 3 --releases 10"))

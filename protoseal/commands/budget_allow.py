@@ -15,7 +15,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.budget_ledger import accountant as accountant_by
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 from secure_client.privacy.rollback_record import check_shown
 
 

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protoseal.commands.bench_options import COUNT
-from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, Command, agreement_option
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import (
+    COUNT,
+    DELTA,
+    FRACTION,
+    POSITIVE,
+    Command,
+    agreement_option,
+    example,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:

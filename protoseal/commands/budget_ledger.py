@@ -19,7 +19,7 @@ from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.remaining_budget import Accountant, in_words, remaining
 from protoseal.commands.budget_statement import facts_of
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 from protoseal.reports.ledger_facts import RunFacts, why_none
 from secure_client.privacy.rollback_record import PEERS, check_shown, lacking, shown
 

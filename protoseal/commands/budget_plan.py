@@ -18,10 +18,16 @@ from rich.table import Table
 
 from privacy.errors import Unattainable
 from privacy.ledger.entries import now
-from protoseal.commands.bench_options import COUNT, FILE, counts
-from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, agreement_option
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import (
+    COUNT,
+    DELTA,
+    FRACTION,
+    POSITIVE,
+    agreement_option,
+    counts,
+    example,
+)
 
 if TYPE_CHECKING:
     from privacy.accounting.budget_plan import BudgetPlan, Query
@@ -31,8 +37,6 @@ if TYPE_CHECKING:
 SOLVED = {"epsilon": "--epsilon", "count": "--releases", "noise": "--noise-multiplier"}
 CLIP, DIM, CLASSES = 1.0, 512, 10
 UNITS = ("record", "subject", "site")
-DRAWN_RELEASES = (1, 10, 100)
-DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 @click.command("plan", epilog=example("protoseal budget plan --epsilon 3 --releases 10"))
@@ -103,9 +107,8 @@ DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 @click.option("--dp-sgd-noise", type=POSITIVE, help="Noise multiplier of DP-SGD.")
 @click.option("--steps", type=COUNT, help="Number of steps of DP-SGD, over all rounds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--plot", type=FILE, help="File for the error of prototypes over records and releases, as SVG.")
 @one_line_errors
-def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
+def plan_command(*, as_json: bool, **options: Any) -> None:
     """Compute what a privacy budget buys, before anything is spent.
 
     Give two of --epsilon, --releases and --noise-multiplier, or --epsilon and an agreement that has the others: the
@@ -123,8 +126,6 @@ def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
     if asked.agreed is not None:
         made = replace(made, averaged=asked.agreed.averaged(made.releases, counted=asked.wanted == "count"))
     found = answer(asked, made)
-    if plot is not None:
-        draw(plot, made, tuple(asked.sizes.values()))
     if as_json:
         click.echo(json.dumps(found, indent=2, allow_nan=False))
         return
@@ -434,21 +435,6 @@ def show(found: Mapping[str, Any]) -> None:
     for warning in found["warnings"]:
         if warning != NO_GUARANTEE:
             click.echo(f"warning: {warning}", err=True)
-
-
-def draw(plot: Path, made: BudgetPlan, records: Sequence[int]) -> None:
-    """Draw the error over records, with a line for each of several numbers of releases, as SVG."""
-    from agreement.storage.run_files import write_text
-    from protoseal.bench.curves import growth_curves
-
-    over = sorted({*DRAWN_RECORDS, *records})
-    plans = [made.with_releases(each) for each in sorted({*DRAWN_RELEASES, made.releases} - {made.releases})]
-    lines = {
-        _releases(each.releases): [(float(count), each.error(count).relative) for count in over]
-        for each in sorted([*plans, made], key=lambda each: each.releases)
-    }
-    axes = f"{made.query.unit}s of a class", f"error of its mean, of the clip (ε = {made.epsilon:.3g})"
-    write_text(plot, growth_curves(*axes, lines))
 
 
 def _check_some(made: BudgetPlan, agreed: Agreed | None) -> None:

@@ -15,7 +15,7 @@ from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.entries import now
 from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 from secure_client.config import SiteConfig, load_site
 from secure_client.privacy.rollback_record import lacking, shown
 

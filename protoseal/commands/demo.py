@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from protoseal.commands.error_output import one_line_errors, print_warnings
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 
 if TYPE_CHECKING:
     from protoseal.demo import Progress

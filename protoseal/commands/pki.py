@@ -26,7 +26,7 @@ from protoseal.commands.certificate_details import (
     print_facts,
     request_facts,
 )
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 from protoseal.commands.passphrase_input import on_terminal, passphrase_option, read_passphrase
 from protoseal.commands.terminal_escaping import printable
 

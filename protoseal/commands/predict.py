@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 from protoseal.commands.terminal_escaping import printable
 
 if TYPE_CHECKING:

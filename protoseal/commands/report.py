@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 
 
 @click.command(epilog=example("protoseal report runs/demo"))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agreement import PROTECTIONS
 from protoseal.commands.error_output import one_line_errors, print_warnings
-from protoseal.commands.examples import example
+from protoseal.commands.option_types import example
 
 if TYPE_CHECKING:
     from protoseal.reports.result_files import RunResult

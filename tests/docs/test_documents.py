@@ -21,6 +21,7 @@ from protoseal.cli import COMMANDS, main
 from protoseal.splits import parse_split
 from secure_client.data.sources import NAMES
 from tests.support.documents import (
+    BENCHMARKS,
     PACKAGES,
     PAGES,
     ROOT,
@@ -72,7 +73,8 @@ def test_every_command_exists_with_its_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["protoseal client rum", "protoseal client check --konfig x", "protoseal budget plan --release 3"]
+    "line",
+    ["protoseal client rum", "protoseal client check --konfig x", "python -m benchmarks.train --site 3"],
 )
 def test_checks_report_a_missing_command(line: str) -> None:
     (found,) = commands(f"Some text:\n\n    {line}\n")
@@ -81,7 +83,7 @@ def test_checks_report_a_missing_command(line: str) -> None:
 
 
 def test_every_option_by_itself_is_one_of_some_command() -> None:
-    known = options() | OTHERS_OPTIONS
+    known = options().union(OTHERS_OPTIONS, *map(options, BENCHMARKS.values()))
     named = {
         (page, option)
         for page in PAGES

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks import ckks, pairwise, rotation, samples, secagg, train
+from benchmarks import round as whole_round
 from protoseal.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,11 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "protoseal_files", "secure_client", "secure_server")
+BENCHMARKS = {
+    module.__name__: module.main for module in (ckks, pairwise, rotation, whole_round, samples, secagg, train)
+}
+"""Commands of the checkout, by their modules."""
+_OURS = re.compile(rf"(?:nohup )?(?:OMP_NUM_THREADS=1 )?(?:protoseal|python -m (?:{'|'.join(BENCHMARKS)})) ")
 _FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 _INDENTED = re.compile(r"(?<=\n\n)(?: {4,}\S.*\n|\n(?= {4}))+")
 _SHELLS = {"sh", "bash", "console", "shell"}
@@ -56,16 +63,9 @@ def spans(text: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """Return every command line that begins with ``protoseal``, of blocks and of spans."""
-    lines = [
-        line.strip()
-        for block in blocks(text)
-        for line in re.sub(r"\\\n\s*", " ", block).splitlines()
-        if re.match(r"\s*(nohup )?protoseal ", line)
-    ]
-    return [line.removeprefix("nohup ") for line in lines] + [
-        span for span in spans(text) if span.startswith("protoseal ")
-    ]
+    """Return every command line of ``protoseal`` and of a benchmark, of blocks and of spans."""
+    lines = [line.strip() for block in blocks(text) for line in re.sub(r"\\\n\s*", " ", block).splitlines()]
+    return [line for line in (*lines, *spans(text)) if _OURS.match(line)]
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,11 @@ def command_lines(language: str, body: str) -> list[str]:
 
 def problem_of(line: str) -> str | None:
     """Say what is wrong with a command line's commands and options, or None; values are not looked at."""
-    words = shlex.split(re.sub(r"[\[\]…]|\.\.\.|[|>&].*", " ", line), comments=True)[1:]
-    command: click.Command = main
-    context = click.Context(main)
+    words = shlex.split(re.sub(r"[\[\]…]|\.\.\.|[|>&].*", " ", line), comments=True)
+    words = [word for word in words if word not in ("nohup", "OMP_NUM_THREADS=1")]
+    command: click.Command = main if words[0] == "protoseal" else BENCHMARKS[words[2]]
+    words = words[1:] if command is main else words[3:]
+    context = click.Context(command)
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         found = command.get_command(context, words[0])
         if found is None:

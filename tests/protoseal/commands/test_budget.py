@@ -164,7 +164,7 @@ def test_plan_refuses_impossible_arguments_in_one_line(arguments: tuple[object, 
     assert told in refusal(*arguments)
 
 
-@pytest.mark.parametrize("more", [(), ("--json",), ("--plot", "none.svg"), ("--records", 50)])
+@pytest.mark.parametrize("more", [(), ("--json",), ("--records", 50)])
 @pytest.mark.parametrize("noise", [1, 0.001])
 def test_no_release_within_the_budget_is_one_message_and_no_plan(
     more: tuple[object, ...], noise: float
@@ -184,15 +184,6 @@ def test_no_release_beside_training_is_told_with_what_both_cost() -> None:
     )
     told = refusal("--epsilon", alone + 0.01, "--noise-multiplier", 1, *DP_SGD)
     assert f"multiplier 1 and DP-SGD would cost ε = {both:.4g}" in told
-
-
-def test_the_plot_has_a_line_for_each_number_of_releases(tmp_path: Path) -> None:
-    drawn = tmp_path / "error.svg"
-    assert plan("--epsilon", 3, "--releases", 30, "--plot", drawn).exit_code == 0
-    text = drawn.read_text(encoding="utf-8")
-    assert text.startswith("<?xml")
-    for count in (1, 10, 30, 100):
-        assert f"{count} release" in text
 
 
 def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from agreement.sections.privacy import DpSgdSection
 from privacy.accounting.accountant import delta_of, epsilon
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
-from tests.protoseal.commands.budget_plans import plan, planned, refusal
+from tests.protoseal.commands.budget_plans import planned, refusal
 
 USUAL = ("--releases", 20, "--records", 500)
 
@@ -74,13 +72,3 @@ def test_labels_that_are_no_classes_are_not_counted(tmp_path: Path) -> None:
     assert "has label 9000000000; number the classes" in refusal(
         "--epsilon", 3, "--releases", 4, "--counts-of", f"npz:{file}"
     )
-
-
-def test_a_plot_takes_the_place_of_files_alone(tmp_path: Path) -> None:
-    """A plot does not replace a device such as /dev/null, which root could remove for all users."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    result = plan("--epsilon", 3, *USUAL, "--plot", pipe)
-    assert result.exit_code == 1
-    assert "is not a regular file" in result.stderr
-    assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -79,7 +79,6 @@ def test_help_lists_the_commands_and_what_each_is_for() -> None:
     assert all(name in text for name in COMMANDS)
     assert {
         "attack",
-        "bench",
         "budget",
         "demo",
         "pki",

@@ -1,4 +1,4 @@
-"""``protoseal bench ckks`` writes figures in the form that others read, at a size that takes seconds."""
+"""``python -m benchmarks.ckks`` writes figures in the form that others read, at a size that takes seconds."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from protoseal.cli import main
+from benchmarks.ckks import main
 
 TINY = ("--sites", 3, "--classes", 2, "--dim", 4, "--repeats", 1)
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["bench", "ckks", *map(str, (*TINY, *arguments))])
+    return CliRunner().invoke(main, [*map(str, (*TINY, *arguments))])
 
 
 @pytest.mark.full
-def test_bench_ckks_writes_one_record_for_each_case(tmp_path: Path) -> None:
+def test_ckks_writes_one_record_for_each_case(tmp_path: Path) -> None:
     out, plot = tmp_path / "ckks.json", tmp_path / "sites.svg"
     result = invoke("--json", out, "--plot", plot, "--growth", "2,3", "--dims", "", "--key-sets", 1)
     assert result.exit_code == 0, result.output

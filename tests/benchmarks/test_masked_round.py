@@ -1,4 +1,4 @@
-"""Whole masked rounds through sessions and the coordinator, as ``protoseal bench pairwise`` plays them."""
+"""Whole masked rounds through sessions and the coordinator, as ``python -m benchmarks.pairwise`` plays them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import crypto.pairwise.shares
 import protoseal_wire.class_presence
 from agreement import Agreement, MaskingSection
-from protoseal.bench import masked_round
-from protoseal.bench.masked_round import Float, MaskedRound, play
+from benchmarks import masked_round
+from benchmarks.masked_round import Float, MaskedRound, play
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 

@@ -1,4 +1,9 @@
-"""``protoseal bench train``: sites trained as one batched program against one by one, and the memory of many sites."""
+"""Sites trained as one batched program against one by one, and the memory of many sites.
+
+    python -m benchmarks.train --json train.json
+
+With a GPU, training runs there unless ``--device cpu`` is given.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,28 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import click
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from agreement.recipe import Trains
 from algorithms.pfpl.objective import Objective
-from protoseal.bench.record import Case, Spent, Task, Value, compare, machine, peak_memory, spent_on
+from benchmarks.record import (
+    Case,
+    Spent,
+    Task,
+    Value,
+    compare,
+    json_option,
+    machine,
+    peak_memory,
+    recorded,
+    show,
+    spent_on,
+)
+from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.option_types import COUNT, counts, example
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.published import read_published
@@ -26,6 +46,13 @@ from secure_client.training.learner import choose_device
 
 CLASSES = 10
 MNIST_SAMPLES = 60_000
+COLUMNS = {
+    **{name: name for name in ("case", "model", "sites", "samples", "seconds")},
+    "baseline_seconds": "one by one",
+    "ratio": "ratio",
+    "cpu_ratio": "of CPU",
+    "peak_rss_bytes": "peak bytes",
+}
 
 
 @dataclass(frozen=True)
@@ -198,3 +225,90 @@ def _jobs(
 def _part(inputs: Tensor, labels: Tensor, start: int, count: int) -> TensorDataset:
     begin = start % max(1, len(labels) - count + 1)
     return TensorDataset(inputs[begin : begin + count], labels[begin : begin + count])
+
+
+@click.command(
+    epilog=example(
+        'python -m benchmarks.train --sites 5 --samples 200 --growth "" --memory-sites 0 --json train.json'
+    )
+)
+@json_option
+@click.option(
+    "--sites", type=COUNT, default=20, show_default=True, help="Number of sites that train in a round."
+)
+@click.option(
+    "--samples",
+    type=COUNT,
+    help="Number of training samples of each site.  [default: 60000 divided among the sites, as in MNIST]",
+)
+@click.option("--batch", type=COUNT, default=10, show_default=True, help="Number of samples in a batch.")
+@click.option(
+    "--repeats", type=COUNT, default=3, show_default=True, help="Number of rounds trained in each way."
+)
+@click.option(
+    "--growth",
+    callback=counts,
+    default="5,10,20,50,100",
+    show_default=True,
+    help="Numbers of sites for the growth curve, with commas between; '' measures none.",
+)
+@click.option(
+    "--growth-samples",
+    type=COUNT,
+    default=100,
+    show_default=True,
+    help="Number of training samples of each site in the growth curve.",
+)
+@click.option(
+    "--memory-sites",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Number of sites in the measurement of memory; 0 measures none.",
+)
+@click.option(
+    "--memory-samples",
+    type=COUNT,
+    default=500,
+    show_default=True,
+    help="Number of training samples of each site in the measurement of memory.",
+)
+@click.option(
+    "--model",
+    type=click.Choice(list(NETWORKS)),
+    default=DIGITS.spec,
+    show_default=True,
+    help="Network that the sites train.",
+)
+@click.option(
+    "--at-once",
+    type=COUNT,
+    help="Most sites in one batched program.  [default: chosen by the size of the model]",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Device of training: auto (a GPU if there is one), cpu or cuda:N.",
+)
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    help="Folder with MNIST's files, for small-cnn; without it the images are random.",
+)
+@one_line_errors
+def main(path: Path | None, samples: int | None, sites: int, **settings: object) -> None:
+    """Measure the training of many sites as one batched program, beside training one by one.
+
+    The figures are seconds, their growth with the number of sites, and the peak memory.
+    """
+    plan = TrainingBenchmark(
+        sites=sites,
+        samples=samples or max(1, MNIST_SAMPLES // sites),
+        **settings,  # type: ignore[arg-type]  # click has checked them
+    )
+    show(recorded("train", measure(plan), path, machine_of(plan)), COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ import numpy as np
 import tenseal
 from numpy.typing import NDArray
 
+from benchmarks.record import Spent
 from crypto.ckks.circuit import Circuit
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.parameters import PROTOTYPE, Ciphertext, CkksLevel
@@ -22,7 +23,6 @@ from crypto.ckks.server import CkksServer
 from crypto.ckks.site import CkksSite
 from crypto.protection import Cohort, Combination, Payload
 from crypto.work_pool import Pool
-from protoseal.bench.record import Spent
 
 Array = NDArray[np.float64]
 Switch = tuple[str, int]

@@ -1,4 +1,4 @@
-"""A masked round of many sites through their own sessions and the coordinator, for ``protoseal bench pairwise``.
+"""A masked round of many sites through their own sessions and the coordinator, for ``python -m benchmarks.pairwise``.
 
 Journals, the store, certificates, the roster and every check are those of a deployment, in one process and without
 sockets. There is a model with next to nothing to train: one layer on features that are the pixels again and again.

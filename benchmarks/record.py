@@ -1,4 +1,4 @@
-"""Record of a benchmark.
+"""Record of a benchmark: cases with their times and ratios, as JSON, as a table and as growth curves.
 
 ``{"schema": 1, "name", "machine", "cases": [{…, "seconds", "baseline_seconds", "ratio"}]}``; a case without a
 baseline has null there.
@@ -11,15 +11,33 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
 from agreement.storage.run_files import write_text
+from protoseal.commands.option_types import FILE
+from protoseal.reports.figures import STYLE, svg_text
 
 Value = str | int | float | None
 Task = Callable[[], object]
+_LEAST_STEP = 1.2
+"""Smallest ratio of two numbers beside a logarithmic axis."""
+
+json_option = click.option(
+    "--json",
+    "path",
+    type=FILE,
+    help="File that gets the figures as JSON, updated after each case.",
+)
 
 
 class Spent(NamedTuple):
@@ -118,3 +136,77 @@ def _processor() -> str:
     lines = cpus.read_text(encoding="utf-8").splitlines() if cpus.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+def recorded(name: str, cases: Iterable[Case], path: Path | None, facts: Mapping[str, Value]) -> list[Case]:
+    """Return the cases, written to ``path`` after each, so that an interrupted measurement keeps what it has."""
+    done: list[Case] = []
+    with Console(stderr=True).status("the first case") as status:
+        for case in cases:
+            done.append(case)
+            status.update(f"{len(done)} cases done")
+            if path is not None:
+                write_record(path, as_record(name, facts, done))
+    return done
+
+
+def show(cases: Iterable[Case], columns: Mapping[str, str], caption: str | None = None) -> None:
+    """Print a table of the fields that ``columns`` name, by their headings; empty where a case lacks the field."""
+    table = Table(*columns.values(), box=SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption)
+    table.columns[0].no_wrap = True
+    for case in (each.as_json() for each in cases):
+        table.add_row(*(_cell(case.get(name)) for name in columns))
+    Console().print(table)
+
+
+def draw_growth(
+    plot: Path,
+    cases: Iterable[Case],
+    over: str,
+    curves: Mapping[str, str],
+    axes: tuple[str, str],
+    name: str = "growth",
+) -> None:
+    """Draw the fields of the cases called ``name`` over their number ``over``, as SVG.
+
+    ``curves`` has the label of each field. Raises ``click.UsageError`` if no case has that name.
+    """
+    grown = [case.as_json() for case in cases if case.what["case"] == name]
+    if not grown:
+        raise click.UsageError(f"--plot draws how figures grow with {over}: give numbers to measure")
+    lines = {
+        label: [(float(str(case[over])), float(str(case[field]))) for case in grown]
+        for field, label in curves.items()
+    }
+    write_text(plot, growth_curves(*axes, lines))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Draw a line through the points (x, y) of each name as SVG, on logarithmic axes: a power law is straight."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set(xlabel=horizontal, ylabel=vertical, xscale="log", yscale="log")
+        for name, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+        places = _apart(sorted({x for points in lines.values() for x, _ in points}))
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        figure.legend(loc="outside right upper")
+        return svg_text(figure)
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Return the places whose labels do not overlap the previous label."""
+    kept: list[float] = []
+    for place in places:
+        if not kept or place > _LEAST_STEP * kept[-1]:
+            kept.append(place)
+    return kept

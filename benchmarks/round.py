@@ -1,4 +1,7 @@
-"""``protoseal bench round``: whole rounds, training included, under each protection beside ``plain``, by turns."""
+"""Whole rounds, training included, under each protection beside ``plain``, by turns.
+
+python -m benchmarks.round --json round.json
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agreement import Method, Protection
+import click
+
+from agreement import Method, Protection, method_named
 from algorithms.pfpl import Weighting
+from benchmarks.record import Case, Spent, Value, json_option, machine, recorded, show, spent_on
 from crypto.work_pool import Pool
-from protoseal.bench.record import Case, Spent, Value, spent_on
+from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.option_types import COUNT, example
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import Scene
 from protoseal.simulation.local_federation import LocalFederation
@@ -25,6 +32,20 @@ PROTECTED = (Protection.MASKED, Protection.CKKS)
 NOTHING = Spent(0.0, 0.0)
 _NEVER = 10**6
 """Test interval beyond the measured rounds, so that no measured round includes a test."""
+COLUMNS = {
+    **{name: name for name in ("case", "method", "protection", "seconds")},
+    **{f"{name}_seconds": name for name in ("train", "protect", "aggregate")},
+    "over_plain": "over plain",
+    "cpu_over_plain": "CPU",
+    "same_training_over_plain": "same training",
+    "apart_over_plain": "apart",
+}
+CAPTION = (
+    "protected over plain: of whole rounds, of their seconds of a core, of these with the same training,"
+    " and with each site on a machine of its own"
+)
+METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
+WEIGHTINGS = ("complement", "uniform")
 
 
 @dataclass(frozen=True)
@@ -265,3 +286,67 @@ def _sum(one: Spent, other: Spent) -> Spent:
 
 def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
+
+
+@click.command(epilog=example("python -m benchmarks.round --method pfpl --sites 5 --json round.json"))
+@json_option
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="pfpl",
+    show_default=True,
+    help="Method that the rounds run.",
+)
+@click.option(
+    "--weighting",
+    type=click.Choice(WEIGHTINGS),
+    default="complement",
+    show_default=True,
+    help="Weights of peers under pfpl; uniform runs as a masked sum under masked.",
+)
+@click.option("--sites", type=click.IntRange(min=3), default=20, show_default=True, help="Number of sites.")
+@click.option("--dim", type=COUNT, default=64, show_default=True, help="Dimension of a prototype.")
+@click.option(
+    "--samples",
+    type=COUNT,
+    help="Number of training samples of each site.  [default: all that the data set has, divided among the sites]",
+)
+@click.option("--batch", type=COUNT, default=32, show_default=True, help="Number of samples in a batch.")
+@click.option(
+    "--epochs",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="Number of epochs of local training in a round.",
+)
+@click.option(
+    "--repeats", type=COUNT, default=3, show_default=True, help="Number of rounds under each protection."
+)
+@click.option(
+    "--model",
+    default="small-cnn",
+    show_default=True,
+    help="Network that the sites train, one of the built-in models.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Number of worker processes for ciphertexts; with 0 this process computes them itself.",
+)
+@click.option(
+    "--data-root",
+    type=click.Path(path_type=Path),
+    help="Folder with MNIST's files; without it the data are scikit-learn's digits.",
+)
+@one_line_errors
+def main(path: Path | None, method: str, weighting: str, **settings: object) -> None:
+    """Measure whole rounds, training included, under masked and ckks beside plain."""
+    plan = RoundBenchmark(method_named(method), Weighting(weighting), **settings)  # type: ignore[arg-type]  # click has checked them
+    cases = recorded("round", measure(plan), path, machine())
+    show(cases, COLUMNS, CAPTION)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""``protoseal bench rotation`` at sizes that take no time."""
+"""``python -m benchmarks.rotation`` at sizes that take no time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks.rotation import RotationBenchmark, main, measure
 from crypto.protection import Rows
 from crypto.rotation import RotationSite
-from protoseal.bench.rotation import RotationBenchmark, measure
-from protoseal.cli import main
 
 TINY = ("--sites", 3, "--classes", 2, "--dim", 4, "--repeats", 1)
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["bench", "rotation", *map(str, (*TINY, *arguments))])
+    return CliRunner().invoke(main, [*map(str, (*TINY, *arguments))])
 
 
-def test_bench_rotation_writes_one_record_for_each_case(tmp_path: Path) -> None:
+def test_rotation_writes_one_record_for_each_case(tmp_path: Path) -> None:
     out, plot = tmp_path / "rotation.json", tmp_path / "growth.svg"
     done = invoke("--json", out, "--growth", "2,5", "--plot", plot)
     assert done.exit_code == 0, done.output
@@ -46,7 +45,7 @@ def test_bench_rotation_writes_one_record_for_each_case(tmp_path: Path) -> None:
     assert "mathdefault" not in drawn
 
 
-def test_bench_rotation_refuses_a_plot_without_growth(tmp_path: Path) -> None:
+def test_rotation_refuses_a_plot_without_growth(tmp_path: Path) -> None:
     assert invoke("--growth", "", "--plot", tmp_path / "x.svg").exit_code == 2
 
 

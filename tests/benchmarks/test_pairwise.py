@@ -1,4 +1,4 @@
-"""``protoseal bench pairwise`` at sizes that take no time: what it writes, and what it refuses."""
+"""``python -m benchmarks.pairwise`` at sizes that take no time: what it writes, and what it refuses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from protoseal.cli import main
+from benchmarks.pairwise import main
 
 TINY = ("--classes", 2, "--dim", 3, "--repeats", 1)
 STEPS = ("shares", "values", "survivors", "unmask")
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["bench", "pairwise", *map(str, (*TINY, *arguments))])
+    return CliRunner().invoke(main, [*map(str, (*TINY, *arguments))])
 
 
 def cases_of(path: Path) -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ def cases_of(path: Path) -> list[dict[str, Any]]:
     return list(record["cases"])
 
 
-def test_bench_pairwise_writes_one_record_for_each_case(tmp_path: Path) -> None:
+def test_pairwise_writes_one_record_for_each_case(tmp_path: Path) -> None:
     out, plot = tmp_path / "pairwise.json", tmp_path / "growth.svg"
     done = invoke("--json", out, "--sites", "4,7", "--plot", plot)
     assert done.exit_code == 0, done.output
@@ -62,5 +62,5 @@ def test_sizes_that_no_group_has(more: tuple[object, ...], code: int) -> None:
     assert "Traceback" not in done.output
 
 
-def test_bench_pairwise_refuses_a_plot_without_sites(tmp_path: Path) -> None:
+def test_pairwise_refuses_a_plot_without_sites(tmp_path: Path) -> None:
     assert invoke("--sites", "", "--plot", tmp_path / "x.svg").exit_code == 2

@@ -1,4 +1,4 @@
-"""Types of options that several ``protoseal budget`` commands share."""
+"""Types of options that several commands share, and the example at the end of their ``--help``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+MOST = 10**9
+COUNT = click.IntRange(1, MOST)
+FILE = click.Path(dir_okay=False, path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -36,3 +39,19 @@ def agreement_option(what: str) -> Callable[[Command], Command]:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help=f"Agreement, or configuration of `protoseal simulate`, from which {what} are taken unless given here.",
     )
+
+
+def counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    """Parse ``5,10,20``; an empty text means no numbers."""
+    try:
+        numbers = tuple(int(part) for part in value.split(",") if part.strip())
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers such as 5,10,20") from error
+    if not all(1 <= number <= MOST for number in numbers):
+        raise click.BadParameter(f"each number must be from 1 to {MOST}")
+    return numbers
+
+
+def example(line: str) -> str:
+    """Return an epilog that shows the command line as it stands, without wrapping."""
+    return f"\b\nExample:\n  {line}"

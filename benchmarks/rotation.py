@@ -1,4 +1,7 @@
-"""``protoseal bench rotation``: what a secret isometry costs a site, and that it costs the coordinator nothing."""
+"""Cost of a secret rotation to a site, and that the rotation costs the coordinator nothing.
+
+python -m benchmarks.rotation --json rotation.json
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,30 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.pfpl.aggregation import Weighting, peer_weights
+from benchmarks.record import Case, Value, compare, draw_growth, json_option, machine, recorded, show
 from crypto import rotation
 from crypto.keys import KEY_BYTES
 from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
 from crypto.rotation import RotationSite, class_key, rotate
-from protoseal.bench.record import Case, Value, compare
+from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.option_types import COUNT, FILE, counts, example
 
 TAU = 1e-9
 SAME = 1e-12
 """Largest rounding difference of the two protections' answers, for rows of length 1."""
+COLUMNS = {
+    **{name: name for name in ("case", "classes", "dim", "seconds", "baseline")},
+    "baseline_seconds": "baseline's",
+    "ratio": "ratio",
+}
 
 
 @dataclass(frozen=True)
@@ -153,3 +165,44 @@ def _directions(plan: RotationBenchmark) -> NDArray[np.float64]:
 
 def _weights(gram: NDArray[np.float64], holds: NDArray[np.bool_]) -> NDArray[np.float64]:
     return peer_weights(gram, holds, Weighting.DISTANCE, tau=TAU)
+
+
+@click.command(
+    epilog=example('python -m benchmarks.rotation --sites 5 --dim 64 --growth "" --json rotation.json')
+)
+@json_option
+@click.option(
+    "--sites", type=COUNT, default=20, show_default=True, help="Number of sites that send prototypes."
+)
+@click.option(
+    "--classes", type=COUNT, default=10, show_default=True, help="Number of classes, one prototype each."
+)
+@click.option("--dim", type=COUNT, default=512, show_default=True, help="Dimension of a prototype.")
+@click.option(
+    "--repeats",
+    type=COUNT,
+    default=5,
+    show_default=True,
+    help="Number of times that each comparison is measured; the median counts.",
+)
+@click.option(
+    "--growth",
+    callback=counts,
+    default="64,128,256,512,1024,2048",
+    show_default=True,
+    help="Dimensions of prototypes for the growth curve, with commas between; '' measures none.",
+)
+@click.option("--plot", type=FILE, help="File for the growth with dimensions, as SVG.")
+@one_line_errors
+def main(path: Path | None, plot: Path | None, **settings: object) -> None:
+    """Measure rotated prototypes: seconds of a site and of the coordinator, beside those of plain prototypes."""
+    plan = RotationBenchmark(**settings)  # type: ignore[arg-type]  # click has checked them
+    cases = recorded("rotation", measure(plan), path, machine())
+    show(cases, COLUMNS)
+    if plot is not None:
+        axes = ("dimension of a prototype", "seconds of a site's protect")
+        draw_growth(plot, cases, "dim", {"seconds": "rotation", "baseline_seconds": "plain"}, axes)
+
+
+if __name__ == "__main__":
+    main()
