@@ -41,12 +41,12 @@ from benchmarks.record import (
     show,
     spent_on,
 )
-from crypto.ckks.answer_receiver import Receiver
+from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE
 from crypto.ckks.peer_combination import Combining
+from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext
-from crypto.ckks.server import CkksServer
 from crypto.protection import Cohort, Combination, Payload
 from crypto.work_pool import Pool
 from protoseal.commands.error_output import one_line_errors

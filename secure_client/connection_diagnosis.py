@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Credentials, Role, TrustAnchor
-from crypto.pki.certificate_fields import hosts_of, issuer_of, load_certificate, subject_of
+from crypto.pki.identity import hosts_of, issuer_of, load_certificate, subject_of
 from secure_client.proxy import Proxy, exception_remedy, ignored_proxies, proxy_to, split_target
 
 _CONNECT_SECONDS = 5.0

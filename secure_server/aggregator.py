@@ -18,8 +18,8 @@ from agreement.payload_forms import limits_of
 from agreement.round_plan import ExchangeKind, Form
 from algorithms.gram_matrix import convex
 from algorithms.pfpl.aggregation import peer_weights
-from crypto.ckks import worker_tasks
-from crypto.ckks.server import CkksServer
+from crypto.ckks import peer_server
+from crypto.ckks.peer_server import CkksServer
 from crypto.errors import MalformedError
 from crypto.plain import PlainServer, Weights
 from crypto.protection import Combination, ServerHalf
@@ -119,9 +119,9 @@ class Aggregator:
         if not self._agreement.protection.ckks_key:
             return _hash_of_none(evaluation_keys)
         if self._executor is None:
-            return worker_tasks.check_keys(evaluation_keys)
+            return peer_server.check_keys(evaluation_keys)
         try:
-            return run_isolated(worker_tasks.check_keys, evaluation_keys)
+            return run_isolated(peer_server.check_keys, evaluation_keys)
         except BrokenExecutor as error:
             raise MalformedError("evaluation keys take too much time or memory to load") from error
 

@@ -35,7 +35,7 @@ NAMES = {
         PrecisionError UnknownSchemeError VerificationError""",
     "crypto.fixed_point": "FixedPoint Float Segment",
     "crypto.keys": "KEY_BYTES derive",
-    "crypto.pairwise.keystream": "add_streams",
+    "crypto.pairwise.masks": "add_streams",
     "crypto.protection": "Axis Cohort Payload PayloadForm Rows ServerHalf SiteHalf UpTo Words",
     "crypto.sum_protection": "SumFacts SumServerHalf SumSiteHalf Values",
 }

@@ -2,20 +2,28 @@
 
 Vectors that need several ciphertexts are lists of parts. No method changes its arguments, except that
 :meth:`Circuit.add_to` changes its first: SEAL's ciphertexts cannot be copied, and two receivers may share a sum.
+
+:func:`circuit_of` gives each process of the coordinator the circuit of one file of evaluation keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.evaluation_keys import LoadedKeys
-from crypto.ckks.packing import Complex, Float
+from crypto.ckks.evaluation_keys import EvaluationKeys, LoadedKeys
+from crypto.ckks.packing import Complex
 from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Ciphertext, CkksLevel, context, level_id
+from crypto.errors import KeyStoreError, MalformedError, VerificationError
+from crypto.fixed_point import Float
 
 Ciphertexts = Sequence[Ciphertext]
 
@@ -125,3 +133,47 @@ class Circuit:
         plaintext = sealapi.Plaintext()
         self._encoder.encode(slots.tolist(), level, scale, plaintext)
         return plaintext
+
+
+@dataclass(frozen=True)
+class KeysFile:
+    """File at ``path`` with :meth:`EvaluationKeys.to_bytes`, and the SHA-256 of its content."""
+
+    path: Path
+    hash: bytes
+
+    @classmethod
+    def at(cls, path: Path) -> KeysFile:
+        """Hash the file as it is now; raise :class:`KeyStoreError` if it cannot be read."""
+        try:
+            with path.open("rb") as file:
+                return cls(path, hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise KeyStoreError(f"the group's evaluation keys are not in {path}: {error.strerror}") from error
+
+
+# One entry suffices: a group that makes new keys no longer needs the old ones.
+@lru_cache(maxsize=1)
+def circuit_of(keys: KeysFile) -> Circuit:
+    """Load the keys and return the circuit, once per process, because loading takes longer than some rounds.
+
+    Raises :class:`KeyStoreError` for a file that cannot be read, and :class:`VerificationError` for a changed file.
+    """
+    try:
+        loaded = EvaluationKeys.from_bytes(keys.path.read_bytes())
+    except OSError as error:
+        raise KeyStoreError(f"the evaluation keys in {keys.path} cannot be read: {error.strerror}") from error
+    if loaded.hash != keys.hash:
+        raise VerificationError(
+            f"the evaluation keys in {keys.path} changed while an aggregation was running"
+        )
+    return Circuit(loaded.load())
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Convert SEAL's bare errors, e.g. for the difference of equal ciphertexts, to :class:`MalformedError`."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise MalformedError(f"the payloads cannot be combined: {error}") from error

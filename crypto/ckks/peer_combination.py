@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.ckks import noise_flooding
-from crypto.ckks.answer_receiver import Receiver
 from crypto.ckks.circuit import Ciphertexts, Circuit
+from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packed_sums import PackedSums, Product
 from crypto.ckks.packing import Complex, Packing
 from crypto.ckks.parameters import SCALE, UNIT_SCALE, Ciphertext, CkksLevel

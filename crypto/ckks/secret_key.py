@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks.evaluation_keys import GALOIS_ELEMENTS, EvaluationKeys
-from crypto.ckks.packing import Float
 from crypto.ckks.parameters import Ciphertext, Form, context, level_id
 from crypto.ckks.serialization import dump, load
 from crypto.errors import UnknownSchemeError
+from crypto.fixed_point import Float
 
 _MARKER = b"protoseal-ckks-secret-1:"
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.ckks.packing import Complex, Float, Packing
+from crypto.ckks.packing import Complex, Packing
 from crypto.ckks.parameters import SCHEME, answer_forms, upload_forms
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.errors import ImplausibleError
+from crypto.fixed_point import Float
 from crypto.protection import Cohort, Combination, Payload, Rows
 from crypto.prototype_row_checks import contributed
 

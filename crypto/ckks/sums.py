@@ -16,13 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.bounded_packing import (
-    FRESH_ERROR,
-    MOST_SCALE_BITS,
-    ROOM_BITS,
-    SURE_DEVIATIONS,
-    BoundedVector,
-)
+from crypto.ckks.packing import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE_DEVIATIONS, BoundedVector
 from crypto.ckks.parameters import SCHEME, Ciphertext, CkksLevel, Form, context
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload

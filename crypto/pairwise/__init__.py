@@ -1,15 +1,13 @@
 """Pairwise masks: a protocol that reveals the sum of a group's vectors and nothing else (Bonawitz et al. 2017, CCS).
 
-    wire_values               public keys, sealed shares and released shares, which members exchange
+    wire_values               public keys, sealed and released shares, which members exchange, and the payload
     attempt_binding           the attempt that every key, mask, share and signature is bound to
     neighbour_graph           who holds shares of whose secrets, and which pairs have a mask; sparse in large groups
-    attempt_secrets, shares   a site's fresh secrets of one attempt, and their shares for the other members
-    masks, keystream          a vector under a mask for every peer and a self-mask, and the masks' streams
-    sharer_signatures         the members' signatures on the set that they mask with, for a sparse graph
-    survivor_signatures       the members' signatures on the set of members in the sum
-    share_release             one kind of share for each owner: its self-mask's seed, or its mask key if it dropped out
+    attempt_secrets           a site's fresh secrets of one attempt
+    shares                    their shares for the other members, and the release of one kind for each owner
+    masks                     a vector under a mask for every peer and a self-mask
+    member_signatures         the members' signatures on the survivors and, for a sparse graph, on the sharers
     unmask                    the coordinator's half: the sum
-    scheme                    the payload
 
 Order of steps: every member states fresh public keys (signed, see :class:`crypto.pairwise.wire_values.MaskKeys`),
 makes shares, checks and opens its peers' shares, masks its vector, signs the survivors, and releases shares once enough
@@ -44,6 +42,6 @@ Limits:
   changing. Masks do not help against that; differential privacy does.
 """
 
-from crypto.pairwise.scheme import SCHEME
+from crypto.pairwise.wire_values import SCHEME
 
 __all__ = ["SCHEME"]

@@ -126,19 +126,16 @@ def check_survivors(binding: Binding, sharers: Sequence[str], survivors: Sequenc
 
 def _check_set(names: Sequence[str], within: Collection[str], least: int, what: str) -> None:
     _check_names(names, what)
-    _check_within(names, within, what)
+    strangers = sorted(set(names) - set(within))
+    if strangers:
+        raise VerificationError(f"{', '.join(strangers)}: among {what}, but not eligible")
     _check_quorum(names, least, what)
 
 
 def _check_names(names: Sequence[str], what: str) -> None:
+    """Raise for a repeated name, which would count one member twice."""
     if not is_sorted(names):
         raise VerificationError(f"{what} are not sorted and distinct names")
-
-
-def _check_within(names: Sequence[str], within: Collection[str], what: str) -> None:
-    strangers = sorted(set(names) - set(within))
-    if strangers:
-        raise VerificationError(f"{', '.join(strangers)}: among {what}, but not eligible")
 
 
 def _check_quorum(names: Sequence[str], least: int, what: str) -> None:

@@ -96,20 +96,20 @@ def agree(private: bytes, peer: bytes) -> bytes:
     Raises :class:`VerificationError` for a public key of low order, with which everyone would know the secret.
     """
     check_channel_public(peer)
-    return agreeing(private)(peer)
+    return agreement_with(private)(peer)
 
 
-def agreeing(private: bytes) -> Callable[[bytes], bytes]:
+def agreement_with(private: bytes) -> Callable[[bytes], bytes]:
     """Return :func:`agree` for one private key, loaded once, and public keys that :func:`check_public` accepted."""
-    own = X25519PrivateKey.from_private_bytes(private)
+    key = X25519PrivateKey.from_private_bytes(private)
 
-    def shared(peer: bytes) -> bytes:
+    def agree_with(peer: bytes) -> bytes:
         try:
-            return own.exchange(X25519PublicKey.from_public_bytes(peer))
+            return key.exchange(X25519PublicKey.from_public_bytes(peer))
         except ValueError as error:
             raise VerificationError("a mask key gives a shared secret of zero") from error
 
-    return shared
+    return agree_with
 
 
 def check_public(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
@@ -118,25 +118,17 @@ def check_public(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
     A key repeated for two members or two purposes would count one party twice. Limit: the signatures on the statements,
     which the caller must check, show that a key belongs to its member.
     """
-    _check_complete(binding, public)
-    keys = [key for site in binding.group for key in (public[site].mask, public[site].share)]
-    for key in keys:
-        check_channel_public(key)
-    _check_distinct(keys)
-
-
-def check_own(own: AttemptSecrets, binding: Binding, site: str, public: Mapping[str, MaskKeys]) -> None:
-    """Raise :class:`VerificationError` unless ``site`` is in the group and ``public`` (complete) has its own keys."""
-    check_member(binding, site)
-    if public[site] != own.public:
-        raise VerificationError(f"the keys stated for {site} are not its own of this attempt")
-
-
-def _check_complete(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
     missing = [site for site in binding.group if site not in public]
     if missing:
         raise VerificationError(f"no mask keys of {', '.join(missing)}")
-
-
-def _check_distinct(keys: list[bytes]) -> None:
+    keys = [key for site in binding.group for key in (public[site].mask, public[site].share)]
+    for key in keys:
+        check_channel_public(key)
     check_distinct(keys, "a mask key is repeated in one attempt")
+
+
+def check_own(secret: AttemptSecrets, binding: Binding, site: str, public: Mapping[str, MaskKeys]) -> None:
+    """Raise :class:`VerificationError` unless ``site`` is in the group and ``public`` (complete) has its own keys."""
+    check_member(binding, site)
+    if public[site] != secret.public:
+        raise VerificationError(f"the keys stated for {site} are not its own of this attempt")

@@ -1,27 +1,65 @@
-"""Masking of a vector by pairwise masks, which cancel in the sum, and a self-mask.
+"""Masking of a vector by pairwise masks, which cancel in the sum, and a self-mask (Bonawitz et al. 2017, section 4).
 
 For each pair of members u < v (in a sparse graph, for each pair with a mask) both derive one stream from their mask
 keys; u adds the stream and v subtracts it. The self-mask stays until enough members release its seed. So a vector that
 arrives late, after its owner was counted as a drop-out and its mask key was reconstructed, is still hidden.
+
+A stream is ChaCha20 output as words of the ring. Every platform gets the same bits (words are little-endian). A key
+always gives the same stream from its first byte, so never use a key for two vectors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Float
 from crypto.keys import derive
 from crypto.pairwise.attempt_binding import Binding, check_sharers
-from crypto.pairwise.attempt_secrets import AttemptSecrets, agree, agreeing, check_own, check_public
-from crypto.pairwise.keystream import add_streams
+from crypto.pairwise.attempt_secrets import AttemptSecrets, agree, agreement_with, check_own, check_public
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
-from crypto.pairwise.scheme import payload_of
-from crypto.pairwise.wire_values import MaskKeys
+from crypto.pairwise.wire_values import MaskKeys, payload_of
 from crypto.protection import Payload, Words
+
+__all__ = ["add_streams"]
+
+_CHUNK_BYTES = 1 << 18
+"""Size of a chunk, small enough that its words stay in the processor's cache while all streams are applied."""
+_NONCE = bytes(16)
+"""Counter and nonce of zero, since each key is derived for one stream."""
+
+
+def add_streams(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
+    """Return words + Σ stream(plus) − Σ stream(minus), modulo the ring's size, as a new array.
+
+    Keys have 32 bytes. Besides the result, memory for one chunk is needed, whatever the number of keys.
+    """
+    masked = words.copy()
+    streams = [(_stream(key), np.add) for key in plus] + [(_stream(key), np.subtract) for key in minus]
+    zeros, buffer = bytes(_CHUNK_BYTES), bytearray(_CHUNK_BYTES)
+    step = _CHUNK_BYTES // masked.itemsize
+    for start in range(0, masked.size, step):
+        chunk = masked[start : start + step]
+        for stream, operation in streams:
+            operation(chunk, _next(stream, chunk, zeros, buffer), out=chunk)
+    return masked
+
+
+def _stream(key: bytes) -> CipherContext:
+    return Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()
+
+
+def _next(stream: CipherContext, chunk: Words, zeros: bytes, buffer: bytearray) -> Words:
+    """Return the stream's next words, as many as the chunk has, as a view of ``buffer`` that the next call reuses."""
+    stream.update_into(memoryview(zeros)[: chunk.nbytes], buffer)
+    little_endian: np.dtype[Any] = chunk.dtype.newbyteorder("<")
+    words: Words = np.frombuffer(buffer, dtype=little_endian, count=chunk.size)
+    return words
 
 
 @dataclass(frozen=True)
@@ -69,9 +107,11 @@ def mask(
     """
     check_words(words)
     check_sharers(binding, sharers)
-    _check_among(site, sharers)
+    if site not in sharers:
+        raise VerificationError(f"{site} is not among those who made shares")
     check_public(binding, public)
     check_own(secrets, binding, site, public)
+    # The self-mask hides a late vector; the pairwise masks cancel because u < v adds what v subtracts.
     plus, minus = [self_key(secrets.seed, binding, site)], list[bytes]()
     for peer, key in pair_keys(secrets.mask, public, binding, site, sharers, graph).items():
         (plus if site < peer else minus).append(key)
@@ -102,10 +142,10 @@ def pair_keys(
     ``public``.
     """
     chance = graph_among(len(binding.group), graph).linked
-    secret_with, keys = agreeing(private), dict[str, bytes]()
+    agree_with, keys = agreement_with(private), dict[str, bytes]()
     for peer in peers:
         if peer != site:
-            secret, pair = secret_with(public[peer].mask), _pair(binding, site, peer)
+            secret, pair = agree_with(public[peer].mask), _pair(binding, site, peer)
             if linked(secret, pair, chance):
                 keys[peer] = derive(secret, "mask-pair", *pair)
     return keys
@@ -131,8 +171,3 @@ def check_words(words: Words) -> None:
         raise MalformedError(
             f"words must be one vector of uint32 or uint64, not {words.dtype} of {words.shape}"
         )
-
-
-def _check_among(site: str, sharers: Sequence[str]) -> None:
-    if site not in sharers:
-        raise VerificationError(f"{site} is not among those who made shares")

@@ -1,24 +1,29 @@
-"""Shares of a site's two secrets, sealed to all or some of the other members, and signed by the site.
+"""Shares of a site's two secrets: sealed to other members and signed, and later released, one kind for each owner.
 
-The coordinator relays shares and can neither read, swap nor forge them, provided that the members' public keys are
-authentic. Limit: nothing shows that the sealed shares are correct. A member with wrong shares spoils the sum, which is
-detected at the end and not attributed.
+The coordinator relays sealed shares and can neither read, swap nor forge them, provided that the members' public keys
+are authentic. Limit: nothing shows that the sealed shares are correct. A member with wrong shares spoils the sum, which
+is detected at the end and not attributed.
+
+A survivor's seed opens its self-mask, and its pairwise masks cancel. A drop-out's key removes the masks that others
+have with it; the drop-out's own vector, should it arrive late, stays hidden under the self-mask. Seed and key together
+open a vector, so no member releases both: not in one answer (the survivors alone determine the kind), and not in two
+(a member answers once per attempt, which the session must remember).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from secrets import SystemRandom
 
-from crypto.errors import VerificationError
+from crypto.errors import MalformedError, VerificationError
 from crypto.keys import seal
-from crypto.pairwise.attempt_binding import Binding, check_member
+from crypto.pairwise.attempt_binding import Binding, check_member, check_survivors
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair, check_own, check_public
 from crypto.pairwise.neighbour_graph import Graph, graph_among
-from crypto.pairwise.wire_values import MaskKeys, SealedShare
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
 from crypto.pki import Credentials, verify
 from crypto.roster import Member
-from crypto.shamir import split, split_among
+from crypto.shamir import check_share, split, split_among
 from crypto.signed_encoding import encode
 
 _LABEL = "mask-share"
@@ -64,7 +69,11 @@ def verify_share(share: SealedShare, member: Member, binding: Binding, recipient
     """
     check_member(binding, member.name)
     check_member(binding, recipient)
-    _check_names(share, member.name, recipient)
+    if (share.sender, share.recipient) != (member.name, recipient) or member.name == recipient:
+        raise VerificationError(
+            f"found a share from {share.sender} to {share.recipient} in the place of one from {member.name} "
+            f"to {recipient}"
+        )
     # The context is built from the verifier's own knowledge, never from the share's fields.
     verify(
         member.public_key, share.signature, _LABEL, *_context(binding, member.name, recipient), share.sealed
@@ -114,8 +123,62 @@ def _info(binding: Binding, sender: str, recipient: str) -> bytes:
     return encode("mask-share-info", *_context(binding, sender, recipient))
 
 
-def _check_names(share: SealedShare, sender: str, recipient: str) -> None:
-    if (share.sender, share.recipient) != (sender, recipient) or sender == recipient:
-        raise VerificationError(
-            f"found a share from {share.sender} to {share.recipient}, where one from {sender} to {recipient} was due"
+def release(
+    binding: Binding,
+    site: str,
+    sharers: Sequence[str],
+    survivors: Sequence[str],
+    held: Mapping[str, SharePair],
+) -> tuple[ReleasedShare, ...]:
+    """Return one share for each of the sharers of which the site holds a pair, by name.
+
+    Call this **once per attempt**, for survivors with enough signatures; with a sparse graph only after
+    :func:`crypto.pairwise.member_signatures.verify_signed_sharers` accepted the survivors' signatures. ``held`` has
+    this site's pair of each of the sharers, or of those whose holder the site is, its own included. Leave out a peer
+    whose share did not open, so that one member's bad share does not keep others from answering. Raises
+    :class:`VerificationError` unless survivors and sharers are sorted, distinct and quorums, survivors are among the
+    sharers, and the site is a survivor and holds its own pair.
+    """
+    check_survivors(binding, sharers, survivors)
+    _check_is_survivor(site, survivors)
+    if site not in held:
+        raise VerificationError(f"{site} does not hold its own shares")
+    staying = frozenset(survivors)
+    return tuple(
+        _share(owner, kind, held[owner])
+        for owner in sharers
+        if owner in held
+        for kind in _released_kinds(owner, staying)
+    )
+
+
+def check_released(
+    released: Sequence[ReleasedShare], binding: Binding, sharers: Sequence[str], survivors: Sequence[str]
+) -> None:
+    """Raise :class:`MalformedError` unless ``released`` has one share, of the required kind, for each of some sharers.
+
+    Limit: only reconstruction of the secrets shows that the shares are enough and correct.
+    """
+    check_survivors(binding, sharers, survivors)
+    owners, staying = {item.owner for item in released}, frozenset(survivors)
+    due = [(owner, kind) for owner in sharers if owner in owners for kind in _released_kinds(owner, staying)]
+    if not released or [(item.owner, item.kind) for item in released] != due:
+        raise MalformedError(
+            "released shares must be one for each of some who made shares, sorted by name, of the required kind"
         )
+    for item in released:
+        check_share(item.share)
+
+
+def _check_is_survivor(site: str, survivors: Sequence[str]) -> None:
+    if site not in survivors:
+        raise VerificationError(f"{site} is not among the survivors and has nothing to release")
+
+
+def _released_kinds(owner: str, survivors: Collection[str]) -> tuple[ShareKind, ...]:
+    """Return the kind that is released for an owner, always exactly one: both together would open its vector."""
+    return (ShareKind.SEED,) if owner in survivors else (ShareKind.KEY,)
+
+
+def _share(owner: str, kind: ShareKind, pair: SharePair) -> ReleasedShare:
+    return ReleasedShare(owner, kind, pair.seed if kind is ShareKind.SEED else pair.key)

@@ -15,10 +15,9 @@ import numpy as np
 from crypto.errors import MalformedError
 from crypto.pairwise.attempt_binding import Binding, check_survivors
 from crypto.pairwise.attempt_secrets import check_public, public_of
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import check_words, pair_keys, self_key
+from crypto.pairwise.masks import add_streams, check_words, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
-from crypto.pairwise.share_release import check_released
+from crypto.pairwise.shares import check_released
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
@@ -43,14 +42,23 @@ def unmask(
     """
     check_survivors(binding, sharers, survivors)
     check_public(binding, public)
-    _check_senders(masked, survivors)
-    _check_answers(released, binding, sharers, survivors)
-    shares = _by_secret(released, binding)
+    if set(masked) != set(survivors):
+        raise MalformedError("masked vectors must be exactly one of each survivor")
+    if not set(released) <= set(survivors) or len(released) < binding.threshold:
+        raise MalformedError(
+            f"{len(released)} answers with shares; {binding.threshold} are needed, all from survivors"
+        )
+    for answer in released.values():
+        check_released(answer, binding, sharers, survivors)
+    shares = _shares_by_secret(released, binding)
     needed = graph_among(len(binding.group), graph).threshold
-    minus = [self_key(_secret(owner, ShareKind.SEED, shares, needed), binding, owner) for owner in survivors]
+    # Each survivor added its self-mask; the pairwise masks among survivors cancel in the total.
+    minus = [
+        self_key(_reconstruct(owner, ShareKind.SEED, shares, needed), binding, owner) for owner in survivors
+    ]
     plus: list[bytes] = []
     for owner in sorted(set(sharers) - set(survivors)):
-        private = _secret(owner, ShareKind.KEY, shares, needed)
+        private = _reconstruct(owner, ShareKind.KEY, shares, needed)
         _check_stated(owner, private, public)
         for peer, key in pair_keys(private, public, binding, owner, survivors, graph).items():
             # The peer added the stream if its name comes first, so the stream is subtracted again.
@@ -64,12 +72,13 @@ def _total(masked: Mapping[str, Words], survivors: Sequence[str]) -> Words:
     check_words(total)
     for site in others:
         words = masked[site]
-        _check_alike(words, total)
+        if (words.dtype, words.shape) != (total.dtype, total.shape):
+            raise MalformedError("masked vectors differ in length or ring")
         np.add(total, words, out=total)
     return total
 
 
-def _by_secret(
+def _shares_by_secret(
     released: Mapping[str, tuple[ReleasedShare, ...]], binding: Binding
 ) -> Mapping[tuple[str, ShareKind], dict[int, bytes]]:
     """Return the shares of each secret by x, from all answers, so that surplus shares expose a wrong one."""
@@ -81,7 +90,7 @@ def _by_secret(
     return shares
 
 
-def _secret(
+def _reconstruct(
     owner: str, kind: ShareKind, shares: Mapping[tuple[str, ShareKind], Mapping[int, bytes]], needed: int
 ) -> bytes:
     try:
@@ -91,29 +100,6 @@ def _secret(
 
 
 def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) -> None:
+    """Raise for a wrong key, whose streams differ from those that the survivors added: the sum would stay masked."""
     if public_of(private) != public[owner].mask:
         raise MalformedError(f"the reconstructed mask key of {owner} differs from the stated key")
-
-
-def _check_senders(masked: Mapping[str, Words], survivors: Sequence[str]) -> None:
-    if set(masked) != set(survivors):
-        raise MalformedError("masked vectors must be exactly one of each survivor")
-
-
-def _check_alike(words: Words, total: Words) -> None:
-    if (words.dtype, words.shape) != (total.dtype, total.shape):
-        raise MalformedError("masked vectors differ in length or ring")
-
-
-def _check_answers(
-    released: Mapping[str, tuple[ReleasedShare, ...]],
-    binding: Binding,
-    sharers: Sequence[str],
-    survivors: Sequence[str],
-) -> None:
-    if not set(released) <= set(survivors) or len(released) < binding.threshold:
-        raise MalformedError(
-            f"{len(released)} answers with shares; {binding.threshold} are needed, all from survivors"
-        )
-    for answer in released.values():
-        check_released(answer, binding, sharers, survivors)

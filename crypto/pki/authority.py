@@ -16,9 +16,8 @@ from cryptography.x509.oid import NameOID
 
 from crypto.errors import KeyStoreError, VerificationError
 from crypto.pki import key_files
-from crypto.pki.certificate_fields import extension, load_certificate
-from crypto.pki.identity import Role, check_name, federation_uri, host_name
-from crypto.pki.passphrase_encryption import Stretching
+from crypto.pki.identity import Role, check_name, extension, federation_uri, host_name, load_certificate
+from crypto.pki.key_files import Stretching
 from crypto.pki.requests import Request, read_request, subject
 from crypto.pki.trust import EXTENDED_USAGE, TrustAnchor, check_validity
 

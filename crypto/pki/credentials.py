@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import KeyStoreError, VerificationError
 from crypto.keys import KEY_BYTES
-from crypto.pki.certificate_fields import certificates_in, load_certificate, subject_of
+from crypto.pki.identity import certificates_in, load_certificate, subject_of
 from crypto.pki.key_files import naming, read, read_key
 from crypto.pki.trust import fingerprint, identity_of
 from crypto.signed_encoding import encode

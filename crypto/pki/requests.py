@@ -15,9 +15,8 @@ from cryptography.x509.oid import NameOID
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.pki import key_files, pem
-from crypto.pki.certificate_fields import extension, only_uri, p256_key
-from crypto.pki.identity import Identity, Role, host_name
-from crypto.pki.passphrase_encryption import Stretching
+from crypto.pki.identity import Identity, Role, extension, host_name, only_uri, p256_key
+from crypto.pki.key_files import Stretching
 
 KEY_FILE = "key.pem"
 REQUEST_FILE = "request.pem"

@@ -15,16 +15,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
-from crypto.pki.certificate_fields import (
+from crypto.pki.identity import (
+    Identity,
+    Role,
     certificates_in,
     extension,
+    federation_of,
     issuer_of,
     load_certificate,
     only_uri,
     p256_key,
     subject_of,
 )
-from crypto.pki.identity import Identity, Role, federation_of
 from crypto.pki.key_files import naming, read
 
 EXTENDED_USAGE = {
@@ -54,7 +56,7 @@ class TrustAnchor:
         """
         with naming(path):
             certificates = certificates_in(read(path))
-            authorities = {each for each in certificates if _is_authority(each)} or set(certificates[:1])
+            authorities = {item for item in certificates if _is_authority(item)} or set(certificates[:1])
             if len(authorities) > 1:
                 raise VerificationError(
                     f"has the certificates of {len(authorities)} CAs: keep the one whose fingerprint was compared"

@@ -23,7 +23,7 @@ from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SummingSite
 from crypto.keys import KEY_BYTES
-from crypto.pki.certificate_fields import load_certificate, p256_key
+from crypto.pki.identity import load_certificate, p256_key
 from crypto.pki.trust import fingerprint
 from crypto.protection import Payload
 from crypto.prototype_row_checks import whole_numbers

@@ -10,7 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
 from crypto.pki import Request
-from crypto.pki.certificate_fields import extension, hosts_of, only_uri
+from crypto.pki.identity import extension, hosts_of, only_uri
 from crypto.pki.trust import fingerprint
 
 Facts = dict[str, str | list[str]]

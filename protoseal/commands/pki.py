@@ -16,7 +16,7 @@ import click
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
 from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
-from crypto.pki.certificate_fields import certificates_in, load_certificate
+from crypto.pki.identity import certificates_in, load_certificate
 from crypto.pki.key_files import check_absent, naming, read, rewrap, write_public
 from crypto.pki.requests import KEY_FILE, REQUEST_FILE
 from protoseal.commands.certificate_details import (

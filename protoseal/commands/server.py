@@ -43,7 +43,7 @@ def check(config: Path, as_json: bool) -> None:
 
     The command opens the configuration, the certificate and the key. It listens on nothing and writes nothing.
     """
-    from crypto.pki.certificate_fields import load_certificate
+    from crypto.pki.identity import load_certificate
     from secure_server.app import open_identity
 
     loaded = load_coordinator(config)

@@ -20,7 +20,7 @@ PUBLIC = {
     "crypto.errors": "Exceptions that a protection raises",
     "crypto.fixed_point": "Numbers as words of a ring",
     "crypto.keys": "Keys derived from a secret",
-    "crypto.pairwise.keystream": "Pads from keys",
+    "crypto.pairwise.masks": "Pads from keys",
     "crypto.protection": "Interface of a protection for `PEERS`, and payloads",
     "crypto.sum_protection": "Interface of a protection for `SUMS`",
 }

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from agreement import Agreement
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError, KeyStoreError
-from crypto.pki.certificate_fields import load_certificate
+from crypto.pki.identity import load_certificate
 from crypto.pki.key_files import read_storage_key
 from privacy.errors import BudgetError, PrivacyError
 from protoseal_wire.messages import CheckReply

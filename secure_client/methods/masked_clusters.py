@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.pairwise.scheme import SCHEME as PAIRWISE
+from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.rotated_clusters import RotatedClusters

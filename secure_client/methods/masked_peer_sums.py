@@ -36,8 +36,8 @@ from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.scheme import SCHEME as PAIRWISE
-from crypto.pairwise.survivor_signatures import verify_signed_survivors
+from crypto.pairwise.member_signatures import verify_signed_survivors
+from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload
 from crypto.prototype_row_checks import whole_numbers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from crypto.pairwise.scheme import SCHEME as PAIRWISE
+from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.methods.plain_sums import PlainSums
 from secure_client.protocol.sent_values import Answer

@@ -36,11 +36,14 @@ from crypto.errors import CryptoError, VerificationError
 from crypto.pairwise.attempt_binding import Binding, check_sharers, check_survivors
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
 from crypto.pairwise.masks import MaskingSite
+from crypto.pairwise.member_signatures import (
+    sign_sharers,
+    sign_survivors,
+    verify_signed_sharers,
+    verify_signed_survivors,
+)
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.share_release import release
-from crypto.pairwise.sharer_signatures import sign_sharers, verify_signed_sharers
-from crypto.pairwise.shares import make_shares, open_share, verify_share
-from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors
+from crypto.pairwise.shares import make_shares, open_share, release, verify_share
 from crypto.pairwise.wire_values import MaskKeys, SealedShare
 from crypto.protection import Cohort, ProtectedPayload
 from crypto.roster import Member

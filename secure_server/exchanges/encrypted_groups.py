@@ -14,7 +14,7 @@ from pathlib import Path
 from agreement import Agreement
 from agreement.aggregation.encrypted_sums import EncryptedGroups
 from agreement.payload_forms import sums_form
-from crypto.ckks.group_mixing_server import MixingServer
+from crypto.ckks.group_mixing import MixingServer
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits

@@ -18,7 +18,7 @@ from algorithms.fedplcc import Contribution
 from algorithms.gram_matrix import Float
 from crypto.errors import MalformedError
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.scheme import SCHEME
+from crypto.pairwise.wire_values import SCHEME
 from crypto.protection import Payload
 from protoseal_wire.cluster_assignment import broadcast
 from protoseal_wire.codec import Limits

@@ -21,14 +21,11 @@ from agreement.round_plan import Form
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt_binding import Binding, threshold
+from crypto.pairwise.member_signatures import verify_sharers, verify_survivor
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.scheme import SCHEME, words_of
-from crypto.pairwise.share_release import check_released
-from crypto.pairwise.sharer_signatures import verify_sharers
-from crypto.pairwise.shares import verify_share
-from crypto.pairwise.survivor_signatures import verify_survivor
+from crypto.pairwise.shares import check_released, verify_share
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare
+from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, words_of
 from crypto.protection import Payload, PayloadForm, Words
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits

@@ -22,8 +22,7 @@ from scipy.stats import chi2, ncx2  # type: ignore[import-untyped]  # it ships n
 
 from crypto.errors import MalformedError
 from crypto.pairwise.attempt_secrets import public_of
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import pair_keys, self_key
+from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
 from crypto.protection import Words

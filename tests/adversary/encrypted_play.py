@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agreement import Protection
 from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
 from agreement.payload_forms import sums_form
-from crypto.ckks.group_mixing_server import MixingServer
+from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SumForm, SummingServer, SummingSite
 from crypto.protection import Payload

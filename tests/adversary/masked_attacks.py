@@ -328,7 +328,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
     ),
     "leaves a site alone with colluders": MaskedAttack(
         (
-            _QUORUM, "crypto.pairwise.survivor_signatures._check_enough", _ENOUGH, _MASKED + "_check_class_holders",
+            _QUORUM, "crypto.pairwise.member_signatures._check_enough", _ENOUGH, _MASKED + "_check_class_holders",
         ),
         A, Phase.SURVIVORS, "the survivors are 1; the threshold is 3", left_alone_by_colluders,
     ),
@@ -341,11 +341,11 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         single_holder, _PAIRS, {B: C},
     ),
     "asks for shares under another set": MaskedAttack(
-        (_MASKED + "_check_same_set", "crypto.pairwise.survivor_signatures._check_enough"), A, Phase.UNMASK,
+        (_MASKED + "_check_same_set", "crypto.pairwise.member_signatures._check_enough"), A, Phase.UNMASK,
         "another survivor set than this site signed", unsigned_set,
     ),
     "asks for shares under few signatures": MaskedAttack(
-        ("crypto.pairwise.survivor_signatures._check_enough",), A, Phase.UNMASK,
+        ("crypto.pairwise.member_signatures._check_enough",), A, Phase.UNMASK,
         "2 signatures on the survivors; the threshold is 3", too_few_signatures,
     ),
     "swaps the peers' mask keys": MaskedAttack(

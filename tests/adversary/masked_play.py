@@ -14,12 +14,10 @@ from agreement.round_plan import Form
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import SharePair
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import pair_keys, self_key
+from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.scheme import SCHEME, words_of
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, ShareKind, words_of
 from crypto.protection import Payload, Words
 from crypto.shamir import combine
 from protoseal_wire import codec

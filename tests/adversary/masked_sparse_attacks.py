@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import self_key
+from crypto.pairwise.masks import add_streams, self_key
 from crypto.pairwise.wire_values import ShareKind
 from protoseal_wire.messages import Phase, SurvivorSignature
 from tests.adversary.masked_attacks import MaskedAttack, assert_is, assert_is_row

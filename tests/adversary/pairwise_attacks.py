@@ -17,8 +17,7 @@ import pytest
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import pair_key, self_key
+from crypto.pairwise.masks import add_streams, pair_key, self_key
 from crypto.pairwise.unmask import unmask
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.protection import Words
@@ -32,13 +31,13 @@ LENGTH = 16
 SECRET: Words = np.random.default_rng(7).integers(0, 2**64, LENGTH, dtype=np.uint64)
 """The victim's vector. That of every other member is zero, which gives the attacker every advantage."""
 
-KINDS = "crypto.pairwise.share_release._kinds"
+KINDS = "crypto.pairwise.shares._released_kinds"
 QUORUM = "crypto.pairwise.attempt_binding._check_quorum"
 NAMES = "crypto.pairwise.attempt_binding._check_names"
-SIGNERS = "crypto.pairwise.survivor_signatures._check_among"
-SIGNATURES_ENOUGH = "crypto.pairwise.survivor_signatures._check_enough"
-SURVIVOR_SIGNATURE = "crypto.pairwise.survivor_signatures.verify"
-RELEASERS = "crypto.pairwise.share_release._check_among"
+SIGNERS = "crypto.pairwise.member_signatures._check_survivor"
+SIGNATURES_ENOUGH = "crypto.pairwise.member_signatures._check_enough"
+SURVIVOR_SIGNATURE = "crypto.pairwise.member_signatures.verify"
+RELEASERS = "crypto.pairwise.shares._check_is_survivor"
 FIELDS = "crypto.pairwise.attempt_binding.Binding.fields"
 FRESH = "tests.crypto.masked_group.fresh_secrets"
 SELF_KEY = "crypto.pairwise.masks.self_key"

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 import crypto.pairwise.masks as code
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import pair_keys, self_key
+from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
 from crypto.protection import Words
@@ -34,7 +33,7 @@ MEMBERS = names(N)
 VICTIM, *OTHERS = MEMBERS
 GRAPH = sparse_graph(N, 3, 9)
 
-OWNERS_WORD = "crypto.pairwise.sharer_signatures.verify"
+OWNERS_WORD = "crypto.pairwise.member_signatures.verify"
 COIN = "crypto.pairwise.masks.linked"
 DRAW = "crypto.pairwise.shares.SystemRandom"
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto.pairwise import keystream, masks
+from crypto.pairwise import masks
 from crypto.pairwise.masks import linked, pair_keys
 from crypto.protection import Words
 from crypto.shamir import split, split_among
@@ -38,7 +38,7 @@ from tests.crypto.masked_group import names
 BARE = 256
 """One word of so many has no mask in the double that leaks little: all of them in places where inputs differ."""
 
-_next = keystream._next
+_next = masks._next
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -97,7 +97,7 @@ def test_counts_detect_a_graph_too_sparse_to_mask_every_member(
 @pytest.mark.parametrize("scene", [name for name in SCENES if "late" in name])
 def test_counts_detect_a_late_vector_without_a_self_mask(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def only_pairs(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
-        return keystream.add_streams(words, plus[1:], minus)
+        return masks.add_streams(words, plus[1:], minus)
 
     monkeypatch.setattr(masks, "add_streams", only_pairs)
     with pytest.raises(LearntError, match="the victim: byte 0"):
@@ -112,7 +112,7 @@ def test_counts_detect_an_affine_keystream(monkeypatch: pytest.MonkeyPatch) -> N
         words[:] = words[0] + np.uint32(0x9E3779B1) * np.arange(len(words), dtype=np.uint32)
         return words
 
-    monkeypatch.setattr(keystream, "_next", affine)
+    monkeypatch.setattr(masks, "_next", affine)
     with pytest.raises(LearntError, match="the victim: byte 0 of differences of neighbours"):
         check_counts_alike(SCENES["two honest"])
 
@@ -139,7 +139,7 @@ def test_comparison_detects_a_small_bias_with_the_stated_power(monkeypatch: pyte
         return words
 
     assert power(1.0 / BARE) > 1.0 - 1e-9
-    monkeypatch.setattr(keystream, "_next", with_gaps)
+    monkeypatch.setattr(masks, "_next", with_gaps)
     with pytest.raises(LearntError, match="the victim: byte 0"):
         check_counts_alike(SCENES["two honest"])
 

@@ -16,7 +16,7 @@ from tenseal import sealapi
 from agreement import Method, Protection
 from agreement.aggregation.encrypted_sums import EncryptedGroups
 from algorithms.pfpl import Weighting
-from crypto.ckks.group_mixing_server import MixingServer
+from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CkksLevel, Form, answer_forms
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import load, read_payload

@@ -20,7 +20,7 @@ from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
-KINDS = "crypto.pairwise.share_release._kinds"
+KINDS = "crypto.pairwise.shares._released_kinds"
 
 
 @pytest.fixture

@@ -18,11 +18,14 @@ from cryptography.x509.oid import NameOID
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
 from crypto.pairwise.masks import mask
+from crypto.pairwise.member_signatures import (
+    sign_sharers,
+    sign_survivors,
+    verify_signed_sharers,
+    verify_signed_survivors,
+)
 from crypto.pairwise.neighbour_graph import Graph
-from crypto.pairwise.share_release import release
-from crypto.pairwise.sharer_signatures import sign_sharers, verify_signed_sharers
-from crypto.pairwise.shares import make_shares, open_share, verify_share
-from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors
+from crypto.pairwise.shares import make_shares, open_share, release, verify_share
 from crypto.pairwise.unmask import unmask
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare
 from crypto.pki import Credentials, Identity

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from crypto import errors
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import SharePair
-from crypto.pairwise.share_release import check_released, release
-from crypto.pairwise.survivor_signatures import verify_signed_survivors
+from crypto.pairwise.member_signatures import verify_signed_survivors
+from crypto.pairwise.shares import check_released, release
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.roster import Member, Roster
 from protoseal_wire.class_presence import verify_active_list, verify_presence

@@ -22,11 +22,9 @@ from crypto.keys import ChannelKey
 from crypto.pairwise.attempt_binding import Binding, threshold
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
 from crypto.pairwise.masks import mask
-from crypto.pairwise.scheme import payload_of
-from crypto.pairwise.share_release import release
-from crypto.pairwise.shares import make_shares, open_share
-from crypto.pairwise.survivor_signatures import sign_survivors
-from crypto.pairwise.wire_values import SealedShare
+from crypto.pairwise.member_signatures import sign_survivors
+from crypto.pairwise.shares import make_shares, open_share, release
+from crypto.pairwise.wire_values import SealedShare, payload_of
 from crypto.pki import TrustAnchor
 from crypto.plain import PlainSite
 from crypto.protection import Payload

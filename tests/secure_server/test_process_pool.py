@@ -19,8 +19,8 @@ from agreement import Protection
 from algorithms.pfpl import Weighting
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.parameters import PROTOTYPE
+from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext
-from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
 from crypto.process_memory import is_memory_private
 from crypto.protection import Combination

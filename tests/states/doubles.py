@@ -15,7 +15,7 @@ import secure_client.protocol.journal
 import secure_client.protocol.masked_sum as site_masks
 import secure_server.coordinator
 import secure_server.rounds.machine
-from crypto.pairwise import share_release as pairwise_release
+from crypto.pairwise import shares as pairwise_release
 from crypto.pairwise.wire_values import ReleasedShare
 from privacy.ledger.budget_account import Account
 from protoseal_files import append_only_file

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from crypto.ckks.group_mixing import MixForm, MixingSite
-from crypto.ckks.group_mixing_server import MixingServer
+from crypto.ckks.group_mixing import MixForm, MixingServer, MixingSite
 from crypto.ckks.parameters import SLOTS
 from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import BoundError, ImplausibleError, KeyStoreError, MalformedError, PrecisionError

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks import noise_flooding
-from crypto.ckks.answer_receiver import Receiver
-from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit
-from crypto.ckks.keys_file import KeysFile, circuit_of
+from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit, KeysFile, circuit_of
+from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import Complex, Packing
 from crypto.ckks.parameters import (
     DOUBLINGS,
@@ -31,8 +30,8 @@ from crypto.ckks.parameters import (
     upload_forms,
 )
 from crypto.ckks.peer_combination import Combining
+from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext, read_payload
-from crypto.ckks.server import CkksServer
 from crypto.protection import Combination, Payload
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
 from tests.support.inline_pool import InlinePool

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crypto.ckks import worker_tasks
-from crypto.ckks.keys_file import KeysFile
+from crypto.ckks import peer_server
+from crypto.ckks.circuit import KeysFile
 from crypto.ckks.packing import Packing
-from crypto.ckks.server import CkksServer, pair_blocks
+from crypto.ckks.peer_server import CkksServer, pair_blocks
 from crypto.errors import KeyStoreError, MalformedError, UnknownSchemeError, VerificationError
 from crypto.protection import Combination
 from secure_server.process_pool import Workers
@@ -81,11 +81,9 @@ def test_a_file_that_is_no_keys_is_refused(tmp_path: Path) -> None:
 
 
 def test_keys_that_change_under_a_worker_are_refused() -> None:
-    setting = worker_tasks.Setting(
-        KeysFile(group().keys_path, b"\0" * 32), Combination.UNIFORM, Packing(3, 8)
-    )
+    setting = peer_server.Setting(KeysFile(group().keys_path, b"\0" * 32), Combination.UNIFORM, Packing(3, 8))
     with pytest.raises(VerificationError, match="changed while"):
-        worker_tasks.combine(setting, [], [])
+        peer_server.combine(setting, [], [])
 
 
 def test_new_keys_in_the_same_place_are_used(tmp_path: Path) -> None:
@@ -101,7 +99,7 @@ def test_new_keys_in_the_same_place_are_used(tmp_path: Path) -> None:
 
 def test_the_coordinators_modules_import_neither_torch_nor_the_secret() -> None:
     code = (
-        "import sys, crypto.ckks.server;"
+        "import sys, crypto.ckks.peer_server;"
         "print([name for name in ('torch', 'crypto.ckks.secret_key', 'crypto.ckks.site') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from crypto.ckks.bounded_packing import BoundedVector, Complex
-from crypto.ckks.group_mixing import COPIES, MixForm, MixingSite
-from crypto.ckks.group_mixing_server import MixingServer
+from crypto.ckks.group_mixing import COPIES, MixForm, MixingServer, MixingSite
+from crypto.ckks.packing import BoundedVector, Complex
 from crypto.ckks.parameters import SLOTS, Form
 from crypto.ckks.serialization import read_payload
 from crypto.ckks.sums import SumForm, SummingServer, SummingSite

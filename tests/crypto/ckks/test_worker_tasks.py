@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tenseal import sealapi
 
-from crypto.ckks import worker_tasks
+from crypto.ckks import peer_server
 from crypto.ckks.circuit import Circuit
-from crypto.ckks.server import CkksServer
+from crypto.ckks.peer_server import CkksServer
 from crypto.protection import Cohort, Combination, Payload
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
 from tests.support.inline_pool import InlinePool
@@ -59,14 +59,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> type[Alive]:
 def left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes in the folder before each of the last pieces, the uploads' apart from the rest: their sums."""
     found: list[int] = []
-    finish = worker_tasks.finish
+    finish = peer_server.finish
 
     def noted(setting: Any, scratch: Any, *others: Any) -> Any:
         files = [path for path in scratch._folder.iterdir() if not path.name.startswith("upload-")]
         found.append(sum(path.stat().st_size for path in files))
         return finish(setting, scratch, *others)
 
-    monkeypatch.setattr(worker_tasks, "finish", noted)
+    monkeypatch.setattr(peer_server, "finish", noted)
     return found
 
 

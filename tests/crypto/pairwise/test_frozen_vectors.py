@@ -15,10 +15,9 @@ from crypto import errors
 from crypto.errors import MalformedError
 from crypto.pairwise.attempt_binding import Binding, fewest_against, threshold
 from crypto.pairwise.attempt_secrets import AttemptSecrets
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import mask, pair_key, pair_keys, self_key
+from crypto.pairwise.masks import add_streams, mask, pair_key, pair_keys, self_key
+from crypto.pairwise.member_signatures import verify_sharers
 from crypto.pairwise.neighbour_graph import Graph, sparse_graph
-from crypto.pairwise.sharer_signatures import verify_sharers
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 from crypto.roster import Member

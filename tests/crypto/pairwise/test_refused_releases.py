@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.pairwise import SCHEME
 from crypto.pairwise.attempt_secrets import SharePair
-from crypto.pairwise.scheme import payload_of, words_of
-from crypto.pairwise.share_release import check_released, release
-from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors, verify_survivor
+from crypto.pairwise.member_signatures import sign_survivors, verify_signed_survivors, verify_survivor
+from crypto.pairwise.shares import check_released, release
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.pairwise.wire_values import ReleasedShare, ShareKind, payload_of, words_of
 from crypto.protection import Payload
 from crypto.shamir import SHARE_BYTES
 from tests.crypto.masked_group import (

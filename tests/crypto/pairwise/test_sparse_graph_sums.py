@@ -16,8 +16,8 @@ from crypto.fixed_point import FixedPoint, Segment
 from crypto.pairwise.attempt_binding import threshold
 from crypto.pairwise.attempt_secrets import AttemptSecrets, agree
 from crypto.pairwise.masks import linked, pair_key, pair_keys
+from crypto.pairwise.member_signatures import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph
-from crypto.pairwise.sharer_signatures import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.shares import draw_holders
 from crypto.pairwise.unmask import unmask
 from tests.crypto.masked_group import (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Segment
 from crypto.pairwise.attempt_binding import Binding, threshold
-from crypto.pairwise.keystream import add_streams
+from crypto.pairwise.masks import add_streams
 from crypto.pairwise.unmask import unmask
 from crypto.protection import Words
 from tests.crypto.masked_group import Group, binding_of, names, random_vectors, sha256, total

@@ -10,11 +10,20 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-import crypto.pki.passphrase_encryption
+import crypto.pki.key_files
 from crypto.errors import CryptoError, DecryptionError, KeyStoreError, MalformedError, UnknownSchemeError
 from crypto.pki import Stretching
-from crypto.pki.key_files import create_storage_key, read_key, read_storage_key, rewrap, write_key
-from crypto.pki.passphrase_encryption import Kind, stretching_of, unwrap, wrap
+from crypto.pki.key_files import (
+    Kind,
+    create_storage_key,
+    read_key,
+    read_storage_key,
+    rewrap,
+    stretching_of,
+    unwrap,
+    wrap,
+    write_key,
+)
 from tests.crypto.conftest import Federation
 from tests.crypto.protocol_reference import layout
 
@@ -76,7 +85,7 @@ def test_a_crafted_file_cannot_ask_for_more_than_is_allowed(
     def derived(*_: object, **__: object) -> None:
         raise AssertionError("scrypt was asked for")
 
-    monkeypatch.setattr(crypto.pki.passphrase_encryption, "Scrypt", derived)
+    monkeypatch.setattr(crypto.pki.key_files, "Scrypt", derived)
     body = body_of(wrapped_before(monkeypatch))
     with pytest.raises(MalformedError):
         unwrap(armored(bytes([body[0], work]) + body[2:]), PASSPHRASE)
@@ -84,7 +93,7 @@ def test_a_crafted_file_cannot_ask_for_more_than_is_allowed(
 
 def wrapped_before(monkeypatch: pytest.MonkeyPatch) -> bytes:
     with monkeypatch.context() as patch:
-        patch.setattr(crypto.pki.passphrase_encryption, "Scrypt", Scrypt)
+        patch.setattr(crypto.pki.key_files, "Scrypt", Scrypt)
         return wrapped()
 
 

@@ -11,8 +11,7 @@ from scipy.stats import chi2  # type: ignore[import-untyped]  # it ships no type
 
 from agreement.payload_forms import limits_of, values_form
 from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import self_key
+from crypto.pairwise.masks import add_streams, self_key
 from crypto.pairwise.wire_values import ReleasedShare
 from crypto.protection import Words
 from crypto.shamir import combine

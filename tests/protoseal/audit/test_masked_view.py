@@ -25,8 +25,7 @@ from crypto.keys import derive
 from crypto.pairwise import masks
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
-from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import mask
+from crypto.pairwise.masks import add_streams, mask
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words

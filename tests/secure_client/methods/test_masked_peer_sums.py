@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agreement import Protection
 from algorithms.pfpl import Weighting
-from crypto.pairwise.survivor_signatures import sign_survivors
+from crypto.pairwise.member_signatures import sign_survivors
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import SignedSurvivors, SumMembers, SurvivorSignature

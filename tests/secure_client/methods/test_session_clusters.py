@@ -16,7 +16,7 @@ from agreement import Agreement, Protection
 from agreement.payload_forms import values_form
 from agreement.sections.clustering import counted_samples
 from algorithms.fedplcc import LocalClusters
-from crypto.pairwise.scheme import SCHEME
+from crypto.pairwise.wire_values import SCHEME
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement
-from crypto.pairwise.sharer_signatures import verify_sharers
+from crypto.pairwise.member_signatures import verify_sharers
 from protoseal_wire.messages import SurvivorSignature
 from secure_client.errors import ConflictingRequest, Violation
 from tests.adversary.masked_play import Attempt, MaskedPlay

@@ -17,8 +17,7 @@ from PIL import Image
 from agreement import PreprocessingSection
 from crypto.errors import KeyStoreError
 from crypto.keys import StorageKey
-from crypto.pki.key_files import write_key
-from crypto.pki.passphrase_encryption import Stretching
+from crypto.pki.key_files import Stretching, write_key
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import OVERLAPS, RECORDS
 from secure_client.data.sources import training_hashes

@@ -21,7 +21,7 @@ from agreement.payload_forms import limits_of, values_form
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.pairwise.masks import mask
-from crypto.pairwise.scheme import words_of
+from crypto.pairwise.wire_values import words_of
 from crypto.protection import Words
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec

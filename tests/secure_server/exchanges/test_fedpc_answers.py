@@ -11,7 +11,7 @@ import pytest
 
 from agreement.payload_forms import limits_of, values_form
 from crypto.errors import CryptoError, MalformedError, VerificationError
-from crypto.pairwise.survivor_signatures import sign_survivors
+from crypto.pairwise.member_signatures import sign_survivors
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
 from crypto.protection import Payload
 from protoseal_wire import codec

@@ -13,7 +13,7 @@ from agreement.aggregation import means
 from agreement.cohorts import group_cohort
 from agreement.payload_forms import limits_of
 from crypto.errors import CryptoError, MalformedError
-from crypto.pairwise.scheme import SCHEME as PAIRWISE
+from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
 from protoseal_wire import codec
