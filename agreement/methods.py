@@ -38,7 +38,7 @@ class Method(Named):
     modules that need it, inside functions.
 
     A built-in method is of any family, and its ``settings`` are a section of the agreement. It states no functions,
-    because a site has these in a table of its own (``secure_client/training/built_in_methods.py``). It alone may be
+    because a site has these in a table of its own (``secure_client/training/recipes.py``). It alone may be
     ``private``: ``[privacy]`` serves it, since it releases only noisy prototypes and what trains with them, or
     nothing. ``unprojected`` is the reason why ``project_from`` does not serve it; it is empty for a method whose
     features may have any sign and that computes them in no layer of its own.

@@ -24,8 +24,8 @@ from protoseal.simulation.site_pool import SiteTesting
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, Task, Work
 from secure_client.data import SiteData
-from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
+from secure_client.data.samples import Samples
 
 Float = NDArray[np.float64]
 SIDE = 8

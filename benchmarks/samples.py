@@ -30,8 +30,8 @@ from agreement.toml_loading import parse_toml, validate
 from protoseal.commands.error_output import one_line_errors
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
-from secure_client.data.arrays import Samples, TrainTest, join_samples
 from secure_client.data.npz import write_npz
+from secure_client.data.samples import Samples, TrainTest, join_samples
 from secure_client.data.sources import join, read
 from secure_client.errors import DataError
 

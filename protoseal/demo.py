@@ -41,10 +41,10 @@ from protoseal.reports.result_files import RunResult, write_result
 from protoseal.reports.run_results import run_result
 from protoseal.simulation.local_controls import run_control
 from protoseal.splits import SiteArrays, shots
-from secure_client.data.arrays import TrainTest
-from secure_client.data.digits import CLASSES, digits_in_five_appearances
 from secure_client.data.npz import write_npz
-from secure_client.output.diagnoses import diagnose
+from secure_client.data.published import DIGIT_NAMES, digits_in_five_appearances
+from secure_client.data.samples import TrainTest
+from secure_client.diagnosis.diagnoses import diagnose
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import SiteLog, SiteRound, read_site_log
 from secure_server.app import ADDRESS, ROUNDS_LOG, read_rounds
@@ -75,7 +75,7 @@ def demo_agreement(*, seed: int, rounds: int = ROUNDS, protection: Protection = 
         method=Method.FEDPC,
         protection=protection,
         rounds=rounds,
-        classes=CLASSES,
+        classes=DIGIT_NAMES,
         dim=64,
         norm_bound=100.0,
         min_holders=3,
@@ -126,7 +126,7 @@ def run_demo(
         for site in sites:
             write_npz(
                 site_folder(out, site.name) / "data.npz",
-                TrainTest(site.train, site.test, CLASSES, site.domains),
+                TrainTest(site.train, site.test, DIGIT_NAMES, site.domains),
             )
         parties.start_sites()
         controls = _run_controls(agreement, sites, parties)

@@ -19,14 +19,12 @@ from agreement.storage.run_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
 from secure_client.data.input_ranges import InputRanges
-from secure_client.data.table import parse_table
-from secure_client.data.table_check import describe_table, warn_of_units
-from secure_client.data.table_scale import scaled
+from secure_client.data.table import describe_table, parse_table
+from secure_client.data.table_scale import scaled, warn_of_units
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
-from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
+from secure_client.output.site_files import MODEL, SitePrototypes, read_agreement, read_prototypes
 from secure_client.output.site_log import SiteLog, read_site_log
-from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.site_model.prototype_targets import deciding_guide, inference_guide
 from secure_client.table_format import format_beside

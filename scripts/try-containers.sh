@@ -48,8 +48,8 @@ import sys
 from pathlib import Path
 
 from protoseal.splits import mixed
-from secure_client.data.arrays import TrainTest
-from secure_client.data.digits import digits_in_five_appearances
+from secure_client.data.samples import TrainTest
+from secure_client.data.published import digits_in_five_appearances
 from secure_client.data.npz import write_npz
 
 digits = digits_in_five_appearances(seed=0)

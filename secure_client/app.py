@@ -24,9 +24,9 @@ from secure_client.client_loop import take_part
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
 from secure_client.data.sources import training_hashes
+from secure_client.diagnosis.diagnoses import diagnose
 from secure_client.error_containment import contained
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
-from secure_client.output.diagnoses import diagnose
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
 from secure_client.privacy.budget_section import BudgetSection

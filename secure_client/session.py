@@ -39,8 +39,7 @@ from protoseal_wire.messages import (
 from secure_client.errors import Violation
 from secure_client.methods.base import ResultSummary, SiteExchange
 from secure_client.methods.exchange_factory import build_exchange
-from secure_client.output.site_log import SiteRound
-from secure_client.output.site_rounds import loss_figures, site_round
+from secure_client.output.site_log import SiteRound, loss_figures, site_round
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors

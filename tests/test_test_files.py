@@ -45,7 +45,6 @@ BEHAVIOURS = {
     "protoseal_wire": "statement_vectors",
     "protoseal_wire/codec": "content_bytes",
     "secure_client": "erased_secrets",
-    "secure_client/check": "check_dp_sgd check_labels",
     "secure_client/data": "failing_user_data image_channels input_values label_values record_subjects",
     "secure_client/methods": (
         "encrypted_group_leader forgotten_overrides session_attempts session_clustering session_clusters "
@@ -57,7 +56,7 @@ BEHAVIOURS = {
         "private_methods private_training repeated_payments shared_noise_of_units shared_noise_statistics"
     ),
     "secure_client/site_model": "logged_warnings saved_predictor",
-    "secure_client/training": "inference_passes recipes",
+    "secure_client/training": "inference_passes",
     "secure_client/training/dp_sgd": (
         "dp_sgd_noise dp_sgd_sampling dp_sgd_sensitivity gradients_independent_of_batch raising_records "
         "subject_gradients"

@@ -26,8 +26,8 @@ from protoseal.simulation.experiment import Ended, Watcher, scene_of, simulate
 from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.site_pool import SiteTesting
 from secure_client.data import SiteData
-from secure_client.data.arrays import Indices, join_samples
 from secure_client.data.preprocess import to_dataset
+from secure_client.data.samples import Indices, join_samples
 from secure_client.data.table import parse_table
 from secure_client.data.table_scale import fit_inputs
 from secure_client.errors import DataError

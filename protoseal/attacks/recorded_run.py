@@ -31,9 +31,9 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey, Work
-from secure_client.data.arrays import Samples
+from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
-from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.output.site_files import SitePrototypes
 from secure_client.protocol.setup import Setup
 from secure_client.protocol.single_phase_exchange import rotation_context
 from secure_client.training.batches import in_order, open_source

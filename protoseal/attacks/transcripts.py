@@ -22,8 +22,8 @@ from protoseal.attacks.verdicts import Measured
 from protoseal.simulation.experiment import scene_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.data.arrays import Samples, TrainTest
 from secure_client.data.npz import write_npz
+from secure_client.data.samples import Samples, TrainTest
 from secure_server.storage.store import Received
 
 SIZES_VARY = 8

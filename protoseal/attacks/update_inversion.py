@@ -35,7 +35,7 @@ from protoseal.attacks.recorded_run import RecordedRun, Rows, record_scene
 from protoseal.attacks.verdicts import Measured
 from protoseal.audit.budget_curve import changed
 from protoseal.simulation.experiment import scene_of
-from secure_client.data.arrays import Samples
+from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
 REPEATS = 4

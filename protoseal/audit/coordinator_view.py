@@ -20,7 +20,7 @@ from protoseal.audit.leakage_search import Likeness, Vectors, likeness
 from protoseal.reports.result_files import ViewLine
 from protoseal_wire import codec
 from protoseal_wire.codec import Malformed
-from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.output.site_files import SitePrototypes
 from secure_server.storage.store import Received
 
 Rounds = Sequence[tuple[int, Payload]]

@@ -79,7 +79,7 @@ def check(config: Path, as_json: bool) -> None:
     if loaded.log_level is LogLevel.DEBUG:  # tracebacks of the site's code; the findings say the rest
         start_log(loaded.log_level)
     _load_grpc(loaded)
-    from secure_client.check.checks import check_site
+    from secure_client.site_check import check_site
 
     findings = []
     for finding in check_site(loaded, cache(partial(_passphrase_to_try, loaded))):

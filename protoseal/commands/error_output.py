@@ -15,7 +15,7 @@ import click
 from protoseal.commands.terminal_escaping import printable, printable_lines
 
 if TYPE_CHECKING:
-    from secure_client.output.diagnoses import Diagnosis
+    from secure_client.diagnosis.diagnoses import Diagnosis
 
 _log = logging.getLogger("protoseal")
 P = ParamSpec("P")

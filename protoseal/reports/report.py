@@ -42,9 +42,8 @@ from protoseal.reports.tables import (
     points,
     spread_text,
 )
-from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.output.site_log import SiteLog, read_site_log
-from secure_client.output.site_prototypes import SitePrototypes
 
 REPORT = "report.html"
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from agreement import Inference
 from agreement.storage.run_files import Bytes, Duration, Record, Samples, Share, read_json, write_json
-from secure_client.output.diagnoses import Diagnosis
+from secure_client.diagnosis.diagnoses import Diagnosis
 from secure_client.output.site_log import Personalised, SiteLog
 
 RESULT = "result.json"

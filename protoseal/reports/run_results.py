@@ -7,7 +7,7 @@ from statistics import fmean
 
 from agreement import Agreement, Method
 from protoseal.reports.result_files import Accuracies, RoundFigures, RunResult, Seconds, SiteFigures, ViewLine
-from secure_client.output.diagnoses import Diagnosis
+from secure_client.diagnosis.diagnoses import Diagnosis
 from secure_client.output.site_log import SiteLog, SiteRound
 from secure_server.round_log import CoordinatorRound
 

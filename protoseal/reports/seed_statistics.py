@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from agreement.storage.run_files import FileError
 from protoseal.reports.result_files import Accuracies, Paired, RunResult, SeedFigures, Spread
-from secure_client.output.diagnoses import Diagnosis
+from secure_client.diagnosis.diagnoses import Diagnosis
 
 METRICS = tuple(Accuracies.model_fields)
 """Names of the figures that are compared over seeds."""

@@ -17,7 +17,7 @@ from protoseal.simulation.local_federation import Outcome
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
 from secure_client.data import SiteData
-from secure_client.output.site_rounds import site_round
+from secure_client.output.site_log import site_round
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.learner_factory import build_trainee
 from secure_server.round_log import CoordinatorRound

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from agreement import Agreement, Method, method_named
 from protoseal.reports.result_files import RunRecord, read_record
 from protoseal.simulation.local_federation import Outcome
-from secure_client.output.diagnoses import Diagnosis, diagnose
+from secure_client.diagnosis.diagnoses import Diagnosis, diagnose
 from secure_server.round_log import CoordinatorRound
 
 

@@ -17,9 +17,9 @@ from agreement.agreement import NAME_PATTERN
 from agreement.toml_loading import SITES_FORM
 from crypto.text_decoding import near_name
 from protoseal.splits import SiteArrays, iid, parse_split
-from secure_client.data.arrays import Samples, TrainTest, join_samples
 from secure_client.data.folder import LEFT_BY_SYSTEMS
 from secure_client.data.preprocess import to_dataset
+from secure_client.data.samples import Samples, TrainTest, join_samples
 from secure_client.data.sources import (
     NO_NAMES,
     check_class_names,

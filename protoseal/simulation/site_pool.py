@@ -18,8 +18,7 @@ from protoseal.simulation.run_log import RunLog
 from secure_client.data import SiteData
 from secure_client.error_containment import contained
 from secure_client.errors import DataError
-from secure_client.output.site_log import SiteLog, SiteRound
-from secure_client.output.site_rounds import loss_figures, site_round
+from secure_client.output.site_log import SiteLog, SiteRound, loss_figures, site_round
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.site_model.learner_factory import build_learner, warn_of_fedavg
 from secure_client.training.evaluation import Evaluation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from protoseal.splits.shared_samples import Pool, SharedSamples
 from protoseal.splits.site_samples import SiteArrays
 from protoseal.splits.split_units import Units, units_of
-from secure_client.data.arrays import Indices, Labels, Samples, TrainTest
+from secure_client.data.samples import Indices, Labels, Samples, TrainTest
 from secure_client.errors import DataError
 
 Shares = NDArray[np.float64]

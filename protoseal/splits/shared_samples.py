@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from secure_client.data.arrays import Indices, Inputs, Labels, Samples
 from secure_client.data.preprocess import Preprocessing, to_dataset
+from secure_client.data.samples import Indices, Inputs, Labels, Samples
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from agreement import InputSection
 from protoseal.splits.shared_samples import SharedSamples
 from protoseal.splits.split_units import units_of
 from secure_client.data import SiteData
-from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import Preprocessing, to_dataset
+from secure_client.data.samples import Samples
 from secure_client.data.site_data import numbered
 from secure_client.data.table_scale import fit_inputs
 from secure_client.errors import DataError

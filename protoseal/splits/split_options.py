@@ -11,7 +11,7 @@ from typing import Protocol
 from agreement.toml_loading import nearest
 from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
 from protoseal.splits.site_samples import SiteArrays, with_subjects, with_validation
-from secure_client.data.arrays import TrainTest, join_samples
+from secure_client.data.samples import TrainTest, join_samples
 from secure_client.errors import DataError
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from secure_client.data.arrays import Indices, Labels, Samples
+from secure_client.data.samples import Indices, Labels, Samples
 
 
 @dataclass(frozen=True)

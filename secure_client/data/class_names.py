@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement.toml_loading import nearest
-from secure_client.data.arrays import Labels
+from secure_client.data.samples import Labels
 from secure_client.errors import DataError
 
 _log = logging.getLogger("protoseal.site")

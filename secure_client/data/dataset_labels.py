@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from secure_client.data.arrays import Indices, Labels, checked_label
 from secure_client.data.class_names import LISTS, Names, join_names
+from secure_client.data.samples import Indices, Labels, checked_label
 from secure_client.errors import DataError
 from secure_client.user_code import describe_failure
 

@@ -29,9 +29,9 @@ import numpy as np
 from agreement import PreprocessingSection
 from crypto.errors import MalformedError
 from crypto.text_decoding import decode, near_name
-from secure_client.data.arrays import Inputs, Samples, Source, Subjects, as_floats, checked_samples
 from secure_client.data.image_files import SUFFIXES, describe_unread, read_image
 from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours
+from secure_client.data.samples import Inputs, Samples, Source, Subjects, as_floats, checked_samples
 from secure_client.errors import DataError
 
 LEFT_BY_SYSTEMS = frozenset(

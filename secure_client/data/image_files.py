@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
-from secure_client.data.arrays import Inputs
+from secure_client.data.samples import Inputs
 from secure_client.errors import DataError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"})

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.text_decoding import near_name
-from secure_client.data.arrays import Samples, Source, TrainTest, checked_samples
 from secure_client.data.class_names import LISTS
+from secure_client.data.samples import Samples, Source, TrainTest, checked_samples
 from secure_client.errors import DataError
 
 KEYS = (

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from agreement import PreprocessingSection
-from secure_client.data.arrays import Inputs, Samples, as_floats, as_inputs, checked_label
 from secure_client.data.class_names import AgreedLabels
 from secure_client.data.dataset_labels import NumberedDataset
+from secure_client.data.samples import Inputs, Samples, as_floats, as_inputs, checked_label
 from secure_client.data.table_scale import scaled
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale

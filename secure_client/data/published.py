@@ -1,24 +1,98 @@
-"""Readers of published data sets by name, from files that the site has: nothing is downloaded, nothing unpickled.
+"""Data sets by name: the bundled digits, and published sets from files that the site has.
 
-MNIST, Fashion-MNIST, USPS, SVHN and Flowers102 are read by torchvision's own classes. Its CIFAR classes unpickle,
-so CIFAR is read here, from the "binary version" of its archive.
+``digits`` are scikit-learn's 1797 real scans of 8×8 pixels (Alpaydin and Kaynak, "Optical Recognition of Handwritten
+Digits", UCI) as five domains that differ in appearance. The scans are distributed over the domains first and altered
+afterwards, so no scan is in two domains.
+
+MNIST, Fashion-MNIST, USPS, SVHN and Flowers102 are read by torchvision's own classes. Its CIFAR classes unpickle, so
+CIFAR is read here, from the "binary version" of its archive. Nothing is downloaded, nothing unpickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agreement import PreprocessingSection
-from secure_client.data.arrays import Inputs, Samples, Source, checked_samples
 from secure_client.data.folder import fitted, stack
+from secure_client.data.samples import Inputs, Labels, Samples, Source, TrainTest, checked_samples
 from secure_client.errors import DataError
 
-DIGITS = tuple(str(digit) for digit in range(10))
+Images = NDArray[np.float64]
+DIGIT_NAMES = tuple(str(digit) for digit in range(10))
+FULL_INK = 16.0
+"""The darkest value of a scan."""
+
+
+def _as_scanned(images: Images, _: np.random.Generator) -> Images:
+    return images
+
+
+def _inverted(images: Images, _: np.random.Generator) -> Images:
+    return 1.0 - images
+
+
+def _blurred(images: Images, _: np.random.Generator) -> Images:
+    """Filter with [1, 2, 1]/4 along both axes, edges repeated."""
+    for axis in (1, 2):
+        padding = [(1, 1) if other == axis else (0, 0) for other in range(3)]
+        padded = np.pad(images, padding, mode="edge")
+        before, middle, after = (np.take(padded, range(s, s + images.shape[axis]), axis) for s in range(3))
+        images = (before + 2.0 * middle + after) / 4.0
+    return images
+
+
+def _noisy_at_low_contrast(images: Images, rng: np.random.Generator) -> Images:
+    return 0.3 + 0.4 * images + rng.normal(scale=0.08, size=images.shape)
+
+
+def _with_gradient(images: Images, _: np.random.Generator) -> Images:
+    """Brighter towards the right, as under light from one side."""
+    return 0.5 * images + 0.5 * np.linspace(0.0, 1.0, images.shape[2])
+
+
+APPEARANCES: dict[str, Callable[[Images, np.random.Generator], Images]] = {
+    "as scanned": _as_scanned,
+    "inverted": _inverted,
+    "blurred": _blurred,
+    "noisy at low contrast": _noisy_at_low_contrast,
+    "with a gradient": _with_gradient,
+}
+
+
+def digits_in_five_appearances(seed: int) -> TrainTest:
+    """Return all 1797 scans, float32 (N, 8, 8, 1) in [0, 1], each in one of :data:`APPEARANCES`; no test part.
+
+    ``seed`` determines the appearance of each scan, and the noise. Every domain has 34 to 37 scans of each class.
+    """
+    from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import, and most sites never need it)
+
+    scans = load_digits()
+    labels = scans.target.astype(np.int64)
+    rng = np.random.default_rng(seed)
+    domains = _deal(labels, len(APPEARANCES), rng)
+    images = scans.images / FULL_INK
+    for domain, alter in enumerate(APPEARANCES.values()):
+        chosen = domains == domain
+        images[chosen] = alter(images[chosen], rng)
+    pixels = images.clip(0.0, 1.0).astype(np.float32)[..., np.newaxis]
+    return TrainTest(Samples(pixels, labels, domains), None, DIGIT_NAMES, tuple(APPEARANCES))
+
+
+def _deal(labels: Labels, piles: int, rng: np.random.Generator) -> Labels:
+    """Return the pile of each sample, (N,): each class is shuffled and distributed evenly."""
+    dealt = np.empty_like(labels)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        dealt[members] = np.arange(len(members)) % piles
+    return dealt
+
+
 CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -101,7 +175,7 @@ class Usps:
 
     def classes(self, _: Path) -> tuple[str, ...]:
         """Return the class names in label order."""
-        return DIGITS
+        return DIGIT_NAMES
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Read images (N, 16, 16) and labels."""
@@ -118,7 +192,7 @@ class Svhn:
 
     def classes(self, _: Path) -> tuple[str, ...]:
         """Return the class names in label order."""
-        return DIGITS
+        return DIGIT_NAMES
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Read images (N, 32, 32, 3) and labels."""
@@ -218,7 +292,7 @@ CIFAR100 = Cifar(
     "cifar-100-binary", "cifar-100-python", ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2
 )
 PUBLISHED: dict[str, Reader] = {
-    "mnist": MnistLike("MNIST", DIGITS),
+    "mnist": MnistLike("MNIST", DIGIT_NAMES),
     "fashion-mnist": MnistLike("FashionMNIST", CLOTHES),
     "usps": Usps(),
     "svhn": Svhn(),

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from agreement import Agreement
-from secure_client.data.arrays import Samples, Subjects, checked_subjects
 from secure_client.data.class_names import log_labels
 from secure_client.data.preprocess import PreprocessedDataset, count_coloured, log_lost_colours, to_dataset
+from secure_client.data.samples import Samples, Subjects, checked_subjects
 from secure_client.data.sources import NO_NAMES, is_own, load
 from secure_client.data.table_scale import fit_inputs
 from secure_client.data.user_data import OwnPart, call_own

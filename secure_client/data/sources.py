@@ -13,15 +13,14 @@ import numpy as np
 
 from agreement import ConfigError, InputSection, PreprocessingSection, TableSection
 from agreement.toml_loading import DATA_ROOT, nearest
-from secure_client.data.arrays import Inputs, Samples, Source, TrainTest, join_samples
 from secure_client.data.class_names import AgreedLabels, agree_on_labels, check_keys, log_labels
-from secure_client.data.digits import digits_in_five_appearances
 from secure_client.data.folder import read_folder, training_files
 from secure_client.data.npz import read_npz
 from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours, read_item
-from secure_client.data.published import PUBLISHED, read_published
+from secure_client.data.published import PUBLISHED, digits_in_five_appearances, read_published
+from secure_client.data.samples import Inputs, Samples, Source, TrainTest, join_samples
 from secure_client.data.table import read_table, row_hashes
-from secure_client.data.table_check import check_units
+from secure_client.data.table_scale import check_units
 from secure_client.data.user_data import FILE_FORMS, call_own, read_own
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside

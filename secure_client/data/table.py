@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from agreement import TableColumn, TableSection
 from agreement.toml_loading import nearest
-from secure_client.data.arrays import Labels, Samples, Source, Subjects
+from secure_client.data.samples import Labels, Samples, Source, Subjects
 from secure_client.data.table_text import TableText, plain, read_text_table
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
@@ -359,3 +359,30 @@ def _check_not_training_rows(train: Table, test: Table) -> None:
 def _contents(table: Table) -> Iterator[tuple[bytes, str]]:
     """Yield the values and the label of each row."""
     return zip((row.tobytes() for row in table.values), table.labels or (), strict=True)
+
+
+def _facts(column: TableColumn, values: Floats) -> Iterator[str]:
+    present = values[~np.isnan(values)]
+    if column.categories is not None:
+        for number, category in enumerate(column.categories):
+            yield f"{category!r} {int((present == number).sum())}"
+    elif len(present):
+        least, largest = present.min(), present.max()
+        yield (
+            f"always {least:g}"
+            if least == largest
+            else f"{least:g} to {largest:g}, mean {present.mean():.4g}"
+        )
+    if len(present) < len(values):
+        yield f"{len(values) - len(present)} missing"
+
+
+def describe_table(table: Table) -> str:
+    """Return the rows, and each column's range, mean or categories, and missing values."""
+    left_out = len(table.lines) - int(table.kept.sum())
+    rows = f"{len(table.lines)} rows" + (f", {left_out} of them left out" if left_out else "")
+    rows += f", {len(table.agreed.features)} features"
+    columns = zip(table.agreed.columns, table.values.T, strict=True)
+    return "; ".join(
+        [rows, *(f"{column.name}: {', '.join(_facts(column, values))}" for column, values in columns)]
+    )

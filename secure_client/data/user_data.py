@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from agreement.toml_loading import nearest
-from secure_client.data.arrays import Samples, Source, checked_samples
 from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_labels, check_keys
 from secure_client.data.dataset_labels import NumberedDataset, number_alike
 from secure_client.data.preprocess import read_item
+from secure_client.data.samples import Samples, Source, checked_samples
 from secure_client.errors import DataError, PluginError
 from secure_client.user_code import call_function, describe_failure, load_function
 

@@ -34,7 +34,7 @@ from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.sent_values import Answer
 from secure_client.protocol.single_phase_exchange import plain_values, shown_half
-from secure_client.training.built_in_methods import site_method
+from secure_client.training.recipes import site_method
 
 _log = logging.getLogger("protoseal.site")
 

@@ -25,8 +25,7 @@ from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.error_containment import contained
 from secure_client.errors import DataError
 from secure_client.models.prototype_model import PrototypeModel
-from secure_client.output.site_files import MODEL, write_prototypes
-from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.output.site_files import MODEL, SitePrototypes, write_prototypes
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Spent
 from secure_client.privacy.value_bounds import PrototypeBounds, saturated

@@ -21,10 +21,9 @@ from secure_client.privacy.value_bounds import PrototypeBounds, check_initial_bo
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.averaged_parameters import Averaged
-from secure_client.training.built_in_methods import site_method
 from secure_client.training.job import Schedule, has_batch_norm
 from secure_client.training.learner import Learner, choose_device
-from secure_client.training.objectives import build_recipe
+from secure_client.training.recipes import build_recipe, site_method
 
 _log = logging.getLogger("protoseal.site")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from algorithms.prototypes import Clusters, Guide, Targets
-from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.output.site_files import SitePrototypes
 
 
 def deciding_guide(prototypes: SitePrototypes) -> Guide | None:

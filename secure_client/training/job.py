@@ -1,8 +1,9 @@
-"""Training jobs: one stage of one model's local training, with the schedule and the losses."""
+"""Training jobs: one stage of one model's local training, with its schedule, optimisers and losses."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from agreement import DpSgdSection, Optimiser
 from agreement.recipe import BatchLoss, Trains
@@ -18,8 +20,26 @@ from algorithms.prototypes import Guide
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.training.batches import Source
-from secure_client.training.optimisers import Adam, Sgd
 from secure_client.training.step_records import StepRecorder
+
+# Methods of torch's optimisers import torch._dynamo, which takes a second and 150 MB in each process, to tell the
+# compiler to leave them out. Nothing here is compiled, so these two classes have the methods without that wrapper.
+
+
+class Sgd(torch.optim.SGD):
+    """Torch's SGD with steps equal to it bit for bit."""
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class Adam(torch.optim.Adam):
+    """Torch's Adam with steps equal to it bit for bit."""
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.methods.peer_combinations import PeerCombinations as PeerCombinationsAtSite
 from secure_client.methods.plain_sums import PlainSums as PlainSumsAtSite
-from secure_client.training import built_in_methods
-from secure_client.training.objectives import build_objective, build_recipe
+from secure_client.training import recipes
+from secure_client.training.recipes import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.peer_combinations import PeerCombinations
 from secure_server.exchanges.plain_sums import PlainSums
@@ -142,7 +142,7 @@ def test_an_unknown_family_is_refused(method: Method, tmp_path: Path) -> None:
 def test_an_unknown_method_is_refused(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     agreement = method_agreement(method)
     unknown = agreement.model_copy(update={"method": replace(method, name="another")})
-    monkeypatch.delitem(built_in_methods.BUILT_IN, method)
+    monkeypatch.delitem(recipes.BUILT_IN, method)
     for build in (build_objective, build_recipe):
         for each in (unknown, agreement):
             with pytest.raises(ValueError, match="no objective"):
@@ -190,4 +190,4 @@ def test_a_methods_settings_are_those_of_its_section(method: Method) -> None:
 
 
 def test_every_built_in_method_trains_somehow_at_a_site() -> None:
-    assert set(built_in_methods.BUILT_IN) == set(METHODS.values())
+    assert set(recipes.BUILT_IN) == set(METHODS.values())

@@ -24,12 +24,11 @@ from algorithms.pfpl import Weighting
 from algorithms.prototypes import Clusters, Guide
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.data import SiteData
-from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
+from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import outputs_of
-from secure_client.output.site_files import MODEL, read_prototypes
+from secure_client.output.site_files import MODEL, SitePrototypes, read_prototypes
 from secure_client.output.site_log import SiteRound
-from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.site_model.prototype_targets import inference_guide

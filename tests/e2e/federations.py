@@ -23,11 +23,10 @@ from agreement import (
 from algorithms.pfpl import Weighting
 from protoseal.reports.result_files import site_folder
 from protoseal.splits import SiteArrays, mixed
-from secure_client.data.arrays import Samples
-from secure_client.data.digits import APPEARANCES, CLASSES, digits_in_five_appearances
+from secure_client.data.published import APPEARANCES, DIGIT_NAMES, digits_in_five_appearances
+from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import build_model
-from secure_client.output.site_files import read_prototypes
-from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.training.averaged_parameters import Averaged
 from tests.support.processes import Federation
 from tests.support.simulations import run_federation
@@ -49,7 +48,7 @@ def small_agreement(
         method=Method.PFPL,
         protection=protection,
         rounds=rounds,
-        classes=CLASSES,
+        classes=DIGIT_NAMES,
         dim=12,
         norm_bound=1.0,
         min_holders=3,
@@ -75,7 +74,7 @@ def small_sites(count: int) -> tuple[SiteArrays, ...]:
 
 def fedpc_agreement(*, rounds: int, protection: Protection = Protection.MASKED) -> Agreement:
     """FedPC in two groups, with five classes, twelve features and the same small-cnn."""
-    pfpl, classes = small_agreement(rounds=rounds, protection=protection), CLASSES[:5]
+    pfpl, classes = small_agreement(rounds=rounds, protection=protection), DIGIT_NAMES[:5]
     model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
     parameters, buffers = Averaged(model).sizes
     averaging = AveragingSection(parameters=parameters, buffers=buffers)
@@ -103,7 +102,7 @@ def feddbp_agreement(*, rounds: int, protection: Protection) -> Agreement:
 
 def fedplcc_agreement(*, rounds: int, protection: Protection) -> Agreement:
     """FedPLCC with five classes, twelve features and the same small-cnn, all of which is averaged."""
-    pfpl, classes = small_agreement(rounds=rounds, protection=protection), CLASSES[:5]
+    pfpl, classes = small_agreement(rounds=rounds, protection=protection), DIGIT_NAMES[:5]
     model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
     parameters, buffers = Averaged(model, ModelPart.MODEL).sizes
     averaging = AveragingSection(parameters=parameters, buffers=buffers)

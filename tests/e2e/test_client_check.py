@@ -28,13 +28,13 @@ from privacy.units import Unit
 from protoseal.cli import main
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.app import JOURNAL, STORAGE_KEY, open_party, run_site, sketch_records
-from secure_client.check.checks import Finding, check_site
 from secure_client.config import load_site
 from secure_client.errors import DataError, Unreachable
 from secure_client.output.site_files import MODEL, write_agreement
 from secure_client.privacy.record_overlap import RECORDS_KEY, open_records_key
 from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_client.protocol.setup import open_journal
+from secure_client.site_check import Finding, check_site
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.connect_proxy import connect_proxy
 from tests.support.processes import Federation, environment

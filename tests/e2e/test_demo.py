@@ -23,7 +23,7 @@ from protoseal.demo import Progress, demo_agreement, demo_sites, run_demo
 from protoseal.reports.result_files import RunResult, read_result
 from protoseal.simulation.config import load_simulation
 from protoseal.splits import parse_split
-from secure_client.data.digits import digits_in_five_appearances
+from secure_client.data.published import digits_in_five_appearances
 from secure_client.output.site_log import read_site_log
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged

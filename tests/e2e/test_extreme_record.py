@@ -11,7 +11,7 @@ import pytest
 from agreement import Agreement, Extractor, Method, PrivacySection, Protection
 from privacy.ledger.budget_account import read_account
 from protoseal.splits import SiteArrays
-from secure_client.data.arrays import Samples, checked_samples
+from secure_client.data.samples import Samples, checked_samples
 from secure_server.app import read_rounds
 from tests.adversary.session_transcript import HUGE, ROUNDS, leaving_agreement
 from tests.support.nursery import Nursery

@@ -19,9 +19,8 @@ from crypto.protection import Cohort
 from protoseal.reports.result_files import site_folder, write_result
 from protoseal.reports.run_results import run_result
 from secure_client.errors import Unreachable
-from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.output.site_log import read_site_log
-from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.transport import GrpcTransport
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.e2e.federations import simulated, small_agreement, small_sites

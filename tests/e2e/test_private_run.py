@@ -16,10 +16,10 @@ from privacy.ledger.entries import GUARANTEE, RECORDS, Limit, ReleaseName, Spend
 from privacy.ledger.ledger import Ledger
 from privacy.units import Unit
 from protoseal.commands.budget_audit import EXIT_CODES, audit_group
-from secure_client.check.checks import check_site
 from secure_client.config import load_site
 from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.run_cost import event_of, planned_epsilon
+from secure_client.site_check import check_site
 from secure_server.app import read_rounds
 from secure_server.storage.store import Store
 from tests.e2e.federations import small_agreement, small_sites

@@ -15,11 +15,11 @@ from privacy.ledger.budget_account import read_account
 from privacy.units import Unit
 from protoseal.reports.run_results import run_result
 from protoseal.splits import SiteArrays
-from secure_client.check.checks import check_site
 from secure_client.config import load_site
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import read_site_log
 from secure_client.privacy.run_cost import event_of, planned_epsilon
+from secure_client.site_check import check_site
 from secure_server.app import read_rounds
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation

@@ -15,12 +15,12 @@ from privacy.errors import RolledBackError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.entries import is_guaranteed
 from protoseal_wire.ledger_anchor_key import anchor_key
-from secure_client.check.checks import check_site
 from secure_client.config import load_site
 from secure_client.output.site_log import read_site_log
 from secure_client.privacy.rollback_record import PEERS
 from secure_client.privacy.run_cost import event_of
 from secure_client.protocol.ledger_anchors import check_kept_beside
+from secure_client.site_check import check_site
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.budgets import exact_epsilon
 from tests.support.killed_party import RELEASE

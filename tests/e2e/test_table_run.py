@@ -11,7 +11,7 @@ import pytest
 from agreement import Agreement, TableSection
 from protoseal.splits import SiteArrays
 from secure_client.data import load_site_data
-from secure_client.data.arrays import Samples
+from secure_client.data.samples import Samples
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import read_site_log
 from tests.e2e.federations import check_saved, small_agreement

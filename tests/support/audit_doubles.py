@@ -13,12 +13,11 @@ from privacy.mechanisms import prototype_query as query_module
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import Float, Grid, Ints
 from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.steps import GradientGrid
+from secure_client.training.dp_sgd.mechanism import GradientGrid, draw_noise
 
 Double = Literal["as claimed", "three quarters", "half", "none", "no clipping"]
 DOUBLES: tuple[Double, ...] = ("as claimed", "three quarters", "half", "none", "no clipping")
 NOISE: dict[Double, float] = {"three quarters": 0.75, "half": 0.5, "none": 0.0}
-draw_noise = steps.draw_noise
 Shape = Literal[
     "none on counts",
     "none on half of the coordinates",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protoseal.splits import SiteArrays
-from secure_client.data.arrays import Samples, TrainTest
+from secure_client.data.samples import Samples, TrainTest
 
 OFFICIAL = 100_000
 """The number of the first test sample."""

@@ -36,10 +36,9 @@ from crypto.pki import (
 from crypto.pki.key_files import read_storage_key
 from protoseal.splits import SiteArrays
 from secure_client.app import STORAGE_KEY
-from secure_client.data.arrays import TrainTest
 from secure_client.data.npz import write_npz
-from secure_client.output.site_files import read_prototypes
-from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.data.samples import TrainTest
+from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.protocol.setup import Party
 from secure_server.app import ADDRESS
 from tests.support import gated_model, killed_party

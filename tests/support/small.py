@@ -20,8 +20,8 @@ from agreement import (
 )
 from algorithms.pfpl import Weighting
 from secure_client.data import SiteData
-from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
+from secure_client.data.samples import Samples
 
 FEDERATION, RUN, CLASSES, DIM = "clinics.example", "run-1", ("0", "1", "2"), 8
 HOLDINGS: Mapping[str, tuple[int, ...]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from agreement import TableSection
 from agreement.toml_loading import validate
-from secure_client.data.arrays import Source
+from secure_client.data.samples import Source
 from secure_client.data.table import read_table
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat

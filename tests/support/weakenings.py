@@ -25,7 +25,7 @@ from secure_client.privacy.noisy_prototypes import NoisyPrototypes, ReleasedProt
 from secure_client.privacy.releases import Releases
 from secure_client.site_model.exchanged_values import ExchangedValues
 from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.steps import GradientGrid, draw_noise, poisson_sample
+from secure_client.training.dp_sgd.mechanism import GradientGrid, draw_noise, poisson_sample
 from secure_client.training.learner import Learner
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from agreement import Optimiser
-from secure_client.training.job import Schedule
-from secure_client.training.optimisers import Sgd
+from secure_client.training.job import Schedule, Sgd
 
 Leaves = Mapping[str, Tensor]
 """Parameters of some of the sites by name, (S′, *shape), with their gradients."""

@@ -10,9 +10,8 @@ import pytest
 
 from crypto.pki import Identity, create_authority, create_request
 from protoseal_files.sqlite import make_private
-from secure_client.output.site_files import write_agreement, write_prototypes
+from secure_client.output.site_files import SitePrototypes, write_agreement, write_prototypes
 from secure_client.output.site_log import SiteLog, write_site_log
-from secure_client.output.site_prototypes import SitePrototypes
 from secure_server.aggregator import Aggregator
 from secure_server.app import append_round, read_rounds
 from secure_server.round_log import CoordinatorRound

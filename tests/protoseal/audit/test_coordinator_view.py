@@ -26,7 +26,7 @@ from protoseal.audit.coordinator_view import compare, describe
 from protoseal.reports.result_files import ViewLine
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.output.site_files import SitePrototypes
 from secure_server.storage.store import Received
 from tests.conformance.grouped_runs import Put, Transcript, grouped_agreement, run_grouped, two_kinds
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation

@@ -24,7 +24,7 @@ from protoseal.audit.canary_bound import fair_coins
 from protoseal.audit.training_canaries import TrainingUnderAudit, hadamard
 from protoseal.cli import main
 from protoseal.commands import budget_audit
-from secure_client.training.dp_sgd.steps import GradientGrid
+from secure_client.training.dp_sgd.mechanism import GradientGrid, SubjectUnits
 from tests.support.audit_doubles import weaken_training
 from tests.support.config_files import AGREEMENT, write
 
@@ -110,7 +110,7 @@ def test_subjects_that_are_clipped_record_by_record_are_found(monkeypatch: pytes
 
     plan = plan_of(SUBJECTS, 30_000, LEVEL, 3600)
     assert plan.missed < 1e-9
-    monkeypatch.setattr("secure_client.training.dp_sgd.clipping_units.Subjects.joined", each)
+    monkeypatch.setattr(SubjectUnits, "combine", each)
     assert audit(SUBJECTS, plan).verdict is Verdict.REFUTED
 
 

@@ -26,7 +26,7 @@ from protoseal.audit.training_checks import (
 )
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.steps import GradientGrid, draw_noise, poisson_sample
+from secure_client.training.dp_sgd.mechanism import GradientGrid, draw_noise, poisson_sample
 from secure_client.training.loop import run
 from secure_client.training.step_records import StepRecords, TrainingRecord, read_records
 from tests.secure_client.training.dp_sgd.private_training import images, job_of

@@ -19,10 +19,10 @@ from agreement import PreprocessingSection
 from protoseal.cli import main
 from scripts.image_forms import READ, REFUSED, ImageForm, exif, tiff
 from secure_client.app import load_data
-from secure_client.check.checks import Finding, check_site
 from secure_client.config import SiteConfig, load_site
-from secure_client.data.arrays import as_floats
 from secure_client.data.preprocess import fit_images, to_tensor
+from secure_client.data.samples import as_floats
+from secure_client.site_check import Finding, check_site
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation
 

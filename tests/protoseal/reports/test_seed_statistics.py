@@ -9,7 +9,7 @@ import pytest
 from protoseal.reports.result_files import Accuracies, RunResult
 from protoseal.reports.seed_statistics import over_seeds, paired
 from protoseal.reports.tables import differences_table, result_tables, sites_table, summary_table
-from secure_client.output.diagnoses import Diagnosis, Symptom
+from secure_client.diagnosis.diagnoses import Diagnosis, Symptom
 from tests.protoseal.reports.test_run_results import RESULT
 
 ACCURACY = {0: 0.50, 1: 0.60, 5: 0.75}

@@ -14,8 +14,7 @@ from protoseal.cli import main
 from protoseal.prediction import load_trained, read_rows
 from protoseal.simulation.experiment import simulate
 from protoseal.simulation.site_datasets import divide, read_sites
-from secure_client.data.table_check import warn_of_units
-from secure_client.data.table_scale import fit_scale, scaled
+from secure_client.data.table_scale import fit_scale, scaled, warn_of_units
 from secure_client.errors import DataError
 from tests.support.simulations import config_in
 from tests.support.tables import CLASSES, ROWS, save, section, write_three_dialects

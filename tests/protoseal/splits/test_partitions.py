@@ -17,8 +17,8 @@ from protoseal.splits import (
     shots,
     with_validation,
 )
-from secure_client.data.arrays import TrainTest
-from secure_client.data.digits import digits_in_five_appearances
+from secure_client.data.published import digits_in_five_appearances
+from secure_client.data.samples import TrainTest
 from secure_client.errors import DataError
 from tests.support.numbered_samples import all_ids, data, ids, per_class
 

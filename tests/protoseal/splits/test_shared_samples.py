@@ -7,8 +7,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from agreement import PreprocessingSection
 from protoseal.splits import SiteArrays, dirichlet
 from protoseal.splits.shared_samples import Pool, SharedSamples
-from secure_client.data.arrays import Samples, TrainTest, checked_samples
 from secure_client.data.preprocess import to_dataset
+from secure_client.data.samples import Samples, TrainTest, checked_samples
 from secure_client.training.batches import open_source
 
 AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.5,), std=(0.5,))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protoseal.splits import SiteArrays, by_domain, iid, mixed, parse_split, shots, with_validation
-from secure_client.data.arrays import TrainTest, join_samples
+from secure_client.data.samples import TrainTest, join_samples
 from secure_client.errors import DataError
 from tests.support.numbered_samples import OFFICIAL, all_ids, data, ids, per_class
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agreement import TableColumn, TableSection
 from protoseal.simulation.site_datasets import divide, read_sites
 from protoseal.splits import SiteArrays, by_domain, dirichlet, iid, mixed, parse_split, shots, with_validation
-from secure_client.data.arrays import Samples, TrainTest
 from secure_client.data.npz import write_npz
+from secure_client.data.samples import Samples, TrainTest
 from secure_client.data.sources import load
 from secure_client.errors import DataError
 from tests.support.numbered_samples import all_ids, data, ids

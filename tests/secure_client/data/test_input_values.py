@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from agreement import PreprocessingSection
-from secure_client.data.arrays import checked_samples
 from secure_client.data.dataset_labels import NumberedDataset
 from secure_client.data.preprocess import fit_images, read_item, to_tensor
+from secure_client.data.samples import checked_samples
 from secure_client.errors import DataError
 
 GREY = PreprocessingSection(image_size=8, channels=1, mean=(0.0,), std=(1.0,))

@@ -12,9 +12,9 @@ from agreement import ConfigError
 from agreement.toml_loading import parse_toml
 from crypto.errors import KeyStoreError
 from crypto.pki import key_files
-from secure_client.data.arrays import Samples, TrainTest
 from secure_client.data.folder import read_folder
 from secure_client.data.npz import read_npz, write_npz
+from secure_client.data.samples import Samples, TrainTest
 from secure_client.errors import DataError
 
 IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3, 1)

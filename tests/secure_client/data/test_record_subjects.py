@@ -17,9 +17,9 @@ from agreement import Agreement
 from protoseal.simulation.site_datasets import digest, divide, read_sites
 from protoseal.splits import parse_split
 from secure_client.data import load_site_data
-from secure_client.data.arrays import Samples, checked_samples, join_samples
 from secure_client.data.folder import read_folder
 from secure_client.data.npz import read_npz, write_npz
+from secure_client.data.samples import Samples, checked_samples, join_samples
 from secure_client.data.site_data import numbered
 from secure_client.data.sources import load
 from secure_client.errors import DataError

@@ -5,7 +5,7 @@ import pytest
 
 from agreement import PreprocessingSection
 from agreement.toml_loading import data_spec
-from secure_client.data.arrays import Source, checked_samples
+from secure_client.data.samples import Source, checked_samples
 from secure_client.data.sources import join, load, own_classes, read, suggest_preprocessing
 from secure_client.errors import DataError
 from tests.support.tables import AGE, CLASSES, save, section, written

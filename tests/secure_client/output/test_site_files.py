@@ -1,219 +1,85 @@
-import re
-from dataclasses import replace
+"""A site's prototypes as files: with clusters, without, and of a version that knew none."""
+
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+import safetensors.numpy
+import torch
 
-from agreement import PreprocessingSection, TableColumn, TableSection
-from protoseal.simulation.site_datasets import DividedData, divide, fewer, read_sites
-from secure_client.data.arrays import TrainTest
-from secure_client.data.npz import read_npz, write_npz
-from secure_client.errors import DataError
-from tests.support.numbered_samples import ids, numbered
+from agreement.storage.run_files import FileError
+from algorithms.inference import by_prototype
+from algorithms.model_outputs import Outputs
+from algorithms.prototypes import Clusters, Targets
+from secure_client.output.site_files import PROTOTYPES, SitePrototypes, read_prototypes, write_prototypes
+from secure_client.site_model.prototype_targets import inference_guide
 
-
-def digits(seed: int = 0) -> DividedData:
-    return divide("digits", "mixed:n=6.5,max=25", sites=5, seed=seed)
-
-
-def write_sites(directory: Path, data: DividedData) -> None:
-    for site in data.sites:
-        part = TrainTest(site.train, site.test, data.classes, site.domains)
-        write_npz(directory / f"{site.name}.npz", part)
-
-
-def test_digits_by_name_with_what_follows_from_them() -> None:
-    data = digits()
-    assert [site.name for site in data.sites] == ["site-1", "site-2", "site-3", "site-4", "site-5"]
-    assert data.classes == tuple("0123456789")
-    assert data.preprocessing == PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
+LOCAL = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+PLAIN = SitePrototypes(
+    LOCAL, np.zeros((3, 2)), np.zeros(3, dtype=np.bool_), np.array([3, 4, 0], dtype=np.int64)
+)
+CLUSTERS = (
+    np.array([[1.0, 1.0], [3.0, 1.0], [0.5, 0.0]]),
+    np.array([0, 0, 2], dtype=np.int64),
+    np.array([0.25, 0.75, 1.0]),
+)
+WITH = PLAIN.with_clusters(*CLUSTERS)
 
 
-def test_given_classes_and_preprocessing_are_kept(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x_train=np.zeros((40, 6, 6), np.uint8), y_train=np.arange(40) % 2)
-    agreed = PreprocessingSection(image_size=4, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3)
-    data = divide(f"npz:{tmp_path}/a.npz", "iid", sites=2, seed=0, agreed=agreed, classes=("x", "y", "z"))
-    assert (data.classes, data.preprocessing) == (("x", "y", "z"), agreed)
-    assert data.sites[0].train.inputs.shape == (16, 4, 4, 3)
+def test_personal_prototypes_are_the_weighted_means_of_clusters() -> None:
+    np.testing.assert_allclose(WITH.personal, [[2.5, 1.0], [0.0, 0.0], [0.5, 0.0]])
+    assert WITH.has_personal.tolist() == [True, False, True]
+    np.testing.assert_array_equal(WITH.local, LOCAL)
 
 
-def test_the_test_set_of_all_is_the_data_sets_own_or_what_the_sites_hold_back(tmp_path: Path) -> None:
-    data = digits()
-    assert data.test is None
-    assert len(data.test_of_all()) == sum(len(site.test) for site in data.sites)
-    inputs, labels = (
-        np.arange(40, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), np.uint8),
-        np.arange(40) % 2,
-    )
-    np.savez(tmp_path / "a.npz", x_train=inputs, y_train=labels, x_test=inputs[:6], y_test=labels[:6])
-    for split in ("iid", "dirichlet:9,test=0.25"):
-        official = divide(f"npz:{tmp_path}/a.npz", split, sites=2, seed=0)
-        assert (official.test_of_all().inputs[..., 0] == inputs[:6]).all()
+def test_a_class_without_a_cluster_is_told_by_the_sites_own_prototype() -> None:
+    rows, labels, weights = WITH.clusters_for_inference()
+    np.testing.assert_array_equal(rows, [*CLUSTERS[0], LOCAL[1]])
+    assert (labels.tolist(), weights.tolist()) == ([0, 0, 2, 1], [0.25, 0.75, 1.0, 1.0])
+    guide = inference_guide(WITH)
+    assert isinstance(guide, Clusters)
+    features = torch.tensor([[0.1, 9.0], [3.0, 1.1], [1.0, 0.0]])
+    assert by_prototype(Outputs(features, torch.zeros(3, 3)), guide).tolist() == [1, 0, 2]
 
 
-def test_no_site_trains_on_the_test_set_of_all_where_the_test_part_is_dealt_out(tmp_path: Path) -> None:
-    features, labels = np.arange(48.0)[:, np.newaxis], np.arange(48) % 2
-    np.savez(
-        tmp_path / "a.npz",
-        x_train=features[:40],
-        y_train=labels[:40],
-        x_test=features[40:],
-        y_test=labels[40:],
-    )
-    data = divide(f"npz:{tmp_path}/a.npz", "iid:pool=1", sites=2, seed=0, tests=1)
-    assert data.test is None
-    tested, trained = ids(data.test_of_all()), [i for site in data.sites for i in ids(site.train)]
-    assert sorted(tested + trained) == list(range(48))
-    assert len(tested) == 12
+def test_without_clusters_there_is_one_row_a_class() -> None:
+    assert isinstance(inference_guide(PLAIN), Targets)
+    with pytest.raises(ValueError, match="no clusters"):
+        PLAIN.clusters_for_inference()
 
 
-def test_sites_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    data = digits()
-    write_sites(tmp_path, data)
-    back = divide(f"sites:{tmp_path}", "the split is given", sites=3, seed=9)
-    assert (back.classes, back.preprocessing) == (data.classes, data.preprocessing)
-    for site, original in zip(back.sites, data.sites, strict=True):
-        assert (site.name, site.domains) == (original.name, original.domains)
-        for part, expected in ((site.train, original.train), (site.test, original.test)):
-            assert (part.inputs == expected.inputs).all()
-            assert (part.labels == expected.labels).all()
+@pytest.mark.parametrize("saved", [PLAIN, WITH], ids=["without", "with"])
+def test_files_come_back_as_they_were(saved: SitePrototypes, tmp_path: Path) -> None:
+    write_prototypes(tmp_path, saved)
+    for name, array in vars(read_prototypes(tmp_path)).items():
+        np.testing.assert_array_equal(array, getattr(saved, name))
 
 
-def test_a_file_holds_nothing_of_the_other_sites(tmp_path: Path) -> None:
-    write_sites(tmp_path, digits())
-    source = read_npz(tmp_path / "site-2.npz")
-    assert source.domains == ("inverted",)
-    assert source.train.domains.max() == 0
+def test_without_clusters_a_file_is_as_before_there_were_any(tmp_path: Path) -> None:
+    write_prototypes(tmp_path, PLAIN)
+    names = set(safetensors.numpy.load_file(tmp_path / PROTOTYPES))
+    assert names == {"local", "personal", "has_personal", "counts"}
 
 
-def test_the_digest_is_of_every_sample_and_whose_it_is() -> None:
-    data, (first, second, *others) = digits(), digits().sites
-    assert data.sha256 == digits().sha256
-    changed = first.train.inputs.copy()
-    changed[-1, -1, -1] += 1
-    unlike = [
-        replace(data, sites=(replace(first, train=replace(first.train, inputs=changed)), second, *others)),
-        replace(data, sites=(replace(second, name=first.name), replace(first, name=second.name), *others)),
-        replace(data, sites=(replace(first, train=first.test, test=first.train), second, *others)),
-        replace(data, test=first.test),
-        digits(seed=1),
-    ]
-    assert len({data.sha256, *(each.sha256 for each in unlike)}) == 1 + len(unlike)
+BAD: dict[str, dict[str, Any]] = {
+    "clusters without classes": {"cluster_labels": None},
+    "clusters without weights": {"cluster_weights": None},
+    "of another dimension": {"clusters": np.zeros((3, 4))},
+    "fewer classes than clusters": {"cluster_labels": np.zeros(2, dtype=np.int64)},
+    "a class that does not exist": {"cluster_labels": np.array([0, 0, 3], dtype=np.int64)},
+    "no number": {"clusters": np.full((3, 2), np.nan)},
+}
 
 
-def test_sites_without_a_test_part_set_a_quarter_aside(tmp_path: Path) -> None:
-    features = np.arange(40.0)[:, np.newaxis]
-    np.savez(tmp_path / "clinic-a.npz", x_train=features, y_train=np.arange(40) % 2)
-    first, again = (read_sites(tmp_path).sites[0] for _ in range(2))
-    assert first.name == "clinic-a"
-    assert (len(first.train), len(first.test)) == (30, 10)
-    assert np.bincount(first.test.labels).tolist() == [5, 5]
-    assert (first.test.inputs == again.test.inputs).all()
-
-
-def test_a_file_of_too_few_subjects_for_a_test_part_is_named(tmp_path: Path) -> None:
-    rows = {"x_train": np.arange(40.0)[:, np.newaxis], "y_train": np.arange(40) % 2}
-    np.savez(tmp_path / "clinic-a.npz", **rows)  # type: ignore[arg-type]  # no key is its allow_pickle
-    np.savez(tmp_path / "clinic-b.npz", subjects=np.zeros(40, int), **rows)  # type: ignore[arg-type]  # the same
-    with pytest.raises(DataError, match=r"clinic-b\.npz"):
-        read_sites(tmp_path)
-
-
-def test_a_folder_without_files_and_a_bad_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no \.npz file; it needs one for each site"):
-        read_sites(tmp_path)
-    np.savez(tmp_path / "Clinic A.npz", x_train=[[0.0]], y_train=[0])
-    with pytest.raises(DataError, match=r"Clinic A\.npz: a site's name may only have lower-case letters"):
-        read_sites(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["South.CSV", "nroth.toml", "south.npz", "south.xlsx", "notes.md"])
-def test_a_file_beside_tables_that_would_not_be_read_is_refused(tmp_path: Path, name: str) -> None:
-    """A site would be left out, or a format unused, without a word."""
-    agreed = TableSection(columns=(TableColumn(name="age"),))
-    (tmp_path / "north.csv").write_text("age,label\n" + "40,ill\n50,well\n" * 4)
-    (tmp_path / "north.toml").write_text("[table]\nseparator = ','\n")
-    assert len(read_sites(tmp_path, agreed=agreed, classes=("well", "ill")).sites) == 1
-    (tmp_path / name).write_text("age,label\n")
-    with pytest.raises(DataError, match=re.escape(name)):
-        read_sites(tmp_path, agreed=agreed, classes=("well", "ill"))
-
-
-def test_a_table_beside_arrays_is_refused_where_no_table_is_agreed(tmp_path: Path) -> None:
-    write_sites(tmp_path, digits())
-    (tmp_path / "south.csv").write_text("age,label\n")
-    with pytest.raises(DataError, match=r"south\.csv"):
-        read_sites(tmp_path)
-
-
-def test_a_wrong_split_is_named_before_any_data_are_read() -> None:
-    with pytest.raises(DataError, match="no split is called 'mixd'; did you mean 'mixed'"):
-        divide("npz:/nowhere.npz", "mixd:n=3", sites=2, seed=0)
-
-
-def pictures(count: int, *shape: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(count).integers(0, 256, size=(count, *shape), dtype=np.uint8)
-
-
-def test_files_of_unlike_pictures_are_domains_of_one_size(tmp_path: Path) -> None:
-    """A grey set and a coloured one, as MNIST and MNIST-M are, each with its official test part."""
-    for name, shape in (("grey", (12, 12)), ("colour", (16, 14, 3))):
-        parts = {
-            f"{kind}_{part}": values
-            for part, count in (("train", 200), ("test", 30))
-            for kind, values in (("x", pictures(count, *shape)), ("y", np.arange(count) % 5))
-        }
-        np.savez(tmp_path / f"{name}.npz", **parts)  # type: ignore[arg-type]  # no key is its allow_pickle
-    spec = f"npz:{tmp_path}/grey.npz+npz:{tmp_path}/colour.npz"
-    data = divide(spec, "domains:per=50,val=0.2", sites=2, seed=0)
-    assert isinstance(data.preprocessing, PreprocessingSection)
-    assert (data.preprocessing.image_size, data.preprocessing.channels) == (16, 3)
-    assert [site.domains for site in data.sites] == [("grey",), ("colour",)]
-    for site in data.sites:
-        assert {kind: len(part) for kind, part in site.parts.items()} == {
-            "train": pytest.approx(40, abs=3),
-            "validation": pytest.approx(10, abs=3),
-            "test": 30,
-        }
-        assert {part.inputs.shape[1:] for part in site.parts.values()} == {(16, 16, 3)}
-        assert {part.inputs.dtype for part in site.parts.values()} == {np.dtype(np.uint8)}
-    grey = data.sites[0].train.inputs
-    assert (grey == grey[..., :1]).all()
-
-
-def test_a_file_of_several_domains_gives_each_a_site(tmp_path: Path) -> None:
-    """PACS has this form: a number for the domain of each picture, and the domains' names."""
-    domains, names = np.arange(160) % 4, ("photo", "art_painting", "cartoon", "sketch")
-    np.savez(
-        tmp_path / "pacs.npz",
-        x_train=pictures(160, 8, 8, 3),
-        y_train=np.arange(160) // 4 % 7,
-        domain_train=domains,
-        domain_names=names,
-    )
-    data = divide(f"npz:{tmp_path}/pacs.npz", "domains", sites=4, seed=0)
-    assert [site.domains for site in data.sites] == [(name,) for name in names]
-    assert [len(site.train) + len(site.test) for site in data.sites] == [40] * 4
-
-
-def test_some_test_samples_of_each_class_and_domain_are_drawn_by_the_seed() -> None:
-    tests = numbered(9, 2, 3)
-    kept = fewer(tests, 4, seed=1)
-    cells = np.stack([kept.domains, kept.labels])
-    assert np.unique(cells, axis=1, return_counts=True)[1].tolist() == [4] * 6
-    assert ids(kept) == sorted(set(ids(kept))) == ids(fewer(tests, 4, seed=1)) != ids(fewer(tests, 4, seed=2))
-    assert ids(fewer(tests, 10, seed=1)) == ids(tests)
-
-
-def test_fewer_test_samples_change_nothing_else_and_are_those_of_the_set_over_all(tmp_path: Path) -> None:
-    inputs, labels = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
-    np.savez(tmp_path / "a.npz", x_train=inputs, x_test=inputs, y_train=labels, y_test=labels)
-    spec = f"npz:{tmp_path}/a.npz"
-    whole, thin = (divide(spec, "iid", sites=2, seed=3, tests=tests) for tests in (None, 5))
-    assert [len(site.test) for site in whole.sites] == [60, 60]
-    assert [len(site.test) for site in thin.sites] == [10, 10]
-    assert len(thin.test_of_all()) == 10
-    for one, other in zip(whole.sites, thin.sites, strict=True):
-        np.testing.assert_array_equal(one.train.inputs, other.train.inputs)
+@pytest.mark.parametrize("case", BAD)
+def test_clusters_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    arrays = {**vars(WITH), **BAD[case]}
+    with pytest.raises(ValueError, match=r"cluster"):
+        SitePrototypes(**arrays)
+    kept = {name: array for name, array in arrays.items() if array is not None}
+    safetensors.numpy.save_file(kept, tmp_path / PROTOTYPES)
+    with pytest.raises(FileError, match="does not hold a site's prototypes"):
+        read_prototypes(tmp_path)

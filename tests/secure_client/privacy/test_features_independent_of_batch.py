@@ -16,7 +16,7 @@ from secure_client.training import learner
 from secure_client.training.feature_pass import EVALUATION_BATCH
 from secure_client.training.job import Schedule
 from secure_client.training.learner import Learner
-from secure_client.training.objectives import build_recipe
+from secure_client.training.recipes import build_recipe
 from tests.conformance.private_runs import PRIVACY, private_agreement
 
 CLASSES, DIM, SIZE = 3, 8, 16

@@ -34,6 +34,7 @@ from secure_client.site_model import checkpointed_learner as trainees
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.dp_sgd import steps as dp_sgd
+from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.learner import Learner
 from tests.support.small import small_agreement, small_data
 
@@ -106,7 +107,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the drawn noise, in numbers a step, which shows the real training."""
     drawn: list[int] = []
-    draw = dp_sgd.draw_noise
+    draw = draw_noise
 
     def watched(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         drawn.append(count)

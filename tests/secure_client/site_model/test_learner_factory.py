@@ -19,7 +19,7 @@ from secure_client.data import SiteData
 from secure_client.errors import ModelError
 from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.learner import Learner
-from secure_client.training.objectives import build_recipe
+from secure_client.training.recipes import build_recipe
 from tests.secure_client.journals import journal_at
 from tests.support.small import small_agreement, small_data
 

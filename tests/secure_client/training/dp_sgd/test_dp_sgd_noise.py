@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agreement import DpSgdSection
 from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.steps import draw_noise
+from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.job import Losses
 from secure_client.training.loop import run
 from tests.secure_client.training.dp_sgd.private_training import (

@@ -14,7 +14,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from torch import nn
 
 from secure_client.models.prototype_model import SplitModel
-from secure_client.training.dp_sgd.steps import poisson_sample
+from secure_client.training.dp_sgd.mechanism import poisson_sample
 from secure_client.training.job import Job
 from secure_client.training.loop import run
 from tests.secure_client.training.dp_sgd.private_training import (

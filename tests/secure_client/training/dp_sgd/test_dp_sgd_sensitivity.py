@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from agreement import DpSgdSection
 from algorithms.prototypes import Targets
 from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.steps import GradientGrid, physical_size
+from secure_client.training.dp_sgd.mechanism import GradientGrid
+from secure_client.training.dp_sgd.steps import physical_size
 from secure_client.training.loop import run
 from tests.secure_client.training.dp_sgd.private_training import (
     ALL,
@@ -41,7 +42,7 @@ def neighbours(
             own: dict[str, Any] = {"objective": OBJECTIVES[name], "guide": guide_of(name)}
             run(job_of(model_of(name), inputs[kept], labels[kept], dp_sgd=settings, **(own | changes)))
         assert all(torch.equal(each, each.round()) for each in sums)
-        found.append(float((sums[0] - sums[1]).norm()) / GradientGrid.of(settings).radius)
+        found.append(float((sums[0] - sums[1]).norm()) / GradientGrid.from_settings(settings).radius)
     return found
 
 
@@ -85,8 +86,10 @@ def test_the_loss_of_a_batch_would_be_too_sensitive(
 
 def test_a_clip_that_is_not_kept_would_be_seen(sums: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ALL.model_copy(update={"clip": 0.001})
-    true, of = GradientGrid.of(settings).radius, GradientGrid.of
-    monkeypatch.setattr(GradientGrid, "of", lambda given: replace(of(given), radius=int(1.01 * true)))
+    true, of = GradientGrid.from_settings(settings).radius, GradientGrid.from_settings
+    monkeypatch.setattr(
+        GradientGrid, "from_settings", lambda given: replace(of(given), radius=int(1.01 * true))
+    )
     changes = neighbours(sums, "pfpl", settings, count=2)
     assert max(changes) * int(1.01 * true) > true
 
@@ -128,7 +131,7 @@ def test_a_record_on_which_the_model_raises_counts_as_none(sums: list[Tensor], s
 
 @pytest.mark.parametrize("noise", [0.01, 0.3, 1.0, 3.7, 1000.0])
 def test_the_grid_keeps_the_noise_multiplier(noise: float) -> None:
-    grid = GradientGrid.of(DpSgdSection(noise_multiplier=noise, clip=2.0, sampling_rate=1.0))
+    grid = GradientGrid.from_settings(DpSgdSection(noise_multiplier=noise, clip=2.0, sampling_rate=1.0))
     assert Fraction(2**20, grid.radius) >= Fraction(noise) > Fraction(2**20, grid.radius + 1)
     assert grid.step * grid.radius == pytest.approx(2.0, rel=1e-3)
 

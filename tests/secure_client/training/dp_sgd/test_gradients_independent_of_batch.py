@@ -76,6 +76,6 @@ def test_filling_makes_up_for_kernels_that_round_by_a_batchs_size(
 
     monkeypatch.setattr(steps, "outputs_of", rounded_by_size)
     check(sums, "pfpl", "small-cnn")
-    monkeypatch.setattr(steps, "filled", lambda rows, size: rows)
+    monkeypatch.setattr(steps, "pad", lambda rows, size: rows)
     with pytest.raises(HangsOnOthersError):
         check(sums, "pfpl", "small-cnn")

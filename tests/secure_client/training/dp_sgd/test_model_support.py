@@ -15,7 +15,7 @@ from secure_client.models.backbones import BACKBONES
 from secure_client.site_model.learner_factory import build_learner
 from secure_client.training.dp_sgd.batch_independence import check_alone, trial_of
 from secure_client.training.dp_sgd.model_support import check_suitable, gradient_gap
-from secure_client.training.objectives import build_recipe
+from secure_client.training.recipes import build_recipe
 from tests.secure_client.training.dp_sgd.private_training import OBJECTIVES, SETTINGS, images, model_of
 from tests.support.marks import full_but
 from tests.support.small import small_agreement, small_data

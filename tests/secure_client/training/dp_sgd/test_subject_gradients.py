@@ -15,8 +15,7 @@ from torch import Tensor
 from agreement import DpSgdSection, Extractor, PrivacySection
 from privacy.units import Unit
 from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.clipping_units import Records, Subjects
-from secure_client.training.dp_sgd.steps import GradientGrid
+from secure_client.training.dp_sgd.mechanism import GradientGrid, RecordUnits, SubjectUnits
 from secure_client.training.job import Job
 from secure_client.training.loop import run
 from tests.secure_client.training.dp_sgd.private_training import (
@@ -58,7 +57,7 @@ def check_step(sums: list[Tensor], job: Job) -> list[float]:
     """Return the change of a step's sum without each of the subjects, in radii."""
     assert job.owners is not None
     assert job.dp_sgd is not None
-    found, radius = [], GradientGrid.of(job.dp_sgd).radius
+    found, radius = [], GradientGrid.from_settings(job.dp_sgd).radius
     inputs, labels = job.source.tensors  # type: ignore[attr-defined]  # of a TensorSource
     for owner in np.unique(job.owners):
         sums.clear()
@@ -129,26 +128,26 @@ def test_a_record_that_is_not_finite_takes_its_subject_and_no_other_out(sums: li
 
 
 def test_a_sample_has_all_records_of_its_subjects_and_each_subject_with_the_rate() -> None:
-    subjects, owners = Subjects(OWNERS), OWNERS.tolist()
-    assert subjects.number == 3
-    assert subjects.records([0, 2]) == [1, 6, 0, 2, 4, 5]
-    assert subjects.records([1]) == [3]
-    assert subjects.records([]) == []
-    assert {owners[each] for each in subjects.records([2])} == {7}
-    assert Records(4).records([1, 3]) == [1, 3]
+    subjects, owners = SubjectUnits(OWNERS), OWNERS.tolist()
+    assert subjects.count == 3
+    assert subjects.begin_step([0, 2]) == [1, 6, 0, 2, 4, 5]
+    assert subjects.begin_step([1]) == [3]
+    assert subjects.begin_step([]) == []
+    assert {owners[each] for each in subjects.begin_step([2])} == {7}
+    assert RecordUnits(4).begin_step([1, 3]) == [1, 3]
 
 
 def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     """600 steps: how often each subject took part, and two of them together; a sample by records would have some of
     a subject's records without the others. By exact tails: a false alarm of 4e-10 at most."""
     found: list[list[int]] = []
-    records = Subjects.records
+    records = SubjectUnits.begin_step
 
-    def keep(subjects: Subjects, chosen: list[int]) -> list[int]:
+    def keep(subjects: SubjectUnits, chosen: list[int]) -> list[int]:
         found.append(records(subjects, chosen))
         return found[-1]
 
-    monkeypatch.setattr(Subjects, "records", keep)
+    monkeypatch.setattr(SubjectUnits, "begin_step", keep)
     run(owned(SETTINGS, epochs=150, schedule=replace(owned().schedule, lr=1e-6)))
     took = np.array([[(OWNERS[step] == owner).sum() for owner in (0, 3, 7)] for step in found])
     assert set(took[:, 2].tolist()) == {0, 4}
@@ -166,7 +165,7 @@ def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) ->
 def test_clipping_of_records_is_caught(sums: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     job = owned(ALL.model_copy(update={"clip": 0.001}))
     check_step(sums, job)
-    monkeypatch.setattr(Subjects, "joined", lambda _, rows: rows)
+    monkeypatch.setattr(SubjectUnits, "combine", lambda _, rows: rows)
     with pytest.raises(TooSensitiveError):
         check_step(sums, job)
 
@@ -177,16 +176,16 @@ def test_a_subject_that_is_clipped_in_each_physical_batch_is_caught(
     monkeypatch.setattr(steps, "physical_size", lambda *_: 2)
     job = owned(ALL.model_copy(update={"clip": 0.001}))
     check_step(sums, job)
-    joined = Subjects.joined
+    joined = SubjectUnits.combine
 
-    def in_pieces(subjects: Subjects, rows: Tensor) -> Tensor:
-        whole = subjects._coming
-        subjects._coming = whole[: subjects._at + len(rows)]
+    def in_pieces(subjects: SubjectUnits, rows: Tensor) -> Tensor:
+        whole = subjects._step_subjects
+        subjects._step_subjects = whole[: subjects._next + len(rows)]
         found = joined(subjects, rows)
-        subjects._coming = whole
+        subjects._step_subjects = whole
         return found
 
-    monkeypatch.setattr(Subjects, "joined", in_pieces)
+    monkeypatch.setattr(SubjectUnits, "combine", in_pieces)
     with pytest.raises(TooSensitiveError):
         check_step(sums, job)
 

@@ -1,4 +1,4 @@
-"""Built-in methods at a site: how each one trains, beside what the agreement says of it.
+"""Recipes of the methods at a site: how each one trains, beside what the agreement says of it.
 
 Each row of :data:`BUILT_IN` has the functions that a third party states in its :class:`agreement.Method`. They stand
 here because the agreement, which the coordinator loads too, has no torch.
@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agreement import (
+    Agreement,
     BaselinesSection,
+    Extractor,
     FeddbpSection,
     FedpcSection,
     FedplccSection,
     Method,
     PfplSection,
 )
-from agreement.recipe import BatchLoss, Recipe, Stage, Trains
+from agreement.recipe import BatchLoss, ClusteredPrototypes, Recipe, Stage, Trains
 from algorithms.baselines import cross_entropy, fedplvm, fedproto, fpl
 from algorithms.feddbp import fuse
 from algorithms.feddbp import objective as feddbp
@@ -156,3 +158,28 @@ BUILT_IN: Mapping[Method, SiteMethod] = {
     ),
 }
 """Built-in methods at a site. Controls alone train as PFPL does."""
+
+
+def build_recipe(agreement: Agreement) -> Recipe:
+    """Return the agreed method's recipe at a site; controls without a method train as PFPL does."""
+    method = agreement.method
+    recipe = Recipe(
+        build_objective(agreement),
+        averages=method.traits.averaged,
+        predicts=method.traits.predicts,
+        prototypes=method.traits.prototypes or agreement.clusters,
+    )
+    if agreement.extractor_is_frozen:
+        recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),), initial_features=True)
+    if agreement.privacy is not None and agreement.privacy.extractor is Extractor.PRIVATE:
+        recipe = replace(recipe, dp_sgd=agreement.privacy.dp_sgd)
+    if agreement.clusters:
+        own = agreement.clustering
+        recipe = replace(recipe, clustered=ClusteredPrototypes(own.single, own.literal_norms, own.most_local))
+    change = site_method(method).recipe
+    return recipe if change is None else change(agreement.settings_of(method), recipe)
+
+
+def build_objective(agreement: Agreement) -> BatchLoss:
+    """Return the loss of a batch under the agreed method."""
+    return site_method(agreement.method).objective(agreement.settings_of(agreement.method))

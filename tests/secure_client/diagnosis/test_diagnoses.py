@@ -19,7 +19,7 @@ from agreement import (
     Method,
     PrivacySection,
 )
-from secure_client.output.diagnoses import Symptom, diagnose
+from secure_client.diagnosis.diagnoses import Symptom, diagnose
 from secure_client.output.site_log import SiteRound
 from tests.support.small import short_training, small_agreement
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from secure_client.training.optimisers import Adam, Sgd
+from secure_client.training.job import Adam, Sgd
 
 Make = Callable[[Iterable[Tensor]], Optimizer]
 

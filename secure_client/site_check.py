@@ -1,40 +1,61 @@
-"""Checks before a run: each requirement of a run is tried, and no data is sent."""
+"""Checks of ``protoseal client check``: each requirement of a run is tried, and no data is sent.
+
+The checks change nothing at the coordinator and no file of a run: the journal is opened as a copy in a temporary folder
+beside the journal. Limit: the coordinator's answer is not signed. A false answer misleads the check and affects no run.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset
 
 from agreement import Agreement
+from agreement.differences import differing_fields, in_one_line
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError, KeyStoreError
 from crypto.pki.identity import load_certificate
 from crypto.pki.key_files import read_storage_key
 from privacy.errors import BudgetError, PrivacyError
-from protoseal_wire.messages import CheckReply
-from secure_client.app import NO_LEDGER, exposures, load_data, open_learner, open_party, sketch_records
-from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
-from secure_client.check.disk_checks import check_folders, check_state
+from protoseal_files.durable_files import make_state_folder, refuse_link
+from protoseal_wire.messages import CheckReply, Listing, RunStage
+from secure_client.app import (
+    JOURNAL,
+    NO_LEDGER,
+    check_out,
+    exposures,
+    load_data,
+    open_journal_of,
+    open_learner,
+    open_party,
+    open_transport,
+    rounds_received,
+    sketch_records,
+)
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData
 from secure_client.data.class_names import doubts_on_numbers
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.preprocess import describe_resizing
 from secure_client.data.sources import TABLE_FORM, table_path
-from secure_client.data.table import parse_table
-from secure_client.data.table_check import describe_table
-from secure_client.errors import DataError, ModelError, SiteError
+from secure_client.data.table import describe_table, parse_table
+from secure_client.errors import DataError, ModelError, Refused, SiteError, StateError
 from secure_client.models.prototype_model import weights_hash
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.privacy.run_cost import planned_epsilon, planned_in_words, worst_epsilon
+from secure_client.protocol.journal import Journal
 from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party
 from secure_client.proxy import proxy_to, split_target
@@ -261,3 +282,125 @@ def _reached(config: SiteConfig, reply: CheckReply) -> str:
         f"{config.coordinator} answers over mutual TLS{through} by protocol {reply.protocol}, and serves run "
         f"{reply.run!r}"
     )
+
+
+def ask(config: SiteConfig, party: Party) -> CheckReply:
+    """Return the coordinator's description of its run; raise a :class:`secure_client.errors.SiteError`."""
+    with open_transport(config, party) as transport:
+        return transport.check()
+
+
+def check_listed(config: SiteConfig, reply: CheckReply) -> str:
+    """Raise :class:`Refused` unless the coordinator's file names the site."""
+    _listing(config, reply)
+    return f"{config.name} is on the coordinator's list"
+
+
+def check_agreement(config: SiteConfig, reply: CheckReply) -> str:
+    """Raise :class:`Refused`, naming the fields in which the coordinator's agreement differs."""
+    listing, agreement = _listing(config, reply), config.agreement
+    if listing.agreement_hash == agreement.hash():
+        return f"the coordinator has the same agreement, hash {agreement.hash().hex()[:16]}"
+    lines = differing_fields(agreement, listing.fields)
+    differing = in_one_line(lines) or "no field, so the two installed versions of protoseal differ"
+    raise Refused(f"the coordinator's agreement differs in {differing}; use the same agreement file")
+
+
+def check_open(config: SiteConfig, reply: CheckReply) -> str:
+    """Raise :class:`Refused` unless the site can take part in the coordinator's run in its present state."""
+    listing, run = _listing(config, reply), config.agreement.run
+    if reply.run != run:
+        raise Refused(
+            f"the coordinator serves run {reply.run!r}, and this site's agreement is for run {run!r}"
+        )
+    if not listing.may_join:
+        raise Refused(f"run {run!r} has started without {config.name}; join the next run")
+    match listing.stage:
+        case RunStage.JOINING:
+            return f"run {run!r} is open for joining"
+        case RunStage.UNDER_WAY:
+            return (
+                f"round {listing.round} of {config.agreement.rounds} of run {run!r}; {config.name} takes part"
+            )
+        case RunStage.FINISHED:
+            return (
+                f"run {run!r} is over; start `client run` to fetch the results that {config.name} has missed"
+            )
+        case RunStage.STOPPED:
+            raise Refused(
+                f"run {run!r} has stopped; ask the coordinator's operator to restart the run or to begin a new "
+                "one"
+            )
+
+
+def _listing(config: SiteConfig, reply: CheckReply) -> Listing:
+    if reply.listing is None:
+        raise Refused(
+            f"{config.name} is not on the list of the coordinator, which serves run {reply.run!r}: have its operator"
+            f" add {config.name} to sites in coordinator.toml before the run"
+        )
+    return reply.listing
+
+
+_LOCKED_FROM, _LOCKED_BYTES = 0x40000002, 510
+"""The bytes that SQLite locks while a process uses a database (SQLite's file format: the shared range)."""
+
+
+def check_folders(config: SiteConfig) -> str:
+    """Return the folders that a run writes to; raise :class:`StateError` for a folder that cannot be written.
+
+    Raises ``OSError`` if others may write to ``state_dir``.
+    """
+    for folder in (config.state_dir, config.out):
+        _check_writable(folder)
+    if config.state_dir.exists():
+        make_state_folder(config.state_dir)  # refuses a folder that others may write to
+    return f"{config.state_dir} and {config.out} can be written"
+
+
+def check_state(config: SiteConfig, party: Party) -> str:
+    """Return the number of rounds that this site has completed, as text.
+
+    Raises :class:`StateError` for the state or results of another run, and while another process uses the state;
+    :class:`crypto.errors.CryptoError` where this site's key does not decrypt the stored secrets, ``OSError`` for a
+    symbolic link.
+    """
+    journal = config.state_dir / JOURNAL
+    if not journal.exists():
+        check_out(config, begun=False)
+        return f"no round yet; the run will store its state in {config.state_dir}"
+    _check_free(journal)
+    with tempfile.TemporaryDirectory(dir=config.state_dir, prefix=".check-") as copies:
+        for path in config.state_dir.glob(f"{JOURNAL}*"):  # and the log that a killed process leaves
+            refuse_link(path)
+            shutil.copy2(path, copies)
+        with open_journal_of(config, Path(copies) / JOURNAL, party) as copy:
+            return _progress(config, copy)
+
+
+def _progress(config: SiteConfig, journal: Journal) -> str:
+    check_out(config, begun=not journal.unused)
+    secrets, last = journal.check_secrets(), rounds_received(journal)
+    return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets can be decrypted"
+
+
+def _check_writable(folder: Path) -> None:
+    """Check that a missing folder can be made: the nearest existing folder above it must be writable."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise StateError(
+            f"{folder} cannot be written ({error.strerror}): name another folder, or correct its permissions"
+        ) from error
+
+
+def _check_free(path: Path) -> None:
+    with path.open("rb") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, _LOCKED_BYTES, _LOCKED_FROM, os.SEEK_SET)
+        except OSError as error:
+            raise StateError(
+                f"{path} is in use: is `client run` of this site running? Stop it first"
+            ) from error

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from agreement import ConfigError, load_agreement
-from secure_client.check.checks import check_site
 from secure_client.config import load_site
 from secure_client.data import load_site_data
 from secure_client.data.sources import read
-from secure_client.data.table import parse_table
-from secure_client.data.table_check import describe_table
+from secure_client.data.table import describe_table, parse_table
 from secure_client.errors import DataError
+from secure_client.site_check import check_site
 from tests.support.tables import AGE, CHOL, CLASSES, PAIN, SEX, save, section, written
 
 ROWS = "age,sex,chol,pain,label\n30,1,200,none,ill\n50,1,?,?,ill\n40,1,260,much,healthy\n"

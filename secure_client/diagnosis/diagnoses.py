@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from agreement import Agreement, Method
 from agreement.storage.run_files import Record
-from secure_client.output import remedies
+from secure_client.diagnosis import remedies
 from secure_client.output.site_log import SiteRound
 
 DROWNING = 2.0

@@ -1,1 +1,0 @@
-"""Checks of ``protoseal client check``: a dry run of a site."""

@@ -1,0 +1,1 @@
+"""Diagnoses of a run whose settings are wrong, and their remedies."""
