@@ -17,7 +17,7 @@ from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.key_files import create_storage_key, make_directory, naming, read_storage_key
 from privacy.errors import LedgerError
-from privacy.ledger.entries import Fact
+from privacy.ledger.lines import Fact
 from protoseal_files.sqlite import closed_on_error
 from protoseal_wire.messages import Finished, Phase, Stopped
 from secure_client.client_loop import take_part

@@ -61,7 +61,7 @@ def test_the_packages_keep_to_their_contracts(copy: Path) -> None:
         ("agreement/added.py", "import secure_client.errors", "lies below them"),
         ("secure_client/added.py", "import secure_server.errors", "lies below them"),
         ("algorithms/added.py", "import crypto.errors", "lies below them"),
-        ("protoseal_files/added.py", "import privacy.units", "lies below them"),
+        ("protoseal_files/added.py", "import privacy.accounting.events", "lies below them"),
         ("proto/protoseal_wire/added.py", "def late() -> None:\n    import agreement", "lies below them"),
         ("crypto/errors.py", "import crypto.keys", "no circle"),
         ("secure_server/rounds/state.py", "import secure_server.coordinator", "no circle"),

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from agreement.field_types import Count, Positive
 from agreement.toml_loading import Section
+from privacy.accounting.events import Unit
 from privacy.mechanisms.grid import best_count_weight
-from privacy.units import Unit
 
 Colluding = Annotated[int, Field(ge=0)]
 USUAL_DEVIATIONS = 3.0

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
-from privacy.mechanisms.gaussian import discreteness
+from privacy.mechanisms.discrete_gaussian import discreteness
 
 if TYPE_CHECKING:
     from dp_accounting.pld import PLDAccountant
@@ -55,8 +55,9 @@ class Slack:
     """Cost beyond continuous noise: the real noise is discrete, and float64 rounds.
 
     A history that is (ε, δ)-private with continuous noise and exact arithmetic is (ε + ``epsilon``,
-    ``factor``·δ + ``delta``)-private with the real noise (:func:`~privacy.mechanisms.gaussian.discreteness`): with
-    p ≤ e^a·q and q ≤ e^b·p, P(S) ≤ e^a·Q(S) ≤ e^a·(e^ε·Q'(S) + δ) ≤ e^(a+b+ε)·P'(S) + e^a·δ.
+    ``factor``·δ + ``delta``)-private with the real noise
+    (:func:`~privacy.mechanisms.discrete_gaussian.discreteness`): with p ≤ e^a·q and q ≤ e^b·p,
+    P(S) ≤ e^a·Q(S) ≤ e^a·(e^ε·Q'(S) + δ) ≤ e^(a+b+ε)·P'(S) + e^a·δ.
     """
 
     epsilon: float

@@ -1,8 +1,20 @@
-"""Accounting rules of a ledger: which choices may follow from earlier outputs."""
+"""Accounting rules of a ledger: which choices may follow from earlier outputs, and the accountant for each rule.
+
+docs/adr/0021-accounting-across-runs.md has the reasons.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import lru_cache
+
+from privacy.accounting.accountant import Composed
+from privacy.accounting.events import Event
+from privacy.accounting.renyi_filter import epsilon_of_composed
+
+Accountant = Callable[[Sequence[Event], float], float]
+"""Function that returns a history's epsilon at a delta: never below the true cost, and monotone in the history."""
 
 
 class Accounting(StrEnum):
@@ -16,3 +28,22 @@ class Accounting(StrEnum):
     PLD = "pld"
     PLANNED = "pld-planned"
     RENYI = "renyi-filter"
+
+
+def accountant_for(rule: Accounting) -> Accountant:
+    """Return the function that computes a history's ε at a δ for a ledger. The function caches its results."""
+    return renyi_cost if rule is Accounting.RENYI else pld_cost
+
+
+def pld_cost(history: Sequence[Event], delta: float) -> float:
+    """Return :func:`privacy.accounting.accountant.epsilon`, cached: simulated sites have equal histories."""
+    return _pld_cost(Composed.of(history), delta)
+
+
+def renyi_cost(history: Sequence[Event], delta: float) -> float:
+    """Return :func:`privacy.accounting.renyi_filter.filtered_epsilon`, cached."""
+    return _renyi_cost(Composed.of(history), delta)
+
+
+_pld_cost = lru_cache(maxsize=1024)(Composed.epsilon)
+_renyi_cost = lru_cache(maxsize=1024)(epsilon_of_composed)

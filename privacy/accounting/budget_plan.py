@@ -1,19 +1,131 @@
 """Budget plans: the releases of a site, their privacy cost, and the expected error of the noisy prototypes.
 
-A plan fixes two of ε, the number of releases and the noise multiplier, and finds the third. Guarantee: a plan never
-costs more than its ε by :mod:`privacy.accounting.accountant`. Limit: errors are first-order estimates.
+A plan fixes two of ε, the number of releases and the noise multiplier, and finds the third. The search starts at the
+closed form for continuous noise and asks the accountant until the budget holds. Guarantee: a plan never costs more than
+its ε by :mod:`privacy.accounting.accountant`. Limit: errors of means are first-order estimates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from privacy.accounting.accountant import Composed, Slack
-from privacy.accounting.calibration import count_error, mean_error, noise_multiplier, releases
-from privacy.accounting.events import DpSgd, GaussianRelease
-from privacy.units import Unit
+from privacy.accounting.accountant import MOST_EPSILON, Composed, Slack
+from privacy.accounting.events import DpSgd, Event, GaussianRelease, Unit
+from privacy.errors import Unattainable
+
+NOISE_GRID = 10_000
+"""Number of noise multipliers per unit: every noise multiplier is a whole multiple of 1/10,000."""
+
+_ROUNDING = 1e-9
+"""Largest relative error of the noise in closed form."""
+_MOST_NOISE = 10**6 * NOISE_GRID
+_MOST_RELEASES = 10**9
+
+
+def noise_multiplier(
+    epsilon: float, delta: float, releases: int, coordinates: int = 0, beside: Sequence[Event] = ()
+) -> float:
+    """Return the least noise multiplier, in steps of 0.0001, that keeps ``releases`` and ``beside`` within ``epsilon``.
+
+    ``coordinates`` is the number of coordinates of one release. The search starts at the noise that ``releases`` with
+    continuous noise need alone, so the result is never smaller. Raises ``ValueError`` for an ε that is not positive
+    and finite or for no release, and :class:`~privacy.errors.Unattainable` if no noise is enough.
+    """
+    _check(epsilon, releases)
+    base = Composed.of(beside)
+    _leaves_something(base, epsilon, delta)
+
+    def enough(units: int) -> bool:
+        release = GaussianRelease(units / NOISE_GRID, coordinates)
+        return base.with_releases(releases, release).epsilon(delta) <= epsilon
+
+    least = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / _mu(epsilon, delta) * (1 - _ROUNDING)))
+    step, most = 1, least
+    while not enough(most):
+        if most > _MOST_NOISE:
+            raise Unattainable(
+                f"no noise keeps {releases} releases within ε = {epsilon:g} at δ = {delta:g}: raise one of them"
+            )
+        least, most, step = most + 1, most + step, 4 * step
+    return _first(enough, least, most) / NOISE_GRID
+
+
+def releases(
+    epsilon: float, delta: float, noise_multiplier: float, coordinates: int = 0, beside: Sequence[Event] = ()
+) -> int:
+    """Return the largest number of releases, 0 or more, that cost at most ``epsilon`` together with ``beside``.
+
+    Raises ``ValueError`` for an ε that is not positive and finite, and :class:`~privacy.errors.Unattainable` if
+    ``beside`` alone costs more than ``epsilon`` or the budget allows over 10^9 releases.
+    """
+    _check(epsilon, 1)
+    base, release = Composed.of(beside), GaussianRelease(noise_multiplier, coordinates)
+    _leaves_something(base, epsilon, delta)
+
+    def too_many(count: int) -> bool:
+        return base.with_releases(count, release).epsilon(delta) > epsilon
+
+    # With continuous noise and no other events this many releases would fit: one more certainly exceeds the budget.
+    reach = noise_multiplier * _mu(epsilon, delta)
+    bound = 1 + reach * reach * (1 + _ROUNDING)
+    if bound > _MOST_RELEASES:
+        raise Unattainable(
+            f"the budget allows over {_MOST_RELEASES} releases: plan with a lower noise multiplier or epsilon"
+        )
+    return _first(too_many, 1, math.floor(bound)) - 1
+
+
+def mean_error(noise_multiplier: float, clip: float, count_weight: float, count: int, dim: int) -> float:
+    """Return the root mean square distance (L2 norm) of a class's released mean from the mean of clipped features.
+
+    The class has ``count`` records with features (``dim``,) of norm at most ``clip``. With σ = noise·√(clip² + weight²)
+    the noise of the sum gives σ·√dim/count. The noise of the count, σ/weight, moves a mean of the largest norm,
+    ``clip``, by clip·σ/(weight·count). The estimate is first-order: the count's noise (:func:`count_error`) must be
+    small compared with the count.
+    """
+    sigma = noise_multiplier * math.hypot(clip, count_weight)
+    return sigma * math.hypot(math.sqrt(dim), clip / count_weight) / count
+
+
+def count_error(noise_multiplier: float, clip: float, count_weight: float) -> float:
+    """Return the standard deviation of a class's released count, in records."""
+    return noise_multiplier * math.hypot(clip, count_weight) / count_weight
+
+
+def _mu(epsilon: float, delta: float) -> float:
+    """Return sensitivity over standard deviation of continuous noise alone (Balle and Wang 2018), to a relative 1e-11.
+
+    ``epsilon`` above :data:`~privacy.accounting.accountant.MOST_EPSILON` counts as that maximum.
+    """
+    from dp_accounting import get_sigma_gaussian  # noqa: PLC0415 (it takes a second)
+
+    return 1 / float(get_sigma_gaussian(min(epsilon, MOST_EPSILON), delta))
+
+
+def _check(epsilon: float, releases: int) -> None:
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be positive and finite, not {epsilon}")
+    if releases < 1:
+        raise ValueError(f"releases must be at least 1, not {releases}")
+
+
+def _leaves_something(base: Composed, epsilon: float, delta: float) -> None:
+    spent = base.epsilon(delta)
+    if spent > epsilon:
+        raise Unattainable(
+            f"DP-SGD alone costs ε = {spent:.4g} of {epsilon:g} at δ = {delta:g}: raise its noise, or "
+            "lower its sampling rate or steps, to leave a budget for releases"
+        )
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the least number in ``low`` … ``high`` for which ``holds``; ``holds`` is monotone and true of ``high``."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
 
 
 @dataclass(frozen=True)

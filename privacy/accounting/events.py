@@ -1,25 +1,38 @@
-"""Privacy events: the mechanisms that an accountant composes, and their JSON form.
+"""Privacy events: the mechanisms that an accountant composes, and the unit that their guarantee is for.
 
 A history is a sequence of events over one data set. Neighbouring data sets differ by one unit (a record, a subject or
 a site) that is added or removed. Limit: events hold parameters, and do not record the outputs of a mechanism.
+Pydantic writes and reads an event as an object of its parameters, with its ``mechanism``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+class Unit(StrEnum):
+    """Unit by which neighbouring data sets differ: its participation is protected.
+
+    ``RECORD`` is one record. ``SUBJECT`` is all records that a site has of one person, in all classes. ``SITE`` is all
+    records of a site.
+    """
+
+    RECORD = "record"
+    SUBJECT = "subject"
+    SITE = "site"
+
+
+_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 _MOST = 1 << 63
 # A multiplier is always stored as a float: 1 and 1.0 are equal, but differ as JSON.
-Multiplier = Annotated[float, Field(gt=0)]
+Multiplier = Annotated[float, Field(gt=0, strict=True)]
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=_CONFIG)
 class GaussianRelease:
     """One release of the prototype query.
 
@@ -28,11 +41,12 @@ class GaussianRelease:
     Raises ``ValueError`` unless ``noise_multiplier`` is positive and finite and ``coordinates`` from 0 to 2^63.
     """
 
+    mechanism: Literal["gaussian release"] = Field(default="gaussian release", kw_only=True, repr=False)
     noise_multiplier: Multiplier
-    coordinates: Annotated[int, Field(ge=0, le=_MOST)] = 0
+    coordinates: Annotated[int, Field(ge=0, le=_MOST, strict=True)] = 0
 
 
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=_CONFIG)
 class DpSgd:
     """Training by ``steps`` of DP-SGD, each on a Poisson sample that has every unit with probability ``sampling_rate``.
 
@@ -41,36 +55,10 @@ class DpSgd:
     from 1 to 2^63.
     """
 
+    mechanism: Literal["dp-sgd"] = Field(default="dp-sgd", kw_only=True, repr=False)
     noise_multiplier: Multiplier
-    sampling_rate: Annotated[float, Field(gt=0, le=1)]
-    steps: Annotated[int, Field(ge=1, le=_MOST)]
+    sampling_rate: Annotated[float, Field(gt=0, le=1, strict=True)]
+    steps: Annotated[int, Field(ge=1, le=_MOST, strict=True)]
 
 
 Event = GaussianRelease | DpSgd
-
-_MECHANISMS: Mapping[str, type[GaussianRelease] | type[DpSgd]] = {
-    "gaussian release": GaussianRelease,
-    "dp-sgd": DpSgd,
-}
-_NAMES = {kind: name for name, kind in _MECHANISMS.items()}
-
-
-def event_to_json(event: Event) -> dict[str, object]:
-    """Return the event as a JSON object: parameters by name, and ``mechanism``. Numbers survive the round trip."""
-    return {"mechanism": _NAMES[type(event)], **asdict(event)}
-
-
-def event_from_json(content: object) -> Event:
-    """Return the event that :func:`event_to_json` encoded. Raises ``ValueError``, which names the fault, otherwise."""
-    if not isinstance(content, dict):
-        raise ValueError(f"event is not an object: {content!r:.80}")
-    values = dict(content)
-    name = values.pop("mechanism", None)
-    kind = _MECHANISMS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ValueError(f"unknown mechanism {name!r:.80}")
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        wrong = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False))
-        raise ValueError(f"invalid parameters of {name!r}: {wrong:.200}") from error

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import cast
 
 from privacy.accounting.events import Event
 from privacy.errors import LedgerError, RolledBackError
-from privacy.ledger.decisions import Allowance, Exposure, Line, Loss, line_from_json
-from privacy.ledger.entries import Budget, Entry, Fact, Limit, budget_from_json, is_guaranteed
 from privacy.ledger.hash_chain import Anchor, Chain, ChainError, read_chain
+from privacy.ledger.lines import (
+    Allowance,
+    Budget,
+    Entry,
+    Exposure,
+    Fact,
+    Limit,
+    Line,
+    Loss,
+    is_guaranteed,
+    line_from_json,
+)
 from protoseal_files import append_only_file
 
 
@@ -21,11 +31,12 @@ class Account:
     def __init__(self, path: Path, chain: Chain) -> None:
         """Raise :class:`ChainError` if a line is not one of this version's ledgers, or the chain is empty."""
         self.path, self._chain = path, chain
-        self.lines: tuple[Line, ...] = tuple(
-            _parsed(line_from_json, number, content) for number, content in enumerate(chain.contents[1:], 2)
-        )
+        lines = [_read_line(number, content) for number, content in enumerate(chain.contents, 1)]
+        if [isinstance(line, Budget) for line in lines] != [True] + [False] * (len(lines) - 1):
+            raise ChainError("the first line, and no other, has to be the budget of a data set")
+        self.budget = cast("Budget", lines[0])
+        self.lines: tuple[Line, ...] = tuple(lines[1:])
         """Lines after the first, oldest first; entry ``seq`` of the chain is at ``seq`` - 1."""
-        self.budget: Budget = _parsed(budget_from_json, 1, chain.contents[0] if chain.contents else {})
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -114,14 +125,9 @@ class Account:
             )
 
 
-Content = TypeVar("Content")
-
-
-def _parsed(
-    parse: Callable[[Mapping[str, object]], Content], number: int, content: Mapping[str, object]
-) -> Content:
+def _read_line(number: int, content: Mapping[str, object]) -> Line:
     try:
-        return parse(content)
+        return line_from_json(content)
     except ValueError as error:
         raise ChainError(f"line {number} is not valid in this version of the ledger: {error}") from error
 

@@ -71,7 +71,7 @@ def make_line(after: Anchor, content: Mapping[str, object]) -> bytes:
     if _CHAINING & content.keys():
         raise ValueError(f"content must not have the fields {', '.join(sorted(_CHAINING & content.keys()))}")
     unsigned = {**content, "seq": after.seq + 1, "prev": after.head, "salt": secrets.token_hex(16)}
-    return _canonical({**unsigned, "hash": _hash(unsigned)}) + b"\n"
+    return canonical({**unsigned, "hash": _hash(unsigned)}) + b"\n"
 
 
 def read_chain(content: bytes) -> Chain:
@@ -106,10 +106,10 @@ def _read_line(number: int, line: bytes) -> dict[str, object]:
     try:
         entry = json.loads(line)
         # Two texts can decode to one object (by a repeated key or a space): only the canonical text is a line.
-        canonical = isinstance(entry, dict) and _canonical(entry) == line
+        is_canonical = isinstance(entry, dict) and canonical(entry) == line
     except (ValueError, RecursionError) as error:
         raise ChainError(f"line {number} is not JSON: it was changed") from error
-    if not canonical or not entry.keys() | {"salt"} >= _CHAINING:
+    if not is_canonical or not entry.keys() | {"salt"} >= _CHAINING:
         raise ChainError(f"line {number} is not a line of a ledger: it was changed")
     if entry["hash"] != _hash({name: value for name, value in entry.items() if name != "hash"}):
         raise ChainError(f"line {number} was changed: its hash is not that of its content")
@@ -139,8 +139,9 @@ def _out_of_order(wanted: int, number: object, numbers: Sequence[object]) -> str
 
 
 def _hash(unsigned: Mapping[str, object]) -> str:
-    return hashlib.sha256(_canonical(unsigned)).hexdigest()
+    return hashlib.sha256(canonical(unsigned)).hexdigest()
 
 
-def _canonical(entry: Mapping[str, object]) -> bytes:
+def canonical(entry: Mapping[str, object]) -> bytes:
+    """Return the one text of a line's object: keys sorted, no spaces, ASCII. Raises ``ValueError`` for NaN."""
     return json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -18,32 +18,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.accounting_rules import Accountant, Accounting
 from privacy.accounting.events import Event
 from privacy.errors import LedgerError, RolledBackError
 from privacy.ledger.budget_account import Account, ledger_faults
-from privacy.ledger.decisions import (
+from privacy.ledger.hash_chain import NO_LINE, Anchor, Chain, make_line, read_chain
+from privacy.ledger.lines import (
     Allowance,
-    Exposure,
-    Loss,
-    allowance_to_json,
-    exposure_to_json,
-    loss_to_json,
-)
-from privacy.ledger.entries import (
     Budget,
     Entry,
+    Exposure,
     Fact,
     Limit,
+    Line,
+    Loss,
     ReleaseName,
     Spending,
-    budget_to_json,
+    line_to_json,
     now,
-    spending_to_json,
 )
-from privacy.ledger.hash_chain import NO_LINE, Anchor, Chain, make_line, read_chain
 from privacy.ledger.remaining_budget import (
-    Accountant,
     check_covered,
     check_payments,
     epsilon_of,
@@ -117,7 +111,7 @@ class Ledger:
             check_covered(self._seen.entries, spending, self._budget.limit)
             check_payments(self._seen.entries, spending, self._most_payments)
             if fits(history, spending.event, self._budget.limit, self._epsilon):
-                self._append(file, self.anchor, spending_to_json(spending, now()))
+                self._append(file, self.anchor, Entry(spending, now()))
                 return self.anchor
         # Outside the lock: counting the releases that would fit takes the accountant many times as long.
         raise refusal(history, spending, self._budget, self._epsilon)
@@ -137,9 +131,7 @@ class Ledger:
         with self._opened() as file:
             if any((each.run, each.agreement_hash) == (run, agreement_hash) for each in self._seen.exposures):
                 return False
-            self._append(
-                file, self.anchor, exposure_to_json(Exposure(run, agreement_hash, now(), facts or {}))
-            )
+            self._append(file, self.anchor, Exposure(run, agreement_hash, now(), facts or {}))
         return True
 
     def lose(self, seq: int) -> None:
@@ -149,7 +141,7 @@ class Ledger:
         """
         with self._opened() as file:
             self._drop_unfinished(file, "the entry was cut after it was acknowledged, and is lost")
-            self._append(file, self.anchor, loss_to_json(Loss(seq, now())))
+            self._append(file, self.anchor, Loss(seq, now()))
 
     def allow(self, limit: Limit, reason: str) -> Anchor:
         """Set the limit; the change is durable on return. No more releases fit if less than the spent ε is allowed.
@@ -178,7 +170,7 @@ class Ledger:
                     " and cut later; start the client, which compares the ledger with the coordinator's anchor;"
                     " `protoseal budget verify --anchor` compares an entry that another party has recorded"
                 )
-            self._append(file, self.anchor, allowance_to_json(allowance))
+            self._append(file, self.anchor, allowance)
             self._budget = replace(self._budget, limit=limit)
             return self.anchor
 
@@ -218,7 +210,7 @@ class Ledger:
 
     @property
     def _first_line(self) -> bytes:
-        return make_line(_NOTHING, budget_to_json(self._budget))
+        return make_line(_NOTHING, line_to_json(self._budget))
 
     @property
     def _seen(self) -> Account:
@@ -255,7 +247,7 @@ class Ledger:
         if not create:
             raise RolledBackError(f"{self._path} is empty, but had entries before; restore the latest copy")
         _log.warning("%s: a new privacy budget begins for data set %r", self._path, self._budget.dataset)
-        self._append(file, _NOTHING, budget_to_json(replace(self._budget, time=now())))
+        self._append(file, _NOTHING, replace(self._budget, time=now()))
 
     def _finish(self, file: int, chain: Chain) -> None:
         """Give the last line its newline if a process died before it wrote that; on return, the file is on the disk.
@@ -292,7 +284,7 @@ class Ledger:
         known = self._first_line.partition(b'"hash"')[0]
         return known.startswith(torn[: len(known)])
 
-    def _append(self, file: int, after: Anchor, content: dict[str, object]) -> None:
+    def _append(self, file: int, after: Anchor, content: Line) -> None:
         """Write a line durably, in place of an unfinished one.
 
         A site compares the ledger with all anchors that it is shown before it writes, so none of these anchors has the
@@ -304,7 +296,7 @@ class Ledger:
             if self._compared
             else "a crash while writing, or a later cut: no anchor was compared",
         )
-        line, end = make_line(after, content), append_only_file.size(file)
+        line, end = make_line(after, line_to_json(content)), append_only_file.size(file)
         try:
             append_only_file.append(file, line)
         except OSError as error:

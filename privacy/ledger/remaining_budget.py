@@ -10,13 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.accounting_rules import Accountant, Accounting
 from privacy.accounting.events import DpSgd, Event
 from privacy.errors import BudgetError
-from privacy.ledger.entries import Budget, Entry, Limit, Spending
+from privacy.ledger.lines import Budget, Entry, Limit, Spending
 
-Accountant = Callable[[Sequence[Event], float], float]
-"""Function that returns a history's epsilon at a delta: never below the true cost, and monotone in the history."""
 MOST_RELEASES, MOST_STEPS = 10_000, 1_000_000
 """Largest counts that :func:`remaining` returns."""
 

@@ -48,7 +48,7 @@ def share_of(noise_multiplier: float, terms: int) -> float:
 def best_count_weight(clip: float, dim: int) -> float:
     """Return clip/d^¼, the weight of counts that minimises the error of a noisy mean.
 
-    :func:`privacy.accounting.calibration.mean_error` is then noise·clip·(√d + 1)/count.
+    :func:`privacy.accounting.budget_plan.mean_error` is then noise·clip·(√d + 1)/count.
     """
     return clip / math.sqrt(math.sqrt(dim))
 

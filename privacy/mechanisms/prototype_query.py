@@ -7,7 +7,7 @@ coordinates gets independent discrete Gaussian noise of 2^20 steps; all later st
 take part in each release, with and without records, since the set of classes with records is private.
 
 Guarantee: differential privacy of a Gaussian mechanism with the given noise multiplier, by
-:func:`privacy.mechanisms.gaussian.discreteness`, for one record added or removed
+:func:`privacy.mechanisms.discrete_gaussian.discreteness`, for one record added or removed
 (:mod:`privacy.mechanisms.joint_clipping` has other units).
 
 Limits: if the feature extractor was trained on the same records, the guarantee covers this query alone. Features must

@@ -33,11 +33,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from privacy.accounting.accountant import Composed
-from privacy.accounting.events import GaussianRelease
+from privacy.accounting.events import GaussianRelease, Unit
 from privacy.mechanisms.grid import SIGMA, Ints
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
-from privacy.units import Unit
 from protoseal.audit.canary_audit import random
 from protoseal.audit.canary_bound import Bool, Float
 from protoseal.audit.trade_off import TradeOff, composed_trade_off

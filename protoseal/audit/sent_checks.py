@@ -19,9 +19,9 @@ from scipy import optimize, stats  # type: ignore[import-untyped]  # it ships no
 from agreement import Agreement
 from agreement.round_plan import Form
 from agreement.sections.privacy import Extractor
+from privacy.accounting.accounting_rules import pld_cost
 from privacy.accounting.events import GaussianRelease
-from privacy.ledger.accountants_by_name import cost
-from privacy.ledger.entries import GUARANTEE, Entry
+from privacy.ledger.lines import GUARANTEE, Entry
 from protoseal.audit.exact_sums import Claim, Float, Ints
 from protoseal.audit.release_checks import SiteEvidence
 from protoseal.audit.run_checks import NO_LEDGER, PAID, SENT, Check, found, not_covered, stands
@@ -331,7 +331,7 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
         yield not_covered(PAID, "the ledger has no release of this run, and none was kept")
         return
     delta, draws = account.limit.delta, len({draw.anchor.seq for draw in evidence.drawn})
-    charged = cost(events, delta)
+    charged = pld_cost(events, delta)
     owed = gaussian_epsilon(claim.multiplier / math.sqrt(draws), delta) if draws else 0.0
     seen = f"ε {charged:.4g} charged for {len(events)} releases at δ = {delta:g}, {owed:.4g} owed for {draws} draws"
     if draws:

@@ -42,8 +42,8 @@ class GaussianTradeOff:
     """The curve of Gaussian noise, g(y) = Φ(Φ⁻¹(y) - μ), lowered by a ratio of densities of e^``slack``.
 
     ``mu`` is sensitivity over standard deviation. The slack covers noise that is discrete
-    (:func:`privacy.mechanisms.gaussian.discreteness`): with p <= e^a·q and q <= e^b·p, the discrete mechanism's
-    curve is at least e^-b·g(e^-a·y).
+    (:func:`privacy.mechanisms.discrete_gaussian.discreteness`): with p <= e^a·q and q <= e^b·p, the discrete
+    mechanism's curve is at least e^-b·g(e^-a·y).
     """
 
     mu: float

@@ -27,8 +27,7 @@ from agreement.recipe import Trains
 from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Guide
 from privacy.accounting.accountant import Composed
-from privacy.accounting.events import DpSgd
-from privacy.units import Unit
+from privacy.accounting.events import DpSgd, Unit
 from protoseal.audit.canary_audit import random
 from protoseal.audit.canary_bound import Bool, Float
 from protoseal.audit.trade_off import TradeOff, composed_trade_off

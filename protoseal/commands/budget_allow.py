@@ -7,13 +7,11 @@ from pathlib import Path
 import click
 
 from agreement.errors import UserError
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.decisions import LONGEST_REASON
-from privacy.ledger.entries import Limit
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import LONGEST_REASON, Limit
 from privacy.ledger.remaining_budget import epsilon_of
-from protoseal.commands.budget_ledger import accountant as accountant_by
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
 from secure_client.privacy.rollback_record import check_shown
@@ -51,7 +49,7 @@ def allow_command(
     before = read_account(ledger)
     kept = check_shown(before)  # another line would take the place of a torn end
     was = before.limit
-    account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_by(was))
+    account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_for(was.accountant))
     if kept is not None:
         account.check_anchor(*kept)
     try:
@@ -67,7 +65,7 @@ def allow_command(
     except ValueError as error:
         raise UserError(str(error)) from error
     after = read_account(ledger)
-    spent = epsilon_of(after.history, after.limit, accountant_by(after.limit))
+    spent = epsilon_of(after.history, after.limit, accountant_for(after.limit.accountant))
     click.echo(
         f"The limit of data set {after.budget.dataset!r} was {was}, and is {after.limit}; epsilon {spent:.6g} of it is"
         f" spent. Let [privacy] of the site's file say the same."

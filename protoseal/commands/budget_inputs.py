@@ -15,7 +15,7 @@ from agreement.sections.privacy import DpSgdSection, Extractor, PrivacySection
 from agreement.sections.training import PreprocessingSection
 from agreement.toml_loading import parse_toml
 from crypto.pairwise.attempt_binding import fewest_against, threshold
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from protoseal.simulation.config import SimulationConfig, load_simulation
 
 if TYPE_CHECKING:

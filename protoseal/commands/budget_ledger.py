@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
-from privacy.accounting.accounting_rules import Accounting
-from privacy.accounting.events import Event, event_to_json
+from privacy.accounting.accounting_rules import Accountant, Accounting, accountant_for
+from privacy.accounting.events import Event
 from privacy.ledger.budget_account import Account, read_account
-from privacy.ledger.decisions import exposure_to_json, loss_to_json
-from privacy.ledger.entries import NEIGHBOURS, RECORDS, Entry, Limit, is_guaranteed, spending_to_json
 from privacy.ledger.hash_chain import Anchor
-from privacy.ledger.remaining_budget import Accountant, in_words, remaining
+from privacy.ledger.lines import (
+    NEIGHBOURS,
+    RECORDS,
+    Entry,
+    Limit,
+    is_guaranteed,
+    line_to_json,
+)
+from privacy.ledger.remaining_budget import in_words, remaining
 from protoseal.commands.budget_statement import facts_of
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
@@ -67,12 +73,12 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
 
     account = read_account(ledger)
     stated = facts_of(account)
-    spent, left = stated.epsilon, _remaining(account, accountant(account.limit))
+    spent, left = stated.epsilon, _remaining(account, accountant_for(account.limit.accountant))
     first, last = _dates(stated.runs)
     facts = _facts(account) | {"epsilon_spent": spent, "first_entry": first, "last_entry": last}
     if as_json:
         facts["epsilon_spent"] = spent if math.isfinite(spent) else None
-        kinds = [event_to_json(event) | {"count": count} for event, count in left]
+        kinds = [asdict(event) | {"count": count} for event, count in left]
         entries = [_entry(each) for each in account.entries]
         runs = [run_to_json(run) for run in stated.runs]
         lists = {"remaining": kinds, "runs": runs, "entries": entries} | _decisions(account)
@@ -130,14 +136,6 @@ def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None
     )
 
 
-def accountant(limit: Limit) -> Accountant:
-    """Return the ledger's."""
-    # Only where it is needed: it takes a second to import, and `verify` does without.
-    from privacy.ledger.accountants_by_name import accountant_of
-
-    return accountant_of(limit.accountant)
-
-
 def _facts(account: Account) -> dict[str, object]:
     limit = account.limit
     return {
@@ -192,8 +190,8 @@ def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]
 def _decisions(account: Account) -> dict[str, object]:
     """Return the ledger's other lines, as JSON has them."""
     began = account.budget.limit
-    exposed = [exposure_to_json(each) for each in account.exposures]
-    lost = [loss_to_json(each) for each in account.losses]
+    exposed = [line_to_json(exposure) for exposure in account.exposures]
+    lost = [line_to_json(loss) for loss in account.losses]
     return {
         "limit_at_first": {"time": account.budget.time, **_limit(began)},
         "limits": [
@@ -232,7 +230,7 @@ def _decisions_in_words(account: Account) -> list[str]:
 def _entry(entry: Entry) -> dict[str, object]:
     """Return an entry as JSON has it, without the encrypted sketch of its records."""
     facts = {name: fact for name, fact in entry.spending.facts.items() if name != RECORDS}
-    content = spending_to_json(replace(entry.spending, facts=facts), entry.time)
+    content = line_to_json(replace(entry, spending=replace(entry.spending, facts=facts)))
     del content["kind"]
     return content
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from privacy.errors import Unattainable
-from privacy.ledger.entries import now
+from privacy.ledger.lines import now
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import (
     COUNT,
@@ -257,8 +257,8 @@ def _option_to_solve(given: dict[str, Any], solve: str | None, agreed: Agreed | 
 
 def _query(agreed: Agreed | None, given: dict[str, Any], unit: str, of_one: int | None) -> Query:
     from privacy.accounting.budget_plan import Query
+    from privacy.accounting.events import Unit
     from privacy.mechanisms.grid import best_count_weight
-    from privacy.units import Unit
 
     usual: dict[str, Any] = {"clip": CLIP, "dim": DIM, "classes": CLASSES}
     if agreed is not None:
@@ -482,7 +482,13 @@ def _as_json(made: BudgetPlan, sizes: Mapping[str, int], *, named: bool) -> dict
         **asdict(made.query),
         "coordinates": made.query.coordinates,
         "slack": asdict(made.slack),
-        "dp_sgd": None if made.training is None else asdict(made.training),
+        "dp_sgd": None
+        if made.training is None
+        else {
+            "noise_multiplier": made.training.noise_multiplier,
+            "sampling_rate": made.training.sampling_rate,
+            "steps": made.training.steps,
+        },
         "errors": [({"class": name} if named else {}) | error for name, error in errors.items()],
     }
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.ledger.budget_account import Account, read_account
-from privacy.ledger.entries import now
+from privacy.ledger.lines import now
 from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
@@ -91,11 +91,10 @@ def of_ledger(ledger: Path, agreement: Agreement | None = None) -> Facts:
 
 def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
     """Return the facts of a ledger that was read."""
-    from privacy.ledger.accountants_by_name import accountant_of
     from protoseal.reports.ledger_facts import runs_of, why_none
     from protoseal.reports.site_statement import Facts
 
-    epsilon = accountant_of(account.limit.accountant)
+    epsilon = accountant_for(account.limit.accountant)
     spent = epsilon_of(account.history, account.limit, epsilon)
     none = why_none(account, lacking(account))
     # Where the site's own record lies beside the ledger, it tells a crash from a cut.

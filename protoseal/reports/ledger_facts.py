@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from privacy.accounting.accounting_rules import Accounting
-from privacy.accounting.events import DpSgd, Event
+from privacy.accounting.accounting_rules import Accountant, Accounting
+from privacy.accounting.events import DpSgd, Event, Unit
 from privacy.ledger.budget_account import Account
-from privacy.ledger.decisions import Allowance, Exposure
-from privacy.ledger.entries import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Entry, Fact, Limit
 from privacy.ledger.hash_chain import Anchor
-from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words
-from privacy.units import Unit
+from privacy.ledger.lines import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Allowance, Entry, Exposure, Fact, Limit
+from privacy.ledger.remaining_budget import epsilon_of, in_words
 
 
 @dataclass(frozen=True)

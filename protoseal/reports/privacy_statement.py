@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agreement.methods import CONTROLS
 from agreement.sections.privacy import Noise
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from protoseal.reports.result_files import RunResult, SiteFigures
 
 NO_GUARANTEE = "NO GUARANTEE"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from privacy.ledger.budget_account import Account
-from privacy.ledger.entries import NEIGHBOURS
+from privacy.ledger.lines import NEIGHBOURS
 from protoseal.reports.privacy_statement import observers, of_hundred
 from protoseal.reports.site_statement import (
     CONFIRM,

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from agreement import Agreement
 from privacy.accounting.accounting_rules import Accounting
-from privacy.accounting.events import DpSgd, GaussianRelease
+from privacy.accounting.events import DpSgd, GaussianRelease, Unit
 from privacy.ledger.budget_account import Account
-from privacy.ledger.entries import NEIGHBOURS, Entry, Limit
-from privacy.units import Unit
+from privacy.ledger.lines import NEIGHBOURS, Entry, Limit
 from protoseal.reports.ledger_facts import (
     Released,
     RunFacts,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from agreement import Inference
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from protoseal.reports.result_files import Paired, RunResult, SiteFigures, Spread
 from secure_client.output.site_log import Personalised, SiteRound
 

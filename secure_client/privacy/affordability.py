@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 from agreement import Agreement
 from agreement.sections.privacy import PrivacySection
+from privacy.accounting.accounting_rules import accountant_for
 from privacy.accounting.events import Event
 from privacy.errors import BudgetError
-from privacy.ledger.accountants_by_name import accountant_of
 from privacy.ledger.budget_account import Account
-from privacy.ledger.entries import ReleaseName
+from privacy.ledger.lines import ReleaseName
 from secure_client.privacy.run_cost import TRAINING, WHAT, event_of, training_of
 
 
@@ -46,7 +46,7 @@ def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Ac
     planned = planned_by_round(agreement, agreed)
     left = [(name, event) for name, event in planned if name.round >= reached and name not in paid]
     events, limit = [event for _, event in left], account.limit
-    cost = accountant_of(limit.accountant)
+    cost = accountant_for(limit.accountant)
 
     def exceeds(count: int) -> bool:
         return not cost([*account.history, *events[:count]], limit.delta) <= limit.epsilon
@@ -63,7 +63,7 @@ def check_room(agreement: Agreement, agreed: PrivacySection, account: Account) -
     if number is None:
         return
     limit = account.limit
-    spent = accountant_of(limit.accountant)(account.history, limit.delta) if account.history else 0.0
+    spent = accountant_for(limit.accountant)(account.history, limit.delta) if account.history else 0.0
     raise BudgetError(
         f"the budget of {account.budget.dataset!r} does not cover round {number} of {agreement.rounds}, even without"
         f" a repeated round: epsilon {spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal"

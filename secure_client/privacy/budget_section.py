@@ -11,7 +11,7 @@ from agreement.field_types import Count, Positive
 from agreement.sections.privacy import Colluding, Extractor, PrivacySection
 from agreement.toml_loading import LocalPath, Section
 from privacy.accounting.accounting_rules import Accounting
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agreement import Agreement
-from privacy.ledger.entries import Fact
 from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.lines import Fact
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import NO_GUARANTEE, Spent
 from secure_client.privacy.site_ledger import site_ledger

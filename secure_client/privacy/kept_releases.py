@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agreement.storage.run_files import FileError, first_line
-from privacy.ledger.entries import ReleaseName
 from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.lines import ReleaseName
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.grid import Float
 from protoseal_files import durable_files

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from agreement import Agreement
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from secure_client.data import SiteData
 from secure_client.errors import DataError
 

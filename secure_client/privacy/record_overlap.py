@@ -31,7 +31,7 @@ from crypto.keys import StorageKey
 from crypto.pki.key_files import create_storage_key, read_storage_key
 from privacy.errors import LedgerError, RolledBackError
 from privacy.ledger.budget_account import Account, read_account
-from privacy.ledger.entries import OVERLAPS, RECORDS, Fact
+from privacy.ledger.lines import OVERLAPS, RECORDS, Fact
 
 _log = logging.getLogger("protoseal.site")
 RECORDS_KEY = "records.key"

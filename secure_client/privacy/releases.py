@@ -12,16 +12,15 @@ import numpy as np
 
 from agreement import Agreement
 from agreement.sections.privacy import USUAL_DEVIATIONS, Extractor, PrivacySection
-from privacy.accounting.events import Event
+from privacy.accounting.events import Event, Unit
 from privacy.errors import BudgetError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import GUARANTEE, Fact, ReleaseName, Spending
 from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.lines import GUARANTEE, Fact, ReleaseName, Spending
 from privacy.mechanisms.cell_query import Cells, ReleasedCells, release_cells
 from privacy.mechanisms.grid import Float, Ints
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Bool, PrototypeQuery, Released, Sums
-from privacy.units import Unit
 from secure_client.privacy.affordability import check_room
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.kept_releases import KeptReleases

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from agreement import Agreement
 from agreement.sections.privacy import PrivacySection
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.accounting_rules import Accounting, accountant_for, pld_cost
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from privacy.errors import BudgetError
-from privacy.ledger.accountants_by_name import accountant_of, cost
 from privacy.mechanisms.prototype_query import PrototypeQuery
 from secure_client.privacy.budget_section import BudgetSection
 
@@ -51,14 +50,14 @@ def worst_epsilon(
     agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting, attempts: int
 ) -> float:
     """Return the ε of :func:`planned_history` with everything paid for in this many attempts of each round."""
-    return accountant_of(accountant)(planned_history(agreement, agreed) * attempts, delta)
+    return accountant_for(accountant)(planned_history(agreement, agreed) * attempts, delta)
 
 
 def planned_epsilon(
     agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting = Accounting.PLD
 ) -> float:
     """Return the ε of :func:`planned_history`; infinite if the noise is too small for a finite ε."""
-    return accountant_of(accountant)(planned_history(agreement, agreed), delta)
+    return accountant_for(accountant)(planned_history(agreement, agreed), delta)
 
 
 def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
@@ -84,7 +83,7 @@ def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSec
         raise ValueError("an agreement without noise needs no budget")
     training = training_of(agreement, agreed)
     again: list[Event] = [event_of(agreement, agreed), *([] if training is None else [training])]
-    planned = cost([*planned_history(agreement, agreed), *again * _PAID_TWICE], SIMULATED_DELTA)
+    planned = pld_cost([*planned_history(agreement, agreed), *again * _PAID_TWICE], SIMULATED_DELTA)
     if not math.isfinite(planned):
         raise BudgetError("the noise is too small for a finite epsilon: set a larger noise_multiplier")
     return BudgetSection(

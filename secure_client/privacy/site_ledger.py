@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from privacy.ledger.accountants_by_name import accountant_of
-from privacy.ledger.entries import Limit
+from privacy.accounting.accounting_rules import accountant_for
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Limit
 from secure_client.privacy.budget_section import BudgetSection
 
 
@@ -15,6 +15,6 @@ def site_ledger(budget: BudgetSection) -> Ledger:
         budget.ledger,
         budget.dataset,
         limit,
-        epsilon=accountant_of(budget.accountant),
+        epsilon=accountant_for(budget.accountant),
         most_payments=budget.most_paid_attempts,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 from agreement import Agreement, Extractor, PrivacySection, Protection
 from algorithms.pfpl import Weighting
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import spending_to_json
 from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.lines import line_to_json
 from protoseal_wire.messages import LedgerAnchor
 from tests.adversary.hostile_coordinator import Cast, Hostile
 from tests.support.ledger_search import is_line
@@ -45,7 +46,7 @@ def test_the_anchor_in_presence_does_not_say_when_the_site_had_trained(play: Hos
     times = [f"{start + timedelta(seconds=second):%Y-%m-%dT%H:%M:%SZ}" for second in seconds]
     path = play.budget("clinic-a").ledger
     (entry,) = read_account(path).entries
-    tried = [spending_to_json(entry.spending, time) for time in times]
+    tried = [line_to_json(replace(entry, time=time)) for time in times]
     assert [content["time"] for content in tried if is_line(content, before, after)] == []
     salt = json.loads(path.read_bytes().splitlines()[after.seq])["salt"]
     assert [content["time"] for content in tried if is_line(content, before, after, salt)] == [entry.time]

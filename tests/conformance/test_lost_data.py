@@ -33,7 +33,7 @@ from agreement import (
 from algorithms.pfpl import Weighting
 from algorithms.prototypes import Targets
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Spending
+from privacy.ledger.lines import Spending
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire.messages import Phase, Task, Wait, Work
 from secure_client.client_loop import take_part

@@ -20,11 +20,11 @@ from click.testing import CliRunner
 from agreement import Agreement, Method, PrivacySection
 from crypto.keys import StorageKey
 from crypto.pki.key_files import create_storage_key
+from privacy.accounting.accounting_rules import pld_cost
+from privacy.accounting.events import Unit
 from privacy.errors import BudgetError
-from privacy.ledger.accountants_by_name import cost
-from privacy.ledger.entries import GUARANTEE, RECORDS, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
-from privacy.units import Unit
+from privacy.ledger.lines import GUARANTEE, RECORDS, Limit, ReleaseName, Spending
 from protoseal.cli import main
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.app import JOURNAL, STORAGE_KEY, open_party, run_site, sketch_records
@@ -86,7 +86,7 @@ class Site:
 
     def spend(self, releases: int) -> None:
         """Spend as many releases of an earlier run as this run has."""
-        ledger = Ledger(self.folder / "ledger.jsonl", "scans", Limit(LIMIT, DELTA), epsilon=cost)
+        ledger = Ledger(self.folder / "ledger.jsonl", "scans", Limit(LIMIT, DELTA), epsilon=pld_cost)
         for number in range(1, releases + 1):
             release, guarantee = ReleaseName("earlier", number, "prototypes"), {GUARANTEE: Unit.RECORD.value}
             ledger.spend(Spending(release, bytes(32), event_of(agreement(), PRIVACY), guarantee))
@@ -311,7 +311,7 @@ def charge_the_same_records_elsewhere(site: Site) -> None:
     spending = Spending(
         ReleaseName("earlier", 1, "prototypes"), bytes(32), event_of(agreement(), PRIVACY), {RECORDS: sketch}
     )
-    Ledger(path, "x-rays", Limit(LIMIT, DELTA), epsilon=cost).spend(spending)
+    Ledger(path, "x-rays", Limit(LIMIT, DELTA), epsilon=pld_cost).spend(spending)
 
 
 def test_check_and_run_warn_of_records_that_another_name_is_charged_for(

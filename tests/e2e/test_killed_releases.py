@@ -13,8 +13,8 @@ import pytest
 
 from agreement import Agreement, Method, PrivacySection
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Entry
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Entry
 from protoseal_wire.messages import Phase
 from secure_client.privacy.run_cost import event_of
 from tests.e2e.federations import small_agreement, small_sites

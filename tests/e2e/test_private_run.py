@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from agreement import Agreement, Method, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
+from privacy.accounting.events import Unit
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import GUARANTEE, RECORDS, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
-from privacy.units import Unit
+from privacy.ledger.lines import GUARANTEE, RECORDS, Limit, ReleaseName, Spending
 from protoseal.commands.budget_audit import EXIT_CODES, audit_group
 from secure_client.config import load_site
 from secure_client.output.site_files import read_prototypes

@@ -10,9 +10,8 @@ import pytest
 
 from agreement import Agreement, DpSgdSection, Extractor, Method, Norm, PrivacySection
 from privacy.accounting.accountant import epsilon
-from privacy.accounting.events import DpSgd
+from privacy.accounting.events import DpSgd, Unit
 from privacy.ledger.budget_account import read_account
-from privacy.units import Unit
 from protoseal.reports.run_results import run_result
 from protoseal.splits import SiteArrays
 from secure_client.config import load_site

@@ -13,7 +13,7 @@ from agreement import Agreement, Method, PrivacySection
 from agreement.storage.ledger_anchors import AnchorRecord
 from privacy.errors import RolledBackError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import is_guaranteed
+from privacy.ledger.lines import is_guaranteed
 from protoseal_wire.ledger_anchor_key import anchor_key
 from secure_client.config import load_site
 from secure_client.output.site_log import read_site_log

@@ -9,10 +9,10 @@ import pytest
 
 from agreement import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection
 from privacy.accounting.accountant import epsilon
+from privacy.accounting.events import Unit
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
-from privacy.units import Unit
+from privacy.ledger.lines import GUARANTEE, Limit, ReleaseName, Spending
 from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_server.app import read_rounds

@@ -12,7 +12,7 @@ from typing import Any
 from agreement import Agreement, DpSgdSection, Extractor, Method, Noise, PrivacySection, Protection
 from algorithms.pfpl import Weighting
 from crypto.pki import TrustAnchor
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from protoseal.simulation.local_federation import make_parties
 from secure_client.data import SiteData
 from secure_client.privacy.budget_section import BudgetSection

@@ -20,8 +20,8 @@ from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words
 from privacy.errors import LedgerError
 from privacy.ledger.budget_account import Account, read_account
-from privacy.ledger.entries import ReleaseName
 from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.lines import ReleaseName
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey

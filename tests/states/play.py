@@ -22,9 +22,9 @@ import secure_server.exchanges.masked_sums as server_masks
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.protection import Words
-from privacy.ledger.entries import Spending
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Spending
 from privacy.mechanisms.prototype_query import PrototypeQuery
 from secure_client import client_loop
 from secure_client.privacy.run_cost import TRAINING, WHAT

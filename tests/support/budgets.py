@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from privacy.accounting.events import Event, GaussianRelease
-from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Limit, ReleaseName, Spending
 
 DATASET = "heart-2024"
 LIMIT = Limit(epsilon=3.0, delta=1e-5)

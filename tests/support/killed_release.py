@@ -52,8 +52,8 @@ def meet(text: str) -> None:
     steps.counting = False
     # The accountant takes most of a round's time, and is not what is tested.
     for name, accountant in (
-        ("secure_client.privacy.run_cost", "cost"),
-        ("privacy.ledger.accountants_by_name", "cost"),
+        ("secure_client.privacy.run_cost", "pld_cost"),
+        ("privacy.accounting.accounting_rules", "pld_cost"),
     ):
         module = importlib.import_module(name).__dict__
         if accountant not in module:

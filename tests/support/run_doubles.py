@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from crypto.protection import Payload
-from privacy.ledger.entries import Spending
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Spending
 from privacy.mechanisms import prototype_query
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian

@@ -22,8 +22,8 @@ from typing import Any
 import privacy.ledger.ledger as ledger_module
 from privacy.accounting.events import Event
 from privacy.errors import BudgetError
-from privacy.ledger.entries import Limit
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Limit
 from protoseal_files import append_only_file
 from protoseal_files.durable_files import sync_folder
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, spending

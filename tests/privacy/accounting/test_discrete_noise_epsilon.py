@@ -10,8 +10,8 @@ import pytest
 from privacy.accounting import accountant
 from privacy.accounting.accountant import Composed, delta_of
 from privacy.accounting.events import GaussianRelease
-from privacy.mechanisms import gaussian
-from privacy.mechanisms.gaussian import discreteness
+from privacy.mechanisms import discrete_gaussian
+from privacy.mechanisms.discrete_gaussian import discreteness
 from privacy.mechanisms.grid import SIGMA
 
 SIGMAS = (1.0, 1.5, 2.0, 4.0, 16.0)
@@ -63,7 +63,7 @@ def test_one_release_of_one_integer_is_as_private_as_is_said(
 def test_the_sum_over_coordinates_is_bounded_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The χ² bound at a probability that can be computed: at most e^-x, and over it at less than half of the bound."""
     for rare in (5.0, 30.0):
-        monkeypatch.setattr(gaussian, "RARE", rare)
+        monkeypatch.setattr(discrete_gaussian, "RARE", rare)
         for count in (1, 10, 1000):
             _, below = discreteness(count, SIGMA)
             threshold = below * 24 * SIGMA**2

@@ -10,14 +10,13 @@ import pytest
 from opacus.accountants.analysis.rdp import compute_rdp
 
 from privacy.accounting.accountant import Composed, epsilon
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from privacy.accounting.renyi_filter import ORDERS, costs, filtered_epsilon
 from privacy.errors import BudgetError, LedgerError
-from privacy.ledger.accountants_by_name import accountant_of
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Limit, ReleaseName, Spending
 
 DELTA = 1e-5
 TRAINING = DpSgd(2.5, 0.1, 50)
@@ -97,7 +96,7 @@ def test_an_empty_history_costs_nothing_and_too_little_noise_everything() -> Non
 
 def opened(path: Path, accountant: Accounting, limit: float = 9.0) -> Ledger:
     return Ledger(
-        path, "scans", Limit(limit, DELTA, accountant=accountant), epsilon=accountant_of(accountant)
+        path, "scans", Limit(limit, DELTA, accountant=accountant), epsilon=accountant_for(accountant)
     )
 
 
@@ -124,7 +123,7 @@ def test_by_default_training_and_a_second_agreement_are_refused_unless_all_were_
         other = opened(tmp_path / f"{accountant}.jsonl", accountant)
         for number, event in enumerate((first, second), 1):
             other.spend(spending(event, number))
-        assert other.epsilon_spent() == accountant_of(accountant)([first, second], DELTA)
+        assert other.epsilon_spent() == accountant_for(accountant)([first, second], DELTA)
 
 
 def test_releases_alone_need_no_filter_however_many_agreements_there_are(tmp_path: Path) -> None:

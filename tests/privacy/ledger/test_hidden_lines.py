@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.decisions import Allowance, allowance_to_json
 from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.lines import Allowance, Entry, Exposure, Loss, line_to_json
 from tests.support.budgets import LIMIT, open_ledger, spending
 from tests.support.ledger_search import canonical, is_line
 
 MORE = replace(LIMIT, epsilon=5.0)
 BEFORE_SALTS = Path(__file__).parents[2] / "vectors" / "ledger_before_salts.jsonl"
 """Ledger of an earlier version with a line of every kind; its first line alone has a salt."""
+
+EVERY_LINE = BEFORE_SALTS.with_name("ledger_every_line.jsonl")
+"""Ledger from before pydantic read the lines: every kind of line, of event and of fact, and both accountants."""
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def allowances(near: str) -> Iterator[Mapping[str, object]]:
         (4.0, 4.5, 5.0, 8.0), ("approved", "the board agreed"), range(-30, 3)
     ):
         at = f"{time + timedelta(seconds=second):%Y-%m-%dT%H:%M:%SZ}"
-        yield allowance_to_json(Allowance(replace(LIMIT, epsilon=epsilon), reason, at))
+        yield line_to_json(Allowance(replace(LIMIT, epsilon=epsilon), reason, at))
 
 
 def limits_read(path: Path, seq: int) -> list[object]:
@@ -95,3 +98,26 @@ def test_an_old_ledger_whose_first_line_has_no_salt_either_is_opened(tmp_path: P
     path.write_bytes(canonical(first) + b"\n")
     open_ledger(path).spend(spending(1))
     assert len(read_account(path).entries) == 1
+
+
+def test_old_ledger_with_every_kind_of_line_is_written_again_byte_for_byte(tmp_path: Path) -> None:
+    path = Path(shutil.copy(EVERY_LINE, tmp_path / "every.ledger"))
+    account = read_account(path)
+    assert [type(line) for line in account.lines] == [
+        Entry,
+        Entry,
+        Exposure,
+        Exposure,
+        Loss,
+        Allowance,
+        Entry,
+    ]
+    for anchor, line, content in zip(
+        anchors(path), (account.budget, *account.lines), lines(path), strict=True
+    ):
+        account.check_anchor(anchor)
+        chaining = {name: content[name] for name in ("seq", "prev", "salt", "hash")}
+        assert canonical({**line_to_json(line), **chaining}) == canonical(content)
+    before = path.read_bytes()
+    open_ledger(path, account.budget.dataset, account.limit).lose(20)
+    assert path.read_bytes().startswith(before)

@@ -13,7 +13,7 @@ import pytest
 
 from privacy.errors import LedgerError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import ReleaseName
+from privacy.ledger.lines import ReleaseName
 from tests.support.budgets import LIMIT, open_ledger, spending
 from tests.support.marks import full_but
 from tests.support.spending_process import Settings, exposed_in, limit_after

@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.accounting.accounting_rules import Accounting
-from privacy.accounting.events import DpSgd, Event, GaussianRelease, event_from_json, event_to_json
+from privacy.accounting.events import DpSgd, Event, GaussianRelease, Unit
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Entry, Limit, ReleaseName, Spending, line_from_json, line_to_json
 from privacy.ledger.remaining_budget import MOST_RELEASES, MOST_STEPS, remaining
-from privacy.units import Unit
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending
 
 EVENTS = st.one_of(
@@ -37,6 +36,10 @@ def path(tmp_path: Path) -> Path:
 
 def training(steps: int, noise: float = 100.0) -> Spending:
     return Spending(ReleaseName("run-1", 1, "extractor"), bytes(32), DpSgd(noise, 0.01, steps))
+
+
+def paid(event: Event) -> Entry:
+    return Entry(Spending(ReleaseName("run-1", 1, "it"), bytes(32), event), "2026-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize(("noise", "releases"), [(1.39, 1), (6.2, 20), (13.9, 100)])
@@ -214,8 +217,8 @@ def test_spent_epsilon_never_decreases(events: list[Event]) -> None:
 
 
 @given(EVENTS)
-def test_events_come_back_from_json_as_they_were(event: Event) -> None:
-    assert event_from_json(event_to_json(event)) == event
+def test_line_round_trip_keeps_the_event(event: Event) -> None:
+    assert line_from_json(line_to_json(paid(event))) == paid(event)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +240,9 @@ def test_events_come_back_from_json_as_they_were(event: Event) -> None:
         {"mechanism": "dp-sgd", "noise_multiplier": float("inf"), "sampling_rate": 0.1, "steps": 1},
     ],
 )
-def test_event_from_json_refuses_what_is_no_event(content: object) -> None:
+def test_line_from_json_invalid_event_is_refused(content: object) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        event_from_json(content)
+        line_from_json(line_to_json(paid(GaussianRelease(1.0))) | {"event": content})
 
 
 @pytest.mark.parametrize(

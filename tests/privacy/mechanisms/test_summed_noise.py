@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from privacy.accounting import accountant
 from privacy.accounting.accountant import delta_of
 from privacy.accounting.events import GaussianRelease
-from privacy.mechanisms import gaussian
-from privacy.mechanisms.gaussian import discreteness
+from privacy.mechanisms import discrete_gaussian
+from privacy.mechanisms.discrete_gaussian import discreteness
 from privacy.mechanisms.grid import SIGMA, Grid, share_of
 
 Density = dict[int, mpmath.mpf]
@@ -103,7 +103,9 @@ def test_one_sum_is_as_private_as_one_release_of_the_agreed_noise(
 ) -> None:
     """The exact δ of an integer that a record moves by ``shift`` under T noises; with one less it would not hold."""
     sigma = 4.0
-    monkeypatch.setattr(gaussian, "RARE", 30.0)  # of 1000 the part of a δ would be less, and the bound idle
+    monkeypatch.setattr(
+        discrete_gaussian, "RARE", 30.0
+    )  # of 1000 the part of a δ would be less, and the bound idle
     monkeypatch.setattr(accountant, "discreteness", lambda count: discreteness(count, sigma))
     release = GaussianRelease(sigma * math.sqrt(terms) / abs(shift), coordinates=1)
     for epsilon in (0.5, 2.0, 5.0):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agreement import Agreement, Extractor, Method, PrivacySection, Protection
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from protoseal.audit.release_checks import SiteEvidence
 from protoseal.audit.run_audit import audit_run, evidence_of_federation
 from protoseal.audit.run_checks import Outcome, RunAudit

@@ -13,10 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from privacy.accounting.accountant import epsilon
-from privacy.accounting.events import GaussianRelease
+from privacy.accounting.events import GaussianRelease, Unit
 from privacy.mechanisms import joint_clipping
 from privacy.mechanisms.prototype_query import PrototypeQuery
-from privacy.units import Unit
 from protoseal.audit.canary_audit import Audit, AuditPlan, Verdict, audit, plan_of
 from protoseal.audit.canary_bound import Guesses, fair_coins
 from protoseal.audit.prototype_canaries import LENGTH, QueryUnderAudit

@@ -11,7 +11,7 @@ import pytest
 
 from agreement import PROTECTIONS, DpSgdSection, Extractor, Method, Protection
 from agreement.sections.privacy import Noise
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from protoseal.audit.canary_audit import Verdict
 from protoseal.audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
 from protoseal.audit.run_audit import CENTRES, MODELS, audit_run

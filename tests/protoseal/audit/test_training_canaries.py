@@ -17,8 +17,7 @@ from torch import Tensor
 
 from agreement import DpSgdSection
 from privacy.accounting.accountant import epsilon
-from privacy.accounting.events import DpSgd
-from privacy.units import Unit
+from privacy.accounting.events import DpSgd, Unit
 from protoseal.audit.canary_audit import Verdict, audit, plan_of
 from protoseal.audit.canary_bound import fair_coins
 from protoseal.audit.training_canaries import TrainingUnderAudit, hadamard

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import cast
 
 import pytest
 from click.testing import CliRunner
 
 from agreement.storage.ledger_anchors import AnchorRecord
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting import accounting_rules
+from privacy.accounting.accounting_rules import Accountant, Accounting
 from privacy.accounting.events import DpSgd
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import GUARANTEE, Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import GUARANTEE, Limit, ReleaseName, Spending
 from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
 from protoseal.reports.ledger_facts import day
@@ -28,9 +26,13 @@ from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, sp
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the site's accountant by the accountant of these tests."""
-    module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: exact_epsilon))
-    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants_by_name", module)
+    """Replace the site's accountants by the accountant of these tests."""
+    replace_accountants(monkeypatch, exact_epsilon)
+
+
+def replace_accountants(monkeypatch: pytest.MonkeyPatch, accountant: Accountant | None) -> None:
+    for name in ("pld_cost", "renyi_cost"):
+        monkeypatch.setattr(accounting_rules, name, accountant)
 
 
 @pytest.fixture
@@ -226,7 +228,7 @@ def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path:
 
 
 def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants_by_name", None)
+    replace_accountants(monkeypatch, None)
     assert "The chain holds" in output_of("verify", path)
 
 
@@ -287,8 +289,7 @@ def test_a_data_sets_name_does_not_look_like_lines_of_show(tmp_path: Path) -> No
 
 
 def test_show_prints_infinite_epsilon_as_inf_and_null(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: lambda *_: math.inf))
-    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants_by_name", module)
+    replace_accountants(monkeypatch, lambda *_: math.inf)
     assert "epsilon spent     inf\n" in output_of("show", path)
     assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from agreement import load_agreement
 from privacy.accounting.accountant import epsilon
-from privacy.accounting.calibration import count_error, mean_error
+from privacy.accounting.budget_plan import count_error, mean_error
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from protoseal.cli import main
 from protoseal.commands.budget_inputs import NO_GUARANTEE

@@ -9,8 +9,8 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from privacy.accounting.events import GaussianRelease
-from privacy.ledger.entries import Limit, ReleaseName, Spending
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Limit, ReleaseName, Spending
 from protoseal.cli import main
 from tests.support.budgets import exact_epsilon
 from tests.support.config_files import AGREEMENT, SITE, write

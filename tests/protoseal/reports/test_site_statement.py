@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from agreement import Method, PrivacySection, load_agreement
 from agreement.storage.ledger_anchors import AnchorRecord
-from privacy.accounting.accounting_rules import Accounting
-from privacy.accounting.events import DpSgd, Event, GaussianRelease
-from privacy.ledger.accountants_by_name import accountant_of
-from privacy.ledger.entries import Fact, Limit, ReleaseName, Spending
+from privacy.accounting.accounting_rules import Accounting, accountant_for
+from privacy.accounting.events import DpSgd, Event, GaussianRelease, Unit
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Fact, Limit, ReleaseName, Spending
 from privacy.mechanisms.cell_query import Cells
-from privacy.units import Unit
 from protoseal.commands.budget_statement import of_ledger
 from protoseal.reports.privacy_statement import of_hundred
 from protoseal.reports.site_statement import Facts, headline
@@ -82,7 +80,7 @@ def stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorde
 
         monkeypatch.setattr("privacy.ledger.ledger.now", now)
         limit = recorded.limit
-        ledger = Ledger(path, recorded.dataset, limit, epsilon=accountant_of(limit.accountant))
+        ledger = Ledger(path, recorded.dataset, limit, epsilon=accountant_for(limit.accountant))
         for run, agreement in recorded.runs:
             for number, (what, event) in enumerate(recorded.events, 1):
                 ledger.spend(Spending(ReleaseName(run, number, what), agreement, event, recorded.facts))
@@ -507,7 +505,7 @@ def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_who
     _, whole = planning(stated(BASE), tmp_path)
     assert plans in whole
     assert "and spent all of it. Paid for are 2 of 2 planned releases." in whole
-    cost = accountant_of(Accounting.PLD)([RELEASE] * 3, 1e-5)
+    cost = accountant_for(Accounting.PLD)([RELEASE] * 3, 1e-5)
     _, early = planning(stated(BASE), tmp_path, rounds=6)
     assert f"{plans}{cost:.4g}." in early
     assert (

@@ -16,7 +16,7 @@ from agreement import Noise, PrivacySection
 from crypto.errors import VerificationError
 from privacy.errors import BudgetError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Entry
+from privacy.ledger.lines import Entry
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey

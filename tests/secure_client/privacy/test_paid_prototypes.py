@@ -16,7 +16,7 @@ from agreement import Agreement, Extractor, PrivacySection
 from crypto.keys import StorageKey
 from privacy.errors import BudgetError, RolledBackError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Entry
+from privacy.ledger.lines import Entry
 from privacy.mechanisms.prototype_query import Released
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel

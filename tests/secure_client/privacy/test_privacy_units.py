@@ -15,13 +15,13 @@ from torch.utils.data import TensorDataset
 
 from agreement import Agreement, AveragingSection, Extractor, Method, PrivacySection
 from crypto.keys import StorageKey
+from privacy.accounting.events import Unit
 from privacy.errors import BudgetError
 from privacy.ledger.budget_account import read_account
 from privacy.mechanisms import prototype_query as query_module
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Sums
-from privacy.units import Unit
 from secure_client.data import SiteData
 from secure_client.errors import DataError
 from secure_client.privacy.budget_section import BudgetSection

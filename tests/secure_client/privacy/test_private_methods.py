@@ -27,7 +27,7 @@ from crypto.keys import StorageKey
 from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import GaussianRelease
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Entry
+from privacy.ledger.lines import Entry
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import open_releases

@@ -17,8 +17,8 @@ from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Entry
 from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Entry
 from secure_client.models.prototype_model import weights_hash
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import open_releases

@@ -19,7 +19,7 @@ from crypto.errors import KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki.key_files import Stretching, write_key
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import OVERLAPS, RECORDS
+from privacy.ledger.lines import OVERLAPS, RECORDS
 from secure_client.data.sources import training_hashes
 from secure_client.privacy.record_overlap import (
     RECORDS_KEY,

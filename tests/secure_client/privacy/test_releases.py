@@ -15,7 +15,7 @@ from agreement import Agreement, Extractor, Method, PrivacySection
 from agreement.sections.privacy import Noise
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.entries import Limit
+from privacy.ledger.lines import Limit
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import SIGMA

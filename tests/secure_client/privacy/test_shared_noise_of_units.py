@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement, Method, Noise, PrivacySection
+from privacy.accounting.events import Unit
 from privacy.ledger.budget_account import read_account
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Sums
-from privacy.units import Unit
 from secure_client.privacy.releases import Releases, query_of
 from secure_client.privacy.run_cost import simulated_budget
 from tests.support.grouped import grouped_agreement

@@ -13,7 +13,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from torch import Tensor
 
 from agreement import DpSgdSection, Extractor, PrivacySection
-from privacy.units import Unit
+from privacy.accounting.events import Unit
 from secure_client.training.dp_sgd import steps
 from secure_client.training.dp_sgd.mechanism import GradientGrid, RecordUnits, SubjectUnits
 from secure_client.training.job import Job
