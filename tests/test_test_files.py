@@ -30,7 +30,7 @@ BEHAVIOURS = {
     "crypto/pairwise": "frozen_vectors refused_releases sparse_graph_sums whole_protocol",
     "crypto/pki": "certificate_issuing grpc_tls",
     "privacy/accounting": "discrete_noise_epsilon",
-    "privacy/ledger": "hidden_lines killed_writer tampered_ledger",
+    "privacy/ledger": "failing_disk hidden_lines killed_writer tampered_ledger",
     "privacy/mechanisms": "query_sensitivity summed_noise",
     "protoseal/commands": (
         "budget_extreme_inputs image_forms labels_by_name names_of_bytes outputs_and_exit_codes"
