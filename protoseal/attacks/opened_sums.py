@@ -34,7 +34,6 @@ from protoseal_wire.messages import ActiveList, Assignment, Phase, PhaseKey
 from secure_server.exchanges.base import Attempt
 from secure_server.exchanges.masked_sums import MaskedSums
 from secure_server.exchanges.plain_sums import PlainSums
-from secure_server.rounds.state import Groups
 
 # Results, as a site opens them
 
@@ -104,7 +103,7 @@ def group_of(run: RecordedRun, site: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def groups_of(run: RecordedRun) -> Groups:
+def groups_of(run: RecordedRun) -> tuple[tuple[str, ...], ...]:
     """Return the participants of the last round by their groups, as every site was told."""
     limits, form = limits_of(run.agreement), result_form(run.agreement)
     content = _request(run, min(run.sites), Phase.PRESENCE)
