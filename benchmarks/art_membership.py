@@ -23,12 +23,12 @@ from art.estimators.classification import (  # type: ignore[import-not-found,unu
     PyTorchClassifier,
 )
 
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.case import auxiliary
+from protoseal.attacks.cases import auxiliary
 from protoseal.attacks.exchanged_models import exchanged, model_with
-from protoseal.attacks.extractor_membership import ExtractorMembership, Shadows, shadows_of
+from protoseal.attacks.model_membership import ExtractorMembership, Shadows, shadows_of
+from protoseal.attacks.prototype_membership import auc
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, record_run
-from protoseal.attacks.statistics import auc
 from protoseal.attacks.update_inversion import Logits
 from protoseal.simulation.config import load_simulation
 from secure_client.models.prototype_model import PrototypeModel, outputs_of

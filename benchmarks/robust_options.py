@@ -21,8 +21,16 @@ from typing import Any
 import numpy as np
 
 from algorithms.prototypes import project_to_norm
-from protoseal.attacks.poisoned_run import Poison, malicious_of, poisoned
-from protoseal.attacks.poisoning import BOOST, HONEST, multiplied, shifted, triggered
+from protoseal.attacks.poisoning import (
+    BOOST,
+    HONEST,
+    Poison,
+    malicious_of,
+    multiplied,
+    poisoned,
+    shifted,
+    triggered,
+)
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, record_run
 from protoseal.simulation.config import load_simulation
 

@@ -25,14 +25,12 @@ import numpy as np
 from agreement import Agreement, Family
 from algorithms.gram_matrix import gram
 from algorithms.pfpl import Weighting, peer_weights
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.case import Case
-from protoseal.attacks.label_inference import over_clusters
-from protoseal.attacks.poisoned_run import MaliciousTrainee, Poison, PoisonedFederation, malicious_of
-from protoseal.attacks.protection_attacks import exact_share
+from protoseal.attacks.cases import Case, Measured, over_clusters
+from protoseal.attacks.poisoning import MaliciousTrainee, Poison, PoisonedFederation, malicious_of
+from protoseal.attacks.protected_values import exact_share
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal.attacks.solved_combinations import MOST_OTHERS, plausible, solutions
-from protoseal.attacks.verdicts import Measured
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from protoseal.simulation.local_federation import LocalFederation

@@ -3,7 +3,7 @@
 Colluding sites subtract their own models from the mean of the victim's sum.
 
 Limits: the sites' numbers of samples are taken as known. Colluding sites subtract nothing from a mixture of several
-groups' models (FedPC) that they cannot solve for the victim's group (:mod:`protoseal.attacks.group_means`).
+groups' models (FedPC) that they cannot solve for the victim's group (:mod:`protoseal.attacks.opened_sums`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 from agreement import Agreement
 from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum
 from agreement.round_plan import Form
-from protoseal.attacks.adversaries import Adversary, accomplice_of, colluding_sites, payload_of
-from protoseal.attacks.group_means import means_known_to
-from protoseal.attacks.opened_sums import clusters_in, decrypted, group_of, means_in
+from protoseal.attacks.opened_sums import clusters_in, decrypted, group_of, means_in, means_known_to
+from protoseal.attacks.readings import Adversary, accomplice_of, colluding_sites, payload_of
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal_wire.messages import Phase
 from secure_client.models.prototype_model import PrototypeModel

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from protoseal.attacks.cases import Verdict
 from protoseal.attacks.findings import WORDS
 from protoseal.attacks.records import CaseRecord, CurveLine
-from protoseal.attacks.verdicts import Verdict
 from protoseal.reports.figures import STYLE, svg_text
 
 Panels = Mapping[str, Mapping[str, Sequence[CaseRecord]]]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.cases import Verdict
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.records import AttackReport, CaseRecord
-from protoseal.attacks.verdicts import Verdict
 
 UNPROTECTED = "plain"
 MEMBERS: Mapping[str, tuple[str, ...]] = {

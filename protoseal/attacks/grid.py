@@ -20,12 +20,11 @@ from pydantic import Field
 from agreement.errors import UserError
 from agreement.sections.privacy import Extractor
 from agreement.storage.run_files import Record, read_json, write_json
-from protoseal.attacks.adversaries import Adversary, readings
-from protoseal.attacks.case import Case, auxiliary
-from protoseal.attacks.group_means import solved_means
-from protoseal.attacks.image_similarity import to_png
-from protoseal.attacks.opened_sums import coordinator_means, groups_of
+from protoseal.attacks.cases import Case, Measured, Verdict, auxiliary, verdict_of
+from protoseal.attacks.image_gallery import to_png
+from protoseal.attacks.opened_sums import coordinator_means, groups_of, solved_means
 from protoseal.attacks.prototype_inversion import decoder_of, reconstructions
+from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import RecordedRun, record_run
 from protoseal.attacks.records import (
     ATTACKS,
@@ -40,7 +39,6 @@ from protoseal.attacks.records import (
 )
 from protoseal.attacks.rotated_rows import rotated_readings
 from protoseal.attacks.solved_combinations import class_solutions
-from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
 from protoseal.audit.accuracy_records import EXACT
 from protoseal.audit.budget_curve import LOCAL, Asked, BudgetCurve, changed
 from protoseal.simulation.config import SPLITTING, SimulationConfig

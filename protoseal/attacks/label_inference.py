@@ -15,23 +15,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta, rankdata  # type: ignore[import-untyped]  # it ships no types
+from scipy.stats import rankdata  # type: ignore[import-untyped]  # it ships no types
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from agreement import ModelPart
 from agreement.payload_forms import limits_of
 from agreement.round_plan import Form
-from protoseal.attacks.adversaries import Adversary, Learned, payload_of, readings
-from protoseal.attacks.case import Case
+from protoseal.attacks.cases import Case, Measured, over_clusters, share_interval
+from protoseal.attacks.readings import (
+    Adversary,
+    Learned,
+    by_reading,
+    payload_of,
+    readings,
+    with_lengths,
+)
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows
-from protoseal.attacks.verdicts import Measured, clustered_interval
 from protoseal.simulation.experiment import scene_of
 from protoseal.splits import SiteArrays
 from protoseal_wire import codec
@@ -51,7 +57,6 @@ _SAME = 1e-9
 """Relative difference below which lengths are equal but for rounding."""
 _NEAR_ONE = 0.999
 """Largest rank correlation that Fisher's transformation is given."""
-LENGTHS = "lengths of its rows, which a rotation keeps"
 
 
 class Presence(Case):
@@ -294,45 +299,6 @@ def _preference(
 
 
 # Shared
-
-
-def by_reading(views: Mapping[str, Sequence[Learned]]) -> dict[str, dict[str, Learned]]:
-    """Return for each reading what was read of each site that has it."""
-    found: dict[str, dict[str, Learned]] = {}
-    for site, every in views.items():
-        for learned in every:
-            found.setdefault(learned.reading, {})[site] = learned
-    return found
-
-
-def with_lengths(run: RecordedRun, learned: Sequence[Learned]) -> list[Learned]:
-    """Return the readings, and after rotated rows their lengths, (M, 1)."""
-    return list(chain.from_iterable([each, *_lengths_kept(run, each)] for each in learned))
-
-
-def _lengths_kept(run: RecordedRun, learned: Learned) -> Iterator[Learned]:
-    if run.agreement.plan.values is Form.ROWS and "as they are" in learned.reading:
-        yield replace(learned, reading=LENGTHS, rows=np.linalg.norm(learned.rows, axis=1, keepdims=True))
-
-
-def over_clusters(scores: Sequence[Rows], basis: str) -> Measured:
-    """Return the mean of all clusters' scores in [0, 1], each (n,), with an interval by resampling whole clusters."""
-    value = float(np.concatenate(scores).mean())
-
-    def mean(chosen: Labels) -> float:
-        return float(np.concatenate([scores[i] for i in chosen]).mean())
-
-    exact = set(np.concatenate(scores).tolist()) == {0.5}  # ties: the reading does not depend on the site
-    low, high = (0.5, 0.5) if exact else clustered_interval(mean, len(scores))
-    return Measured(value, min(low, value), max(high, value), len(scores), basis)
-
-
-def share_interval(right: NDArray[np.bool_]) -> tuple[float, float, float]:
-    """Return the share of true values (n,) with the exact 95 % interval of Clopper and Pearson (1934)."""
-    hits, misses = int(right.sum()), int((~right).sum())
-    low = float(beta.ppf(0.025, hits, misses + 1)) if hits else 0.0
-    high = float(beta.ppf(0.975, hits + 1, misses)) if misses else 1.0
-    return hits / (hits + misses), low, high
 
 
 def _counts(run: RecordedRun, site: str) -> Labels:

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.case import Case
+from protoseal.attacks.cases import Case, Measured
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.verdicts import Measured
 from protoseal.audit.canary_audit import Verdict
 from protoseal.audit.exact_sums import Claim
 from protoseal.audit.release_checks import deviation_check

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protoseal.attacks.adversaries import Adversary, grouping_readings, readings
-from protoseal.attacks.case import Case, auxiliary
+from protoseal.attacks.cases import Case, Measured, auxiliary
 from protoseal.attacks.image_gallery import (
     GALLERY,
     METRIC,
@@ -30,12 +29,12 @@ from protoseal.attacks.image_gallery import (
     measured_trials,
     rivals_of,
     scored_trial,
+    total_variation,
     trial,
 )
-from protoseal.attacks.image_similarity import total_variation
+from protoseal.attacks.readings import Adversary, grouping_readings, readings
 from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, features_of
 from protoseal.attacks.rotated_rows import RotatedReading, rotated_readings
-from protoseal.attacks.verdicts import Measured
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
 _STEPS, _RATE, _SMOOTHING = 300, 0.1, 0.01

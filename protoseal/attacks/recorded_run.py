@@ -2,7 +2,7 @@
 
 A record has the messages that the coordinator received, the results that each site downloaded, the secrets that the
 sites share, and, as the truth, each site's samples, the prototypes that it protected in the last round, and its model
-after each of the last rounds. An attack gets what :mod:`protoseal.attacks.adversaries` derives from the
+after each of the last rounds. An attack gets what :mod:`protoseal.attacks.readings` derives from the
 messages, and the truth scores it.
 Beside that an attack may take what its case grants the adversary: colluding sites' own prototypes, numbers of samples,
 holders of classes, known rows.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agreement.storage.run_files import Record, write_text
-from protoseal.attacks.verdicts import Verdict
+from protoseal.attacks.cases import Verdict
 from secure_client.data.sources import is_public
 
 ATTACKS, REPORT = "attacks.json", "report.html"

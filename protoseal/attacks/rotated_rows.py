@@ -36,9 +36,8 @@ from torch import Tensor
 
 from agreement.round_plan import Form
 from crypto.plain import SCHEME as PLAIN
-from protoseal.attacks.adversaries import Adversary, payload_of
-from protoseal.attacks.case import auxiliary
-from protoseal.attacks.label_inference import LENGTHS
+from protoseal.attacks.cases import auxiliary
+from protoseal.attacks.readings import LENGTHS, Adversary, payload_of
 from protoseal.attacks.recorded_run import RecordedRun, Rows, features_of
 from protoseal_wire.messages import Phase
 from secure_client.privacy.releases import query_of

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from protoseal.attacks.case import Case
+from protoseal.attacks.cases import Case
+from protoseal.attacks.dependent_messages import DependentMessages
 from protoseal.attacks.echoing_site import EchoingSite
-from protoseal.attacks.extractor_membership import ExtractorMembership
+from protoseal.attacks.key_recovery import KeyRecovery
 from protoseal.attacks.label_inference import ClassFrequencies, Domains, Presence
-from protoseal.attacks.membership import PrototypeMembership
+from protoseal.attacks.model_membership import ExtractorMembership
 from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.poisoning import poisoning_cases
-from protoseal.attacks.protection_attacks import Comparison, KeyRecovery, KnownRows, Values
+from protoseal.attacks.protected_values import Comparison, KnownRows, Values
 from protoseal.attacks.prototype_inversion import PrototypeInversion
-from protoseal.attacks.transcripts import DependentMessages
+from protoseal.attacks.prototype_membership import PrototypeMembership
 from protoseal.attacks.update_inversion import StandStill, UpdateInversion
 
 SAMPLES_BEHIND = (1, 2, 5, 20, 100)

@@ -26,13 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.case import Case, auxiliary
+from protoseal.attacks.cases import Case, Measured, auxiliary
 from protoseal.attacks.exchanged_models import Exchanged, averaged_model, base_of, exchanged, model_with
-from protoseal.attacks.image_gallery import GALLERY, METRIC, Trial, measured_trials, rivals_of, trial
-from protoseal.attacks.image_similarity import total_variation
+from protoseal.attacks.image_gallery import (
+    GALLERY,
+    METRIC,
+    Trial,
+    measured_trials,
+    rivals_of,
+    total_variation,
+    trial,
+)
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows, record_scene
-from protoseal.attacks.verdicts import Measured
 from protoseal.audit.budget_curve import changed
 from protoseal.simulation.experiment import scene_of
 from secure_client.data.samples import Samples

@@ -98,7 +98,7 @@ def attack(
     """
     from protoseal.attacks.findings import TOLD_BY_DESIGN, judged_of
     from protoseal.attacks.grid import AttackGrid
-    from protoseal.attacks.page import write_page
+    from protoseal.attacks.report import write_page
     from protoseal.attacks.suites import cases_of
     from protoseal.simulation.config import load_simulation
 

@@ -1,6 +1,6 @@
 """A decryption that comes back gives the key away, and no site gives one (Li and Micciancio, eprint 2020/1533).
 
-The attack is :mod:`protoseal.attacks.ckks_key_recovery`. The double says in its acknowledgement what it
+The attack is :mod:`protoseal.attacks.key_recovery`. The double says in its acknowledgement what it
 decrypted. From one result the coordinator has the ternary key, and with it every upload.
 """
 
@@ -22,7 +22,7 @@ from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import load, read_payload
 from crypto.ckks.sums import SummingSite
 from crypto.protection import Combination, Payload
-from protoseal.attacks.ckks_key_recovery import ACKNOWLEDGED, NoKey, Slots, recovered
+from protoseal.attacks.key_recovery import ACKNOWLEDGED, NoKey, Slots, recovered
 from secure_client.session import Session
 from tests.adversary.conftest import Open, OpenMasked
 from tests.adversary.encrypted_play import EncryptedAttempt, play_quickly

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.attacks.adversaries import Adversary, Learned, readings
+from protoseal.attacks.readings import Adversary, Learned, readings
 from protoseal.attacks.recorded_run import RecordedRun
 from tests.protoseal.attacks.recorded import record_anew, recorded, recorded_in_groups, recorded_peer_sum
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agreement import Agreement
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.cases import Measured, Verdict, verdict_of
 from protoseal.attacks.echoing_site import EchoingSite
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
 from tests.protoseal.attacks.recorded import record_anew
 
 CASE = EchoingSite()

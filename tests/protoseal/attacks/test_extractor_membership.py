@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protoseal.attacks import extractor_membership
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks import model_membership
+from protoseal.attacks.cases import Verdict, verdict_of
 from protoseal.attacks.exchanged_models import exchanged
-from protoseal.attacks.extractor_membership import ExtractorMembership, common_public
-from protoseal.attacks.verdicts import Verdict, verdict_of
+from protoseal.attacks.model_membership import ExtractorMembership, common_public
+from protoseal.attacks.readings import Adversary
 from tests.protoseal.attacks.recorded import record_anew, recorded
 from tests.protoseal.attacks.test_verdicts import leave_out_masks
 
@@ -59,7 +59,7 @@ def test_a_method_without_models_gives_no_input() -> None:
 def test_members_of_a_long_training_are_found_unless_masks_hide_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(extractor_membership, "SHADOWS", 4)
+    monkeypatch.setattr(model_membership, "SHADOWS", 4)
     case = ExtractorMembership()
     plain, masked = (record_anew("fedavg", protection, FEW, **LONG) for protection in ("plain", "masked"))
     leave_out_masks(monkeypatch)

@@ -11,17 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from protoseal.attacks import label_inference
-from protoseal.attacks.adversaries import Adversary, Learned, readings
-from protoseal.attacks.case import Case
-from protoseal.attacks.label_inference import (
-    ClassFrequencies,
-    Domains,
-    Presence,
-    over_clusters,
-    share_interval,
-)
+from protoseal.attacks.cases import Case, Measured, Verdict, over_clusters, share_interval, verdict_of
+from protoseal.attacks.label_inference import ClassFrequencies, Domains, Presence
+from protoseal.attacks.readings import Adversary, Learned, readings
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
 from tests.protoseal.attacks.recorded import record_anew, recorded
 
 Rotations = Sequence[NDArray[np.float64]]

@@ -11,11 +11,10 @@ import torch
 from scipy.optimize import nnls  # type: ignore[import-untyped]  # it ships no types
 from scipy.stats import norm  # type: ignore[import-untyped]  # it ships no types
 
-from protoseal.attacks.adversaries import Adversary, readings
-from protoseal.attacks.case import auxiliary
-from protoseal.attacks.membership import Scores, scores_of_release
+from protoseal.attacks.cases import auxiliary
+from protoseal.attacks.prototype_membership import Scores, allowed_by, scores_of_release, true_positive_rate
+from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import Rows
-from protoseal.attacks.statistics import allowed_by, true_positive_rate
 from tests.protoseal.attacks.recorded import recorded_frozen
 
 FEATURES, OUTSIDERS, RATE, DELTA = 512, 400, 0.001, 1e-5

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.cases import Verdict, verdict_of
 from protoseal.attacks.noise_audit import NoiseAudit
-from protoseal.attacks.verdicts import Verdict, verdict_of
+from protoseal.attacks.readings import Adversary
 from tests.protoseal.attacks.recorded import record_anew, recorded
 from tests.support.marks import full_but
 from tests.support.run_doubles import WEAKENINGS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.cases import Measured, Verdict, verdict_of
 from protoseal.attacks.figures import is_roc
 from protoseal.attacks.findings import (
     TOLD_BY_DESIGN,
@@ -26,9 +26,9 @@ from protoseal.attacks.findings import (
     words_of,
     worst,
 )
-from protoseal.attacks.page import samples_text, worst_first, write_page
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.records import AttackReport, CaseRecord, CurveLine, PictureFile
-from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
+from protoseal.attacks.report import samples_text, worst_first, write_page
 
 NASTY = '"><script>alert(1)</script>'
 RATES = tuple(np.geomspace(1e-3, 1, 5).tolist())

@@ -13,23 +13,25 @@ from algorithms.pfpl import Weighting
 from algorithms.prototypes import project_to_norm
 from benchmarks.robust_options import lost_in_sums, median_of_groups
 from crypto.errors import MalformedError
-from protoseal.attacks import poisoned_run
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.poisoned_run import Poison, malicious_of, poisoned
+from protoseal.attacks import poisoning
+from protoseal.attacks.cases import Measured
 from protoseal.attacks.poisoning import (
     BOOST,
     TARGET,
+    Poison,
     Poisoning,
     _interval,
     flipped,
+    malicious_of,
     multiplied,
+    poisoned,
     poisoning_cases,
     shifted,
     triggered,
     with_backdoor,
 )
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, record_run
-from protoseal.attacks.verdicts import Measured
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from secure_server.exchanges import plain_sums
 
@@ -81,7 +83,7 @@ def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
     assert not succeeds(case, within)
     # The double is a coordinator that has lost its check; rows may then be as long as the check of the mean permits.
     monkeypatch.setattr(plain_sums, "_check_rows", lambda rows, holds, bound: None)
-    monkeypatch.setattr(poisoned_run, "project_to_norm", lambda rows, bound: project_to_norm(rows, 4 * bound))
+    monkeypatch.setattr(poisoning, "project_to_norm", lambda rows, bound: project_to_norm(rows, 4 * bound))
     (double,) = case_of(SCALED).measure(run, Adversary.PEER)
     assert succeeds(case, double)
 
@@ -110,7 +112,7 @@ def test_sites_without_poison_cost_nothing() -> None:
 
 
 def test_a_coordinator_that_sees_uploads_refuses_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poisoned_run, "project_to_norm", lambda rows, bound: (rows, 0))
+    monkeypatch.setattr(poisoning, "project_to_norm", lambda rows, bound: (rows, 0))
     with pytest.raises(MalformedError):
         poisoned(config_of("fedproto", split="iid:per=30"), 0, SCALED, triggered)
 

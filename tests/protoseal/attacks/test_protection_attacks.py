@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from crypto.protection import Words
-from protoseal.attacks import transcripts
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.case import Case
-from protoseal.attacks.protection_attacks import Comparison, KeyRecovery, KnownRows, Values, unknown_row
+from protoseal.attacks import dependent_messages
+from protoseal.attacks.cases import Case, Measured, Verdict, verdict_of
+from protoseal.attacks.dependent_messages import DependentMessages, neighbour
+from protoseal.attacks.key_recovery import KeyRecovery
+from protoseal.attacks.protected_values import Comparison, KnownRows, Values, unknown_row
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.transcripts import DependentMessages, neighbour
-from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
 from tests.protoseal.attacks.recorded import record_anew
@@ -123,7 +123,7 @@ def test_one_record_shows_in_plain_messages_and_in_no_masked_one() -> None:
 
 
 def test_a_site_whose_messages_are_as_long_as_its_data_are_bright(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcripts, "neighbour", lambda run: lengthened(neighbour(run)))
+    monkeypatch.setattr(dependent_messages, "neighbour", lambda run: lengthened(neighbour(run)))
     double = lengthened(run_of("feddbp", "masked"))
     (measured,) = DependentMessages().measure(double, COORDINATOR)
     assert verdict(DependentMessages(), measured, measured) is Verdict.NOT_DEFENDED

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from algorithms.fedpc.aggregation import Groups, mix_groups
-from protoseal.attacks import group_means
-from protoseal.attacks.adversaries import Adversary, Learned, readings
+from protoseal.attacks import opened_sums
 from protoseal.attacks.exchanged_models import averaged_model, exchanged
 from protoseal.attacks.opened_sums import assignment_of
+from protoseal.attacks.readings import Adversary, Learned, readings, result_readings
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.result_readings import result_readings
 from protoseal_wire.cluster_assignment import clusters_of
 from tests.protoseal.attacks.recorded import recorded_in_clusters, recorded_in_groups
 
@@ -133,8 +132,8 @@ def test_sites_of_one_group_solve_nothing() -> None:
 def test_equations_of_other_weights_have_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The double weighs all groups equally, as no coordinator does that follows the method."""
     equal = partial(mix_groups, one_extractor=True)
-    monkeypatch.setattr(group_means, "mix_groups", equal)
-    assert group_means.solved_means.__wrapped__(recorded_in_groups("masked"), "site-1", COALITION) == ()
+    monkeypatch.setattr(opened_sums, "mix_groups", equal)
+    assert opened_sums.solved_means.__wrapped__(recorded_in_groups("masked"), "site-1", COALITION) == ()
 
 
 @pytest.mark.parametrize("groups", [3, 4])
@@ -146,7 +145,7 @@ def test_mixtures_of_more_groups_have_one_solution(groups: int) -> None:
     rows = random.uniform(size=(groups, 5, 12)) * has[:, :, None]
     mixed = mix_groups(Groups(rows, has, random.normal(size=(groups, 7))))
     agreement = recorded_in_groups("masked").agreement
-    (solution,) = group_means._unmixed(agreement, mixed, has)
+    (solution,) = opened_sums._unmixed(agreement, mixed, has)
     np.testing.assert_allclose(solution.rows, rows, rtol=0, atol=1e-6)
     np.testing.assert_allclose(mix_groups(solution).theta, mixed.theta, rtol=0, atol=1e-9)
 

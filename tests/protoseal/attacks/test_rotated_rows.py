@@ -8,11 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from protoseal.attacks.adversaries import Adversary, grouping_readings
-from protoseal.attacks.case import Case
-from protoseal.attacks.label_inference import LENGTHS
-from protoseal.attacks.membership import PrototypeMembership
+from protoseal.attacks.cases import Case, Measured, Verdict, verdict_of
 from protoseal.attacks.prototype_inversion import PrototypeInversion
+from protoseal.attacks.prototype_membership import PrototypeMembership
+from protoseal.attacks.readings import LENGTHS, Adversary, grouping_readings
 from protoseal.attacks.recorded_run import RecordedRun, features_of
 from protoseal.attacks.rotated_rows import (
     PAIRS,
@@ -24,7 +23,6 @@ from protoseal.attacks.rotated_rows import (
     rotated_readings,
     rows_shown,
 )
-from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
 from tests.protoseal.attacks.recorded import (
     record_anew,
     recorded,

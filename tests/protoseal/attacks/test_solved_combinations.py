@@ -10,8 +10,8 @@ import pytest
 from agreement import Agreement, Protection
 from algorithms.gram_matrix import gram
 from algorithms.pfpl import Weighting, peer_weights
-from protoseal.attacks.adversaries import Adversary, readings
-from protoseal.attacks.protection_attacks import Values
+from protoseal.attacks.protected_values import Values
+from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal.attacks.solved_combinations import (
     ClassSolutions,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from protoseal.attacks import update_inversion
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.cases import Measured, Verdict, verdict_of
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.update_inversion import StandStill, UpdateInversion
-from protoseal.attacks.verdicts import Measured, Verdict, verdict_of
 from tests.protoseal.attacks.recorded import recorded
 from tests.protoseal.attacks.test_verdicts import leave_out_masks
 

@@ -11,13 +11,12 @@ import pytest
 from crypto import rotation
 from crypto.pairwise import masks, unmask
 from crypto.protection import Words
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.cases import Measured, Verdict, clustered_interval, verdict_of
 from protoseal.attacks.image_gallery import GALLERY
-from protoseal.attacks.membership import PrototypeMembership
 from protoseal.attacks.prototype_inversion import PrototypeInversion
+from protoseal.attacks.prototype_membership import PrototypeMembership, allowed_by, auc, true_positive_rate
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.statistics import allowed_by, auc, true_positive_rate
-from protoseal.attacks.verdicts import Measured, Verdict, clustered_interval, verdict_of
 from tests.protoseal.attacks.recorded import record_anew, recorded
 from tests.support.audit_doubles import weaken_query
 

@@ -17,8 +17,8 @@ import pytest
 
 from agreement import DpSgdSection
 from privacy.mechanisms.prototype_query import PrototypeQuery
-from protoseal.attacks.adversaries import Adversary
 from protoseal.attacks.noise_audit import NoiseAudit
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import record_run
 from protoseal.audit.canary_audit import AuditPlan, UnderAudit, Verdict, audit, plan_of
 from protoseal.audit.prototype_canaries import QueryUnderAudit

@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from protoseal.attacks import extractor_membership, update_inversion
 from protoseal.attacks import grid as grid_module
+from protoseal.attacks import model_membership, update_inversion
 from protoseal.attacks import suites as suites_module
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.case import Case
-from protoseal.attacks.image_similarity import picture
+from protoseal.attacks.cases import Case, Measured, Picture
+from protoseal.attacks.image_gallery import picture
 from protoseal.attacks.poisoning import poisoning_cases
-from protoseal.attacks.protection_attacks import EXACT
+from protoseal.attacks.protected_values import EXACT
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal.attacks.records import notices_of
 from protoseal.attacks.suites import cases_of, suite_names
-from protoseal.attacks.verdicts import Measured, Picture
 from protoseal.cli import main
 from protoseal.commands.attack import SUITE_NAMES
 
@@ -234,7 +233,7 @@ def test_every_attack_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Each attack is made short here, and its strength is tested elsewhere."""
     monkeypatch.setattr(update_inversion, "REPEATS", 1)
     monkeypatch.setattr(update_inversion, "_STEPS", 5)
-    monkeypatch.setattr(extractor_membership, "SHADOWS", 2)
+    monkeypatch.setattr(model_membership, "SHADOWS", 2)
     monkeypatch.setitem(suites_module.SUITES, "poisoning", lambda: poisoning_cases(repeats=1)[-2:])
     settings = ("--method", "fedplcc", "--split", "dirichlet:0.5", "--set", "dim=8")
     done = attack(tmp_path, *settings, suite="all")

@@ -22,12 +22,11 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.utils.data import TensorDataset
 
 from agreement import Agreement, ModelPart
-from protoseal.attacks.adversaries import Adversary
-from protoseal.attacks.case import Case, auxiliary
+from protoseal.attacks.cases import FEWEST_CLUSTERS, Case, Measured, auxiliary
 from protoseal.attacks.exchanged_models import Exchanged, exchanged, model_with
-from protoseal.attacks.membership import Scores, measured_scores
+from protoseal.attacks.prototype_membership import Scores, measured_scores
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, Rows, features_of
-from protoseal.attacks.verdicts import FEWEST_CLUSTERS, Measured
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.site_model.learner_factory import build_learner

@@ -5,7 +5,7 @@
   directions, but keeps lengths and inner products.
 - Known rows: under one rotation Q, known pairs (x, Q·x) show every other row on their span (Procrustes problem): a
   row y is Σ c_i x_i where Q·y is Σ c_i Q·x_i.
-- Key recovery: :mod:`protoseal.attacks.ckks_key_recovery`.
+- Key recovery: :mod:`protoseal.attacks.key_recovery`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,19 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.payload_forms import limits_of, result_form
 from agreement.round_plan import Form
-from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import Ciphertext, answer_forms
-from crypto.ckks.parameters import Form as CiphertextForm
-from crypto.ckks.secret_key import CkksSecret
-from crypto.ckks.serialization import read_payload
-from crypto.keys import KEY_BYTES
 from crypto.plain import SCHEME as PLAIN
-from crypto.protection import Combination
-from protoseal.attacks.adversaries import Adversary, Learned, payload_of, readings
-from protoseal.attacks.case import Case
-from protoseal.attacks.ckks_key_recovery import NoKey, decrypted_polynomial, recovered
-from protoseal.attacks.label_inference import LENGTHS, by_reading, over_clusters, share_interval, with_lengths
+from protoseal.attacks.cases import Case, Measured, over_clusters
+from protoseal.attacks.readings import (
+    LENGTHS,
+    Adversary,
+    Learned,
+    by_reading,
+    payload_of,
+    readings,
+    with_lengths,
+)
 from protoseal.attacks.recorded_run import RecordedRun, Rows
-from protoseal.attacks.verdicts import Measured
-from protoseal_wire import codec
-from protoseal_wire.messages import Phase
-from secure_server.storage.store import Received
 
 EXACT = 1e-5
 """Largest error of a number that was read exactly, in units of the norm bound; questions state it."""
@@ -121,30 +114,6 @@ class KnownRows(Case):
         curves = {name: (x, tuple(map(float, mean[:, i]))) for i, name in enumerate(names)}
         details = {"share of the length, from one known prototype": float(mean[0, 1])}
         return [replace(measured, curves=curves, details=details)]
-
-
-class KeyRecovery(Case):
-    """Case of key recovery under ``ckks``: the share of acknowledgements that give away the key, so every upload."""
-
-    attack = "key recovery from acknowledgements"
-    metric = "share of acknowledged results that give a site's prototypes exactly"
-    chance, margin = 0.0, 0.5
-    question = "Does anything that sites send back after decrypting a result give the key away?"
-    ability = "recover the decryption key from what sites send back"
-    not_covered = "Decryptions that leave a site by another way, and rounded ones."
-    adversaries = (Adversary.COORDINATOR,)
-
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
-        """Attack every acknowledgement; no result without a CKKS key, or for methods without one prototype a class."""
-        if not run.agreement.protection.ckks_key or run.agreement.clusters:
-            return []
-        opened = np.array(list(_opened(run)))
-        basis = "the results sent, and the sites' acknowledgements, of all rounds"
-        return [Measured(*share_interval(opened), len(opened), basis)] if len(opened) else []
-
-    def reference(self, run: RecordedRun) -> Measured | None:
-        """Return the attack on the same run, as if acknowledgements held the decryption."""
-        return next(iter(self.measure(told(run), Adversary.COORDINATOR)), None)
 
 
 # Readings, class by class
@@ -273,67 +242,3 @@ def _recovered(truth: NDArray[np.float64], found: NDArray[np.float64], known: Ro
 
 
 # Key recovery
-
-
-def _acknowledged(run: RecordedRun) -> list[tuple[bytes, Received]]:
-    """Return each result that a site was sent, with the site's answer."""
-    sent = {(site, key): content for site, downloads in run.downloads.items() for key, content in downloads}
-    return [
-        (sent[each.site, each.key], each)
-        for each in run.received
-        if each.key is not None and each.key.phase is Phase.RESULT
-    ]
-
-
-def _opened(run: RecordedRun) -> Iterator[bool]:
-    """Yield for each acknowledgement whether it gives the key, and the key the site's prototypes."""
-    for result, answer in _acknowledged(run) if run.agreement.method.traits.prototypes else []:
-        try:
-            secret = recovered(*_first_ciphertext(run, result), answer.content)
-        except NoKey:
-            yield False
-            continue
-        read = readings(_with_key(run, secret), Adversary.COLLUSION, answer.site)[-1]
-        truth = run.sites[answer.site].rows[np.isin(run.sites[answer.site].labels, read.labels)]
-        # A withheld class is sent as zeros.
-        sent = np.linalg.norm(read.rows, axis=1) > EXACT * run.agreement.norm_bound * len(read.rows[0])
-        yield bool(sent.any()) and bool(
-            (np.abs(read.rows[sent] - truth[sent]) <= EXACT * run.agreement.norm_bound).all()
-        )
-
-
-def told(run: RecordedRun) -> RecordedRun:
-    """Return the run as if each acknowledgement held the decryption of the result's first ciphertext."""
-    if not run.agreement.protection.ckks_key or run.agreement.clusters:
-        return run
-    results = {id(answer): result for result, answer in _acknowledged(run)}
-
-    def weakened(received: Received) -> Received:
-        if id(received) not in results:
-            return received
-        secret = CkksSecret.from_bytes(run.setups[received.site].group[KEY_BYTES:])
-        ciphertext, _ = _first_ciphertext(run, results[id(received)])
-        return replace(received, content=received.content + decrypted_polynomial(secret, ciphertext))
-
-    return replace(run, received=[weakened(each) for each in run.received])
-
-
-def _with_key(run: RecordedRun, secret: CkksSecret) -> RecordedRun:
-    """Return the run as a coordinator sees it that has the recovered key, as a colluding site would give it."""
-    setups = {
-        site: replace(each, group=bytes(KEY_BYTES) + secret.to_bytes()) for site, each in run.setups.items()
-    }
-    return replace(run, setups=setups)
-
-
-def _first_ciphertext(run: RecordedRun, result: bytes) -> tuple[Ciphertext, CiphertextForm]:
-    agreement = run.agreement
-    payload = codec.decode_payload(result, limits_of(agreement), result_form(agreement))
-    if agreement.method.is_grouped:
-        forms = EncryptedGroups(agreement).form.answers
-    elif agreement.sums:
-        forms = EncryptedSum(agreement).form.answers
-    else:
-        parts = Packing(len(agreement.classes), agreement.dim).parts
-        forms = answer_forms(Combination(agreement.pfpl.weighting.value), parts)
-    return read_payload(payload, forms)[0], forms[0]

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from protoseal.attacks.adversaries import Adversary
+from protoseal.attacks.cases import Verdict
 from protoseal.attacks.figures import (
     UNDEFENDED,
     Panels,
@@ -40,9 +40,9 @@ from protoseal.attacks.findings import (
     words_of,
     worst,
 )
-from protoseal.attacks.poisoned_run import malicious_of
+from protoseal.attacks.poisoning import malicious_of
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.records import REPORT, AttackReport, CaseRecord, notices_of
-from protoseal.attacks.verdicts import Verdict
 from protoseal.reports import pages
 from protoseal.reports.pages import Filters, data_uri, json_text
 

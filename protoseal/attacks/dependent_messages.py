@@ -14,11 +14,9 @@ import numpy as np
 
 from agreement.payload_forms import limits_of
 from crypto.plain import SCHEME as PLAIN
-from protoseal.attacks.adversaries import Adversary, payload_of
-from protoseal.attacks.case import Case
-from protoseal.attacks.label_inference import share_interval
+from protoseal.attacks.cases import Case, Measured, share_interval
+from protoseal.attacks.readings import Adversary, payload_of
 from protoseal.attacks.recorded_run import RecordedRun, record_run
-from protoseal.attacks.verdicts import Measured
 from protoseal.simulation.experiment import scene_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
