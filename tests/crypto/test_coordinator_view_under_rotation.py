@@ -78,12 +78,12 @@ def one_class(turn: Rotate, rows: Float, draws: int = DRAWS) -> list[Float]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_class_is_explained_by_its_gram_matrix(name: str) -> None:
+def test_server_view_of_one_class_equals_simulation_from_gram_matrix(name: str) -> None:
     rows = ROWS[name]
     check_explained(one_class(rotate, rows), simulate([rows @ rows.T], DIM, DRAWS, generator()))
 
 
-def test_the_comparison_passes_what_is_haar_by_another_way() -> None:
+def test_comparison_haar_by_qr_passes() -> None:
     rows = ROWS["axes"]
     simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
     check_explained(one_class(by_matrix(haar), rows), simulated)
@@ -91,7 +91,7 @@ def test_the_comparison_passes_what_is_haar_by_another_way() -> None:
 
 @pytest.mark.parametrize("draw", MATRICES, ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("name", ["axes", "spread"])
-def test_a_matrix_that_is_not_haar_is_told_apart(name: str, draw: Callable[..., Float]) -> None:
+def test_comparison_matrix_not_haar_fails(name: str, draw: Callable[..., Float]) -> None:
     rows = ROWS[name]
     simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
     with pytest.raises(NotExplainedError):
@@ -99,7 +99,7 @@ def test_a_matrix_that_is_not_haar_is_told_apart(name: str, draw: Callable[..., 
 
 
 @pytest.mark.parametrize("weaken", CHANGES, ids=lambda weaken: weaken.__name__)
-def test_a_weakened_rotation_is_told_apart(
+def test_comparison_weakened_rotation_fails(
     weaken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = ROWS["axes"]
@@ -112,7 +112,7 @@ def test_a_weakened_rotation_is_told_apart(
         check_explained(one_class(rotate, rows), simulated)
 
 
-def test_a_row_that_is_not_turned_is_told_apart() -> None:
+def test_comparison_row_not_rotated_fails() -> None:
     rows = ROWS["spread"]
     real = one_class(rotate, rows)
     real[0][:, 2] = rows[2]
@@ -120,7 +120,7 @@ def test_a_row_that_is_not_turned_is_told_apart() -> None:
         check_explained(real, simulate([rows @ rows.T], DIM, DRAWS, generator()))
 
 
-def test_with_fewer_sites_than_dimensions_no_orientation_shows() -> None:
+def test_server_view_fewer_sites_than_dimensions_hides_orientation() -> None:
     """The groups SO(d) and O(d) then give the same view: the comparison above refuses a difference that shows."""
     rows = ROWS["fewer than d"]
     simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
@@ -151,7 +151,7 @@ def check_wide(turn: Rotate, name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", WIDE_ROWS)
-def test_a_large_rotation_is_explained_by_its_gram_matrix(name: str) -> None:
+def test_server_view_of_large_rotation_equals_simulation(name: str) -> None:
     check_wide(rotate, name)
 
 
@@ -159,7 +159,7 @@ def test_a_large_rotation_is_explained_by_its_gram_matrix(name: str) -> None:
 @pytest.mark.parametrize(
     "draw", [block_by_block(CLASS_DIM), one_reflection, plane_rotations], ids=lambda draw: draw.__name__
 )
-def test_a_large_matrix_that_is_not_haar_is_told_apart(draw: Callable[..., Float]) -> None:
+def test_comparison_large_matrix_not_haar_fails(draw: Callable[..., Float]) -> None:
     """First of all one rotation for each class, which would show what each class's prototypes have in common."""
     with pytest.raises(NotExplainedError):
         check_wide(by_matrix(draw), "all classes")
@@ -171,7 +171,7 @@ def test_a_large_matrix_that_is_not_haar_is_told_apart(draw: Callable[..., Float
     [(cut_short(WIDE // 2), "all classes"), (no_signs, "axes")],
     ids=["cut short", "no signs"],
 )
-def test_a_weakened_large_rotation_is_told_apart(
+def test_comparison_weakened_large_rotation_fails(
     weaken: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weaken(monkeypatch)
@@ -223,7 +223,7 @@ def simulated() -> list[Float]:
 
 
 @pytest.mark.full
-def test_two_attempts_are_explained_by_their_gram_matrices(simulated: list[Float]) -> None:
+def test_server_view_of_two_attempts_equals_simulation(simulated: list[Float]) -> None:
     check_explained(both_attempts(), simulated)
 
 
@@ -242,7 +242,7 @@ def _same_once(seed: bytes, context: bytes, number: int) -> bytes:
 
 @pytest.mark.full
 @pytest.mark.parametrize("reuse", [_same_for_all_classes, _same_for_all_attempts, _same_once])
-def test_a_matrix_used_twice_is_told_apart(
+def test_comparison_matrix_used_twice_fails(
     reuse: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch, simulated: list[Float]
 ) -> None:
     monkeypatch.setattr(rotation, "class_key", reuse)
@@ -251,7 +251,9 @@ def test_a_matrix_used_twice_is_told_apart(
 
 
 @pytest.mark.full
-def test_one_seed_for_all_runs_is_told_apart(monkeypatch: pytest.MonkeyPatch, simulated: list[Float]) -> None:
+def test_comparison_one_seed_for_all_runs_fails(
+    monkeypatch: pytest.MonkeyPatch, simulated: list[Float]
+) -> None:
     monkeypatch.setattr(rotation, "class_key", lambda seed, context, number: hashlib.sha256(context).digest())
     with pytest.raises(NotExplainedError):
         check_explained(both_attempts(), simulated)
@@ -260,14 +262,14 @@ def test_one_seed_for_all_runs_is_told_apart(monkeypatch: pytest.MonkeyPatch, si
 # The comparison itself
 
 
-def test_distance_is_that_of_kolmogorov_and_smirnov() -> None:
+def test_distance_equals_scipy_kolmogorov_smirnov() -> None:
     assert distance(np.array([1.0, 2.0, 3.0, 4.0]), np.array([3.0, 4.0, 5.0, 6.0])) == 0.5
     assert distance(np.array([1.0, 1.0]), np.array([1.0, 1.0])) == 0.0
     assert distance(np.zeros(3), np.ones(3)) == 1.0
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_simulator_has_the_gram_matrix_and_not_the_rows(name: str) -> None:
+def test_simulator_keeps_gram_matrix_and_changes_rows(name: str) -> None:
     rows = ROWS[name]
     other = rows_with(rows @ rows.T, DIM)
     np.testing.assert_allclose(other @ other.T, rows @ rows.T, atol=1e-12)
@@ -275,12 +277,12 @@ def test_the_simulator_has_the_gram_matrix_and_not_the_rows(name: str) -> None:
         assert np.abs(other - rows).max() > 0.1
 
 
-def test_no_rows_have_a_gram_matrix_of_higher_rank() -> None:
+def test_simulator_gram_matrix_of_higher_rank_refused() -> None:
     with pytest.raises(ValueError, match="no rows of dimension 4"):
         rows_with(np.eye(5), 4)
 
 
-def test_too_few_draws_are_no_comparison() -> None:
+def test_comparison_too_few_draws_refused() -> None:
     view = [np.zeros((457, 1, 1))]
     with pytest.raises(ValueError, match="draws"):
         check_explained(view, view)

@@ -59,31 +59,31 @@ def _refused(case: dict[str, Any], call: Callable[[], object]) -> None:
 
 
 @_cases("room")
-def test_fraction_bits_are_frozen(case: dict[str, Any]) -> None:
+def test_fraction_bits_equal_vectors(case: dict[str, Any]) -> None:
     fixed = FixedPoint([Segment(1, _real(case["bound"]))], terms=case["terms"], ring_bits=case["ring_bits"])
     assert fixed.fraction_bits == (case["fraction_bits"],)
 
 
 @_cases("bad_room")
-def test_too_little_room_is_refused(case: dict[str, Any]) -> None:
+def test_fixed_point_too_few_bits_refused(case: dict[str, Any]) -> None:
     segments = [Segment(1, _real(case["bound"]))]
     _refused(case, lambda: FixedPoint(segments, terms=case["terms"], ring_bits=case["ring_bits"]))
 
 
 @_cases("narrowest_ring")
-def test_the_ring_is_frozen(case: dict[str, Any]) -> None:
+def test_narrowest_ring_equals_vectors(case: dict[str, Any]) -> None:
     assert narrowest_ring(_segments(case), terms=case["terms"]) == case["ring_bits"]
     _fixed_point(case, case["terms"])
 
 
 @_cases("bad_narrowest_ring")
-def test_a_ring_that_is_too_narrow_is_refused(case: dict[str, Any]) -> None:
+def test_fixed_point_ring_too_narrow_refused(case: dict[str, Any]) -> None:
     assert narrowest_ring(_segments(case), terms=case["terms"]) != case["ring_bits"]
     _refused(case, lambda: _fixed_point(case, case["terms"]))
 
 
 @_cases("encode")
-def test_encoding_is_frozen(case: dict[str, Any]) -> None:
+def test_encode_equals_vectors(case: dict[str, Any]) -> None:
     fixed = _fixed_point(case, case["terms"])
     words = fixed.encode(_values(case))
     assert words.dtype == WORDS[case["ring_bits"]]
@@ -92,18 +92,18 @@ def test_encoding_is_frozen(case: dict[str, Any]) -> None:
 
 
 @_cases("bad_encode")
-def test_encode_refuses_values_that_do_not_fit(case: dict[str, Any]) -> None:
+def test_encode_values_out_of_bounds_refused(case: dict[str, Any]) -> None:
     _refused(case, lambda: _fixed_point(case, case["terms"]).encode(_values(case)))
 
 
 @_cases("decode_sum")
-def test_decoding_is_frozen(case: dict[str, Any]) -> None:
+def test_decode_sum_equals_vectors(case: dict[str, Any]) -> None:
     decoded = _fixed_point(case, case["room"]).decode_sum(_words(case), case["terms"])
     assert decoded.tolist() == _values(case).tolist()
 
 
 @_cases("bad_decode_sum")
-def test_decode_sum_refuses_words_that_no_sum_gives(case: dict[str, Any]) -> None:
+def test_decode_sum_impossible_words_refused(case: dict[str, Any]) -> None:
     _refused(case, lambda: _fixed_point(case, case["room"]).decode_sum(_words(case), case["terms"]))
 
 
@@ -115,7 +115,7 @@ TERMS = st.integers(1, 100)
 
 
 @given(BOUNDS, TERMS, st.sampled_from([32, 64]))
-def test_every_admitted_sum_fits_and_one_more_bit_would_not(bound: float, terms: int, ring: int) -> None:
+def test_fraction_bits_are_the_most_that_fit(bound: float, terms: int, ring: int) -> None:
     """The proof of the docstring in exact arithmetic, and that no fractional bit is given away."""
 
     def largest(bits: int) -> Fraction:
@@ -132,7 +132,7 @@ def test_every_admitted_sum_fits_and_one_more_bit_would_not(bound: float, terms:
 
 
 @given(BOUNDS, TERMS, st.sampled_from([32, 64]))
-def test_sums_of_extremes_are_exact_and_nothing_wraps(bound: float, terms: int, ring: int) -> None:
+def test_sum_of_extreme_values_exact(bound: float, terms: int, ring: int) -> None:
     try:
         fixed = FixedPoint([Segment(2, bound)], terms=terms, ring_bits=ring)
     except PrecisionError:
@@ -149,9 +149,7 @@ def test_sums_of_extremes_are_exact_and_nothing_wraps(bound: float, terms: int, 
 
 
 @given(st.data(), BOUNDS, st.integers(1, 20), st.sampled_from([32, 64]))
-def test_sums_are_the_sums_of_the_rounded_values(
-    data: st.DataObject, bound: float, terms: int, ring: int
-) -> None:
+def test_sum_equals_sum_of_rounded_values(data: st.DataObject, bound: float, terms: int, ring: int) -> None:
     try:
         fixed = FixedPoint([Segment(3, bound)], terms=terms, ring_bits=ring)
     except PrecisionError:
@@ -171,7 +169,7 @@ def test_sums_are_the_sums_of_the_rounded_values(
 
 
 @given(BOUNDS, st.integers(1, 20), st.sampled_from([32, 64]), st.data())
-def test_any_value_is_exact_or_refused(bound: float, terms: int, ring: int, data: st.DataObject) -> None:
+def test_encode_any_value_exact_or_refused(bound: float, terms: int, ring: int, data: st.DataObject) -> None:
     """The values lie at the bound, one float off it on either side, are infinite, NaN, denormal, or anything else."""
     try:
         fixed = FixedPoint([Segment(1, bound)], terms=terms, ring_bits=ring)
@@ -196,7 +194,7 @@ def test_any_value_is_exact_or_refused(bound: float, terms: int, ring: int, data
             fixed.encode(np.array([value]))
 
 
-def test_without_the_check_a_value_beyond_its_bound_would_wrap(weaken: Callable[[str], None]) -> None:
+def test_encode_without_bound_check_wraps(weaken: Callable[[str], None]) -> None:
     """The check keeps a sum from changing its sign."""
     fixed = FixedPoint([Segment(1, 4095.0)], terms=4, ring_bits=32)
     beyond = np.array([20000.0])
@@ -212,7 +210,7 @@ def test_without_the_check_a_value_beyond_its_bound_would_wrap(weaken: Callable[
 
 
 @given(st.integers(1, 300), st.integers(1, 2**53), st.sampled_from([32, 64]))
-def test_whole_numbers_come_out_as_they_are_or_have_no_room(terms: int, bound: int, ring: int) -> None:
+def test_whole_numbers_exact_or_refused(terms: int, bound: int, ring: int) -> None:
     """Up to 2^53 in sum, where floats are whole numbers still, and a quarter of the ring."""
     try:
         fixed = FixedPoint([Segment(2, float(bound), whole=True)], terms=terms, ring_bits=ring)
@@ -228,7 +226,7 @@ def test_whole_numbers_come_out_as_they_are_or_have_no_room(terms: int, bound: i
     assert [int(each) for each in fixed.decode_sum(total, terms)] == [terms * bound, -terms * bound]
 
 
-def test_whole_numbers_stand_beside_others() -> None:
+def test_whole_and_real_segments_in_one_vector() -> None:
     fixed = FixedPoint([Segment(1, 2.0), Segment(2, 2.0**40, whole=True)], terms=5)
     values = np.array([1 / 3, -(2.0**40), 12345.0])
     decoded = fixed.decode_sum(fixed.encode(values), 1)
@@ -237,7 +235,7 @@ def test_whole_numbers_stand_beside_others() -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, 2.0**-40, 10.0 + 2.0**-30])
-def test_encode_refuses_fractions_in_a_segment_of_whole_numbers(value: float) -> None:
+def test_encode_fraction_in_whole_segment_refused(value: float) -> None:
     fixed = FixedPoint([Segment(1, 100.0, whole=True)], terms=2)
     with pytest.raises(BoundError, match="no whole number"):
         fixed.encode(np.array([value]))
@@ -245,7 +243,7 @@ def test_encode_refuses_fractions_in_a_segment_of_whole_numbers(value: float) ->
         fixed.encode(np.array([101.0]))
 
 
-def test_whole_numbers_take_the_ring_that_they_need() -> None:
+def test_narrowest_ring_of_whole_numbers() -> None:
     assert narrowest_ring([Segment(3, 1000.0, whole=True)], terms=10) == 32
     assert narrowest_ring([Segment(3, 2.0**31, whole=True)], terms=1) == 64
 
@@ -254,7 +252,7 @@ def test_whole_numbers_take_the_ring_that_they_need() -> None:
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_32_bits_as_long_as_16_fractional_ones_are_left(sign: float) -> None:
+def test_narrowest_ring_32_while_16_fraction_bits_remain(sign: float) -> None:
     """257 terms of 63.75 are as many as fit: their sum is exact, and one more needs 64 bits."""
     segments, most = [Segment(1, 1.0), Segment(2, 63.75)], 257
     ring = narrowest_ring(segments, terms=most)
@@ -270,7 +268,7 @@ def test_32_bits_as_long_as_16_fractional_ones_are_left(sign: float) -> None:
         FixedPoint(segments, terms=most + 1, ring_bits=32)
 
 
-def test_the_bound_of_32_bits_is_exact() -> None:
+def test_narrowest_ring_limit_exact() -> None:
     """terms · (bound + 2^-17) < 2^14, to the last bit of a float."""
     edge = 64.0 - 2.0**-17
     assert narrowest_ring([Segment(1, math.nextafter(edge, 0.0))], terms=256) == 32
@@ -279,7 +277,7 @@ def test_the_bound_of_32_bits_is_exact() -> None:
 
 
 @given(st.lists(BOUNDS, min_size=1, max_size=3), TERMS)
-def test_the_narrowest_ring_is_32_bits_exactly_where_these_do(bounds: list[float], terms: int) -> None:
+def test_narrowest_ring_32_exactly_where_fixed_point_accepts(bounds: list[float], terms: int) -> None:
     segments = [Segment(1, bound) for bound in bounds]
     try:
         FixedPoint(segments, terms=terms, ring_bits=32)
@@ -293,7 +291,7 @@ def test_the_narrowest_ring_is_32_bits_exactly_where_these_do(bounds: list[float
 
 
 @given(st.integers(0, 2**32 - 1), BOUNDS, TERMS, st.sampled_from([32, 64]))
-def test_random_words_are_caught(seed: int, bound: float, terms: int, ring: int) -> None:
+def test_decode_sum_random_words_refused(seed: int, bound: float, terms: int, ring: int) -> None:
     """Random words are refused with a probability of at least 1 - 2^-200: admitted sums are less than half of the
     ring.
     """
@@ -306,7 +304,7 @@ def test_random_words_are_caught(seed: int, bound: float, terms: int, ring: int)
         fixed.decode_sum(words, terms)
 
 
-def test_without_the_spare_bit_random_words_can_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_sum_without_spare_bit_accepts_random_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three terms of 85.33 fill a ring of 32 bits to 1 part in 10^5 if only overflow is thought of."""
     generator = np.random.default_rng(1)
     words = generator.integers(0, 2**32, 50, dtype=np.uint32)
@@ -321,7 +319,7 @@ def test_without_the_spare_bit_random_words_can_pass(monkeypatch: pytest.MonkeyP
 # Forms
 
 
-def test_segments_keep_their_own_resolution() -> None:
+def test_resolution_follows_each_segments_bound() -> None:
     fixed = FixedPoint([Segment(2, 64.0), Segment(0, 1e300), Segment(1, 1e6)], terms=20)
     assert fixed.length == 3
     assert fixed.ring_bits == 64
@@ -330,7 +328,7 @@ def test_segments_keep_their_own_resolution() -> None:
 
 
 @pytest.mark.parametrize(("length", "bound"), [(-1, 1.0), (1, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
-def test_a_segment_is_of_its_form(length: int, bound: float) -> None:
+def test_segment_bad_fields_refused(length: int, bound: float) -> None:
     with pytest.raises(ValueError, match="a segment"):
         Segment(length, bound)
 
@@ -338,12 +336,12 @@ def test_a_segment_is_of_its_form(length: int, bound: float) -> None:
 @pytest.mark.parametrize(
     ("lengths", "terms", "ring"), [([0], 1, 64), ([], 1, 64), ([1], 0, 64), ([1], 1, 16), ([1], 1, 128)]
 )
-def test_a_fixed_point_is_of_its_form(lengths: list[int], terms: int, ring: int) -> None:
+def test_fixed_point_bad_fields_refused(lengths: list[int], terms: int, ring: int) -> None:
     with pytest.raises(ValueError, match=r"at least one value|ring_bits must be"):
         FixedPoint([Segment(length, 1.0) for length in lengths], terms=terms, ring_bits=ring)
 
 
-def test_arrays_of_another_form_are_refused() -> None:
+def test_encode_and_decode_other_dtype_or_shape_refused() -> None:
     fixed = FixedPoint([Segment(2, 1.0)], terms=3, ring_bits=32)
     arrays: list[Any] = [np.zeros(3), np.zeros((1, 2)), np.zeros(2, dtype=np.float32)]
     for values in arrays:
@@ -358,7 +356,7 @@ def test_arrays_of_another_form_are_refused() -> None:
             fixed.decode_sum(fixed.encode(np.zeros(2)), terms)
 
 
-def test_values_that_are_not_contiguous_are_carried_too() -> None:
+def test_encode_values_not_contiguous() -> None:
     fixed = FixedPoint([Segment(3, 1.0)], terms=3)
     values = np.linspace(-1.0, 1.0, 6)[::2]
     words: Any = np.repeat(fixed.encode(values), 2)[::2]

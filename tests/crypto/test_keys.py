@@ -1,9 +1,10 @@
-"""Channel keys, sealing and storage."""
+"""Signed encoding, derived keys, channel keys and stored secrets: frozen bytes, and altered content that is refused."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -13,6 +14,65 @@ from hypothesis import strategies as st
 import crypto.keys
 from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
 from crypto.keys import ChannelKey, StorageKey, check_channel_public, check_distinct, derive, seal
+from crypto.signed_encoding import encode
+
+ENCODING_VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "vectors" / "encoding.json").read_text()
+)
+LABELS = st.from_regex(r"[a-z0-9-]{1,20}", fullmatch=True)
+LABEL_BYTES = b"abcdefghijklmnopqrstuvwxyz0123456789-"
+FIELDS = st.lists(st.binary(max_size=20), max_size=4)
+
+
+def _fields(case: dict[str, Any]) -> list[bytes]:
+    return [bytes.fromhex(field) for field in case["fields"]]
+
+
+@pytest.mark.parametrize("case", ENCODING_VECTORS["encode"], ids=lambda case: case["name"])
+def test_encode_equals_vectors(case: dict[str, Any]) -> None:
+    assert encode(case["label"], *_fields(case)).hex() == case["encoded"]
+
+
+@pytest.mark.parametrize("case", ENCODING_VECTORS["bad_encode"], ids=lambda case: case["name"])
+def test_encode_differs_from_bad_vectors(case: dict[str, Any]) -> None:
+    assert encode(case["label"], *_fields(case)).hex() != case["encoded"]
+
+
+@pytest.mark.parametrize("case", ENCODING_VECTORS["derive"], ids=lambda case: case["name"])
+def test_derive_equals_vectors(case: dict[str, Any]) -> None:
+    assert derive(bytes.fromhex(case["secret"]), case["label"], *_fields(case)).hex() == case["derived"]
+
+
+@pytest.mark.parametrize("case", ENCODING_VECTORS["bad_derive"], ids=lambda case: case["name"])
+def test_derive_differs_from_bad_vectors(case: dict[str, Any]) -> None:
+    assert derive(bytes.fromhex(case["secret"]), case["label"], *_fields(case)).hex() != case["derived"]
+
+
+@given(LABELS, FIELDS, LABELS, FIELDS)
+def test_encode_injective(
+    label: str, fields: list[bytes], other_label: str, other_fields: list[bytes]
+) -> None:
+    same = (label, fields) == (other_label, other_fields)
+    assert (encode(label, *fields) == encode(other_label, *other_fields)) is same
+
+
+@given(LABELS, FIELDS)
+def test_encode_can_be_parsed(label: str, fields: list[bytes]) -> None:
+    """Bytes that parse in only one way cannot have two meanings."""
+    rest = encode(label, *fields).removeprefix(b"protoseal/v1/").lstrip(LABEL_BYTES)
+    parsed = []
+    while rest:
+        size, rest = int.from_bytes(rest[:8], "big"), rest[8:]
+        parsed.append(rest[:size])
+        rest = rest[size:]
+    assert parsed == fields
+
+
+@pytest.mark.parametrize("label", ["", "A", "a b", "a\x00", "a/b", "é", "a\n"])
+def test_encode_bad_label_refused(label: str) -> None:
+    with pytest.raises(ValueError, match="must consist of"):
+        encode(label)
+
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "channel_keys.json").read_text())
 
@@ -20,7 +80,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "channel_keys.json
 # Channel keys
 
 
-def test_sealed_content_opens_with_its_key_and_context() -> None:
+def test_seal_opens_with_key_and_info() -> None:
     key = ChannelKey.generate()
     sealed = seal(key.public_bytes, b"secret", b"context")
     assert key.open(sealed, b"context") == b"secret"
@@ -29,7 +89,7 @@ def test_sealed_content_opens_with_its_key_and_context() -> None:
 
 
 @given(st.binary(max_size=200), st.binary(max_size=50), st.integers(min_value=0), st.integers(0, 7))
-def test_altered_sealed_content_does_not_open(secret: bytes, info: bytes, position: int, bit: int) -> None:
+def test_open_altered_content_or_info_refused(secret: bytes, info: bytes, position: int, bit: int) -> None:
     key = ChannelKey.generate()
     sealed = seal(key.public_bytes, secret, info)
     altered = bytearray(sealed)
@@ -42,7 +102,7 @@ def test_altered_sealed_content_does_not_open(secret: bytes, info: bytes, positi
         ChannelKey.generate().open(sealed, info)
 
 
-def test_a_sealed_message_is_frozen() -> None:
+def test_open_frozen_message() -> None:
     """Sealing is random; opening a message sealed once must go on working."""
     case = VECTORS["sealed"]
     key = ChannelKey.from_private_bytes(bytes.fromhex(case["private_key"]))
@@ -54,7 +114,7 @@ def test_a_sealed_message_is_frozen() -> None:
             key.open(bytes.fromhex(twin["message"]), bytes.fromhex(twin["info"]))
 
 
-def test_channel_key_survives_serialisation_and_is_redacted() -> None:
+def test_channel_key_round_trip_and_redacted_repr() -> None:
     key = ChannelKey.generate()
     private = key.private_bytes()
     assert ChannelKey.from_private_bytes(private).public_bytes == key.public_bytes
@@ -70,7 +130,7 @@ def test_channel_key_survives_serialisation_and_is_redacted() -> None:
 
 
 @pytest.mark.parametrize("case", VECTORS["bad_public_keys"], ids=lambda case: case["name"])
-def test_unusable_public_keys_are_refused(case: dict[str, str]) -> None:
+def test_check_channel_public_bad_keys_refused(case: dict[str, str]) -> None:
     public = bytes.fromhex(case["public_key"])
     with pytest.raises(VerificationError, match=case["failure"]):
         check_channel_public(public)
@@ -78,7 +138,7 @@ def test_unusable_public_keys_are_refused(case: dict[str, str]) -> None:
         seal(public, b"secret", b"")
 
 
-def test_points_of_low_order_are_those_with_which_the_library_agrees_on_nothing() -> None:
+def test_low_order_points_are_those_that_x25519_refuses() -> None:
     """RFC 7748's own test is to try; the list is those canonical points for which it fails, whoever's the other key."""
     mine = X25519PrivateKey.generate()
     for point in crypto.keys._LOW_ORDER:
@@ -91,11 +151,11 @@ def test_points_of_low_order_are_those_with_which_the_library_agrees_on_nothing(
 
 
 @pytest.mark.parametrize("case", VECTORS["public_keys"], ids=lambda case: case["name"])
-def test_usable_public_keys_are_taken(case: dict[str, str]) -> None:
+def test_check_channel_public_good_keys_accepted(case: dict[str, str]) -> None:
     check_channel_public(bytes.fromhex(case["public_key"]))
 
 
-def test_why_one_form_of_a_key_is_allowed() -> None:
+def test_non_canonical_key_agrees_to_same_secret() -> None:
     """Other bytes, the same point: without the check, one party could stand on a roster twice."""
     key, mine = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw()
@@ -109,7 +169,7 @@ def test_why_one_form_of_a_key_is_allowed() -> None:
 # Derived keys
 
 
-def test_a_derived_key_depends_on_all_it_is_derived_from() -> None:
+def test_derive_depends_on_secret_label_and_context() -> None:
     keys = {
         derive(b"s" * 32, "a"),
         derive(b"t" * 32, "a"),
@@ -123,7 +183,7 @@ def test_a_derived_key_depends_on_all_it_is_derived_from() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 15])
-def test_no_key_is_derived_from_a_secret_that_can_be_guessed(length: int) -> None:
+def test_derive_short_secret_refused(length: int) -> None:
     with pytest.raises(ValueError, match=f"{length} bytes"):
         derive(bytes(length), "a")
 
@@ -131,7 +191,7 @@ def test_no_key_is_derived_from_a_secret_that_can_be_guessed(length: int) -> Non
 # Storage
 
 
-def test_stored_content_opens_under_its_name() -> None:
+def test_storage_key_decrypts_under_same_name() -> None:
     key = StorageKey(b"k" * 32)
     stored = key.encrypt(b"secret", b"name")
     assert key.decrypt(stored, b"name") == b"secret"
@@ -141,7 +201,7 @@ def test_stored_content_opens_under_its_name() -> None:
 
 
 @given(st.binary(max_size=100), st.integers(min_value=0), st.integers(0, 7))
-def test_altered_stored_content_is_refused(secret: bytes, position: int, bit: int) -> None:
+def test_storage_key_altered_content_refused(secret: bytes, position: int, bit: int) -> None:
     key = StorageKey(b"k" * 32)
     stored = key.encrypt(secret, b"name")
     altered = bytearray(stored)
@@ -157,14 +217,14 @@ def test_altered_stored_content_is_refused(secret: bytes, position: int, bit: in
         StorageKey(b"l" * 32).decrypt(stored, b"name")
 
 
-def test_another_version_is_named_as_such() -> None:
+def test_storage_key_other_version_unknown_scheme() -> None:
     key = StorageKey(b"k" * 32)
     stored = key.encrypt(b"secret", b"name").replace(b"stored-1:", b"stored-2:")
     with pytest.raises(UnknownSchemeError, match="version marker"):
         key.decrypt(stored, b"name")
 
 
-def test_a_stored_secret_is_frozen() -> None:
+def test_storage_key_decrypts_frozen_content() -> None:
     case = VECTORS["stored"]
     key = StorageKey(bytes.fromhex(case["key"]))
     opened = key.decrypt(bytes.fromhex(case["content"]), bytes.fromhex(case["associated"]))
@@ -196,7 +256,7 @@ def plus_small_order(public: bytes) -> list[bytes]:
     return [each.to_bytes(32, "little") for each in found]
 
 
-def test_keys_that_differ_by_a_point_of_small_order_are_one_key() -> None:
+def test_check_distinct_equivalent_keys_refused() -> None:
     own, other = ChannelKey.generate(), ChannelKey.generate()
     check_distinct([own.public_bytes, other.public_bytes], "twice")
     twins = plus_small_order(own.public_bytes)

@@ -41,18 +41,18 @@ def exchange(rows: dict[str, Rows]) -> dict[str, Rows]:
     return {name: site.unprotect(answers[name], rows[name], name, COHORT) for name in SITES}
 
 
-def test_each_site_gets_its_combination_of_peers(rows: dict[str, Rows]) -> None:
+def test_combine_gives_weighted_sum_to_each_site(rows: dict[str, Rows]) -> None:
     received = exchange(rows)
     np.testing.assert_allclose(received["a"][0], (rows["b"][0] + rows["c"][0]) / 2, atol=1e-15)
     np.testing.assert_allclose(received["a"][1], rows["c"][1], atol=1e-15)
     np.testing.assert_allclose(received["c"][1], rows["a"][1], atol=1e-15)
 
 
-def test_a_site_keeps_its_row_of_a_class_it_does_not_hold(rows: dict[str, Rows]) -> None:
+def test_unprotect_absent_class_keeps_row(rows: dict[str, Rows]) -> None:
     assert (exchange(rows)["b"][1] == rows["b"][1]).all()
 
 
-def test_the_server_gets_the_gram_matrix(rows: dict[str, Rows]) -> None:
+def test_combine_gives_gram_matrix_to_weights(rows: dict[str, Rows]) -> None:
     def weights(gram: NDArray[np.float64], holds: NDArray[np.bool_]) -> NDArray[np.float64]:
         assert gram[0, 0, 2] == pytest.approx(rows["a"][0] @ rows["c"][0], abs=1e-15)
         assert gram[1, 0, 1] == 0.0
@@ -70,15 +70,13 @@ def test_rows_of_other_classes_do_not_travel(rows: dict[str, Rows]) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "reason"), BAD_ROWS)
-def test_bad_rows_are_refused_on_each_way(
+def test_bad_rows_refused_in_both_directions(
     rows: dict[str, Rows], spoil: Callable[[Rows], Rows], reason: str
 ) -> None:
     check_rows_refused(PlainSite(), PlainServer(mean_of_peers), spoil(rows["a"]), rows["a"], COHORT, reason)
 
 
-def test_a_row_for_a_class_the_site_does_not_hold_is_refused(
-    rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validate_row_of_absent_class_refused(rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
     payload, server = Payload("plain/1", arrays=(rows["b"],)), PlainServer(mean_of_peers)
     with pytest.raises(MalformedError, match="does not hold"):
         server.validate(payload, "b", COHORT)
@@ -87,11 +85,13 @@ def test_a_row_for_a_class_the_site_does_not_hold_is_refused(
 
 
 @pytest.mark.parametrize(("payload", "error"), other_payloads("plain/1", COHORT))
-def test_other_payloads_are_refused(payload: Payload, error: type[Exception], rows: dict[str, Rows]) -> None:
+def test_other_schemes_and_forms_refused(
+    payload: Payload, error: type[Exception], rows: dict[str, Rows]
+) -> None:
     check_payload_refused(PlainSite(), PlainServer(mean_of_peers), payload, rows["a"], COHORT, error)
 
 
-def test_a_server_of_another_scheme_takes_and_gives_that_scheme(rows: dict[str, Rows]) -> None:
+def test_server_keeps_its_scheme(rows: dict[str, Rows]) -> None:
     server = PlainServer(mean_of_peers, "rotation/1")
     payloads = {
         name: Payload("rotation/1", arrays=(rows[name] * HOLDS[i][:, None],)) for i, name in enumerate(SITES)
@@ -118,7 +118,7 @@ def whole(rows: dict[str, Rows]) -> dict[str, Payload]:
     return {name: PlainSite().protect(joined[name], name, WHOLE) for name in SITES}
 
 
-def test_inner_products_come_in_the_order_of_the_sites(whole: dict[str, Payload]) -> None:
+def test_gram_in_order_of_sites(whole: dict[str, Payload]) -> None:
     server = GramServer()
     for name, payload in whole.items():
         server.validate(payload, name, WHOLE)
@@ -141,23 +141,23 @@ def test_inner_products_come_in_the_order_of_the_sites(whole: dict[str, Payload]
         (Payload("plain/1", arrays=(np.ones((1, 6)),)), "norm"),
     ],
 )
-def test_gram_server_refuses_a_payload_that_is_not_one_row(payload: Payload, reason: str) -> None:
+def test_gram_validate_other_than_one_row_refused(payload: Payload, reason: str) -> None:
     with pytest.raises(MalformedError, match=reason):
         GramServer().validate(payload, "a", WHOLE)
 
 
-def test_a_row_of_a_site_that_holds_nothing_is_refused(whole: dict[str, Payload]) -> None:
+def test_gram_validate_row_of_site_without_class_refused(whole: dict[str, Payload]) -> None:
     absent = Cohort(SITES, np.array([[False], [True], [True]]), dim=6)
     with pytest.raises(MalformedError, match="does not hold"):
         GramServer().validate(whole["a"], "a", absent)
 
 
-def test_inner_products_of_another_scheme_are_refused(whole: dict[str, Payload]) -> None:
+def test_gram_other_scheme_refused(whole: dict[str, Payload]) -> None:
     with pytest.raises(UnknownSchemeError):
         GramServer("rotation/1").gram(whole, WHOLE)
 
 
-def test_inner_products_of_several_classes_are_for_the_methods(rows: dict[str, Rows]) -> None:
+def test_gram_several_classes_refused(rows: dict[str, Rows]) -> None:
     payloads = {name: PlainSite().protect(rows[name], name, COHORT) for name in SITES}
     with pytest.raises(ValueError, match="one class"):
         GramServer().gram(payloads, COHORT)

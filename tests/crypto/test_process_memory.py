@@ -68,7 +68,7 @@ def can_open(pid: int, name: str) -> bool:
     return ran.returncode == 0
 
 
-def test_another_process_of_the_user_reads_no_memory_of_a_private_process_which_leaves_no_core(
+def test_keep_memory_private_blocks_ptrace_and_core(
     tmp_path: Path,
 ) -> None:
     with victim("private", tmp_path) as process:
@@ -79,7 +79,7 @@ def test_another_process_of_the_user_reads_no_memory_of_a_private_process_which_
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_flag_another_process_of_the_user_reads_the_memory(tmp_path: Path) -> None:
+def test_dumpable_process_memory_can_be_read(tmp_path: Path) -> None:
     """A core is left as well on some machines only."""
     with victim("open", tmp_path) as process:
         assert can_open(process.pid, "environ")

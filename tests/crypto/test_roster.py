@@ -74,7 +74,7 @@ def scene(federation: Federation, stranger: Federation) -> Scene:
     return Scene(federation, stranger, parties, [state(party) for party in parties.values()])
 
 
-def test_an_honest_roster_is_the_same_for_all(scene: Scene) -> None:
+def test_verify_roster_honest_same_at_all_sites(scene: Scene) -> None:
     roster = scene.verify(scene.statements)
     assert list(roster.members) == list(NAMES)
     assert roster.maker == "clinic-a"
@@ -94,7 +94,7 @@ def test_an_honest_roster_is_the_same_for_all(scene: Scene) -> None:
     assert scene.verify(again).hash == roster.hash
 
 
-def test_rosters_that_differ_have_different_hashes(scene: Scene) -> None:
+def test_roster_hash_depends_on_every_statement(scene: Scene) -> None:
     rosters = [
         scene.verify(scene.statements),
         scene.verify(scene.statements[:2], minimum=2),
@@ -106,7 +106,7 @@ def test_rosters_that_differ_have_different_hashes(scene: Scene) -> None:
     assert len({roster.hash for roster in rosters}) == len(rosters)
 
 
-def test_the_coordinator_arrives_at_the_same_roster(scene: Scene) -> None:
+def test_assemble_roster_equals_sites_roster(scene: Scene) -> None:
     trust = scene.own.trust
     roster = assemble_roster(scene.statements, trust=trust, run=RUN, agreement_hash=AGREEMENT, at=NOW)
     assert roster == scene.verify(scene.statements)
@@ -115,7 +115,7 @@ def test_the_coordinator_arrives_at_the_same_roster(scene: Scene) -> None:
             assemble_roster(attack(scene), trust=trust, run=RUN, agreement_hash=AGREEMENT, at=NOW)
 
 
-def test_pins_that_match_and_pins_of_others_are_met(scene: Scene) -> None:
+def test_verify_roster_matching_pins_accepted(scene: Scene) -> None:
     pins = {name: party.fingerprint for name, party in scene.parties.items()} | {"clinic-z": "0" * 64}
     assert scene.verify(scene.statements, pins=pins).hash == scene.verify(scene.statements).hash
 
@@ -218,7 +218,7 @@ ATTACKS: dict[str, tuple[str, str, Callable[[Scene], list[Statement]]]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attack_meets_its_check(
+def test_attack_refused_by_named_check(
     name: str, scene: Scene, weaken: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check, problem, attack = ATTACKS[name]
@@ -238,7 +238,7 @@ def _claimed(name: str) -> Any:
     return Identity.site("clinics.example", name)
 
 
-def test_statements_are_of_a_run_and_an_agreement(scene: Scene) -> None:
+def test_verify_statement_other_run_or_agreement_refused(scene: Scene) -> None:
     statement, trust = scene.statements[0], scene.own.trust
     assert verify_statement(trust, statement, RUN, AGREEMENT, NOW).name == "clinic-a"
     for run, agreement in (("run-2", AGREEMENT), (RUN, b"b" * 32), ("run-", b"1" + AGREEMENT)):
@@ -250,7 +250,7 @@ def test_statements_are_of_a_run_and_an_agreement(scene: Scene) -> None:
         verify_statement(trust, replace(statement, certificate=b"none"), RUN, AGREEMENT, NOW)
 
 
-def test_a_roster_cannot_be_changed_afterwards(scene: Scene) -> None:
+def test_roster_members_read_only(scene: Scene) -> None:
     roster = scene.verify(scene.statements)
     with pytest.raises(TypeError):
         roster.members["clinic-d"] = roster.members["clinic-a"]  # type: ignore[index]  # what must not work
@@ -285,11 +285,11 @@ def _verify_vector(case: dict[str, Any]) -> Roster:
     )
 
 
-def test_roster_hash_is_frozen() -> None:
+def test_roster_hash_equals_vectors() -> None:
     assert _verify_vector(VECTOR["roster"]).hash.hex() == VECTOR["roster"]["hash"]
 
 
 @pytest.mark.parametrize("case", VECTOR["bad_rosters"], ids=lambda case: case["name"])
-def test_bad_rosters_fail_as_they_must(case: dict[str, Any]) -> None:
+def test_verify_roster_bad_vectors_refused(case: dict[str, Any]) -> None:
     with pytest.raises(CryptoError, match=case["failure"]):
         _verify_vector(VECTOR["roster"] | case["changes"])

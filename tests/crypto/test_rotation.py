@@ -1,4 +1,4 @@
-"""``rotation``: known answers, an isometry that turns back, and the answers of ``plain``."""
+"""``rotation``: known answers, an isometry with its inverse, and the results of ``plain``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from crypto import rotation
 from crypto.errors import MalformedError
 from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
+from crypto.prototype_row_checks import directions, whole_numbers
 from crypto.rotation import SCHEME, RotationSite, class_key, rotate
 from crypto.signed_encoding import encode
 from tests.crypto.bad_rows import BAD_ROWS, check_payload_refused, check_rows_refused, other_payloads
@@ -58,14 +59,14 @@ def _stream(case: Case) -> tuple[list[str], Float]:
 
 
 @named("stream")
-def test_the_stream_is_known(case: Case) -> None:
+def test_normals_equal_vectors(case: Case) -> None:
     words, normals = _stream(case)
     assert words == case["words"]
     np.testing.assert_allclose(normals, case["normals"], rtol=0, atol=ROUNDING)
 
 
 @named("bad_stream")
-def test_the_stream_is_no_other(case: Case) -> None:
+def test_normals_differ_from_bad_vectors(case: Case) -> None:
     words, normals = _stream(case)
     assert (words == case["words"]) is (case["differs"] == "normals")
     assert len(normals) != len(case["normals"]) or np.abs(normals - case["normals"]).max() > 0.01
@@ -77,7 +78,7 @@ def _error(case: Case) -> float:
 
 
 @named("rotations")
-def test_a_rotation_is_known(case: Case) -> None:
+def test_rotate_equals_vectors(case: Case) -> None:
     assert _error(case) < ROUNDING
     turned = np.array(case["rotated"])
     back = rotate(bytes.fromhex(case["key"]), turned, inverse=True)
@@ -85,7 +86,7 @@ def test_a_rotation_is_known(case: Case) -> None:
 
 
 @named("bad_rotations")
-def test_a_rotation_is_no_other(case: Case) -> None:
+def test_rotate_differs_from_bad_vectors(case: Case) -> None:
     assert _error(case) > 0.1
 
 
@@ -94,17 +95,17 @@ def _class_key(case: Case) -> str:
 
 
 @named("class_keys")
-def test_a_class_key_is_known(case: Case) -> None:
+def test_class_key_equals_vectors(case: Case) -> None:
     assert _class_key(case) == case["key"]
 
 
 @named("bad_class_keys")
-def test_a_class_key_is_no_other(case: Case) -> None:
+def test_class_key_differs_from_bad_vectors(case: Case) -> None:
     assert _class_key(case) != case["key"]
 
 
 @named("refused_keys")
-def test_other_keys_are_refused(case: Case) -> None:
+def test_rotate_key_of_other_length_refused(case: Case) -> None:
     key = bytes.fromhex(case["key"])
     with pytest.raises(MalformedError, match=case["failure"]):
         rotate(key, np.eye(2))
@@ -115,7 +116,7 @@ def test_other_keys_are_refused(case: Case) -> None:
 # The stream
 
 
-def test_draws_are_normal_and_independent() -> None:
+def test_normals_are_normal_and_independent() -> None:
     count = 40_000
     draws = rotation._normals(KEY, count, count)
     check_sigma(draws, 1.0)
@@ -126,12 +127,12 @@ def test_draws_are_normal_and_independent() -> None:
     check_independent(draws[:-1], draws[1:])
 
 
-def test_every_reflection_has_a_stream_of_its_own() -> None:
+def test_normals_own_stream_for_each_reflection() -> None:
     words = np.concatenate([rotation._words(KEY, 65, size) for size in range(1, 66)])
     assert len(np.unique(words)) == len(words) == 65 * 66 // 2 + 33
 
 
-def test_uniform_values_keep_clear_of_both_ends() -> None:
+def test_uniform_values_exclude_both_ends() -> None:
     """A logarithm of 0 is infinite, and one of 1 gives a radius of 0, which has no direction."""
     ends = rotation._uniform(np.array([0, 2**64 - 1], dtype=np.uint64))
     assert ends[0] == 2.0**-53
@@ -142,13 +143,13 @@ def test_uniform_values_keep_clear_of_both_ends() -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 8, 17, 200])
-def test_the_matrix_is_orthogonal(dim: int) -> None:
+def test_rotation_matrix_orthogonal(dim: int) -> None:
     q = matrix(KEY, dim)
     np.testing.assert_allclose(q @ q.T, np.eye(dim), atol=ROUNDING)
 
 
 @pytest.mark.parametrize(("m", "dim"), [(1, 1), (3, 2), (4, 65), (20, 512), (0, 4)])
-def test_the_inverse_turns_back(m: int, dim: int) -> None:
+def test_rotate_inverse_restores_vectors(m: int, dim: int) -> None:
     vectors = unit_rows(m, dim)
     before = vectors.copy()
     np.testing.assert_allclose(rotate(KEY, rotate(KEY, vectors), inverse=True), vectors, atol=ROUNDING)
@@ -157,7 +158,7 @@ def test_the_inverse_turns_back(m: int, dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", [5, 192, 1920])
-def test_inner_products_are_kept(dim: int) -> None:
+def test_rotate_keeps_inner_products(dim: int) -> None:
     vectors = unit_rows(6, dim)
     vectors[1] = vectors[0] + 1e-5 * vectors[2]  # so near that float32 would lose the distance
     vectors[3] *= 1e-3
@@ -167,20 +168,20 @@ def test_inner_products_are_kept(dim: int) -> None:
     assert np.abs(turned - vectors).max() > 0.01
 
 
-def test_a_row_is_turned_alike_whoever_stands_beside_it() -> None:
+def test_rotate_row_independent_of_other_rows() -> None:
     """Each site turns its own row, and they must all have turned them by one matrix."""
     vectors = unit_rows(5, 40)
     alone = np.concatenate([rotate(KEY, vectors[i : i + 1]) for i in range(5)])
     np.testing.assert_allclose(rotate(KEY, vectors), alone, atol=ROUNDING)
 
 
-def test_another_dimension_has_nothing_in_common() -> None:
+def test_rotations_of_two_dimensions_unrelated() -> None:
     """Else the last reflections of two dimensions under one key would be the same."""
     small, large = rotation._normals(KEY, 4, 3), rotation._normals(KEY, 5, 3)
     assert np.abs(small - large).max() > 0.1
 
 
-def test_zeros_show_no_signs() -> None:
+def test_rotate_zeros_without_sign() -> None:
     """Reflections leave signs in the zeros of a zero row; they would tell the server bits of the keystream."""
     zeros = np.zeros((1, 16))
     turned = zeros.copy()
@@ -193,7 +194,7 @@ def test_zeros_show_no_signs() -> None:
 
 
 @pytest.mark.parametrize("vectors", [np.zeros(3), np.zeros((1, 2, 3)), np.zeros((1, 3), dtype=np.float32)])
-def test_rotate_refuses_input_that_is_no_matrix_of_vectors(vectors: Float) -> None:
+def test_rotate_other_shape_or_dtype_refused(vectors: Float) -> None:
     with pytest.raises(MalformedError, match="float64 of shape"):
         rotate(KEY, vectors)
 
@@ -232,7 +233,7 @@ def exchange(site: SiteHalf, server: PlainServer, rows: dict[str, Rows]) -> Floa
 @pytest.mark.parametrize(
     ("weighting", "squared"), [*((each, True) for each in Weighting), (Weighting.DISTANCE, False)]
 )
-def test_answers_are_those_of_plain(rows: dict[str, Rows], weighting: Weighting, squared: bool) -> None:
+def test_rotation_result_equals_plain(rows: dict[str, Rows], weighting: Weighting, squared: bool) -> None:
     weights = partial(peer_weights, weighting=weighting, squared=squared, tau=1e-8)
     expected = exchange(PlainSite(), PlainServer(weights), rows)
     got = exchange(RotationSite(SEED, CONTEXT), PlainServer(weights, SCHEME), rows)
@@ -242,7 +243,7 @@ def test_answers_are_those_of_plain(rows: dict[str, Rows], weighting: Weighting,
     assert np.abs(got[:, :3] - own[:, :3])[HOLDS[:, :3]].max() > 0.01
 
 
-def test_a_site_with_another_seed_or_context_gets_nothing_of_use(rows: dict[str, Rows]) -> None:
+def test_unprotect_other_seed_or_context_useless(rows: dict[str, Rows]) -> None:
     weights = partial(peer_weights, weighting=Weighting.UNIFORM, tau=1e-8)
     honest = RotationSite(SEED, CONTEXT)
     server = PlainServer(weights, SCHEME)
@@ -253,7 +254,7 @@ def test_a_site_with_another_seed_or_context_gets_nothing_of_use(rows: dict[str,
         assert (np.linalg.norm(wrong - right, axis=1)[HOLDS[0]] > 0.1).all()
 
 
-def test_one_colluding_site_undoes_it_all(rows: dict[str, Rows]) -> None:
+def test_colluding_site_reads_all_rows(rows: dict[str, Rows]) -> None:
     """The limit that the module states: the seed is all that stands between the server and every row."""
     payload = RotationSite(SEED, CONTEXT).protect(rows["b"], "b", COHORT)
     seen = rotate(class_key(SEED, CONTEXT, 0), payload.arrays[0][:1], inverse=True)
@@ -284,7 +285,7 @@ def contexts() -> dict[str, tuple[bytes, bytes, int]]:
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(contexts(), 2)))
-def test_each_class_of_each_attempt_has_a_matrix_of_its_own(one: str, other: str) -> None:
+def test_class_key_distinct_for_class_and_attempt(one: str, other: str) -> None:
     left, right = (class_key(*contexts()[each]) for each in (one, other))
     vectors = unit_rows(2, 24)
     between = rotate(left, vectors) @ rotate(right, vectors).T
@@ -292,14 +293,14 @@ def test_each_class_of_each_attempt_has_a_matrix_of_its_own(one: str, other: str
     assert np.abs(matrix(left, 24) - matrix(right, 24)).max() > 0.1
 
 
-def test_classes_of_a_payload_are_turned_by_their_own_keys() -> None:
+def test_protect_rotates_each_class_by_its_key() -> None:
     rows = np.broadcast_to(unit_rows(1, 24), (5, 24)).copy()
     sent = RotationSite(SEED, CONTEXT).protect(rows, "a", COHORT).arrays[0]
     for k in np.flatnonzero(HOLDS[0]):
         np.testing.assert_array_equal(sent[k], rotate(class_key(SEED, CONTEXT, int(k)), rows[:1])[0])
 
 
-def test_the_seed_does_not_show() -> None:
+def test_rotation_site_repr_redacted() -> None:
     site = RotationSite(SEED, CONTEXT)
     assert repr(site) == str(site) == "RotationSite(<redacted>)"
     with pytest.raises(MalformedError) as refused:
@@ -307,13 +308,13 @@ def test_the_seed_does_not_show() -> None:
     assert SEED.hex()[:8] not in str(refused.value)
 
 
-def test_a_context_is_named() -> None:
+def test_rotation_site_empty_context_refused() -> None:
     with pytest.raises(ValueError, match="name the run"):
         RotationSite(SEED, b"")
 
 
 @pytest.mark.parametrize(("spoil", "reason"), BAD_ROWS)
-def test_bad_rows_are_refused_on_each_way(
+def test_bad_rows_refused_in_both_directions(
     rows: dict[str, Rows], spoil: Callable[[Rows], Rows], reason: str
 ) -> None:
     site, server = RotationSite(SEED, CONTEXT), PlainServer(lambda gram, holds: gram, SCHEME)
@@ -321,12 +322,14 @@ def test_bad_rows_are_refused_on_each_way(
 
 
 @pytest.mark.parametrize(("payload", "error"), other_payloads(SCHEME, COHORT))
-def test_other_payloads_are_refused(payload: Payload, error: type[Exception], rows: dict[str, Rows]) -> None:
+def test_other_schemes_and_forms_refused(
+    payload: Payload, error: type[Exception], rows: dict[str, Rows]
+) -> None:
     site, server = RotationSite(SEED, CONTEXT), PlainServer(lambda gram, holds: gram, SCHEME)
     check_payload_refused(site, server, payload, rows["a"], COHORT, error)
 
 
-def test_a_clustering_gets_the_same_gram_matrix_under_rotation() -> None:
+def test_gram_under_rotation_equals_plain() -> None:
     """One class whose row is all of a site's prototypes: no class's own Gram matrix is in what is sent."""
     cohort = Cohort(SITES, np.ones((5, 1), dtype=np.bool_), dim=5 * 24)
     whole = unit_rows(5, 5 * 24)
@@ -340,3 +343,51 @@ def test_a_clustering_gets_the_same_gram_matrix_under_rotation() -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-14)
     turned = np.concatenate([payload.arrays[0] for payload in sent.values()])
     assert np.abs(turned[:, :24] @ turned[:, :24].T - whole[:, :24] @ whole[:, :24].T).max() > 0.01
+
+
+ROWS_SEED, ROWS_CONTEXT, DIM = bytes(range(32)), b"run, round, attempt, phase", 12
+SITE = RotationSite(ROWS_SEED, ROWS_CONTEXT)
+ROWS = directions(np.random.default_rng(0).normal(size=(6, DIM)))
+CLASSES = np.array([0, 0, 2, 2, 2, 5])
+
+
+def test_rotate_rows_own_rotation_for_each_class() -> None:
+    turned = SITE.rotate_rows(ROWS, CLASSES)
+    for k in set(CLASSES.tolist()):
+        np.testing.assert_array_equal(
+            turned[k == CLASSES], rotate(class_key(ROWS_SEED, ROWS_CONTEXT, k), ROWS[k == CLASSES])
+        )
+    same = CLASSES[:, None] == CLASSES[None, :]
+    np.testing.assert_allclose((turned @ turned.T)[same], (ROWS @ ROWS.T)[same], atol=1e-14)
+    assert np.abs((turned @ turned.T)[~same] - (ROWS @ ROWS.T)[~same]).max() > 0.1
+
+
+def test_rotate_rows_independent_of_other_rows() -> None:
+    np.testing.assert_array_equal(
+        SITE.rotate_rows(ROWS[2:4], CLASSES[2:4]), SITE.rotate_rows(ROWS, CLASSES)[2:4]
+    )
+
+
+def test_rotate_rows_empty_and_zero_rows_unchanged() -> None:
+    assert SITE.rotate_rows(ROWS[:0], CLASSES[:0]).shape == (0, DIM)
+    assert not SITE.rotate_rows(np.zeros((2, DIM)), CLASSES[:2]).any()
+
+
+@pytest.mark.parametrize("factor", [1.001, np.nan, np.inf])
+def test_rotate_rows_too_long_row_refused(factor: float) -> None:
+    with pytest.raises(MalformedError):
+        SITE.rotate_rows(ROWS * factor, CLASSES)
+
+
+def test_directions_have_length_1_but_zeros() -> None:
+    rows = np.array([[3.0, 4.0], [0.0, 0.0], [1e-200, 0.0], [-2.0, 0.0]])
+    found = directions(rows)
+    assert not found[2].any(), "neither 0 nor 1 in length"
+    np.testing.assert_allclose(found, [[0.6, 0.8], [0.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.5, 3.0, 1e300, np.nan])
+def test_whole_numbers_fraction_or_too_large_refused(bad: float) -> None:
+    assert whole_numbers(np.array([0.0, 2.0]), 3).tolist() == [0, 2]
+    with pytest.raises(MalformedError):
+        whole_numbers(np.array([0.0, bad]), 3)

@@ -95,7 +95,7 @@ def scene(federation: Federation) -> Scene:
     return Scene(parties, keys, statements, federation)
 
 
-def test_the_makers_secret_reaches_each_member(scene: Scene) -> None:
+def test_seal_secret_opens_at_each_member(scene: Scene) -> None:
     for name in ("clinic-b", "clinic-c"):
         opened = open_group_secret(
             scene.honest(name),
@@ -110,7 +110,7 @@ def test_the_makers_secret_reaches_each_member(scene: Scene) -> None:
     assert "sealed=" not in repr(scene.honest())
 
 
-def test_only_the_maker_seals_and_only_to_members(scene: Scene) -> None:
+def test_seal_by_others_or_to_others_refused(scene: Scene) -> None:
     with pytest.raises(VerificationError, match="it is for clinic-a to make"):
         seal_group_secret(
             scene.parties["clinic-b"],
@@ -193,7 +193,7 @@ def _without(layers: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_each_layer_holds_by_itself(name: str, scene: Scene) -> None:
+def test_open_secret_each_layer_alone_refuses(name: str, scene: Scene) -> None:
     layers, attack = ATTACKS[name]
     for layer in layers:
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -203,20 +203,22 @@ def test_each_layer_holds_by_itself(name: str, scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, (layers, _) in ATTACKS.items() if KEY not in layers])
-def test_attack_succeeds_without_its_layers(name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_secret_without_layers_attack_succeeds(
+    name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layers, attack = ATTACKS[name]
     _without(layers, monkeypatch)
     secret, _ = scene.open(attack(scene))
     assert secret in {SECRET, b"attacker's"}
 
 
-def test_attacks_are_refused_by_the_code_as_it_is(scene: Scene) -> None:
+def test_open_secret_attacks_refused(scene: Scene) -> None:
     for _, attack in ATTACKS.values():
         with pytest.raises(VerificationError):
             scene.open(attack(scene))
 
 
-def test_another_channel_key_does_not_open_it(scene: Scene) -> None:
+def test_open_secret_other_channel_key_refused(scene: Scene) -> None:
     with pytest.raises(DecryptionError):
         open_group_secret(
             scene.honest(),

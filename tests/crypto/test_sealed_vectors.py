@@ -91,7 +91,7 @@ def test_the_frozen_share_opens() -> None:
 
 
 @_cases("bad_shares")
-def test_bad_shares_are_refused(case: dict[str, str]) -> None:
+def test_bad_share_vectors_refused(case: dict[str, str]) -> None:
     with pytest.raises(getattr(errors, case["failure"]), match=case["match"]) as raised:
         _open_share(case)
     assert type(raised.value).__name__ == case["failure"]

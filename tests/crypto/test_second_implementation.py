@@ -1,4 +1,4 @@
-"""The frozen answers, computed once more by a second implementation: from these bytes a stranger could interoperate."""
+"""Frozen vectors computed again by a second implementation, from which a stranger could interoperate."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_bad_shares_do_not_agree() -> None:
     assert contradicting
 
 
-def test_the_hash_of_a_roster() -> None:
+def test_reference_gives_frozen_roster_hash() -> None:
     roster = ROSTER["roster"]
     fields = [roster["run"].encode(), bytes.fromhex(roster["agreement_hash"])]
     for each in sorted(roster["statements"], key=lambda statement: str(statement["site"])):
@@ -158,3 +158,87 @@ def test_reference_opens_the_stored_vectors() -> None:
     nonce, body = content[len(marker) : len(marker) + 12], content[len(marker) + 12 :]
     context = protocol_reference.layout("stored-secret", case["associated"])
     assert ChaCha20Poly1305(case["key"]).decrypt(nonce, body, context) == case["plaintext"]
+
+
+ROTATION: dict[str, Any] = json.loads((FOLDER / "rotation.json").read_text(encoding="utf-8"))
+FIXED: dict[str, Any] = json.loads((FOLDER / "fixed_point.json").read_text(encoding="utf-8"))
+_ROUNDING = 1e-12
+
+
+def _key(case: dict[str, Any]) -> bytes:
+    return bytes.fromhex(case["key"])
+
+
+@_cases(ROTATION, "stream")
+def test_reference_gives_frozen_normals(case: dict[str, Any]) -> None:
+    found = protocol_reference.normals(_key(case), case["dim"], case["size"])
+    assert found == pytest.approx(case["normals"], abs=_ROUNDING)
+
+
+@_cases(ROTATION, "rotations")
+def test_reference_gives_frozen_rotations(case: dict[str, Any]) -> None:
+    for vector, rotated in zip(case["vectors"], case["rotated"], strict=True):
+        assert protocol_reference.rotated(_key(case), vector) == pytest.approx(rotated, abs=_ROUNDING)
+        assert protocol_reference.rotated(_key(case), rotated, back=True) == pytest.approx(
+            vector, abs=_ROUNDING
+        )
+
+
+@_cases(ROTATION, "bad_rotations")
+def test_reference_differs_from_bad_vectors(case: dict[str, Any]) -> None:
+    found = [protocol_reference.rotated(_key(case), vector) for vector in case["vectors"]]
+    assert found != [pytest.approx(rotated, abs=1e-3) for rotated in case["rotated"]]
+
+
+@_cases(ROTATION, "class_keys")
+def test_reference_gives_frozen_class_keys(case: dict[str, Any]) -> None:
+    fields = bytes.fromhex(case["context"]), case["number"].to_bytes(4, "big")
+    assert protocol_reference.derived(bytes.fromhex(case["seed"]), "rotation", *fields).hex() == case["key"]
+
+
+@_cases(FIXED, "room")
+def test_reference_gives_frozen_fraction_bits(case: dict[str, Any]) -> None:
+    bound = float.fromhex(case["bound"])
+    assert protocol_reference.fraction_bits(bound, case["terms"], case["ring_bits"]) == case["fraction_bits"]
+
+
+@_cases(FIXED, "bad_room")
+def test_reference_refuses_too_few_bits(case: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no room"):
+        protocol_reference.fraction_bits(float.fromhex(case["bound"]), case["terms"], case["ring_bits"])
+
+
+def _segments(case: dict[str, Any]) -> list[tuple[int, float]]:
+    return [(length, float.fromhex(bound)) for length, bound in case["segments"]]
+
+
+@_cases(FIXED, "narrowest_ring")
+def test_reference_gives_frozen_narrowest_ring(case: dict[str, Any]) -> None:
+    assert protocol_reference.narrowest_ring(_segments(case), case["terms"]) == case["ring_bits"]
+
+
+@_cases(FIXED, "bad_narrowest_ring")
+def test_reference_refuses_ring_too_narrow(case: dict[str, Any]) -> None:
+    largest = max(bound for length, bound in _segments(case) if length)
+    assert protocol_reference.narrowest_ring(_segments(case), case["terms"]) != case["ring_bits"]
+    with pytest.raises(ValueError, match="no room"):
+        protocol_reference.fraction_bits(largest, case["terms"], case["ring_bits"])
+
+
+def _words(case: dict[str, Any]) -> list[str]:
+    bounds = [float.fromhex(bound) for length, bound in case["segments"] for _ in range(length)]
+    values = [float.fromhex(value) for value in case["values"]]
+    ring, sites = case["ring_bits"], case["terms"]
+    pairs = zip(values, bounds, strict=True)
+    return [str(protocol_reference.word(value, bound, sites, ring)) for value, bound in pairs]
+
+
+@_cases(FIXED, "encode")
+def test_reference_gives_frozen_words(case: dict[str, Any]) -> None:
+    assert _words(case) == case["words"]
+
+
+@_cases(FIXED, "bad_encode")
+def test_reference_refuses_values_without_a_word(case: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"beyond its bound|shorter|longer"):
+        _words(case)

@@ -32,24 +32,24 @@ def _numbered(shares: tuple[bytes, ...]) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("case", VECTORS["combine"], ids=lambda case: case["name"])
-def test_combination_is_frozen(case: dict[str, Any]) -> None:
+def test_combine_equals_vectors(case: dict[str, Any]) -> None:
     assert combine(_shares(case), case["threshold"]).hex() == case["secret"]
 
 
 @pytest.mark.parametrize("case", VECTORS["bad_combine"], ids=lambda case: case["name"])
-def test_bad_shares_are_refused(case: dict[str, Any]) -> None:
+def test_bad_share_vectors_refused(case: dict[str, Any]) -> None:
     with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
         combine(_shares(case), case["threshold"])
 
 
-def test_the_modulus_passes_fermats_test_and_exceeds_two_to_the_256() -> None:
+def test_modulus_is_probable_prime_above_2_256() -> None:
     """Fermat, for a few bases; and no smaller number of this form would do."""
     assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 11, 13))
     assert PRIME > 2**256
 
 
 @given(SECRETS, st.data())
-def test_any_threshold_of_shares_gives_the_secret(secret: bytes, data: st.DataObject) -> None:
+def test_combine_any_threshold_gives_secret(secret: bytes, data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 9))
     threshold = data.draw(st.integers(2, count))
     shares = _numbered(split(secret, threshold, count))
@@ -58,7 +58,7 @@ def test_any_threshold_of_shares_gives_the_secret(secret: bytes, data: st.DataOb
     assert all(len(share) == SHARE_BYTES for share in shares.values())
 
 
-def test_every_subset_of_the_threshold_gives_the_secret() -> None:
+def test_combine_every_subset_gives_secret() -> None:
     secret = bytes(range(32))
     shares = _numbered(split(secret, 4, 6))
     for chosen in combinations(shares, 4):
@@ -66,7 +66,7 @@ def test_every_subset_of_the_threshold_gives_the_secret() -> None:
 
 
 @given(SECRETS, SECRETS, st.integers(2, 7))
-def test_fewer_shares_are_consistent_with_every_secret(secret: bytes, other: bytes, threshold: int) -> None:
+def test_fewer_shares_consistent_with_every_secret(secret: bytes, other: bytes, threshold: int) -> None:
     """Exactly one further share makes any given secret the shared one, so that no secret is ruled out."""
     shares = _numbered(split(secret, threshold, threshold))
     del shares[threshold]
@@ -96,7 +96,7 @@ def _count(monkeypatch: pytest.MonkeyPatch, secret: int, least: int) -> Counter[
     return seen
 
 
-def test_two_of_three_shares_are_distributed_alike_for_every_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_below_threshold_same_distribution_for_every_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crypto.shamir, "PRIME", 13)
     counts = [_count(monkeypatch, secret, 0) for secret in range(13)]
     assert all(count == counts[0] for count in counts)
@@ -104,13 +104,13 @@ def test_two_of_three_shares_are_distributed_alike_for_every_secret(monkeypatch:
     assert len(counts[0]) == 13**2
 
 
-def test_coefficients_that_are_never_zero_would_give_something_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonzero_coefficients_double_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A common mistake, and the count above sees it."""
     monkeypatch.setattr(crypto.shamir, "PRIME", 13)
     assert _count(monkeypatch, 0, 1) != _count(monkeypatch, 1, 1)
 
 
-def test_sharing_is_random_over_the_whole_field(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_uniform_over_field(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     honest = secrets.randbelow
 
@@ -127,14 +127,14 @@ def test_sharing_is_random_over_the_whole_field(monkeypatch: pytest.MonkeyPatch)
 
 
 @given(SECRETS, st.integers(1, 5), st.integers(1, PRIME - 1))
-def test_a_wrong_share_among_more_than_enough_is_noticed(secret: bytes, position: int, by: int) -> None:
+def test_combine_wrong_surplus_share_refused(secret: bytes, position: int, by: int) -> None:
     shares = _numbered(split(secret, 3, 5))
     wrong = (int.from_bytes(shares[position], "big") + by) % PRIME
     with pytest.raises(MalformedError, match="contradict each other"):
         combine(shares | {position: wrong.to_bytes(SHARE_BYTES, "big")}, 3)
 
 
-def test_a_wrong_share_among_just_enough_gives_another_secret() -> None:
+def test_combine_wrong_share_at_threshold_gives_other_secret() -> None:
     """The limit that the module states: what depends on the secret has to notice."""
     polynomial = {1: 2 + 7, 2: 4 + 7}
     shares = {x: value.to_bytes(SHARE_BYTES, "big") for x, value in polynomial.items()}
@@ -146,15 +146,13 @@ def test_a_wrong_share_among_just_enough_gives_another_secret() -> None:
     ("secret", "threshold", "count"),
     [(bytes(31), 2, 3), (bytes(33), 2, 3), (bytes(32), 1, 3), (bytes(32), 4, 3), (bytes(32), 0, 0)],
 )
-def test_sharing_of_another_form_is_refused(secret: bytes, threshold: int, count: int) -> None:
+def test_split_bad_arguments_refused(secret: bytes, threshold: int, count: int) -> None:
     with pytest.raises(ValueError, match="a secret has 32 bytes"):
         split(secret, threshold, count)
 
 
 @given(SECRETS, st.sets(st.integers(1, 400), min_size=2, max_size=9), st.data())
-def test_shares_at_places_of_ones_own_give_the_secret(
-    secret: bytes, places: set[int], data: st.DataObject
-) -> None:
+def test_split_among_chosen_places_gives_secret(secret: bytes, places: set[int], data: st.DataObject) -> None:
     threshold = data.draw(st.integers(2, len(places)))
     shares = split_among(secret, threshold, sorted(places))
     assert set(shares) == places
@@ -167,7 +165,7 @@ def test_shares_at_places_of_ones_own_give_the_secret(
     [(bytes(31), 2, [1, 2]), (bytes(32), 1, [1, 2]), (bytes(32), 3, [1, 2]), (bytes(32), 2, [1, 1, 2]),
      (bytes(32), 2, [0, 1, 2])],
 )  # fmt: skip
-def test_places_of_another_form_are_refused(secret: bytes, threshold: int, places: list[int]) -> None:
+def test_split_among_bad_places_refused(secret: bytes, threshold: int, places: list[int]) -> None:
     with pytest.raises(ValueError, match="distinct and at least 1"):
         split_among(secret, threshold, places)
 
@@ -175,7 +173,7 @@ def test_places_of_another_form_are_refused(secret: bytes, threshold: int, place
 # Many secrets at the same places
 
 
-def test_the_secrets_of_a_group_are_found_with_the_same_coefficients() -> None:
+def test_combine_reuses_coefficients_of_places() -> None:
     """The order of the shares does not matter: otherwise a group of hundreds would take minutes."""
     crypto.shamir._coefficients.cache_clear()
     for owner in range(6):
@@ -186,7 +184,7 @@ def test_the_secrets_of_a_group_are_found_with_the_same_coefficients() -> None:
     assert crypto.shamir._coefficients.cache_info().misses == 1
 
 
-def test_other_places_have_coefficients_of_their_own() -> None:
+def test_combine_other_places_other_coefficients() -> None:
     shares = _numbered(split(bytes(range(32)), 3, 5))
     for chosen in combinations(shares, 4):
         assert combine({x: shares[x] for x in chosen}, 3) == bytes(range(32))

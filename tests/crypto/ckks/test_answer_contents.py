@@ -100,7 +100,7 @@ def answer(request: pytest.FixtureRequest) -> list[NDArray[np.complex128]]:
     return slots(request.param)
 
 
-def test_classes_a_site_has_not_are_noise_of_the_right_size(answer: list[NDArray[np.complex128]]) -> None:
+def test_answer_absent_classes_noise_of_stated_size(answer: list[NDArray[np.complex128]]) -> None:
     flooded = np.concatenate([by_class(part)[MISSING].ravel() for part in answer[: PACKING.parts]])
     noise = np.concatenate([flooded.real, flooded.imag])
     check_sigma(noise, SIGMA)
@@ -112,11 +112,11 @@ def test_classes_a_site_has_not_are_noise_of_the_right_size(answer: list[NDArray
 
 
 @pytest.mark.parametrize("combination", ALL)
-def test_every_other_slot_holds_what_is_prescribed_and_nothing_else(combination: Combination) -> None:
+def test_answer_other_slots_as_prescribed(combination: Combination) -> None:
     assert leftovers(slots(combination), combination) < LEFT_OVER[combination]
 
 
-def test_a_denominator_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_denominator_real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of squares are packed as real and imaginary part. Not taken apart they show distances of other pairs."""
     combination = Combination.DISTANCE
     assert np.abs(by_class(slots(combination)[-1])[OPEN].imag).max() < LEFT_OVER[combination]
@@ -137,7 +137,7 @@ def test_a_denominator_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == pytest.approx(apart[0, 2] - apart[0, 1] + apart[1, 2], abs=1e-6)
 
 
-def test_a_withheld_class_is_flooded_for_everyone() -> None:
+def test_answer_withheld_class_flooded_for_all() -> None:
     denominators = []
     for _ in range(2):
         numerators, denominator = (by_class(vector)[9] for vector in slots(Combination.DISTANCE))
@@ -165,7 +165,7 @@ def cosines(seen: Stack) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("combination", ALL)
-def test_only_without_flooding_a_site_reads_classes_it_has_not(
+def test_answer_without_flooding_reveals_absent_classes(
     combination: Combination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A random direction has a cosine of sigma 1/√300 with any other: 0.4 is seven of them.
@@ -175,7 +175,7 @@ def test_only_without_flooding_a_site_reads_classes_it_has_not(
 
 
 @pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
-def test_the_denominator_is_flooded_too(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_denominator_flooded(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
     """A visible denominator would tell the peers' norms: a site without the class sends zeros, and d_im = ‖C_m‖²."""
     flooded = by_class(slots(combination)[-1])[MISSING].real
     check_flooded(flooded[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
@@ -190,7 +190,7 @@ def test_the_denominator_is_flooded_too(combination: Combination, monkeypatch: p
         check_flooded(open_[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
 
 
-def test_flooding_costs_the_other_classes_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flooding_keeps_precision_of_held_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     payloads = uploads(STACK, COHORT, Combination.COMPLEMENT)
     server, truth = server_half(Combination.COMPLEMENT), expected(STACK, HOLDS, Combination.COMPLEMENT)
     flooded = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
@@ -201,7 +201,7 @@ def test_flooding_costs_the_other_classes_no_precision(monkeypatch: pytest.Monke
     assert np.abs(clear - truth).max() < 1e-4
 
 
-def test_replicated_draws_are_independent_between_classes() -> None:
+def test_flood_replicated_independent_between_classes() -> None:
     """Each slot of 4096 classes is a draw of its own, and so are both of its parts."""
     packing = Packing(classes=4096, dim=1)
     flooded = np.ones(4096, dtype=np.bool_)
@@ -213,7 +213,7 @@ def test_replicated_draws_are_independent_between_classes() -> None:
     check_independent(rows.real, rows.imag)
 
 
-def test_noise_stays_in_its_classes_and_bounds() -> None:
+def test_flood_rows_within_classes_and_bounds() -> None:
     flooded = np.array([False, True, False])
     packing = Packing(classes=3, dim=2000)
     for vector in (*flood_rows(packing, flooded), flood_replicated(packing, flooded)):

@@ -59,7 +59,7 @@ def _mixed(keyed: tuple[CkksSecret, Path], form: MixForm, directions: Array, val
     ("groups", "components", "lengths"),
     [(1, 3, (4,)), (2, 1, (1, 2)), (3, 640, (1300, 2)), (10, SLOTS // 2 + 1, (2 * SLOTS + 1,))],
 )
-def test_mixed_values_are_within_the_stated_error(
+def test_mix_within_stated_error(
     keyed: tuple[CkksSecret, Path], groups: int, components: int, lengths: tuple[int, ...]
 ) -> None:
     form = MixForm(components, [Segment(n, 64.0 * 1e4**i) for i, n in enumerate(lengths)], groups=10)
@@ -68,7 +68,7 @@ def test_mixed_values_are_within_the_stated_error(
     assert (wrong <= form.error(np.abs(values).sum(axis=0))).all()
 
 
-def test_the_stated_error_is_small_and_not_idle(keyed: tuple[CkksSecret, Path]) -> None:
+def test_mix_stated_error_tight(keyed: tuple[CkksSecret, Path]) -> None:
     """Less than 1e-8 of a value's bound, and no more than a thousand times what occurs."""
     form = MixForm(64, [Segment(4 * SLOTS, 1.0)], groups=10)
     directions, values = _drawn(10, 64, form, 6)
@@ -78,7 +78,7 @@ def test_the_stated_error_is_small_and_not_idle(keyed: tuple[CkksSecret, Path]) 
     assert wrong.max() > stated.max() / 1000
 
 
-def test_a_group_without_a_direction_is_mixed_with_none(keyed: tuple[CkksSecret, Path]) -> None:
+def test_mix_group_without_direction_unmixed(keyed: tuple[CkksSecret, Path]) -> None:
     form = MixForm(8, [Segment(3, 1.0)], groups=4)
     directions, values = _drawn(3, 8, form, 7)
     directions[1] = 0.0
@@ -87,7 +87,7 @@ def test_a_group_without_a_direction_is_mixed_with_none(keyed: tuple[CkksSecret,
     assert np.allclose(mixed, _exact(directions, values), atol=1e-8)
 
 
-def test_a_one_comes_back_as_what_to_divide_by(keyed: tuple[CkksSecret, Path]) -> None:
+def test_mix_value_one_gives_divisor(keyed: tuple[CkksSecret, Path]) -> None:
     form = MixForm(8, [Segment(1, 1.0)], groups=4)
     directions, _ = _drawn(4, 8, form, 8)
     units = directions / np.linalg.norm(directions, axis=1, keepdims=True)
@@ -95,7 +95,7 @@ def test_a_one_comes_back_as_what_to_divide_by(keyed: tuple[CkksSecret, Path]) -
     assert np.allclose(mixed[:, 0], (units @ units.T).sum(axis=1), atol=1e-8)
 
 
-def test_processes_give_the_same(keyed: tuple[CkksSecret, Path]) -> None:
+def test_mix_in_processes_equals_inline(keyed: tuple[CkksSecret, Path]) -> None:
     """Ciphertexts are computed without randomness: the same bytes."""
     secret, path = keyed
     form = MixForm(8, [Segment(20 * SLOTS, 1.0)], groups=2)
@@ -108,7 +108,7 @@ def test_processes_give_the_same(keyed: tuple[CkksSecret, Path]) -> None:
         )
 
 
-def test_site_refuses_to_send_values_that_cannot_be_mixed(keyed: tuple[CkksSecret, Path]) -> None:
+def test_protect_values_that_cannot_be_mixed_refused(keyed: tuple[CkksSecret, Path]) -> None:
     form = MixForm(3, [Segment(2, 1.0)], groups=2)
     site = MixingSite(keyed[0], form)
     for bad in (-1e-9, np.nan, np.inf):
@@ -120,7 +120,7 @@ def test_site_refuses_to_send_values_that_cannot_be_mixed(keyed: tuple[CkksSecre
         site.protect(np.ones(3), np.array([0.0, 1.1]))
 
 
-def test_payloads_and_answers_of_another_form_are_refused(keyed: tuple[CkksSecret, Path]) -> None:
+def test_mix_other_forms_refused(keyed: tuple[CkksSecret, Path]) -> None:
     secret, path = keyed
     form, other = (MixForm(3, [Segment(2, 1.0)], groups=groups) for groups in (2, 50))
     site, server = MixingSite(secret, form), MixingServer(form, path, None)
@@ -139,7 +139,7 @@ def test_payloads_and_answers_of_another_form_are_refused(keyed: tuple[CkksSecre
         site.unprotect(MixingServer(other, path, None).mix([foreign])[0])
 
 
-def test_a_sum_of_more_groups_than_there_may_be_is_implausible(keyed: tuple[CkksSecret, Path]) -> None:
+def test_unprotect_sum_of_too_many_groups_implausible(keyed: tuple[CkksSecret, Path]) -> None:
     secret, path = keyed
     form = MixForm(3, [Segment(2, 1.0)], groups=2)
     site = MixingSite(secret, form)
@@ -148,14 +148,14 @@ def test_a_sum_of_more_groups_than_there_may_be_is_implausible(keyed: tuple[Ckks
         site.unprotect(MixingServer(form, path, None).mix(payloads)[0])
 
 
-def test_without_evaluation_keys_nothing_is_mixed(keyed: tuple[CkksSecret, Path], tmp_path: Path) -> None:
+def test_mix_without_evaluation_keys_refused(keyed: tuple[CkksSecret, Path], tmp_path: Path) -> None:
     form = MixForm(3, [Segment(2, 1.0)], groups=2)
     payload = MixingSite(keyed[0], form).protect(np.ones(3), np.zeros(2))
     with pytest.raises(KeyStoreError, match="evaluation keys"):
         MixingServer(form, tmp_path / "none.bin", None).mix([payload])
 
 
-def test_groups_are_as_many_as_the_modulus_has_room_for() -> None:
+def test_mix_form_too_many_groups_refused() -> None:
     with pytest.raises(PrecisionError, match="cannot be mixed"):
         MixForm(3, [Segment(2, 1.0)], groups=2**30)
     with pytest.raises(ValueError, match="at least 1"):

@@ -60,7 +60,7 @@ def check(stack: Stack, holds: Bool, combination: Combination) -> None:
 
 @pytest.mark.parametrize("combination", ALL)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_answers_are_the_loops_combinations(shape: tuple[int, int, int], combination: Combination) -> None:
+def test_answers_equal_loops(shape: tuple[int, int, int], combination: Combination) -> None:
     check(random_stack(shape, 0.5, seed=1), presence(*shape[:2]), combination)
 
 
@@ -73,7 +73,7 @@ def test_answers_are_the_loops_combinations(shape: tuple[int, int, int], combina
     combination=st.sampled_from(ALL),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_answers_are_within_the_bound_for_all_sizes_and_holders(
+def test_answers_within_bound_for_all_sizes_and_holders(
     sites: int, classes: int, dim: int, spread: float, combination: Combination, seed: int
 ) -> None:
     """One feature or more than a ciphertext holds; classes that nobody has, or one site, or all."""
@@ -81,7 +81,7 @@ def test_answers_are_within_the_bound_for_all_sizes_and_holders(
     check(random_stack((sites, classes, dim), spread, seed=seed), holds, combination)
 
 
-def test_the_bound_tells_combinations_apart() -> None:
+def test_bound_distinguishes_combinations() -> None:
     stack, holds = random_stack((5, 10, 64), 0.5, seed=1), presence(5, 10)
     got = exchange(stack, cohort_of(holds, 64), Combination.COMPLEMENT)
     assert excess(got, stack, holds, Combination.DISTANCE) > 100.0
@@ -90,13 +90,13 @@ def test_the_bound_tells_combinations_apart() -> None:
 
 @pytest.mark.parametrize("combination", ALL)
 @pytest.mark.parametrize("spread", [0.1, 0.01])
-def test_nearly_equal_prototypes_stay_within_the_bound(spread: float, combination: Combination) -> None:
+def test_answers_of_nearly_equal_prototypes_within_bound(spread: float, combination: Combination) -> None:
     check(random_stack((4, 10, 64), spread, seed=2), presence(4, 10), combination)
 
 
 @pytest.mark.parametrize("combination", ALL)
 @pytest.mark.parametrize("holders", [1, 2])
-def test_two_sites(holders: int, combination: Combination) -> None:
+def test_answers_of_two_sites(holders: int, combination: Combination) -> None:
     holds = np.array([[True, True], [holders == 2, True]])
     stack = random_stack((2, 2, 5), 0.5, seed=3)
     check(stack, holds, combination)
@@ -106,20 +106,20 @@ def test_two_sites(holders: int, combination: Combination) -> None:
 
 
 @pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
-def test_peers_that_agree_leave_the_own_row(combination: Combination) -> None:
+def test_unprotect_agreeing_peers_keep_row(combination: Combination) -> None:
     stack = np.repeat(random_stack((1, 3, 8), 0.0, seed=4), 4, axis=0)
     got = exchange(stack, cohort_of(np.ones((4, 3), dtype=np.bool_), 8), combination)
     assert (got == stack).all()
 
 
-def test_a_zero_row_is_a_row() -> None:
+def test_answers_with_zero_row() -> None:
     """A class whose features are all zero (dead units) is held all the same."""
     stack = random_stack((3, 2, 8), 0.5, seed=5)
     stack[1, 0] = 0.0
     check(stack, np.ones((3, 2), dtype=np.bool_), Combination.COMPLEMENT)
 
 
-def test_the_bound_grows_as_prototypes_come_together() -> None:
+def test_bound_grows_as_distances_shrink() -> None:
     counts = np.array([5, 5, 5])
     bound = peer_error(np.array([1.0, 1e-2, 1e-4]), counts, 5)
     assert (np.diff(bound) > 0).all()
@@ -127,19 +127,19 @@ def test_the_bound_grows_as_prototypes_come_together() -> None:
     assert (peer_error(np.ones(3), counts - 1, 5) > peer_error(np.ones(3), counts, 5)).all()
 
 
-def test_a_tau_that_errors_reach_is_refused() -> None:
+def test_check_tau_below_error_refused() -> None:
     cohort, tau = cohort_of(np.ones((60, 2), dtype=np.bool_), 4), 7e-6
     assert total_error(60) > tau
     with pytest.raises(PrecisionError, match=r"agreement_threshold to 7\.11e-06 or more"):
         CkksSite(group().secret, Combination.DISTANCE, tau).protect(np.zeros((2, 4)), cohort.sites[0], cohort)
 
 
-def test_the_default_tau_serves_any_cohort() -> None:
+def test_check_tau_default_accepted_for_all_cohorts() -> None:
     check_tau(TAU, MAX_SITES)
 
 
 @pytest.mark.parametrize("sites", range(2, MAX_SITES + 1))
-def test_spread_out_prototypes_get_answers_within_1e_5(sites: int) -> None:
+def test_answers_of_distant_prototypes_within_1e_5(sites: int) -> None:
     """Peers at a distance of 1 on the mean, of 2 at most."""
     counts = np.array([sites])
     assert (peer_error(np.array([sites - 1.0]), counts, sites) <= 4e-6).all()
@@ -148,7 +148,7 @@ def test_spread_out_prototypes_get_answers_within_1e_5(sites: int) -> None:
 
 
 @pytest.mark.parametrize("sites", [1, 257])
-def test_too_few_or_many_sites_are_refused(sites: int) -> None:
+def test_check_cohort_size_limits(sites: int) -> None:
     cohort = cohort_of(np.ones((sites, 2), dtype=np.bool_), 4)
     with pytest.raises(PrecisionError, match="2 to 256 sites"):
         site_half(Combination.DISTANCE).protect(np.zeros((2, 4)), cohort.sites[0], cohort)

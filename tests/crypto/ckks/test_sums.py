@@ -42,7 +42,7 @@ def _added(secret: CkksSecret, form: SumForm, stack: Array) -> Array:
     at_bound=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_sums_are_within_the_stated_error(
+def test_sum_within_stated_error(
     secret: CkksSecret, lengths: list[int], bound: float, terms: int, at_bound: bool, seed: int
 ) -> None:
     form = SumForm([Segment(length, bound * 10**i) for i, length in enumerate(lengths)], terms=256)
@@ -55,7 +55,7 @@ def test_sums_are_within_the_stated_error(
     assert (wrong <= form.error(terms) + 2.0**-51 * np.abs(stack).sum(axis=0)).all()
 
 
-def test_a_large_bound_costs_small_values_no_precision(secret: CkksSecret) -> None:
+def test_sum_large_bound_keeps_precision_of_others(secret: CkksSecret) -> None:
     """Such as a running variance near 1, times thousands of samples, where a million would have been allowed."""
     form = SumForm([Segment(100, 1e11)], terms=256)
     values = np.random.default_rng(4).uniform(0.0, 1e4, size=(5, 100))
@@ -63,13 +63,13 @@ def test_a_large_bound_costs_small_values_no_precision(secret: CkksSecret) -> No
     assert form.error(5).max() < 1e-5
 
 
-def test_error_of_a_large_bound_is_that_of_half_a_step() -> None:
+def test_sum_large_bound_error_of_half_step() -> None:
     """A multiple of 2^-20 times the bound is sent first, so the remainder is at most 2^-21 times the bound."""
     form = SumForm([Segment(1, 2.0**30)], terms=4)
     assert form.error(1)[0] == 2.0**9 * form.relative_error(1)
 
 
-def test_the_stated_error_is_not_idle(secret: CkksSecret) -> None:
+def test_sum_stated_error_tight(secret: CkksSecret) -> None:
     """A tenth of it would not do: 8 standard deviations are stated, and 4 occur among so many values."""
     form = SumForm([Segment(8 * SLOTS, 1.0)], terms=256)
     values = np.random.default_rng(3).uniform(-1.0, 1.0, size=(1, form.length))
@@ -77,7 +77,7 @@ def test_the_stated_error_is_not_idle(secret: CkksSecret) -> None:
     assert wrong.max() > form.error(1)[0] / 10
 
 
-def test_upload_takes_8_bytes_a_value_and_the_answer_16(secret: CkksSecret) -> None:
+def test_sum_upload_8_bytes_answer_16_bytes_per_value(secret: CkksSecret) -> None:
     form = SumForm([Segment(16 * SLOTS, 1.0)], terms=256)
     site, server = SummingSite(secret, form), SummingServer(form)
     payload = site.protect(np.ones(form.length))
@@ -86,19 +86,19 @@ def test_upload_takes_8_bytes_a_value_and_the_answer_16(secret: CkksSecret) -> N
 
 
 @pytest.mark.parametrize("value", [0.5000001, float("nan"), float("inf"), -0.6])
-def test_a_value_beyond_its_bound_is_not_sent(secret: CkksSecret, value: float) -> None:
+def test_protect_value_beyond_bound_refused(secret: CkksSecret, value: float) -> None:
     values = np.zeros(FORM.length)
     values[4] = value
     with pytest.raises(BoundError, match="segment 0"):
         SummingSite(secret, FORM).protect(values)
 
 
-def test_values_are_one_vector_of_the_agreed_length(secret: CkksSecret) -> None:
+def test_protect_other_length_refused(secret: CkksSecret) -> None:
     with pytest.raises(MalformedError, match=r"shape \(7,\)"):
         SummingSite(secret, FORM).protect(np.zeros(8))
 
 
-def test_a_sum_of_more_than_was_said_is_implausible(secret: CkksSecret) -> None:
+def test_unprotect_sum_of_too_many_terms_implausible(secret: CkksSecret) -> None:
     site, server = SummingSite(secret, FORM), SummingServer(FORM)
     payload = site.protect(np.array([0.5] * 5 + [1e6] * 2))
     total = server.add([payload] * 3)
@@ -107,14 +107,14 @@ def test_a_sum_of_more_than_was_said_is_implausible(secret: CkksSecret) -> None:
         site.unprotect(total, 2)
 
 
-def test_a_sum_under_another_key_is_implausible(secret: CkksSecret) -> None:
+def test_unprotect_sum_under_other_key_implausible(secret: CkksSecret) -> None:
     other, _ = CkksSecret.generate()
     total = SummingServer(FORM).add([SummingSite(other, FORM).protect(np.zeros(7))])
     with pytest.raises(ImplausibleError):
         SummingSite(secret, FORM).unprotect(total, 4)
 
 
-def test_uploads_of_another_form_are_refused(secret: CkksSecret) -> None:
+def test_validate_sum_upload_other_form_refused(secret: CkksSecret) -> None:
     site, server = SummingSite(secret, FORM), SummingServer(FORM)
     good = site.protect(np.zeros(7))
     other = SummingSite(secret, SumForm(FORM.segments.segments, terms=256)).protect(np.zeros(7))
@@ -127,7 +127,7 @@ def test_uploads_of_another_form_are_refused(secret: CkksSecret) -> None:
         server.validate(Payload("plain/1", blobs=good.blobs))
 
 
-def test_answers_of_another_form_are_refused_before_they_are_decrypted(secret: CkksSecret) -> None:
+def test_unprotect_sum_other_form_refused_before_decryption(secret: CkksSecret) -> None:
     site = SummingSite(secret, FORM)
     with pytest.raises(MalformedError):
         site.unprotect(Payload("ckks/1", blobs=()), 1)
@@ -137,7 +137,7 @@ def test_answers_of_another_form_are_refused_before_they_are_decrypted(secret: C
         site.unprotect(total, 1)
 
 
-def test_terms_leave_room_in_the_modulus() -> None:
+def test_sum_form_too_many_terms_refused() -> None:
     """√2·terms·scale stays below 2^58 of 2^60, whatever the number of terms."""
     for terms in (1, 2, 20, 256, 10**6):
         assert np.sqrt(2.0) * terms * SumForm([Segment(1, 1.0)], terms=terms).scale <= 2.0**58
@@ -145,7 +145,7 @@ def test_terms_leave_room_in_the_modulus() -> None:
         SumForm([Segment(1, 1.0)], terms=2**30)
 
 
-def test_a_sum_has_values_and_terms(secret: CkksSecret) -> None:
+def test_sum_form_without_values_or_terms_refused(secret: CkksSecret) -> None:
     with pytest.raises(ValueError, match="1 term"):
         SumForm([Segment(1, 1.0)], terms=0)
     with pytest.raises(ValueError, match="at least one value"):

@@ -57,26 +57,26 @@ def _mask(case: dict[str, Any], words: Words) -> Words:
 
 
 @pytest.mark.parametrize("name", sorted(SECRETS))
-def test_public_keys_are_frozen(name: str) -> None:
+def test_mask_public_keys_equal_vectors(name: str) -> None:
     assert SECRETS[name].public == PUBLIC[name]
     assert SECRETS[name].to_bytes().hex() == VECTORS["secrets"][name]
 
 
 @_cases("key_schedule")
-def test_keys_are_frozen(case: dict[str, Any]) -> None:
+def test_mask_keys_equal_vectors(case: dict[str, Any]) -> None:
     assert encode("binding", *_binding(case["binding"]).fields()).hex() == case["fields"]
     assert _keys(case) == (case["pair_key"], case["self_key"])
 
 
 @_cases("bad_key_schedule")
-def test_keys_are_not_anothers(case: dict[str, Any]) -> None:
+def test_mask_keys_differ_from_bad_vectors(case: dict[str, Any]) -> None:
     pair, own = _keys(case)
     assert pair != case["pair_key"]
     assert own != case["self_key"]
 
 
 @_cases("coins")
-def test_coins_are_frozen(case: dict[str, Any]) -> None:
+def test_linked_equals_vectors(case: dict[str, Any]) -> None:
     """A coin of c shows heads from a chance of c + 1 on, from either side."""
     binding, site, peer = _binding(case["binding"]), case["site"], case["peer"]
     for chance, heads in ((case["coin"], False), (case["coin"] + 1, True)):
@@ -87,13 +87,13 @@ def test_coins_are_frozen(case: dict[str, Any]) -> None:
 
 
 @_cases("graphs")
-def test_graphs_are_frozen(case: dict[str, Any]) -> None:
+def test_graph_of_equals_vectors(case: dict[str, Any]) -> None:
     graph = sparse_graph(case["members"], case["colluding"], case["dropped"])
     assert asdict(graph) == {name: case[name] for name in ("members", "holders", "threshold", "linked")}
 
 
 @_cases("bad_graphs")
-def test_graphs_that_there_are_not_are_refused(case: dict[str, Any]) -> None:
+def test_sparse_graph_bad_vectors_refused(case: dict[str, Any]) -> None:
     with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
         sparse_graph(case["members"], case["colluding"], case["dropped"])
 
@@ -106,30 +106,30 @@ def _verify_sharers(case: dict[str, Any]) -> None:
     verify_sharers(Member(known["site"], b"", key, ""), binding, case["sharers"], signature)
 
 
-def test_a_signature_on_whom_one_masks_with_is_frozen() -> None:
+def test_verify_sharers_accepts_vector() -> None:
     _verify_sharers(VECTORS["sharers"])
 
 
 @_cases("bad_sharers")
-def test_signatures_on_anything_else_are_refused(case: dict[str, Any]) -> None:
+def test_verify_sharers_bad_vectors_refused(case: dict[str, Any]) -> None:
     with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
         _verify_sharers(case)
 
 
 @_cases("bad_bindings")
-def test_a_binding_is_of_its_form(case: dict[str, Any]) -> None:
+def test_binding_bad_fields_refused(case: dict[str, Any]) -> None:
     with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
         _binding(VECTORS["binding"] | case["change"])
 
 
-def test_thresholds_are_frozen() -> None:
+def test_threshold_equals_vectors() -> None:
     assert {str(n): threshold(n) for n in range(2, 22)} == VECTORS["thresholds"]
     assert all(3 * threshold(n) > 2 * n >= 3 * (threshold(n) - 1) for n in range(2, 200))
     with pytest.raises(ValueError, match="2 or more"):
         threshold(1)
 
 
-def test_how_many_colluders_a_least_number_of_members_holds_off() -> None:
+def test_fewest_against_resists_colluders() -> None:
     """The coordinator may list any number of members from the least one on; each has to withstand c of them."""
     assert all(3 * (2 * threshold(n) - n) >= n + 2 for n in range(2, 1000))
 
@@ -147,7 +147,7 @@ def test_how_many_colluders_a_least_number_of_members_holds_off() -> None:
 
 
 @_cases("streams")
-def test_a_stream_begins_as_frozen(case: dict[str, Any]) -> None:
+def test_stream_begins_as_vectors(case: dict[str, Any]) -> None:
     zeros = np.zeros(len(case["first"]), WORDS[case["bits"]])
     plus = add_streams(zeros, [bytes.fromhex(case["key"])], [])
     minus = add_streams(zeros, [], [bytes.fromhex(case["key"])])
@@ -156,14 +156,14 @@ def test_a_stream_begins_as_frozen(case: dict[str, Any]) -> None:
 
 
 @_cases("seams")
-def test_a_stream_goes_on_as_frozen_where_chunks_meet(case: dict[str, Any]) -> None:
+def test_stream_across_chunks_equals_vectors(case: dict[str, Any]) -> None:
     start, count = case["start"], len(case["words"])
     stream = add_streams(np.zeros(start + count, WORDS[case["bits"]]), [bytes.fromhex(case["key"])], [])
     assert [str(word) for word in stream[start:].tolist()] == case["words"]
 
 
 @_cases("masks")
-def test_masks_are_frozen(case: dict[str, Any]) -> None:
+def test_mask_equals_vectors(case: dict[str, Any]) -> None:
     words = np.array([int(word) for word in case["words"]], dtype=WORDS[case["bits"]])
     masked = _mask(case, words)
     assert masked.dtype == words.dtype
@@ -171,12 +171,12 @@ def test_masks_are_frozen(case: dict[str, Any]) -> None:
 
 
 @_cases("bad_masks")
-def test_bad_sets_are_not_masked_for(case: dict[str, Any]) -> None:
+def test_mask_bad_sharers_refused(case: dict[str, Any]) -> None:
     with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
         _mask(case, np.zeros(3, np.uint64))
 
 
-def test_only_words_are_masked() -> None:
+def test_mask_other_dtype_or_shape_refused() -> None:
     case = VECTORS["masks"][0]
     arrays: list[Any] = [
         np.zeros(3),

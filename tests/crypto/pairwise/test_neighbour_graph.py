@@ -51,9 +51,7 @@ def apart(linked: int, honest: int) -> float:
 
 
 @pytest.mark.parametrize(("members", "colluding", "dropped"), SIZES)
-def test_chances_are_those_that_are_promised_and_not_by_far_less(
-    members: int, colluding: int, dropped: int
-) -> None:
+def test_sparse_graph_probabilities_tight(members: int, colluding: int, dropped: int) -> None:
     """scipy's tails. One threshold, or one unit of a chance, less would not do; nor would one holder less."""
     graph = sparse_graph(members, colluding, dropped)
     assert graph.sparse
@@ -76,7 +74,7 @@ def _would_do(members: int, needed: int, holders: int, colluding: int, dropped: 
     )
 
 
-def test_growth_is_that_of_a_logarithm() -> None:
+def test_sparse_graph_holders_grow_logarithmically() -> None:
     """Each of 16 times as many members has less than twice as many holders and masks."""
     few, many = sparse_graph(256, 25, 76), sparse_graph(4096, 409, 1228)
     assert many.holders < 2 * few.holders
@@ -85,9 +83,7 @@ def test_growth_is_that_of_a_logarithm() -> None:
 
 @pytest.mark.parametrize("colluding", [0.0, 0.05, 0.1, 0.2, 0.33])
 @pytest.mark.parametrize("dropped", [0.0, 0.1, 0.3, 0.33])
-def test_any_share_that_may_be_agreed_has_a_sparse_graph_in_the_largest_run(
-    colluding: float, dropped: float
-) -> None:
+def test_sparse_graph_exists_for_every_agreed_share(colluding: float, dropped: float) -> None:
     graph = sparse_graph(256, int(colluding * 256), int(dropped * 256))
     assert graph.holders < 160
 
@@ -96,7 +92,7 @@ def test_any_share_that_may_be_agreed_has_a_sparse_graph_in_the_largest_run(
     ("members", "colluding", "dropped"),
     [(30, 12, 0), (30, 0, 10), (100, 34, 0), (5, 1, 1), (4, 0, 0), (30, -1, 0), (30, 0, -1)],
 )
-def test_sparse_graph_refuses_parameters_that_none_withstands_and_graph_of_is_complete(
+def test_sparse_graph_impossible_refused_and_graph_of_complete(
     members: int, colluding: int, dropped: int
 ) -> None:
     if (members, colluding, dropped) == (4, 0, 0):
@@ -107,7 +103,7 @@ def test_sparse_graph_refuses_parameters_that_none_withstands_and_graph_of_is_co
     assert graph_of(members, colluding, dropped) == complete_graph(members)
 
 
-def test_a_complete_graph_is_everyone_with_everyone() -> None:
+def test_complete_graph_links_all() -> None:
     assert complete_graph(30) == Graph(30, 29, 21, CERTAIN)
     assert not complete_graph(30).sparse
     assert graph_among(30, None) == complete_graph(30)
@@ -145,9 +141,7 @@ def _joined(links: NDArray[np.bool_]) -> bool:
 
 
 @pytest.mark.parametrize("bits", [6, 10])
-def test_thresholds_hold_off_colluders_as_often_as_they_say(
-    bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threshold_against_colluders_by_sampling(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chances are large enough to be sampled, and a threshold that is too low by two is found out."""
     monkeypatch.setattr(under_test, "HOLDER_BITS", bits)
     sparse_graph.cache_clear()
@@ -160,7 +154,7 @@ def test_thresholds_hold_off_colluders_as_often_as_they_say(
 
 
 @pytest.mark.parametrize("bits", [6, 9])
-def test_masks_join_honest_survivors_as_often_as_they_say(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_connect_survivors_by_sampling(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chance that is three quarters of the one it has to be is found out."""
     monkeypatch.setattr(under_test, "LINK_BITS", bits)
     under_test._linked.cache_clear()
@@ -176,7 +170,7 @@ def _most(tries: int, chance: float) -> float:
     return tries * chance + 5 * sqrt(tries * chance) + 1
 
 
-def test_the_union_over_parts_bounds_the_exact_chance() -> None:
+def test_union_bound_above_exact_probability() -> None:
     """The exact probability for five members is counted over all their graphs."""
     honest, linked = 5, 700
     p = linked / CERTAIN
@@ -192,7 +186,7 @@ def test_the_union_over_parts_bounds_the_exact_chance() -> None:
 
 
 @pytest.mark.parametrize("honest", [20, 40, 300])
-def test_a_larger_set_of_survivors_is_joined_at_least_as_surely(honest: int) -> None:
+def test_links_connect_larger_sets_more_surely(honest: int) -> None:
     """The bound is for the fewest honest survivors; the coordinator may leave more."""
     linked = under_test._linked(honest)
     assert all(apart(linked, more) <= -LINK_BITS for more in range(honest, 2 * honest))

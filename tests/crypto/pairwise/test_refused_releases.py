@@ -50,7 +50,7 @@ ODD_SURVIVORS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", ODD_SURVIVORS)
-def test_odd_survivors_are_neither_signed_nor_believed_nor_answered(group: Group, name: str) -> None:
+def test_bad_survivors_refused_by_sign_verify_and_release(group: Group, name: str) -> None:
     survivors, message = ODD_SURVIVORS[name]
     signatures = dict.fromkeys(survivors, b"")
     calls: list[Callable[[], object]] = [
@@ -66,7 +66,7 @@ def test_odd_survivors_are_neither_signed_nor_believed_nor_answered(group: Group
             call()
 
 
-def test_survivors_need_the_threshold_of_their_own_signatures(group: Group) -> None:
+def test_verify_signed_survivors_below_threshold_refused(group: Group) -> None:
     survivors = (A, B, C, D)
     signatures = {name: group.sites[name].sign(survivors) for name in survivors}
     members = roster(MEMBERS)
@@ -95,7 +95,7 @@ def test_survivors_need_the_threshold_of_their_own_signatures(group: Group) -> N
 
 
 @given(st.integers(3, 9), st.data())
-def test_one_share_of_one_kind_for_each_owner(count: int, data: st.DataObject) -> None:
+def test_release_one_kind_for_each_owner(count: int, data: st.DataObject) -> None:
     members = names(count)
     binding = binding_of(members)
     held = {
@@ -118,7 +118,7 @@ def test_one_share_of_one_kind_for_each_owner(count: int, data: st.DataObject) -
         assert (item.kind, item.share) == (expected, pair.seed if expected is ShareKind.SEED else pair.key)
 
 
-def test_release_needs_the_site_and_its_own_share(group: Group) -> None:
+def test_release_by_non_survivor_or_without_own_pair_refused(group: Group) -> None:
     survivors, held = (A, B, C, D), group.sites[E].held
     with pytest.raises(VerificationError, match="clinic-e is not among the survivors"):
         release(BINDING, E, MEMBERS, survivors, held)
@@ -130,7 +130,7 @@ def test_release_needs_the_site_and_its_own_share(group: Group) -> None:
         release(BINDING, A, (A, B, C, E), survivors, held)
 
 
-def test_a_peer_whose_share_did_not_open_is_left_out(group: Group) -> None:
+def test_release_unopened_share_left_out(group: Group) -> None:
     survivors, held = (A, B, C, D), group.sites[A].held
     released = release(BINDING, A, MEMBERS, survivors, {name: held[name] for name in (A, C, E)})
     check_released(released, BINDING, MEMBERS, survivors)
@@ -141,7 +141,7 @@ def test_a_peer_whose_share_did_not_open_is_left_out(group: Group) -> None:
     ]
 
 
-def test_released_shares_are_of_the_kind_that_is_due(group: Group) -> None:
+def test_check_released_other_kind_refused(group: Group) -> None:
     survivors = (A, B, C, D)
     good = release(BINDING, A, MEMBERS, survivors, group.sites[A].held)
     check_released(good, BINDING, MEMBERS, survivors)
@@ -181,7 +181,7 @@ def _flip(released: dict[str, Any], site: str, position: int) -> dict[str, Any]:
     return released | {site: tuple(answer)}
 
 
-def test_vectors_and_answers_of_another_form_are_refused(group: Group) -> None:
+def test_unmask_bad_vectors_and_answers_refused(group: Group) -> None:
     survivors = (A, B, C, D)
     masked, released = _answers(group, survivors)
     odd_masked: dict[str, dict[str, Any]] = {
@@ -206,14 +206,14 @@ def test_vectors_and_answers_of_another_form_are_refused(group: Group) -> None:
             unmask(masked, answers, BINDING, MEMBERS, survivors, group.public)
 
 
-def test_a_share_that_one_member_does_not_hold_keeps_no_sum_back(group: Group) -> None:
+def test_unmask_one_missing_share_tolerated(group: Group) -> None:
     masked, released = _answers(group, MEMBERS)
     expected = total(random_vectors(MEMBERS, 64, 4, seed=3), MEMBERS)
     without = released | {A: released[A][:1] + released[A][2:]}
     assert unmask(masked, without, BINDING, MEMBERS, MEMBERS, group.public).tolist() == expected.tolist()
 
 
-def test_keys_that_no_site_would_have_taken_are_refused(group: Group) -> None:
+def test_unmask_bad_public_keys_refused(group: Group) -> None:
     """The refusal holds even where no key is needed, because no member dropped out."""
     masked, released = _answers(group, MEMBERS)
     odd = {
@@ -225,15 +225,13 @@ def test_keys_that_no_site_would_have_taken_are_refused(group: Group) -> None:
             unmask(masked, released, BINDING, MEMBERS, MEMBERS, public)
 
 
-def test_a_wrong_share_is_noticed_with_more_than_enough(group: Group) -> None:
+def test_unmask_wrong_surplus_share_refused(group: Group) -> None:
     masked, released = _answers(group, MEMBERS)
     with pytest.raises(MalformedError, match=r"a secret of clinic-b: .* contradict each other"):
         unmask(masked, _flip(released, A, 1), BINDING, MEMBERS, MEMBERS, group.public)
 
 
-def test_a_wrong_share_of_a_key_is_noticed_with_just_enough(
-    group: Group, weaken: Callable[[str], None]
-) -> None:
+def test_unmask_wrong_key_share_at_threshold_refused(group: Group, weaken: Callable[[str], None]) -> None:
     """The key that its owner stated shows the wrong share. Without that check the sum would be garbage."""
     survivors = (A, B, C, D)
     masked, released = _answers(group, survivors)
@@ -246,7 +244,7 @@ def test_a_wrong_share_of_a_key_is_noticed_with_just_enough(
     assert not (unmask(masked, spoilt, BINDING, MEMBERS, survivors, group.public) == expected).any()
 
 
-def test_a_wrong_share_of_a_seed_with_just_enough_gives_garbage(group: Group) -> None:
+def test_unmask_wrong_seed_share_at_threshold_gives_garbage(group: Group) -> None:
     """The limit that the module states: it takes the fixed point to notice."""
     survivors = (A, B, C, D)
     masked, released = _answers(group, survivors)
@@ -255,14 +253,14 @@ def test_a_wrong_share_of_a_seed_with_just_enough_gives_garbage(group: Group) ->
     assert not (spoilt == expected).any()
 
 
-def test_masked_vectors_and_inputs_are_left_alone(group: Group) -> None:
+def test_unmask_leaves_inputs_unchanged(group: Group) -> None:
     masked, released = _answers(group, MEMBERS)
     before = {name: words.copy() for name, words in masked.items()}
     unmask(masked, released, BINDING, MEMBERS, MEMBERS, group.public)
     assert all((masked[name] == before[name]).all() for name in MEMBERS)
 
 
-def test_every_quorum_of_answers_gives_the_same_sum(group: Group) -> None:
+def test_unmask_every_quorum_same_sum(group: Group) -> None:
     masked, released = _answers(group, MEMBERS)
     expected = total(random_vectors(MEMBERS, 64, 4, seed=3), MEMBERS).tolist()
     for size in (4, 5):
@@ -274,7 +272,7 @@ def test_every_quorum_of_answers_gives_the_same_sum(group: Group) -> None:
 # The payload
 
 
-def test_words_go_through_their_payload() -> None:
+def test_payload_of_words_round_trip() -> None:
     words = np.arange(4, dtype=np.uint32)
     assert SCHEME == "pairwise/1"
     assert words_of(payload_of(words), 32, 4) is words
@@ -292,6 +290,6 @@ def test_words_go_through_their_payload() -> None:
         (Payload(SCHEME, words=(np.zeros(4, np.uint64),)), MalformedError),
     ],
 )
-def test_payloads_of_another_form_are_refused(payload: Payload, error: type[Exception]) -> None:
+def test_words_of_other_payloads_refused(payload: Payload, error: type[Exception]) -> None:
     with pytest.raises(error):
         words_of(payload, 32, 4)

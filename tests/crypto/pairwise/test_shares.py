@@ -24,7 +24,7 @@ A, B, C, D, E = MEMBERS
 # Secrets
 
 
-def test_secrets_survive_serialisation_and_are_redacted() -> None:
+def test_attempt_secrets_round_trip_and_redacted_repr() -> None:
     secrets = AttemptSecrets.generate()
     assert len(secrets.to_bytes()) == 96
     assert AttemptSecrets.from_bytes(secrets.to_bytes()) == secrets
@@ -34,20 +34,20 @@ def test_secrets_survive_serialisation_and_are_redacted() -> None:
     assert "redacted" in repr(secrets)
 
 
-def test_secrets_are_fresh_and_all_different() -> None:
+def test_attempt_secrets_fresh_and_distinct() -> None:
     made = [AttemptSecrets.generate() for _ in range(20)]
     assert len(set(chain.from_iterable((one.mask, one.share, one.seed) for one in made))) == 60
 
 
 @pytest.mark.parametrize("size", [0, 95, 97, 192])
-def test_secrets_of_another_size_are_refused(size: int) -> None:
+def test_attempt_secrets_other_size_refused(size: int) -> None:
     with pytest.raises(MalformedError, match="have 96 bytes"):
         AttemptSecrets.from_bytes(bytes(size))
     with pytest.raises(MalformedError, match="must have 32 bytes"):
         AttemptSecrets(bytes(32), bytes(32), bytes(size))
 
 
-def test_share_pair_survives_serialisation_and_is_redacted() -> None:
+def test_share_pair_round_trip_and_redacted_repr() -> None:
     pair = SharePair(bytes(32) + b"\x07", bytes(32) + b"\x09")
     assert SharePair.from_bytes(pair.to_bytes()) == pair
     assert repr(pair) == "SharePair(<redacted>)"
@@ -64,7 +64,7 @@ ODD_KEYS = (*LOW_ORDER, b"\xff" * 32, bytes(31), b"")
 
 @pytest.mark.parametrize("key", ODD_KEYS, ids=["zero", "one", "not canonical", "short", "none"])
 @pytest.mark.parametrize("which", ["mask", "share"])
-def test_unusable_keys_are_refused_before_anything_is_made(group: Group, key: bytes, which: str) -> None:
+def test_make_shares_bad_keys_refused(group: Group, key: bytes, which: str) -> None:
     site = group.sites[A]
     public = group.public | {C: replace(group.public[C], **{which: key})}
     with pytest.raises(VerificationError, match="channel key"):
@@ -74,15 +74,13 @@ def test_unusable_keys_are_refused_before_anything_is_made(group: Group, key: by
 
 
 @pytest.mark.parametrize("key", LOW_ORDER)
-def test_a_shared_secret_of_zero_is_refused_even_without_the_check(
-    key: bytes, weaken: Callable[[str], None]
-) -> None:
+def test_agree_zero_secret_refused_without_check(key: bytes, weaken: Callable[[str], None]) -> None:
     weaken("crypto.pairwise.attempt_secrets.check_channel_public")
     with pytest.raises(VerificationError, match="shared secret of zero"):
         agree(AttemptSecrets.generate().mask, key)
 
 
-def test_keys_that_are_missing_or_twice_there_or_not_the_own_ones_are_refused(group: Group) -> None:
+def test_make_shares_missing_repeated_or_foreign_keys_refused(group: Group) -> None:
     keys = group.public[C]
     odd = {
         "no mask keys of clinic-c": {name: key for name, key in group.public.items() if name != C},
@@ -97,7 +95,7 @@ def test_keys_that_are_missing_or_twice_there_or_not_the_own_ones_are_refused(gr
             group.sites[A].mask(np.zeros(1, np.uint64), MEMBERS, public)
 
 
-def test_the_own_keys_must_be_among_the_keys(group: Group) -> None:
+def test_make_shares_without_own_keys_refused(group: Group) -> None:
     public = {name: key for name, key in group.public.items() if name != A}
     with pytest.raises(VerificationError, match="no mask keys of clinic-a"):
         make_shares(credentials(A), group.sites[A].secrets, BINDING, public)
@@ -108,7 +106,7 @@ def test_the_own_keys_must_be_among_the_keys(group: Group) -> None:
 # Shares
 
 
-def test_a_share_for_each_other_member_and_a_pair_that_stays(group: Group) -> None:
+def test_make_shares_one_for_each_other_member(group: Group) -> None:
     secrets = group.sites[A].secrets
     shares, own = make_shares(credentials(A), secrets, BINDING, group.public)
     assert [share.recipient for share in shares] == [B, C, D, E]
@@ -119,7 +117,7 @@ def test_a_share_for_each_other_member_and_a_pair_that_stays(group: Group) -> No
     assert all(secret not in everything for secret in (secrets.seed, secrets.mask, secrets.share))
 
 
-def test_a_share_is_only_its_senders_for_its_recipient(group: Group) -> None:
+def test_verify_share_other_sender_or_recipient_refused(group: Group) -> None:
     shares = {share.recipient: share for share in group.sites[A].share(group.public)}
     good = shares[B]
     verify_share(good, member(A), BINDING, B)
@@ -162,7 +160,7 @@ def test_a_share_is_only_its_senders_for_its_recipient(group: Group) -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_share_is_of_its_attempt(group: Group, change: dict[str, Any]) -> None:
+def test_open_share_of_other_attempt_refused(group: Group, change: dict[str, Any]) -> None:
     """A share is bound by its signature and, without that, by its sealing; signatures on survivors are bound too."""
     other = binding_of(**({"group": MEMBERS} | change))
     share = next(share for share in group.sites[A].share(group.public) if share.recipient == B)
@@ -176,7 +174,7 @@ def test_a_share_is_of_its_attempt(group: Group, change: dict[str, Any]) -> None
         verify_survivor(member(A), other, names(4), signature)
 
 
-def test_open_share_refuses_content_that_is_not_two_field_elements(group: Group) -> None:
+def test_open_share_bad_content_refused(group: Group) -> None:
     share = next(share for share in group.sites[A].share(group.public) if share.recipient == B)
     with pytest.raises(DecryptionError):
         open_share(share, group.sites[C].secrets, BINDING)

@@ -57,16 +57,14 @@ def gone(count: int, seed: int) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("dropped", [0, 3, 9])
-def test_the_sum_is_exact_with_none_a_tenth_or_three_tenths_dropped_out(
-    shared: Group, dropped: int, bits: int
-) -> None:
+def test_sparse_sum_exact_with_drop_outs(shared: Group, dropped: int, bits: int) -> None:
     """After they made shares."""
     vectors, survivors = random_vectors(MEMBERS, bits, 7, seed=dropped), gone(dropped, bits + dropped)
     assert shared.finish(vectors, MEMBERS, survivors).tolist() == total(vectors, survivors).tolist()
 
 
 @pytest.mark.parametrize("dropped", [3, 9])
-def test_the_sum_is_exact_when_members_drop_out_before_shares(dropped: int) -> None:
+def test_sparse_sum_exact_with_drop_outs_before_shares(dropped: int) -> None:
     sharers = gone(dropped, dropped)
     group = Group.of(BINDING, GRAPH)
     group.share(sharers)
@@ -75,7 +73,7 @@ def test_the_sum_is_exact_when_members_drop_out_before_shares(dropped: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_sum_is_exact_when_members_drop_out_in_every_step(seed: int) -> None:
+def test_sparse_sum_exact_with_drop_outs_in_every_step(seed: int) -> None:
     """Nine in all: of three each step is the last."""
     order = [MEMBERS[i] for i in np.random.default_rng(seed).permutation(N)]
     sharers, survivors, answering = (tuple(sorted(order[cut:])) for cut in (3, 6, 9))
@@ -86,13 +84,13 @@ def test_the_sum_is_exact_when_members_drop_out_in_every_step(seed: int) -> None
     assert summed.tolist() == total(vectors, survivors).tolist()
 
 
-def test_one_more_than_the_group_can_do_without_is_refused(shared: Group) -> None:
+def test_sparse_sum_too_many_drop_outs_refused(shared: Group) -> None:
     vectors = random_vectors(MEMBERS, 64, 7, seed=1)
     with pytest.raises(VerificationError, match="the survivors are 20; the threshold is 21"):
         shared.finish(vectors, MEMBERS, gone(10, 1))
 
 
-def test_a_member_whose_holders_are_gone_keeps_the_sum_shut() -> None:
+def test_sparse_sum_without_holders_of_a_member_refused() -> None:
     """The drawn holders drop out or lose their shares, which hardly ever happens by chance."""
     group = Group.of(BINDING, GRAPH)
     group.share()
@@ -107,7 +105,7 @@ def test_a_member_whose_holders_are_gone_keeps_the_sum_shut() -> None:
         group.finish(vectors, MEMBERS, survivors)
 
 
-def test_two_who_disagree_on_the_graph_have_masks_that_do_not_cancel(shared: Group) -> None:
+def test_sparse_sum_different_graphs_do_not_cancel(shared: Group) -> None:
     fixed = FixedPoint([Segment(400, 64.0)], terms=N)
     zeros = {name: fixed.encode(np.zeros(400)) for name in MEMBERS}
     released = shared.release(MEMBERS, MEMBERS, MEMBERS)
@@ -123,7 +121,7 @@ def test_two_who_disagree_on_the_graph_have_masks_that_do_not_cancel(shared: Gro
         fixed.decode_sum(spoilt, N)
 
 
-def test_a_graph_of_other_members_is_a_mistake_of_the_caller(shared: Group) -> None:
+def test_graph_among_other_number_of_members_refused(shared: Group) -> None:
     other = sparse_graph(N + 1, 3, 9)
     shared.sites[A].graph = other
     try:
@@ -136,7 +134,7 @@ def test_a_graph_of_other_members_is_a_mistake_of_the_caller(shared: Group) -> N
 # Holders
 
 
-def test_shares_go_to_as_many_others_as_the_graph_says() -> None:
+def test_make_shares_sparse_recipients_as_graph_says() -> None:
     group = Group.of(BINDING, GRAPH)
     for site in group.sites.values():
         recipients = [share.recipient for share in site.share(group.public)]
@@ -145,7 +143,7 @@ def test_shares_go_to_as_many_others_as_the_graph_says() -> None:
         assert recipients == sorted(recipients)
 
 
-def test_holders_are_drawn_anew_and_each_other_member_as_likely() -> None:
+def test_draw_holders_uniform_and_fresh() -> None:
     """Each name, and each pair of names, is in as many of 8000 draws of 14 of 29 as expected, to seven deviations.
 
     One of 29 + 406 counts exceeds seven deviations once in a billion runs. There are 7.8e7 sets of 14, so that 0.4 of
@@ -163,7 +161,7 @@ def test_holders_are_drawn_anew_and_each_other_member_as_likely() -> None:
     assert len(set(draws)) > len(draws) - 10
 
 
-def test_a_drawing_that_follows_from_the_members_alone_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draw_holders_deterministic_double_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that can foresee holders lists members until it likes them."""
 
     class Foreseen:
@@ -174,7 +172,7 @@ def test_a_drawing_that_follows_from_the_members_alone_would_be_seen(monkeypatch
     assert draw_holders(BINDING, A, GRAPH) == draw_holders(BINDING, A, GRAPH) == MEMBERS[1:15]
 
 
-def test_as_many_shares_as_the_threshold_open_a_secret_and_one_less_does_not(shared: Group) -> None:
+def test_sparse_threshold_of_shares_opens_and_one_less_does_not(shared: Group) -> None:
     answers = shared.release(MEMBERS, MEMBERS, MEMBERS)
     owners = Counter(item.owner for answer in answers.values() for item in answer)
     assert set(owners.values()) == {GRAPH.holders + 1}
@@ -198,7 +196,7 @@ def test_as_many_shares_as_the_threshold_open_a_secret_and_one_less_does_not(sha
 # Masks
 
 
-def test_both_ends_see_the_same_coin_and_it_is_as_fair_as_the_graph_says(shared: Group) -> None:
+def test_linked_equal_at_both_ends_and_fair(shared: Group) -> None:
     """The test tosses 435 coins in each of three attempts; the two tails together have a probability of 10^-10."""
     heads, attempts = 0, [replace(BINDING, attempt=number) for number in (1, 2, 3)]
     for binding in attempts:
@@ -217,7 +215,7 @@ def test_both_ends_see_the_same_coin_and_it_is_as_fair_as_the_graph_says(shared:
     assert coins.ppf(5e-11) <= heads <= coins.isf(5e-11)
 
 
-def test_a_coin_follows_from_the_secret_of_the_two_and_from_nothing_else() -> None:
+def test_linked_depends_on_secret_and_pair() -> None:
     """Over 3000 secrets heads come up as often as the chance; other keys or another attempt turn half of the coins."""
     secrets = [bytes([i % 256, i // 256]) * 16 for i in range(3000)]
     pair = (*BINDING.fields(), A.encode(), B.encode())
@@ -234,7 +232,7 @@ def test_a_coin_follows_from_the_secret_of_the_two_and_from_nothing_else() -> No
     assert abs(rare - 3000 / 16) < 5 * (3000 / 16) ** 0.5
 
 
-def test_a_mask_of_certain_probability_draws_no_coin(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linked_certain_draws_no_coin(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A complete graph's masks are therefore the same as before there were coins."""
     used: list[str] = []
 
@@ -253,7 +251,7 @@ def test_a_mask_of_certain_probability_draws_no_coin(shared: Group, monkeypatch:
 # Whom one masks with
 
 
-def test_a_signature_on_whom_one_masks_with_holds_for_that_set_and_that_attempt_alone() -> None:
+def test_verify_sharers_other_set_or_attempt_refused() -> None:
     sharers = MEMBERS[:25]
     signature = sign_sharers(credentials(A), BINDING, sharers)
     verify_sharers(member(A), BINDING, sharers, signature)
@@ -276,7 +274,7 @@ ODD: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_odd_sets_are_neither_signed_nor_believed(case: str) -> None:
+def test_bad_sharers_refused_by_sign_and_verify(case: str) -> None:
     sharers, message = ODD[case]
     with pytest.raises(VerificationError, match=message):
         sign_sharers(credentials(A), BINDING, sharers)
@@ -284,7 +282,7 @@ def test_odd_sets_are_neither_signed_nor_believed(case: str) -> None:
         verify_sharers(member(A), BINDING, sharers, b"")
 
 
-def test_sharers_must_be_signed_by_every_owner_and_nobody_else() -> None:
+def test_verify_signed_sharers_missing_or_surplus_signature_refused() -> None:
     signed = {name: sign_sharers(credentials(name), BINDING, MEMBERS) for name in MEMBERS[:4]}
     members = roster(MEMBERS)
     verify_signed_sharers(signed, members, BINDING, MEMBERS, MEMBERS[:4])
@@ -298,7 +296,7 @@ def test_sharers_must_be_signed_by_every_owner_and_nobody_else() -> None:
         verify_signed_sharers(signed, {}, BINDING, MEMBERS, MEMBERS[:4])
 
 
-def test_the_secret_of_a_pair_is_what_its_coin_is_thrown_with() -> None:
+def test_linked_uses_shared_secret() -> None:
     first, second = AttemptSecrets.generate(), AttemptSecrets.generate()
     secret = agree(first.mask, second.public.mask)
     public = {A: first.public, B: second.public}

@@ -58,13 +58,13 @@ def _check(reached: Sequence[int], bits: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
-def test_every_pattern_of_drop_outs(count: int) -> None:
+def test_masked_sum_every_pattern_of_drop_outs_exact(count: int) -> None:
     for number, reached in enumerate(product(range(4), repeat=count)):
         _check(reached, bits=(32, 64)[number % 2])
 
 
 @pytest.mark.parametrize("count", [6, 7, 8, 9])
-def test_every_number_of_drop_outs_at_each_stage(count: int) -> None:
+def test_masked_sum_every_number_of_drop_outs_exact_or_refused(count: int) -> None:
     """The members that drop out at a stage change from one case to the next."""
     generator = np.random.default_rng(count)
     for number, reached in enumerate(product(range(4), repeat=count)):
@@ -72,14 +72,14 @@ def test_every_number_of_drop_outs_at_each_stage(count: int) -> None:
             _check(generator.permutation(reached).tolist(), bits=(32, 64)[number % 2])
 
 
-def test_a_group_of_three_tolerates_no_drop_out_and_one_of_four_does() -> None:
+def test_masked_sum_three_members_tolerate_no_drop_out() -> None:
     _check((ANSWERED, ANSWERED, ANSWERED), bits=64)
     with pytest.raises(VerificationError, match="the survivors are 2; the threshold is 3"):
         _group(3).release(names(3), names(2), names(2))
     _check((ANSWERED, ANSWERED, SHARED, ANSWERED), bits=64)
 
 
-def test_a_group_of_two_needs_both() -> None:
+def test_masked_sum_two_members_need_both() -> None:
     _check((ANSWERED, ANSWERED), bits=32)
     _check((ANSWERED, MASKED), bits=32)
 
@@ -87,7 +87,7 @@ def test_a_group_of_two_needs_both() -> None:
 # From values to values
 
 
-def test_real_vectors_come_out_as_their_sum() -> None:
+def test_masked_sum_of_real_vectors() -> None:
     members = names(5)
     fixed = FixedPoint([Segment(20, 1.0), Segment(30, 64.0), Segment(10, 1e6)], terms=5)
     generator = np.random.default_rng(2)
@@ -128,7 +128,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("what", OTHERS)
 @pytest.mark.parametrize("bits", [32, 64])
-def test_a_member_that_knows_another_attempt_spoils_the_sum(what: str, bits: int) -> None:
+def test_masked_sum_other_binding_garbage(what: str, bits: int) -> None:
     """Even if the coordinator had every seed as it should: the masks themselves do not cancel."""
     members = names(4)
     binding = binding_of(members)
@@ -148,7 +148,7 @@ def test_a_member_that_knows_another_attempt_spoils_the_sum(what: str, bits: int
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_member_that_knows_another_attempt_takes_no_shares(what: str) -> None:
+def test_open_share_under_other_binding_refused(what: str) -> None:
     """The first line of defence: shares of another attempt are not even opened."""
     members = names(4)
     binding = binding_of(members)
@@ -162,7 +162,7 @@ def test_a_member_that_knows_another_attempt_takes_no_shares(what: str) -> None:
         group.sites["clinic-c"].receive([to_c])
 
 
-def test_members_with_one_odd_binding_disagree_on_the_survivors_too() -> None:
+def test_verify_survivor_under_other_binding_refused() -> None:
     members = names(4)
     group = Group.of(binding_of(members), **{"clinic-c": binding_of(members, broadcast=b"")})
     signatures = {name: group.sites[name].sign(members) for name in members}
@@ -176,7 +176,9 @@ KEYS = st.binary(min_size=32, max_size=32)
 
 
 @given(st.lists(KEYS, max_size=4), st.lists(KEYS, max_size=4), st.integers(0, 40), st.sampled_from([32, 64]))
-def test_streams_cancel(plus: list[bytes], minus: list[bytes], length: int, bits: int) -> None:
+def test_add_streams_plus_and_minus_cancel(
+    plus: list[bytes], minus: list[bytes], length: int, bits: int
+) -> None:
     words = random_vectors(("x",), bits, length, seed=length)["x"]
     before = words.copy()
     masked = add_streams(words, plus, minus)
@@ -185,7 +187,7 @@ def test_streams_cancel(plus: list[bytes], minus: list[bytes], length: int, bits
 
 
 @given(st.integers(1, 3), st.integers(-2, 2), st.sampled_from([32, 64]))
-def test_streams_go_on_over_chunks(chunks: int, more: int, bits: int) -> None:
+def test_add_streams_continue_over_chunks(chunks: int, more: int, bits: int) -> None:
     """A stream of another length begins with the same words: no chunk starts anew, skips or repeats."""
     length = chunks * (1 << 18) * 8 // bits + more
     kind = {32: np.uint32, 64: np.uint64}[bits]
@@ -195,7 +197,7 @@ def test_streams_go_on_over_chunks(chunks: int, more: int, bits: int) -> None:
     assert len(np.unique(stream)) > length * 0.999
 
 
-def test_a_masked_vector_looks_uniform_and_hides_zero() -> None:
+def test_mask_uniform_for_zero_vector() -> None:
     """Each of the 64 bits of 400 000 words, by Hoeffding's inequality; one mask alone would do. Once in 10^10 it fails.
 
     Two of so many words are the same once in 10^8, and two pairs of them once in 10^16.
@@ -212,7 +214,7 @@ def test_a_masked_vector_looks_uniform_and_hides_zero() -> None:
     assert len(np.unique(masked)) >= count - 1
 
 
-def test_the_binding_is_a_value() -> None:
+def test_binding_equality_and_hash() -> None:
     assert binding_of(names(3)) == binding_of(names(3))
     assert binding_of(names(3)).threshold == threshold(3) == 3
     assert isinstance(binding_of(names(3)), Binding)

@@ -53,7 +53,7 @@ def _usages(credentials: Credentials) -> list[x509.ObjectIdentifier]:
 
 
 @given(NAMES, NAMES)
-def test_identity_goes_through_its_uri(federation: str, name: str) -> None:
+def test_identity_uri_round_trip(federation: str, name: str) -> None:
     for identity in (Identity.site(federation, name), Identity.coordinator(federation)):
         assert Identity.from_uri(identity.uri) == identity
 
@@ -78,20 +78,20 @@ def test_identity_goes_through_its_uri(federation: str, name: str) -> None:
         "spiffe://f/site/site/a",
     ],
 )
-def test_other_uris_name_nobody(uri: str) -> None:
+def test_identity_from_other_uri_refused(uri: str) -> None:
     with pytest.raises(VerificationError, match="names no"):
         Identity.from_uri(uri)
 
 
 @pytest.mark.parametrize("name", ["", "A", "-a", ".a", "a_b", "a/b", "é", "a" * 64, "a\n"])
-def test_bad_names_are_refused(name: str) -> None:
+def test_identity_bad_name_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is not 1 to 63"):
         Identity.site("f", name)
     with pytest.raises(ValueError, match="is not 1 to 63"):
         Identity.coordinator(name)
 
 
-def test_a_coordinator_has_no_other_name() -> None:
+def test_identity_coordinator_with_other_name_refused() -> None:
     with pytest.raises(ValueError, match="must be 'coordinator'"):
         Identity("f", Role.COORDINATOR, "second")
 
@@ -99,7 +99,7 @@ def test_a_coordinator_has_no_other_name() -> None:
 # The CA
 
 
-def test_authority_is_a_ca_that_signs_parties_only(federation: Federation) -> None:
+def test_create_authority_path_length_and_usage(federation: Federation) -> None:
     ca = x509.load_pem_x509_certificate(federation.trust.certificate_pem)
     constraints = ca.extensions.get_extension_for_class(x509.BasicConstraints)
     usage = ca.extensions.get_extension_for_class(x509.KeyUsage)
@@ -112,7 +112,7 @@ def test_authority_is_a_ca_that_signs_parties_only(federation: Federation) -> No
     assert federation.trust.federation == "clinics.example"
 
 
-def test_certificate_of_a_party_signs_messages_and_certifies_nobody(federation: Federation) -> None:
+def test_approve_party_certificate_usage(federation: Federation) -> None:
     """Both extensions are critical, so that software that does not know them refuses the certificate."""
     for party in (federation.site("clinic-a"), federation.coordinator("localhost")):
         extensions = _certificate(party).extensions
@@ -126,7 +126,7 @@ def test_certificate_of_a_party_signs_messages_and_certifies_nobody(federation: 
         assert not usage.value.crl_sign
 
 
-def test_key_files_are_private_and_encrypted(tmp_path: Path) -> None:
+def test_key_files_private_and_encrypted(tmp_path: Path) -> None:
     create_authority(tmp_path / "ca", "f", PASSPHRASE, stretching=CHEAP)
     create_request(tmp_path / "a", Identity.site("f", "a"), PASSPHRASE, stretching=CHEAP)
     for directory, name in (("ca", "ca.key.pem"), ("a", "key.pem")):
@@ -137,7 +137,7 @@ def test_key_files_are_private_and_encrypted(tmp_path: Path) -> None:
             read_key(path, b"wrong")
 
 
-def test_existing_files_are_kept_without_overwrite(tmp_path: Path) -> None:
+def test_existing_files_kept_without_overwrite(tmp_path: Path) -> None:
     authority, party, identity = tmp_path / "ca", tmp_path / "a", Identity.site("f", "a")
     makers: list[Callable[[bool], object]] = [
         lambda overwrite: create_authority(authority, "f", PASSPHRASE, overwrite=overwrite, stretching=CHEAP),
@@ -153,7 +153,7 @@ def test_existing_files_are_kept_without_overwrite(tmp_path: Path) -> None:
         assert {path: path.read_bytes() for path in tmp_path.rglob("*.pem")} != before
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+def test_file_that_appears_meanwhile_kept(tmp_path: Path) -> None:
     """Nothing was there when it was looked for; the write itself must still refuse."""
     path = tmp_path / "certificate.pem"
     path.write_bytes(b"someone else's")
@@ -163,13 +163,13 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_empty_passphrase_writes_nothing(tmp_path: Path) -> None:
+def test_empty_passphrase_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyStoreError, match="empty"):
         create_authority(tmp_path / "ca", "f", b"")
     assert not list(tmp_path.rglob("*.pem"))
 
 
-def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
+def test_unreadable_or_unwritable_file_named(tmp_path: Path) -> None:
     with pytest.raises(KeyStoreError, match=r"nowhere\.pem"):
         TrustAnchor.load(tmp_path / "nowhere.pem")
     (tmp_path / "file").write_bytes(b"no certificate")
@@ -185,12 +185,12 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hosts", [["bad host"], ["*.example.org"], ["10.0.0.0/8"], [""], ["a..b"], ["-a"]])
-def test_a_host_is_a_name_or_an_address(tmp_path: Path, hosts: list[str]) -> None:
+def test_host_name_other_text_refused(tmp_path: Path, hosts: list[str]) -> None:
     with pytest.raises(ValueError, match="neither a DNS name nor an IP address"):
         create_request(tmp_path, Identity.coordinator("f"), PASSPHRASE, hosts, stretching=CHEAP)
 
 
-def test_a_coordinator_has_hosts_and_a_site_has_none(tmp_path: Path) -> None:
+def test_create_request_hosts_by_role(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one host"):
         create_request(tmp_path, Identity.coordinator("f"), PASSPHRASE)
     with pytest.raises(ValueError, match="nothing listens at a site"):
@@ -237,18 +237,18 @@ COORDINATOR = x509.UniformResourceIdentifier("spiffe://clinics.example/coordinat
         ([COORDINATOR, x509.DNSName("*.example.org")], "neither"),
     ],
 )
-def test_requests_for_anything_else_are_refused(names: list[x509.GeneralName], problem: str) -> None:
+def test_read_request_other_identity_refused(names: list[x509.GeneralName], problem: str) -> None:
     with pytest.raises(VerificationError, match=problem):
         read_request(_request(*names))
 
 
-def test_a_request_of_another_kind_of_key_is_refused() -> None:
+def test_read_request_other_kind_of_key_refused() -> None:
     for key in (ec.generate_private_key(ec.SECP384R1()), rsa.generate_private_key(65537, 2048)):
         with pytest.raises(VerificationError, match="not ECDSA P-256"):
             read_request(_request(SITE_A, key=key))
 
 
-def test_a_request_is_signed_by_its_own_key() -> None:
+def test_read_request_wrong_signature_refused() -> None:
     """Somebody asks for a certificate over a public key that is not theirs."""
     mine, other = _request(SITE_A), _request(SITE_A)
     first, second = x509.load_pem_x509_csr(mine), x509.load_pem_x509_csr(other)
@@ -265,7 +265,7 @@ def test_a_request_is_signed_by_its_own_key() -> None:
         read_request(pem)
 
 
-def test_read_request_refuses_content_that_is_no_request(federation: Federation) -> None:
+def test_read_request_other_content_refused(federation: Federation) -> None:
     for content in (b"", b"-----BEGIN CERTIFICATE REQUEST-----\n", federation.trust.certificate_pem):
         with pytest.raises(MalformedError):
             read_request(content)
@@ -274,7 +274,7 @@ def test_read_request_refuses_content_that_is_no_request(federation: Federation)
 # Approval
 
 
-def test_a_site_is_a_client_and_a_coordinator_a_server(federation: Federation) -> None:
+def test_approve_extended_usage_by_role(federation: Federation) -> None:
     site, coordinator = (
         federation.site("clinic-a"),
         federation.coordinator("coordinator.example.org", "127.0.0.1"),
@@ -292,7 +292,7 @@ def test_a_site_is_a_client_and_a_coordinator_a_server(federation: Federation) -
     assert lifetimes == [timedelta(days=365) + skew, timedelta(days=30) + skew]
 
 
-def test_extensions_of_a_request_are_not_copied(federation: Federation) -> None:
+def test_approve_copies_no_extensions(federation: Federation) -> None:
     certificate = x509.load_pem_x509_certificate(
         approve(federation.authority, PASSPHRASE, _request(SITE_A, ca=True))
     )
@@ -302,13 +302,13 @@ def test_extensions_of_a_request_are_not_copied(federation: Federation) -> None:
     assert certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == "a"
 
 
-def test_another_federation_is_refused(federation: Federation) -> None:
+def test_approve_other_federation_refused(federation: Federation) -> None:
     elsewhere = x509.UniformResourceIdentifier("spiffe://elsewhere/site/a")
     with pytest.raises(VerificationError, match=r"this is the CA of clinics.example"):
         approve(federation.authority, PASSPHRASE, _request(elsewhere))
 
 
-def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
+def test_approve_never_outlives_ca(tmp_path: Path) -> None:
     create_authority(tmp_path, "clinics.example", PASSPHRASE, days=10, stretching=CHEAP)
     certificate = x509.load_pem_x509_certificate(approve(tmp_path, PASSPHRASE, _request(SITE_A), days=365))
     ca = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
@@ -320,7 +320,7 @@ def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
         approve(tmp_path, PASSPHRASE, _request(SITE_A), days=0)
 
 
-def test_a_ca_of_two_halves_is_refused(tmp_path: Path) -> None:
+def test_approve_mismatched_ca_files_refused(tmp_path: Path) -> None:
     create_authority(tmp_path / "one", "clinics.example", PASSPHRASE, stretching=CHEAP)
     create_authority(tmp_path / "two", "clinics.example", PASSPHRASE, stretching=CHEAP)
     (tmp_path / "one" / "ca.pem").write_bytes((tmp_path / "two" / "ca.pem").read_bytes())
@@ -328,7 +328,7 @@ def test_a_ca_of_two_halves_is_refused(tmp_path: Path) -> None:
         approve(tmp_path / "one", PASSPHRASE, _request(SITE_A))
 
 
-def test_an_independent_verifier_accepts_the_certificates(federation: Federation) -> None:
+def test_certificates_accepted_by_openssl(federation: Federation) -> None:
     """The X.509 profile of the Web PKI, as pyca/cryptography checks it."""
     site, coordinator = federation.site("clinic-a"), federation.coordinator("localhost")
     store = Store([x509.load_pem_x509_certificate(federation.trust.certificate_pem)])
@@ -342,7 +342,7 @@ def test_an_independent_verifier_accepts_the_certificates(federation: Federation
 # Credentials
 
 
-def test_credentials_sign_and_hide_their_key(federation: Federation) -> None:
+def test_credentials_sign_and_redacted_repr(federation: Federation) -> None:
     credentials = federation.site("clinic-a")
     assert credentials.identity == Identity.site("clinics.example", "clinic-a")
     assert repr(credentials) == "Credentials(spiffe://clinics.example/site/clinic-a, private=<redacted>)"
@@ -358,7 +358,7 @@ def test_credentials_sign_and_hide_their_key(federation: Federation) -> None:
             verify(key, bad, "test", b"one", b"two")
 
 
-def test_credentials_are_a_pair_under_a_passphrase(federation: Federation, tmp_path: Path) -> None:
+def test_credentials_wrong_pair_or_passphrase_refused(federation: Federation, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for directory in (one, two):
         create_request(directory, Identity.site("clinics.example", "a"), PASSPHRASE, stretching=CHEAP)
@@ -376,7 +376,7 @@ def test_credentials_are_a_pair_under_a_passphrase(federation: Federation, tmp_p
         Credentials.load(one / "key.pem", one / "key.pem", PASSPHRASE)
 
 
-def test_a_key_in_the_clear_or_of_another_format_is_refused(federation: Federation, tmp_path: Path) -> None:
+def test_read_key_clear_or_other_format_refused(federation: Federation, tmp_path: Path) -> None:
     credentials = federation.site("clinic-a")
     (tmp_path / "c.pem").write_bytes(credentials.certificate_pem)
     key = serialization.load_pem_private_key(credentials.private_key_pem(), None)

@@ -82,7 +82,7 @@ def _call(address: str, credentials: Credentials | None, anchor: TrustAnchor) ->
         return who(b"", timeout=10)
 
 
-def test_a_site_calls_the_coordinator(parties: dict[str, Credentials], anchor: TrustAnchor) -> None:
+def test_tls_site_calls_coordinator(parties: dict[str, Credentials], anchor: TrustAnchor) -> None:
     with _serving(parties["coordinator"], anchor) as address:
         certificate = _call(address, parties["site"], anchor)
     assert anchor.identify(certificate, Role.SITE, datetime.now(UTC)) == Identity.site("f", "a")
@@ -93,7 +93,7 @@ def test_a_site_calls_the_coordinator(parties: dict[str, Credentials], anchor: T
     [("site", "site"), ("coordinator", "coordinator"), ("elsewhere", "site"), ("coordinator", None)],
     ids=["site serves", "coordinator calls", "another host's certificate", "no certificate"],
 )
-def test_tls_refuses_every_other_party(
+def test_tls_every_other_party_refused(
     server: str, client: str | None, parties: dict[str, Credentials], anchor: TrustAnchor
 ) -> None:
     credentials = parties[client] if client else None

@@ -44,7 +44,7 @@ def armored(body: bytes, kind: str = "STORAGE KEY") -> bytes:
     return b"-----BEGIN " + label + b"-----\n" + base64.b64encode(body) + b"\n-----END " + label + b"-----\n"
 
 
-def test_wrapped_file_opens_with_its_passphrase_alone() -> None:
+def test_unwrap_with_passphrase_alone() -> None:
     assert unwrap(wrapped(), PASSPHRASE) == (Kind.STORAGE_KEY, SECRET)
     assert wrapped() != wrapped()
     for wrong in (b"", b"correct hors", PASSPHRASE + b"\n"):
@@ -54,7 +54,7 @@ def test_wrapped_file_opens_with_its_passphrase_alone() -> None:
         wrap(Kind.STORAGE_KEY, SECRET, b"", CHEAP)
 
 
-def test_the_same_bytes_by_hand() -> None:
+def test_wrap_equals_reference_bytes() -> None:
     """scrypt with r = 8 and p = 1 by its salt, then ChaCha20-Poly1305 that binds kind and header."""
     body = body_of(wrapped())
     header, sealed = body[:30], body[30:]
@@ -64,7 +64,7 @@ def test_the_same_bytes_by_hand() -> None:
     assert ChaCha20Poly1305(key).decrypt(header[18:], sealed, bound) == SECRET
 
 
-def test_every_altered_byte_is_refused() -> None:
+def test_unwrap_every_altered_byte_refused() -> None:
     """Version and work factor are bound as well, so that no other reading of a file opens."""
     body = body_of(wrapped())
     for position in range(len(body)):
@@ -77,9 +77,7 @@ def test_every_altered_byte_is_refused() -> None:
 
 
 @pytest.mark.parametrize("work", [0, 3, 19, 40, 255])
-def test_a_crafted_file_cannot_ask_for_more_than_is_allowed(
-    work: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwrap_work_factor_out_of_bounds_refused(work: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before any key is derived: the double that derives one is never called."""
 
     def derived(*_: object, **__: object) -> None:
@@ -111,14 +109,12 @@ def wrapped_before(monkeypatch: pytest.MonkeyPatch) -> bytes:
         (armored(bytes(60)).replace(b"A", b"=", 1), MalformedError),
     ],
 )
-def test_other_bytes_are_refused(content: bytes, error: type[CryptoError]) -> None:
+def test_unwrap_other_bytes_refused(content: bytes, error: type[CryptoError]) -> None:
     with pytest.raises(error):
         unwrap(content, PASSPHRASE)
 
 
-def test_new_files_are_slow_to_guess_and_a_storage_key_as_slow_as_the_private_key(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_new_key_files_work_factor(federation: Federation, tmp_path: Path) -> None:
     key = read_key(federation.authority / "ca.key.pem", PASSPHRASE)
     write_key(tmp_path / "key.pem", key, PASSPHRASE, overwrite=False)
     storage = create_storage_key(tmp_path / "storage.key", PASSPHRASE, like=tmp_path / "key.pem")
@@ -133,7 +129,7 @@ def test_new_files_are_slow_to_guess_and_a_storage_key_as_slow_as_the_private_ke
         read_storage_key(tmp_path / "key.pem", PASSPHRASE)
 
 
-def test_another_passphrase_opens_a_rewrapped_file_and_the_old_one_does_not(tmp_path: Path) -> None:
+def test_rewrap_opens_with_new_passphrase_only(tmp_path: Path) -> None:
     path = tmp_path / "storage.key"
     path.write_bytes(wrapped())
     with pytest.raises(KeyStoreError, match=r"storage\.key"):
@@ -146,7 +142,7 @@ def test_another_passphrase_opens_a_rewrapped_file_and_the_old_one_does_not(tmp_
         unwrap(path.read_bytes(), PASSPHRASE)
 
 
-def test_a_link_to_a_key_file_is_followed(tmp_path: Path) -> None:
+def test_rewrap_follows_link(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(wrapped())
     (tmp_path / "storage.key").symlink_to("kept")
     rewrap(tmp_path / "storage.key", PASSPHRASE, b"new")
@@ -155,7 +151,7 @@ def test_a_link_to_a_key_file_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_root_leaves_a_key_file_to_its_owner(tmp_path: Path) -> None:
+def test_rewrap_keeps_owner(tmp_path: Path) -> None:
     path = tmp_path / "storage.key"
     path.write_bytes(wrapped())
     os.chown(path, 10001, 10001)

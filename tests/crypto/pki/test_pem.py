@@ -78,7 +78,7 @@ def spoil(path: Path, change: Change) -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_a_file_opens_as_before_after_a_change_that_has_no_meaning(name: str, party: Path) -> None:
+def test_pem_meaningless_change_reads_same(name: str, party: Path) -> None:
     expected = load(party).certificate_der
     for file in ("certificate.pem", "key.pem", "request.pem"):
         spoil(party / file, HARMLESS[name])
@@ -91,7 +91,7 @@ def test_a_file_opens_as_before_after_a_change_that_has_no_meaning(name: str, pa
 
 
 @pytest.mark.parametrize("ca_first", [True, False])
-def test_a_bundle_is_read_in_any_order(ca_first: bool, federation: Federation, party: Path) -> None:
+def test_pem_bundle_in_any_order(ca_first: bool, federation: Federation, party: Path) -> None:
     expected, ca = load(party).certificate_der, federation.trust.certificate_pem
     spoil(party / "certificate.pem", lambda pem: ca + pem if ca_first else pem + ca)
     assert load(party).certificate_der == expected
@@ -99,13 +99,13 @@ def test_a_bundle_is_read_in_any_order(ca_first: bool, federation: Federation, p
     assert TrustAnchor.load(party / "ca.pem").fingerprint == federation.trust.fingerprint
 
 
-def test_one_file_may_have_the_key_and_the_certificate(party: Path) -> None:
+def test_pem_key_and_certificate_in_one_file(party: Path) -> None:
     expected = load(party).certificate_der
     spoil(party / "key.pem", lambda pem: pem + (party / "certificate.pem").read_bytes())
     assert Credentials.load(party / "key.pem", party / "key.pem", PASSPHRASE).certificate_der == expected
 
 
-def test_a_new_passphrase_leaves_the_text_around_a_key(party: Path) -> None:
+def test_rewrap_keeps_text_around_key(party: Path) -> None:
     certificate = (party / "certificate.pem").read_bytes()
     spoil(party / "key.pem", lambda pem: b"\r\nof the north\r\n" + pem.replace(b"\n", b"\r\n") + certificate)
     rewrap(party / "key.pem", PASSPHRASE, b"new")
@@ -117,7 +117,7 @@ def test_a_new_passphrase_leaves_the_text_around_a_key(party: Path) -> None:
         read_key(party / "key.pem", PASSPHRASE)
 
 
-def test_two_cas_in_one_file_are_refused(stranger: Federation, party: Path) -> None:
+def test_trust_anchor_two_cas_refused(stranger: Federation, party: Path) -> None:
     spoil(party / "ca.pem", lambda pem: pem + stranger.trust.certificate_pem)
     with pytest.raises(VerificationError, match=r"ca\.pem"):
         TrustAnchor.load(party / "ca.pem")
@@ -180,7 +180,7 @@ NOT_A_KEY: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", NOT_A_KEY)
-def test_what_is_not_a_key_is_named_and_sends_nobody_to_make_another(name: str, party: Path) -> None:
+def test_read_key_other_content_named(name: str, party: Path) -> None:
     change, named = NOT_A_KEY[name]
     spoil(party / "key.pem", change)
     with pytest.raises(KeyStoreError) as refused:
@@ -191,7 +191,7 @@ def test_what_is_not_a_key_is_named_and_sends_nobody_to_make_another(name: str, 
     assert "\n" not in str(refused.value)
 
 
-def test_a_missing_key_alone_sends_people_to_make_one(party: Path) -> None:
+def test_read_key_missing_names_remedy(party: Path) -> None:
     (party / "key.pem").unlink()
     with pytest.raises(KeyStoreError, match=r"key\.pem .*protoseal pki request"):
         load(party)
@@ -217,7 +217,7 @@ def test_a_missing_key_alone_sends_people_to_make_one(party: Path) -> None:
         ("ca.pem", lambda pem: b"\x30\x03\x02\x01\x03", MalformedError),
     ],
 )
-def test_what_is_not_the_certificate_is_named(
+def test_certificate_other_content_named(
     file: str, change: Change, error: type[CryptoError], party: Path
 ) -> None:
     spoil(party / file, change)
@@ -229,7 +229,7 @@ def test_what_is_not_the_certificate_is_named(
 
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @pytest.mark.parametrize("file", ["request.pem", "ca.pem"])
-def test_an_altered_letter_is_refused_by_an_error_of_this_package(file: str, party: Path) -> None:
+def test_pem_altered_letter_refused(file: str, party: Path) -> None:
     """One letter in each place of the base64 text; a letter that bears no meaning may stay."""
     sound = (party / file).read_bytes()
     begin, end = sound.index(b"\n"), sound.rindex(b"\n-----END")
@@ -244,13 +244,13 @@ def test_an_altered_letter_is_refused_by_an_error_of_this_package(file: str, par
                 TrustAnchor.load(party / file)
 
 
-def test_key_and_certificate_in_each_others_place_are_named(party: Path) -> None:
+def test_key_and_certificate_swapped_named(party: Path) -> None:
     _swap(party)
     with pytest.raises(MalformedError, match=r"certificate\.pem: has an encrypted private key"):
         load(party)
 
 
-def test_der_is_read_where_a_certificate_or_request_is_due(party: Path) -> None:
+def test_der_certificate_and_request_read(party: Path) -> None:
     expected = load(party).certificate_der
     (party / "certificate.pem").write_bytes(expected)
     assert load(party).certificate_der == expected
@@ -273,9 +273,7 @@ def test_der_is_read_where_a_certificate_or_request_is_due(party: Path) -> None:
         ("pferdesta\u0308rke", "pferdest\u00e4rke".encode()),
     ],
 )
-def test_a_passphrase_that_only_an_editor_changed_is_named(
-    written: str, given: bytes, tmp_path: Path
-) -> None:
+def test_read_key_passphrase_changed_by_editor_named(written: str, given: bytes, tmp_path: Path) -> None:
     identity = Identity.site("f", "a")
     create_request(tmp_path, identity, written.encode(), stretching=CHEAP)
     with pytest.raises(KeyStoreError) as near:

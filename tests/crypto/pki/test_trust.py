@@ -31,7 +31,7 @@ def der(certificate: x509.Certificate) -> bytes:
 UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.99999.1"), b"\x05\x00")
 
 
-def test_honest_parties_are_who_they_are(federation: Federation) -> None:
+def test_identify_honest_parties(federation: Federation) -> None:
     site, coordinator, trust = federation.site("clinic-a"), federation.coordinator(), federation.trust
     assert trust.identify(site.certificate_der, Role.SITE, NOW) == Identity.site(
         "clinics.example", "clinic-a"
@@ -115,7 +115,7 @@ ATTACKS: dict[str, tuple[str, Role, str, Attack]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attack_meets_its_check(
+def test_attack_refused_by_named_check(
     name: str, federation: Federation, stranger: Federation, weaken: Callable[[str], None]
 ) -> None:
     check, role, problem, attack = ATTACKS[name]
@@ -127,19 +127,21 @@ def test_attack_meets_its_check(
 
 
 @pytest.mark.parametrize("uris", [[], [SITE_URI, COORDINATOR_URI], [SITE_URI, SITE_URI]])
-def test_a_certificate_names_one_identity(federation: Federation, uris: list[str]) -> None:
+def test_identify_certificate_with_other_than_one_identity_refused(
+    federation: Federation, uris: list[str]
+) -> None:
     certificate = der(federation.odd_certificate(uris=uris))
     with pytest.raises(VerificationError, match=r"usable SubjectAlternativeName|identities, not one"):
         federation.trust.identify(certificate, Role.SITE, NOW)
 
 
-def test_a_party_cannot_sign_for_another(federation: Federation) -> None:
+def test_verify_other_partys_signature_refused(federation: Federation) -> None:
     """A site's own certificate is no anchor, and what it signs is nobody's."""
     with pytest.raises(VerificationError, match="CN=clinic-a"):
         TrustAnchor(federation.site("clinic-a").certificate_der)
 
 
-def test_an_anchor_is_a_ca_of_a_federation(federation: Federation) -> None:
+def test_trust_anchor_other_certificates_refused(federation: Federation) -> None:
     again = TrustAnchor.load(federation.authority / "ca.pem")
     assert again.federation == "clinics.example"
     assert again.fingerprint == federation.trust.fingerprint
@@ -147,7 +149,7 @@ def test_an_anchor_is_a_ca_of_a_federation(federation: Federation) -> None:
         TrustAnchor(b"nothing")
 
 
-def test_a_certificate_dies_with_its_ca(federation: Federation) -> None:
+def test_identify_after_ca_expired_refused(federation: Federation) -> None:
     """The certificate outlives the CA here, as an honest CA's never does."""
     certificate = der(federation.odd_certificate(days=(0, 5000)))
     assert federation.trust.identify(certificate, Role.SITE, NOW + timedelta(days=3649))
@@ -155,7 +157,7 @@ def test_a_certificate_dies_with_its_ca(federation: Federation) -> None:
         federation.trust.identify(certificate, Role.SITE, NOW + timedelta(days=3651))
 
 
-def test_validity_includes_its_ends(federation: Federation) -> None:
+def test_check_validity_includes_both_ends(federation: Federation) -> None:
     certificate = federation.odd_certificate(days=(1, 2))
     start, end, second = NOW + timedelta(days=1), NOW + timedelta(days=2), timedelta(seconds=1)
     for at in (start, end):
@@ -165,7 +167,7 @@ def test_validity_includes_its_ends(federation: Federation) -> None:
             federation.trust.identify(der(certificate), Role.SITE, at)
 
 
-def test_an_altered_certificate_is_refused(federation: Federation) -> None:
+def test_identify_altered_certificate_refused(federation: Federation) -> None:
     """Wherever a bit of it is another, but for how many bits of the signature's last byte count: it is the same."""
     honest = federation.site("clinic-a").certificate_der
     uncounted = honest.rindex(x509.load_der_x509_certificate(honest).signature) - 1
@@ -176,7 +178,7 @@ def test_an_altered_certificate_is_refused(federation: Federation) -> None:
             federation.trust.identify(bytes(content), Role.SITE, NOW)
 
 
-def test_a_root_with_another_kind_of_key_is_named() -> None:
+def test_trust_anchor_other_kind_of_key_named() -> None:
     """An institution's RSA root in the place of the federation's CA."""
     key, name = rsa.generate_private_key(65537, 2048), x509.Name.from_rfc4514_string("CN=HospitalRoot")
     root = (
@@ -188,9 +190,7 @@ def test_a_root_with_another_kind_of_key_is_named() -> None:
         TrustAnchor(der(root))
 
 
-def test_a_ca_of_the_same_name_is_told_from_a_foreign_one(
-    federation: Federation, stranger: Federation
-) -> None:
+def test_identify_ca_of_same_name_and_foreign_ca_named(federation: Federation, stranger: Federation) -> None:
     with pytest.raises(VerificationError) as same:
         federation.trust.identify(stranger.site("clinic-a").certificate_der, Role.SITE, NOW)
     assert str(same.value).count("CN=federation CA") == 1

@@ -1,5 +1,10 @@
-"""Checks of an upload by the coordinator and of an answer by a site, each with a twin that it alone stops."""
+"""Serialized keys and ciphertexts: versions, and the checks of an upload and of an answer.
 
+Each check has a twin that only this check stops.
+"""
+
+import hashlib
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -8,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tenseal import sealapi
 
-from crypto.ckks import serialization, site
+from crypto.ckks import evaluation_keys, serialization, site
+from crypto.ckks.evaluation_keys import GALOIS_ELEMENTS, EvaluationKeys
 from crypto.ckks.parameters import (
     CORRECTION,
     POLY_DEGREE,
@@ -27,6 +33,7 @@ from crypto.errors import ImplausibleError, MalformedError, UnknownSchemeError
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Combination, Payload
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, server_half, site_half, uploads
+from tests.support.seal_keys import EMPTY, FULL, key_set
 
 COHORT = cohort_of(np.ones((3, 2), dtype=np.bool_), 5)
 STACK = random_stack((3, 2, 5), 0.5, seed=7)
@@ -99,7 +106,7 @@ UPLOAD_TWINS = [
 
 
 @pytest.mark.parametrize(("check", "twin"), UPLOAD_TWINS)
-def test_an_upload_in_another_form_is_refused(
+def test_validate_upload_of_other_form_refused(
     check: str, twin: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob = twin()
@@ -109,7 +116,7 @@ def test_an_upload_in_another_form_is_refused(
     validate(blob, fresh(CORRECTION))
 
 
-def test_a_correction_at_the_prototypes_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_correction_at_other_scale_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = fresh(Form(CkksLevel.PRODUCT, SCALE, 1))
     with pytest.raises(MalformedError, match="scale"):
         validate(fresh(PROTOTYPE), twin)
@@ -125,7 +132,7 @@ ANSWER_TWINS: list[tuple[str, Callable[[Ciphertext], None]]] = [
 
 
 @pytest.mark.parametrize(("check", "change"), ANSWER_TWINS)
-def test_a_ciphertext_in_another_form_is_refused(
+def test_read_ciphertext_other_form_refused(
     answer: Payload, check: str, change: Callable[[Ciphertext], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob, form = rewritten(answer.blobs[0], change), answer_forms(COMPLEMENT, 1)[0]
@@ -137,9 +144,7 @@ def test_a_ciphertext_in_another_form_is_refused(
     read_ciphertext(blob, form)
 
 
-def test_an_answer_of_another_scale_would_change_what_a_site_reads(
-    answer: Payload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unprotect_answer_of_other_scale_refused(answer: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attack behind the check: numerators relabelled with twice their scale halve the target."""
     half = site_half(COMPLEMENT)
     honest = half.unprotect(answer, STACK[0], NAME, COHORT)
@@ -150,7 +155,7 @@ def test_an_answer_of_another_scale_would_change_what_a_site_reads(
     np.testing.assert_allclose(half.unprotect(twin, STACK[0], NAME, COHORT), honest / 2, atol=1e-4)
 
 
-def test_an_answer_of_another_level_is_refused(answer: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprotect_answer_of_other_level_refused(answer: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = fresh(Form(CkksLevel.PRODUCT, answer_forms(COMPLEMENT, 1)[0].scale, 1))
     with pytest.raises(MalformedError):
         unprotect(blob, answer.blobs[1])
@@ -158,7 +163,7 @@ def test_an_answer_of_another_level_is_refused(answer: Payload, monkeypatch: pyt
     read_ciphertext(blob, answer_forms(COMPLEMENT, 1)[0])
 
 
-def test_another_groups_ciphertext_decrypts_to_nothing_a_site_would_use(
+def test_unprotect_other_groups_answer_implausible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forms = answer_forms(COMPLEMENT, 1)
@@ -171,9 +176,7 @@ def test_another_groups_ciphertext_decrypts_to_nothing_a_site_would_use(
 
 
 @pytest.mark.parametrize("total", [-1.0, 8.1])
-def test_a_total_that_no_distances_add_up_to_is_refused(
-    total: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_totals_impossible_refused(total: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below 0 it would pass for agreement, and the coordinator would choose whose targets stand still."""
     numerator, denominator = answer_forms(COMPLEMENT, 1)
     blobs = [
@@ -186,7 +189,7 @@ def test_a_total_that_no_distances_add_up_to_is_refused(
     unprotect(*whole)
 
 
-def test_absurd_values_are_refused() -> None:
+def test_unprotect_absurd_values_refused() -> None:
     numerator, denominator = answer_forms(COMPLEMENT, 1)
     huge = group().secret.encrypt(np.full(4096, 2.0**15), numerator)
     with pytest.raises(ImplausibleError):
@@ -194,13 +197,13 @@ def test_absurd_values_are_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2.1])
-def test_rows_that_no_peers_combine_to_are_refused(value: float) -> None:
+def test_check_plausible_too_long_rows_refused(value: float) -> None:
     site.check_plausible(np.eye(2))
     with pytest.raises(ImplausibleError, match="not a number, or far longer"):
         site.check_plausible(np.array([[0.0, 0.0], [0.0, value]]))
 
 
-def test_own_rows_are_checked_before_they_leave() -> None:
+def test_protect_bad_rows_refused() -> None:
     with pytest.raises(MalformedError, match="norm"):
         site_half(COMPLEMENT).protect(2.0 * STACK[0], NAME, COHORT)
     with pytest.raises(MalformedError, match="finite"):
@@ -208,19 +211,19 @@ def test_own_rows_are_checked_before_they_leave() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 5, 16, 100, -1])
-def test_a_truncated_upload_is_refused(payloads: dict[str, Payload], cut: int) -> None:
+def test_validate_truncated_upload_refused(payloads: dict[str, Payload], cut: int) -> None:
     with pytest.raises(MalformedError):
         validate(payloads[NAME].blobs[0][:cut], payloads[NAME].blobs[1])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_another_number_of_ciphertexts_is_refused(payloads: dict[str, Payload], count: int) -> None:
+def test_validate_other_number_of_ciphertexts_refused(payloads: dict[str, Payload], count: int) -> None:
     with pytest.raises(MalformedError, match="ciphertexts"):
         validate(*(payloads[NAME].blobs * 2)[:count])
 
 
 @pytest.mark.parametrize("moduli", [[60, 40, 60], [60, 40, 40, 58]])
-def test_ciphertexts_of_other_parameters_are_refused(moduli: list[int]) -> None:
+def test_validate_other_parameters_refused(moduli: list[int]) -> None:
     parameters = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(POLY_DEGREE)
     parameters.set_coeff_modulus(sealapi.CoeffModulus.Create(POLY_DEGREE, moduli))
@@ -233,7 +236,7 @@ def test_ciphertexts_of_other_parameters_are_refused(moduli: list[int]) -> None:
 
 
 @given(position=st.integers(0, 119), bit=st.integers(0, 7))
-def test_a_flipped_bit_at_the_front_is_refused_or_changes_nothing_that_counts(
+def test_read_ciphertext_flipped_header_bit_refused_or_harmless(
     payloads: dict[str, Payload], position: int, bit: int
 ) -> None:
     """Only :class:`MalformedError`, or a ciphertext of the very form that was asked for."""
@@ -248,12 +251,12 @@ def test_a_flipped_bit_at_the_front_is_refused_or_changes_nothing_that_counts(
 
 
 @given(content=st.binary(max_size=200))
-def test_any_bytes_are_refused(content: bytes) -> None:
+def test_read_ciphertext_any_bytes_refused(content: bytes) -> None:
     with pytest.raises(MalformedError):
         read_ciphertext(content, PROTOTYPE)
 
 
-def test_schemes_do_not_mix(payloads: dict[str, Payload]) -> None:
+def test_validate_other_scheme_refused(payloads: dict[str, Payload]) -> None:
     plain = PlainSite().protect(STACK[0], NAME, COHORT)
     with pytest.raises(UnknownSchemeError, match="plain/1"):
         server_half(COMPLEMENT).validate(plain, NAME, COHORT)
@@ -263,20 +266,139 @@ def test_schemes_do_not_mix(payloads: dict[str, Payload]) -> None:
         site_half(COMPLEMENT).unprotect(plain, STACK[0], NAME, COHORT)
 
 
-def test_a_site_that_repeats_another_sites_bytes_stops_the_aggregation(payloads: dict[str, Payload]) -> None:
+def test_combine_copied_upload_refused(payloads: dict[str, Payload]) -> None:
     copied = {**payloads, COHORT.sites[1]: payloads[NAME]}
     with pytest.raises(MalformedError, match="cannot be combined"):
         server_half(COMPLEMENT).combine(copied, COHORT)
 
 
-def test_uploads_carry_a_seed_for_half_of_each_ciphertext(payloads: dict[str, Payload]) -> None:
+def test_upload_half_size_by_seed(payloads: dict[str, Payload]) -> None:
     for blob, form in zip(payloads[NAME].blobs, (PROTOTYPE, CORRECTION), strict=True):
         whole = dump(load(sealapi.Ciphertext(), blob))
         assert len(blob) < 0.55 * len(whole)
         assert len(blob) < form.max_bytes < len(whole)
 
 
-def test_the_same_rows_never_encrypt_to_the_same_bytes() -> None:
+def test_protect_same_rows_different_bytes() -> None:
     half: CkksSecret = group().secret
     blobs = {half.encrypt(np.zeros(4096), PROTOTYPE) for _ in range(3)}
     assert len(blobs) == 3
+
+
+def test_secret_round_trip_decrypts() -> None:
+    values = np.linspace(-1.0, 1.0, 4096)
+    other = CkksSecret.from_bytes(group().secret.to_bytes())
+    ciphertext = read_ciphertext(group().secret.encrypt(values, PROTOTYPE), PROTOTYPE)
+    np.testing.assert_allclose(other.decrypt(ciphertext), values, atol=1e-7)
+
+
+def test_generate_secrets_differ() -> None:
+    assert CkksSecret.generate()[0].to_bytes() != group().secret.to_bytes()
+
+
+def test_repr_redacts_keys() -> None:
+    assert repr(group().secret) == "CkksSecret(<redacted>)"
+    shown = repr(group().keys)
+    assert group().keys.hash.hex()[:16] in shown
+    assert len(shown) < 60
+
+
+def test_secret_pickle_refused() -> None:
+    with pytest.raises(TypeError):
+        pickle.dumps(group().secret)
+
+
+@pytest.mark.parametrize("content", [b"", b"protoseal-ckks-secret-2:xyz", b"protoseal-ckks-evaluation-1:xyz"])
+def test_secret_other_version_refused(content: bytes) -> None:
+    with pytest.raises(UnknownSchemeError):
+        CkksSecret.from_bytes(content)
+
+
+def test_secret_damaged_refused() -> None:
+    with pytest.raises(MalformedError):
+        CkksSecret.from_bytes(group().secret.to_bytes()[:-1000])
+
+
+def test_evaluation_keys_round_trip() -> None:
+    content = group().keys.to_bytes()
+    again = EvaluationKeys.from_bytes(content)
+    assert again == group().keys
+    assert again.hash == hashlib.sha256(content).digest()
+    again.load()
+
+
+def test_evaluation_keys_cannot_decrypt() -> None:
+    with pytest.raises(UnknownSchemeError):
+        CkksSecret.from_bytes(group().keys.to_bytes())
+    with pytest.raises(MalformedError):
+        EvaluationKeys(dump(group().secret._key), group().keys.rotation).load()
+
+
+@pytest.mark.parametrize("content", [b"", b"protoseal-ckks-evaluation-2:xyz", b"protoseal-ckks-secret-1:xyz"])
+def test_evaluation_keys_other_version_refused(content: bytes) -> None:
+    with pytest.raises(UnknownSchemeError):
+        EvaluationKeys.from_bytes(content)
+
+
+def test_evaluation_keys_hash_covers_both_parts() -> None:
+    keys = group().keys
+    moved = EvaluationKeys(keys.relinearisation + keys.rotation[:1], keys.rotation[1:])
+    assert len({keys.hash, moved.hash, EvaluationKeys(keys.rotation, keys.relinearisation).hash}) == 3
+
+
+def rotation_keys(elements: list[int]) -> bytes:
+    return dump(sealapi.KeyGenerator(context()).create_galois_keys(elements))
+
+
+@pytest.mark.parametrize(
+    "elements", [GALOIS_ELEMENTS[1:], GALOIS_ELEMENTS[:-1], [*GALOIS_ELEMENTS[1:], 5], [*GALOIS_ELEMENTS, 3]]
+)
+def test_load_rotation_keys_for_other_steps_refused(elements: list[int]) -> None:
+    with pytest.raises(MalformedError, match="other rotations"):
+        EvaluationKeys(group().keys.relinearisation, rotation_keys(elements)).load()
+
+
+RELINEARISATION = {
+    "no key": [],
+    "an empty key": [EMPTY],
+    "two keys": [FULL, FULL],
+    "a key for another power only": [EMPTY, FULL],
+    "a key of a part too few": [FULL - 1],
+    "a key of a part too many": [FULL + 1],
+}
+
+
+@pytest.mark.parametrize("name", RELINEARISATION)
+def test_load_relinearisation_keys_other_than_one_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEAL loads all of these, and rotation keys of the same kinds."""
+    bad, good = EvaluationKeys(key_set(RELINEARISATION[name]), group().keys.rotation), key_set([FULL])
+    with pytest.raises(MalformedError, match="evaluation keys are incomplete"):
+        bad.load()
+    EvaluationKeys(good, group().keys.rotation).load()
+    monkeypatch.setattr(evaluation_keys, "_check_parts", lambda keys, places: None)
+    bad.load()
+
+
+def test_load_partial_rotation_keys_refused() -> None:
+    places = [sealapi.GaloisKeys.get_index(element) for element in GALOIS_ELEMENTS]
+    whole = [FULL if place in places else EMPTY for place in range(max(places) + 1)]
+    EvaluationKeys(key_set([FULL]), key_set(whole)).load()
+    short = [*whole[:-1], FULL - 1]
+    with pytest.raises(MalformedError, match="evaluation keys are incomplete"):
+        EvaluationKeys(key_set([FULL]), key_set(short)).load()
+
+
+@pytest.mark.parametrize("announced", [2**40, 2**62])
+def test_load_keys_beyond_memory_refused(announced: int) -> None:
+    with pytest.raises(MalformedError):
+        EvaluationKeys(key_set([FULL], announced), group().keys.rotation).load()
+
+
+def test_load_swapped_parts_refused() -> None:
+    with pytest.raises(MalformedError):
+        EvaluationKeys(group().keys.rotation, group().keys.relinearisation).load()
+
+
+def test_load_damaged_parts_refused() -> None:
+    with pytest.raises(MalformedError):
+        EvaluationKeys.from_bytes(group().keys.to_bytes()[:-1000]).load()

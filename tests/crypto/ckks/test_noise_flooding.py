@@ -1,7 +1,8 @@
-"""A site that says it lacks a class, and encrypts what no honest site sends of it, reads no more than noise.
+"""Noise in answers: unused slots, and classes that the receiving site lacks, tell it nothing about its peers.
 
-What it sends multiplies what its peers sent, so that noise of a fixed size would not hide it, nor would noise times the
-squared norm of its row, which is one modulo q: doubles show both.
+A site may claim to lack a class and encrypt a row of it that no honest site sends. That row multiplies the peers'
+values, so noise of a fixed size would not hide them, nor would noise times the squared norm of the row, which is
+computed modulo q. Doubles show both.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from tenseal import sealapi
 
 from crypto.ckks import noise_flooding
 from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit, KeysFile, circuit_of
+from crypto.ckks.group_mixing import COPIES, MixForm, MixingServer, MixingSite
 from crypto.ckks.noise_flooding import Receiver
-from crypto.ckks.packing import Complex, Packing
+from crypto.ckks.packing import BoundedVector, Complex, Packing
 from crypto.ckks.parameters import (
     DOUBLINGS,
     PROTOTYPE,
     SCALE,
     SCHEME,
+    SLOTS,
     Ciphertext,
+    Form,
     answer_forms,
     context,
     upload_forms,
@@ -32,9 +36,98 @@ from crypto.ckks.parameters import (
 from crypto.ckks.peer_combination import Combining
 from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext, read_payload
+from crypto.ckks.sums import SumForm, SummingServer, SummingSite
+from crypto.fixed_point import Segment
 from crypto.protection import Combination, Payload
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
 from tests.support.inline_pool import InlinePool
+
+Float = NDArray[np.float64]
+
+LENGTH, TERMS, COMPONENTS = 9, 4, 6
+"""An odd number of values, so that the last one's slot has an imaginary part that is nobody's."""
+
+
+def decrypted(payload: Payload, forms: tuple[Form, ...]) -> Float:
+    """Return every slot's both parts, those of values first: (2·4096 for each ciphertext,)."""
+    slots: Float = np.concatenate([group().secret.decrypt(each) for each in read_payload(payload, forms)])
+    return slots.view(np.float64)
+
+
+# Sums
+
+
+def summed() -> tuple[Float, Float, SumForm]:
+    """Return all that decrypts of a sum of ``TERMS`` vectors of bound 2, and the vectors."""
+    form = SumForm([Segment(LENGTH, 2.0)], terms=TERMS)
+    vectors = np.random.default_rng(3).uniform(-2.0, 2.0, size=(TERMS, LENGTH))
+    site = SummingSite(group().secret, form)
+    total = SummingServer(form).add([site.protect(vector) for vector in vectors])
+    return decrypted(total, form.answers), vectors, form
+
+
+def test_sum_unused_slots_hold_noise() -> None:
+    slots, vectors, form = summed()
+    error = form.relative_error(TERMS)
+    assert np.abs(slots[:LENGTH] - vectors.sum(axis=0) / 2.0).max() <= error
+    assert np.abs(slots[LENGTH:]).max() <= error
+
+
+def test_unused_slot_check_finds_leftover_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A double that leaves there what stood in memory: its vector, say, before withheld classes were made zeros."""
+    pack = BoundedVector.pack
+
+    def left(vector: BoundedVector, values: Float) -> list[Complex]:
+        (slots,) = pack(vector, values)
+        parts = slots.view(np.float64)
+        parts[LENGTH : 2 * LENGTH] = parts[:LENGTH]
+        return [slots]
+
+    monkeypatch.setattr(BoundedVector, "pack", left)
+    slots, vectors, form = summed()
+    read = 2.0 * slots[LENGTH : 2 * LENGTH]
+    assert np.abs(read - vectors.sum(axis=0)).max() <= 2.0 * form.relative_error(TERMS)
+
+
+# Groups
+
+
+DIRECTIONS = np.abs(np.random.default_rng(4).normal(size=(2, COMPONENTS)))
+DIRECTIONS /= np.linalg.norm(DIRECTIONS, axis=1, keepdims=True)
+
+
+def mixed() -> tuple[Float, MixForm]:
+    """Return all that decrypts of the first of two groups' answers; each mixes a single 1."""
+    form = MixForm(COMPONENTS, [Segment(1, 1.0)], groups=2)
+    site, server = MixingSite(group().secret, form), MixingServer(form, group().keys_path, None)
+    answers = server.mix([site.protect(direction, np.ones(1)) for direction in DIRECTIONS])
+    return decrypted(answers[0], form.answers), form
+
+
+def test_mix_unused_slots_hold_noise() -> None:
+    slots, form = mixed()
+    error = form.error(np.full(1, 2.0))[0]
+    assert abs(slots[0] - 1.0 - DIRECTIONS[0] @ DIRECTIONS[1]) <= error
+    assert np.abs(slots[1:]).max() <= error
+
+
+def test_mix_imaginary_cosine_double_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directions packed as prototypes are, two components in a slot, leave another product of the two groups there."""
+
+    def as_prototypes(_form: MixForm, vector: Float) -> list[Complex]:
+        slots = np.zeros(SLOTS, dtype=np.complex128)
+        slots[: COPIES * COMPONENTS // 2] = np.repeat(
+            vector[: COMPONENTS // 2] + 1j * vector[COMPONENTS // 2 :], COPIES
+        )
+        return [slots]
+
+    monkeypatch.setattr(MixForm, "pack_direction", as_prototypes)
+    slots, form = mixed()
+    halves = DIRECTIONS.reshape(2, 2, COMPONENTS // 2)
+    crossed = halves[0, 0] @ halves[1, 1] + halves[0, 1] @ halves[1, 0]
+    assert abs(crossed) > 0.1
+    assert abs(slots[1] - crossed) <= form.error(np.full(1, 2.0))[0]
+
 
 SITES, CLASSES, DIM = 4, 2, 1024
 LACKED = 0
@@ -45,7 +138,6 @@ STACK = random_stack((SITES, CLASSES, DIM), 0.5, seed=7)
 PEERS = STACK[1:, LACKED].sum(axis=0)
 CHANCE = 0.22
 """Above the cosine of two random directions but for a chance of 1e-11: seven times 1/√1024."""
-Float = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -107,14 +199,14 @@ POWERFUL = [
 
 
 @pytest.mark.parametrize(("combination", "lie"), ATTACKS)
-def test_a_site_learns_nothing_by_encrypting_a_class_it_lacks(combination: Combination, lie: Lie) -> None:
+def test_answer_to_row_of_absent_class_reveals_nothing(combination: Combination, lie: Lie) -> None:
     assert likeness(Lie(), combination) < CHANCE
     assert likeness(lie, combination) < CHANCE
 
 
 @pytest.mark.parametrize(("combination", "lie"), POWERFUL)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_noise_of_a_fixed_size_alone_is_read_through(
+def test_fixed_noise_double_reveals_peers(
     combination: Combination,
     lie: Lie,
     workers: int,
@@ -178,7 +270,7 @@ def plus(ciphertext: Ciphertext, constant: int) -> Ciphertext:
 
 
 @pytest.mark.parametrize("projected", [True, False])
-def test_a_row_whose_square_is_the_modulus_gains_nothing(
+def test_answer_to_row_with_square_of_modulus_reveals_nothing(
     projected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its inner products with the peers' rows are as large as ever: noise times its squared norm alone is no noise."""
@@ -203,9 +295,7 @@ def test_a_row_whose_square_is_the_modulus_gains_nothing(
 
 
 @pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
-def test_noise_grows_with_all_that_the_site_sent(
-    combination: Combination, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_grows_with_receivers_upload(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each draw replaced by 1, and by 2: what it is multiplied by shows, in numerators and denominator."""
     direction = np.where(HOLDS[0][:, None], 0.0, own_direction())
     lie = Lie(norm=3.0, correction=2.0 if combination is Combination.COMPLEMENT else 0.0)
@@ -224,7 +314,7 @@ def test_noise_grows_with_all_that_the_site_sent(
     np.testing.assert_allclose(denominator, 1.0 + 16.0 * (9.0 + 6.0), rtol=1e-5)
 
 
-def test_the_limit_a_holder_that_helps_lifts_what_another_reads_with_complement() -> None:
+def test_complement_colluding_holder_limit() -> None:
     """Two dishonest sites: one has the class and sends a long row of it, the other lacks it and sends zeros."""
     rows = STACK.copy()
     rows[0, LACKED] = 0.0
