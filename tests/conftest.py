@@ -13,6 +13,13 @@ from hypothesis import HealthCheck, settings
 # simulations that these are compared with.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+def fsync(fd: object) -> None:
+    """Wait for no disk: no test cuts this machine's power, and tests of a power cut have a double of their own."""
+
+
+os.fsync = fsync
+
 # By itself an example may take 200 ms, and drawing them a second: times vary with the machine's load.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("untimed"), derandomize=True)

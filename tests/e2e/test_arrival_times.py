@@ -37,7 +37,8 @@ from tests.support.small import short_training
 Times = Mapping[Phase, Mapping[Mood, NDArray[np.float64]]]
 """Seconds from request to answer, divided by the site's median in that phase, by the state of the site's training."""
 _DELAYED = {Phase.PRESENCE, Phase.DIRECTIONS, Phase.VALUES, Phase.MEANS, Phase.RESULT}
-_CLASSES, _EACH, _SITES, _ROUNDS = 3, 20, 4, 100
+_CLASSES, _EACH, _SITES = 3, 20, 4
+_ROUNDS, _ROUNDS_WITHOUT_DELAYS = 60, 25
 _log = logging.getLogger(__name__)
 _LEVEL = 1e-4
 """Level of a test; some ten pairs of states and phases are tested."""
@@ -120,7 +121,7 @@ def test_arrival_times_do_not_show_how_training_went(tmp_path: Path, nursery: Nu
 
 @pytest.mark.full
 def test_arrival_times_without_delays_show_how_training_went(tmp_path: Path, nursery: Nursery) -> None:
-    times = by_mood(arrivals(tmp_path / "run", agreement(_ROUNDS, shows=True), nursery))
+    times = by_mood(arrivals(tmp_path / "run", agreement(_ROUNDS_WITHOUT_DELAYS, shows=True), nursery))
     _log.info("seconds per round without delays: %.2f", seconds_per_round(tmp_path / "run"))
     assert told_apart(times[Phase.PRESENCE][Mood.WELL], times[Phase.PRESENCE][Mood.RAISES])
 

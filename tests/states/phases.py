@@ -101,6 +101,7 @@ class Explorer:
         self._came: dict[Whole, tuple[Whole, str] | None] = {first: None}
         self._queue = deque([first])
         self._ends: dict[Whole, str] = {}
+        self._steps: dict[tuple[State, Event, float], State] = {}
         self._found = Found()
 
     def explore(self, seconds: float | None = None, *, until: str | None = None) -> Found:
@@ -240,12 +241,17 @@ class Explorer:
 
     def _step(self, whole: Whole, event: Event, now: float = 0.0) -> Whole:
         """Return the machine's step, with the coordinator's own step after it."""
-        run = machine.step(self._rules, whole.run, event, now)
+        step = whole.run, event, now
+        if step not in self._steps:  # the machine is pure, and comes to a state with many states of the sites
+            self._steps[step] = self._machine_step(*step)
+        return whole._replace(run=self._steps[step])
+
+    def _machine_step(self, run: State, event: Event, now: float) -> State:
+        run = machine.step(self._rules, run, event, now)
         while run.stage in (Stage.PLANNING, Stage.COMPUTING):
             own = self._plan(run) if run.stage is Stage.PLANNING else Computed()
             run = machine.step(self._rules, run, own, now)
-        reason = run.reason if run.over else ""
-        return whole._replace(run=replace(run, deadline=_DEADLINE, reason=reason, sessions=()))
+        return replace(run, deadline=_DEADLINE, reason=run.reason if run.over else "", sessions=())
 
     def _plan(self, run: State) -> Planned:
         members = frozenset(run.participants)
