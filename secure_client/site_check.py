@@ -43,7 +43,7 @@ from secure_client.app import (
 )
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData
-from secure_client.data.class_names import doubts_on_numbers
+from secure_client.data.class_names import warn_of_own_numbers
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.preprocess import describe_resizing
 from secure_client.data.sources import TABLE_FORM, table_path
@@ -266,7 +266,7 @@ def _learner(config: SiteConfig) -> str:
     per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)
     without = f"; no samples of {', '.join(absent)}" if absent else ""
     samples = f"{data.train_samples} training samples ({per_class}){without}"
-    labels = "; ".join((*data.label_notes, *doubts_on_numbers(data.label_notes, counts)))
+    labels = "; ".join((*data.label_notes, *warn_of_own_numbers(data.label_notes, counts)))
     ranges = "; ".join(
         f"{name}: {ranges}" for name, ranges in zip(("training", "test"), learner.ranges, strict=False)
     )

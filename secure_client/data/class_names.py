@@ -37,7 +37,7 @@ MIXED = (
 )
 MOST_SHOWN = 3
 """Most names in one error."""
-LISTS = (
+NAME_LISTS = (
     *("classes", "class_names", "idx_to_class", "class_to_idx", "label_names", "target_names", "categories"),
     *("id2label", "label2id"),
 )
@@ -61,7 +61,7 @@ class AgreedLabels:
         if number is not None:
             return number
         if label in self.names:
-            raise DataError(f"{where}: {_unmatched(self.names[label], self.classes)}; {_REMEDY}")
+            raise DataError(f"{where}: {_describe_unmatched(self.names[label], self.classes)}; {_REMEDY}")
         if self.names:
             raise DataError(f"{where}: label {label} has no class name; name every class that has samples")
         raise DataError(
@@ -69,7 +69,7 @@ class AgreedLabels:
             f" {len(self.classes) - 1}; number the labels so, or map the numbers to agreed classes by class_names"
         )
 
-    def of(self, labels: Labels, where: str) -> Labels:
+    def number_all(self, labels: Labels, where: str) -> Labels:
         """Return the agreed number of each label; raise :class:`DataError` as :meth:`number` does."""
         occurring, places = np.unique(labels, return_inverse=True)
         numbers = [self.number(int(label), where) for label in occurring]
@@ -120,12 +120,14 @@ def agree_on_labels(
             _check_folders(folders, unnamed, where)
             return unnamed
     present = names.keys() if occurring is None else set(occurring)
-    numbers = _numbers_by_name(names, present, classes, class_names, where)
+    numbers = _match_names(names, present, classes, class_names, where)
     agreed = AgreedLabels(classes, names, numbers)
     _check_distinct(agreed, present, class_names, where)
     if not numbers and names and doubt in ("", MIXED):
-        raise DataError(f"{where}: {_none_matches(names, classes)}")
+        # Names that are all unlike the agreed ones may be another spelling of the same classes. The user confirms it.
+        raise DataError(f"{where}: {_propose_pairs(names, classes)}")
     if doubt:
+        # Names that move no label are right whether or not they are those of all labels.
         if not numbers or any(label != number for label, number in numbers.items()):
             raise DataError(f"{where}: {doubt}")
         numbers |= {number: number for number in range(len(classes)) if number not in names}
@@ -136,23 +138,27 @@ def agree_on_labels(
     return agreed
 
 
-def _numbers_by_name(
+def _match_names(
     names: Names,
     present: Collection[int],
     classes: tuple[str, ...],
     class_names: Mapping[str, str],
     where: str,
 ) -> dict[int, int]:
+    """Return the agreed number of each label whose class has an agreed name; what the user maps goes first."""
     numbers: dict[int, int] = {}
     for label, aliases in names.items():
-        stated = {class_names[alias] for alias in aliases if alias in class_names}
-        matching = stated or {alias for alias in aliases if alias in classes}
-        for key in () if stated else class_names:
-            if _plain(key) in map(_plain, aliases):
-                raise DataError(f"{where}: class_names has the key {key!a}, but the class is {aliases[0]!a}")
+        mapped = {class_names[alias] for alias in aliases if alias in class_names}
+        matching = mapped or {alias for alias in aliases if alias in classes}
+        if not mapped:
+            for key in class_names:  # a key that differs in capitals or spaces alone would be ignored
+                if _fold(key) in map(_fold, aliases):
+                    raise DataError(
+                        f"{where}: class_names has the key {key!a}, but the class is {aliases[0]!a}"
+                    )
         if len(matching) > 1 and label in present:
             raise DataError(
-                f"{where}: class {label} has the names of several agreed classes: {_shown(matching)}"
+                f"{where}: class {label} has the names of several agreed classes: {_quote(matching)}"
             )
         if len(matching) == 1:
             numbers[label] = classes.index(matching.pop())
@@ -171,10 +177,10 @@ def check_keys(class_names: Mapping[str, str], names: Collection[Names | None], 
     for key in class_names:
         if key in of_data or (None in names and key.isdecimal()):
             continue
-        mistyped = get_close_matches(_plain(key), map(_plain, without_key), n=1)
+        mistyped = get_close_matches(_fold(key), map(_fold, without_key), n=1)
         if mistyped or not of_data or class_names[key] in of_data:
             lack = (
-                _near(key, of_data)
+                _hint_nearest(key, of_data)
                 if of_data
                 else ", since labels have no names: write their numbers as keys"
             )
@@ -185,12 +191,14 @@ def check_keys(class_names: Mapping[str, str], names: Collection[Names | None], 
 def _check_folders(folders: Collection[tuple[str, int]], agreed: AgreedLabels, where: str) -> None:
     """Raise :class:`DataError` where every folder names an agreed class, and one has labels of another class."""
     named = {folder: set(agreed.classes).intersection(PurePath(folder).parts) for folder, _ in folders}
-    for folder, label in sorted(folders) if all(named.values()) else ():
+    if not all(named.values()):  # these folders are not the classes
+        return
+    for folder, label in sorted(folders):
         number = agreed.numbers.get(label)
         if number is None or agreed.classes[number] not in named[folder]:
             raise DataError(
                 f"{where}: files in the folder {folder} have label {label}, which is not the agreed number of"
-                f" {_shown(sorted(named[folder]))}; give the data set `classes` of the labels that it returns"
+                f" {_quote(sorted(named[folder]))}; give the data set `classes` of the labels that it returns"
             )
 
 
@@ -204,7 +212,7 @@ def log_labels(labels: Iterable[tuple[str, AgreedLabels]]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def doubts_on_numbers(notes: Collection[str], counts: NDArray[Any]) -> list[str]:
+def warn_of_own_numbers(notes: Collection[str], counts: NDArray[Any]) -> list[str]:
     """Return a warning if labels without names may be numbered otherwise than agreed, by samples for each class.
 
     A site that numbers only its own classes, or that counts from 1, has classes without samples at one end alone.
@@ -212,7 +220,8 @@ def doubts_on_numbers(notes: Collection[str], counts: NDArray[Any]) -> list[str]
     present = np.flatnonzero(counts)
     first, last = int(present[0]), int(present[-1])
     has_gaps = last - first + 1 > len(present)
-    if UNNAMED not in notes or len(present) == len(counts) or has_gaps or first > 1:
+    has_all_classes = len(present) == len(counts)
+    if UNNAMED not in notes or has_all_classes or has_gaps or first > 1:
         return []
     cause = "counts labels from 1" if first else "numbers only the classes that it has"
     return [f"WARNING: the labels are {first} to {last} without gaps, as those of a site that {cause}"]
@@ -224,19 +233,23 @@ def join_names(names: Sequence[Names], *, where: str) -> tuple[Names, list[dict[
     Classes of two data sets with a common name are the same class. Raises :class:`DataError` for a class whose names
     another data set gives to several classes.
     """
-    joined: list[dict[str, None]] = []
+    joined: list[dict[str, None]] = []  # names of each class so far; dicts keep the order of names
     tables: list[dict[int, int]] = []
-    for each in names:
-        earlier, table = len(joined), dict[int, int]()
-        for label, aliases in sorted(each.items()):
-            same = {number for number in range(earlier) if not joined[number].keys().isdisjoint(aliases)}
+    for names_of_part in names:
+        classes_before = len(joined)
+        table: dict[int, int] = {}
+        for label, aliases in sorted(names_of_part.items()):
+            same = [
+                number for number in range(classes_before) if not joined[number].keys().isdisjoint(aliases)
+            ]
             if len(same) > 1:
                 raise DataError(
-                    f"{where}: class {_shown(aliases)} of one part is several classes of another part"
+                    f"{where}: class {_quote(aliases)} of one part is several classes of another part"
                 )
-            free = same - set(table.values())  # a data set that has a name twice keeps two classes
-            number = free.pop() if free else len(joined)
-            if number == len(joined):
+            if same and same[0] not in table.values():
+                number = same[0]
+            else:  # a new class; so is a name's second class in one data set, which is refused where it occurs
+                number = len(joined)
                 joined.append({})
             joined[number] |= dict.fromkeys(aliases)
             table[label] = number
@@ -247,6 +260,7 @@ def join_names(names: Sequence[Names], *, where: str) -> tuple[Names, list[dict[
 def _check_distinct(
     agreed: AgreedLabels, present: Iterable[int], class_names: Mapping[str, str], where: str
 ) -> None:
+    """Raise :class:`DataError` for two classes that have one agreed name, unless ``class_names`` gives it to both."""
     first: dict[int, int] = {}
     for label in sorted(present):
         if label not in agreed.numbers or any(alias in class_names for alias in agreed.names[label]):
@@ -260,19 +274,25 @@ def _check_distinct(
         first[number] = label
 
 
-def _none_matches(names: Names, classes: tuple[str, ...]) -> str:
-    spelt = {_plain(agreed): agreed for agreed in classes}
+def _propose_pairs(names: Names, classes: tuple[str, ...]) -> str:
+    """Return the error for names of which none is agreed, with the likely pairs for the user to confirm.
+
+    Pairs are by common words, or else by spelling and then by number, and are proposed only if they are one to one.
+    """
+    by_spelling = {_fold(agreed): agreed for agreed in classes}
     ordered = [aliases[0] for _, aliases in sorted(names.items())]
-    pairs = {name: spelt.get(_plain(name), agreed) for name, agreed in zip(ordered, classes, strict=False)}
-    worded = {name: [agreed for agreed in classes if _shares_words(name, agreed)] for name in ordered}
-    if all(len(agreed) == 1 for agreed in worded.values()):
-        pairs = {name: agreed for name, (agreed,) in worded.items()}
-    elif ordered == sorted(ordered):  # the numbers are those of the alphabet, and pair nothing
-        pairs = {}
+    by_words = {name: [agreed for agreed in classes if _share_words(name, agreed)] for name in ordered}
+    if all(len(agreed) == 1 for agreed in by_words.values()):
+        pairs = {name: agreed for name, (agreed,) in by_words.items()}
+    elif ordered == sorted(ordered):
+        pairs = {}  # names in alphabetical order were numbered by the alphabet, and number tells nothing
+    else:
+        numbered = zip(ordered, classes, strict=False)
+        pairs = {name: by_spelling.get(_fold(name), agreed) for name, agreed in numbered}
     if len(names) != len(classes) or len(set(pairs.values())) != len(classes):
-        named = (_unmatched(aliases, classes) for aliases in list(names.values())[:MOST_SHOWN])
+        named = (_describe_unmatched(aliases, classes) for aliases in list(names.values())[:MOST_SHOWN])
         return f"{len(names)} classes, none of them agreed: {'; '.join(named)}; {_REMEDY}"
-    listed = ", ".join(f"{_toml(name)} = {_toml(agreed)}" for name, agreed in pairs.items())
+    listed = ", ".join(f"{_quote_toml(name)} = {_quote_toml(agreed)}" for name, agreed in pairs.items())
     return (
         "none of its class names is agreed. By spelling, or else by number, the pairs are as follows; if every pair is"
         " right, write this line at the top of the site's or simulation's file:"
@@ -280,7 +300,7 @@ def _none_matches(names: Names, classes: tuple[str, ...]) -> str:
     )
 
 
-def _shares_words(name: str, other: str) -> bool:
+def _share_words(name: str, other: str) -> bool:
     """Return True if all words of one name are words of the other one, as in "0 - zero" and "0"."""
     words, others = (
         set(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold())) for text in (name, other)
@@ -288,26 +308,27 @@ def _shares_words(name: str, other: str) -> bool:
     return bool(words and others) and (words <= others or others <= words)
 
 
-def _toml(text: str) -> str:
+def _quote_toml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _unmatched(aliases: tuple[str, ...], classes: tuple[str, ...]) -> str:
-    return f"class {_shown(aliases)} is not an agreed class{_near(aliases[0], classes)}"
+def _describe_unmatched(aliases: tuple[str, ...], classes: tuple[str, ...]) -> str:
+    return f"class {_quote(aliases)} is not an agreed class{_hint_nearest(aliases[0], classes)}"
 
 
-def _shown(names: Iterable[str]) -> str:
+def _quote(names: Iterable[str]) -> str:
     return " or ".join(repr(name) for name in names)
 
 
-def _near(name: str, others: Iterable[str]) -> str:
-    """Return the nearest of the other names, as a part of an error."""
+def _hint_nearest(name: str, others: Iterable[str]) -> str:
+    """Return the end of an error about a name: the nearest of the other names, if one is near."""
     others = list(others)
     for other in others:
-        if _plain(other) == _plain(name):
+        if _fold(other) == _fold(name):
             return f"; {name!a} and {other!a} differ only in capitals, spaces, hyphens or the form of Unicode"
     return nearest(name, others)
 
 
-def _plain(name: str) -> str:
+def _fold(name: str) -> str:
+    """Return the name without capitals, blanks, hyphens and forms of Unicode, by which mistyped names are compared."""
     return re.sub(r"[\s_-]", "", unicodedata.normalize("NFKC", name).casefold())

@@ -1,50 +1,185 @@
 """Labels of a torch data set of the site's own, numbered by the class names that the data set has.
 
-Attributes such as ``classes`` and ``class_to_idx`` (all in ``LISTS``), ``features`` of Hugging Face and ``info`` of
-MedMNIST name classes, by order or by label. They are looked for in the data set itself and, where it has none, in the
-data sets inside: those of ``ConcatDataset``, ``Subset``, and any other wrapper. Under a ``target_transform`` labels
-have no names, since it changes them.
+Class names (:mod:`secure_client.data.dataset_attributes`) are looked for in the data set itself and, where it has none,
+in the data sets inside: those of ``ConcatDataset``, ``Subset``, and any other wrapper. Under a ``target_transform``
+labels have no names, since it changes them.
 
 A wrapper may return other labels than the data set inside. Its labels are compared with the labels that the data set
 inside states in ``targets`` or returns. Where nothing says which sample is which, the wrapper is refused if the names
-would change a number.
-
-What a data set states beside the names must not contradict them: its attributes each other, the folders of its
-``samples``, and the labels in ``targets`` the labels that it gives. Limit: names that a data set has under no such
-attribute are not seen.
+would change a number. Labels in ``targets`` must be the labels that the data set returns.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import PurePath
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from secure_client.data.class_names import LISTS, Names, join_names
-from secure_client.data.samples import Indices, Labels, checked_label
+from secure_client.data.class_names import Names, join_names
+from secure_client.data.dataset_attributes import (
+    read_attribute,
+    read_class_folders,
+    read_labels,
+    read_names,
+)
+from secure_client.data.samples import Indices, checked_label
 from secure_client.errors import DataError
-from secure_client.user_code import describe_failure
 
-LABELS = ("targets", "labels", "_labels")
-FILES = ("samples", "imgs", "_samples")
-INDICES = ("indices", "idxs", "idx", "_indices")
+INDEX_LISTS = ("indices", "idxs", "idx", "_indices")
 KEEPS_LABELS = (Subset, ConcatDataset)
 """Wrappers that return the labels of the data sets inside. Their subclasses may not."""
+MOST_INSIDE = 1000
+"""Most data sets that are looked for in one list of a wrapper."""
+UNKNOWN = -1
+"""Label or index that is not known."""
+
+
+class NumberedDataset:
+    """A data set of the site's own, whose labels :func:`number_classes` numbers; ``where`` names it in errors."""
+
+    def __init__(self, dataset: Dataset[Any], where: str) -> None:
+        self.dataset = dataset
+        self.where = where
+        self.doubt = ""
+        """Cause for which the names may not be those of the labels, if there is one."""
+        self.folders = frozenset[tuple[str, int]]()
+        """Folders of files whose labels have no names, with the label of each."""
+        samples = np.arange(len(self))
+        self.parts = find_parts(dataset, samples, samples, where)
+        self.numberings: list[Mapping[int, int] | None] = [None] * len(self.parts)
+        """Number of each label of a part, for each part; None for a part without names, whose labels stay."""
+        self._part_of = np.zeros(len(self), np.int64)
+        self._inner = np.full(len(self), UNKNOWN, np.int64)
+        """Index of each sample in its part's data set."""
+        self._stated = np.full(len(self), UNKNOWN, np.int64)
+        """Label that the part's data set states for each sample, beside returning it."""
+        for number, part in enumerate(self.parts):
+            self._part_of[part.outer] = number
+            if part.inner is not None:
+                self._inner[part.outer] = part.inner
+            self._read_statements(part)
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self.dataset))
+
+    def _read_statements(self, part: Part) -> None:
+        """Note what the part's data set states of its labels, and whether its names can be trusted."""
+        if part.names is None:
+            # The folders of a wrapped data set count only if the wrapper seems to keep its labels.
+            if not part.wrapper or self._keeps_first_label(part):
+                self.folders |= read_class_folders(part.source, self.where)
+            return
+        labels = read_labels(part.source, part.names, self.where)
+        if labels is not None and part.inner is not None:
+            self._stated[part.outer] = labels[part.inner]
+        elif part.wrapper and part.first_label_inside() is None:
+            self.doubt = (
+                f"{part.wrapper} may return the labels of the {type(part.source).__name__} inside, whose class"
+                " names would change them, or agreed numbers already; give it `classes` of the labels that it"
+                " returns"
+            )
+
+    def _keeps_first_label(self, part: Part) -> bool:
+        inside = part.first_label_inside()
+        return inside is not None and inside == _return_label(self.dataset, int(part.outer[0]))
+
+    def number(self, index: int, label: int, where: str) -> int:
+        """Return the number of a sample's ``label``; raise :class:`DataError`, opened by ``where``, if it has none."""
+        part_number = int(self._part_of[index])
+        part, inner, stated = self.parts[part_number], int(self._inner[index]), int(self._stated[index])
+        if stated == UNKNOWN and part.names and part.wrapper and not self.doubt:
+            # The data set inside states no labels, so that the label that it returns is compared, and noted for
+            # later epochs. A label that it does not return cannot be the wrapper's either.
+            inside = _return_label(part.source, inner)
+            agrees = inside == label
+            self._stated[index] = UNKNOWN if inside is None else inside
+        else:
+            agrees = stated in (UNKNOWN, label)
+        if not agrees and part.wrapper:
+            raise DataError(
+                f"{where}: has label {label}, which is not that of sample {inner} of the {type(part.source).__name__}"
+                f" inside, whose class names would number it; give {part.wrapper} `classes` of the labels that it"
+                " returns"
+            )
+        if not agrees:
+            raise DataError(
+                f"{where}: has label {label}, but its data set states {stated} (in targets, labels or"
+                " samples): make both agree, or give the data set `classes` and `targets` of the labels that it returns"
+            )
+        return self._look_up(part_number, label, where)
+
+    def _look_up(self, part_number: int, label: int, where: str) -> int:
+        numbering = self.numberings[part_number]
+        if numbering is None:
+            return label
+        if label in numbering:
+            return numbering[label]
+        if self.doubt:  # then the names change no number, and every label is an agreed number
+            return label
+        raise DataError(f"{where}: label {label} has no class name; name every class that has samples")
+
+    def describe_file(self, index: int) -> str:
+        """Return a sample's file in brackets, if the data set lists files as torchvision's folders do; else nothing."""
+        inner = int(self._inner[index])
+        if inner == UNKNOWN:
+            return ""
+        try:
+            return f" ({os.fspath(self.parts[self._part_of[index]].source.samples[inner][0])})"
+        except Exception:  # errors name the sample in any case
+            return ""
+
+    @property
+    def subjects(self) -> Any:
+        """Subjects of the data set, if it names any."""
+        return read_attribute(self.dataset, "subjects", self.where)
+
+    @property
+    def has_unnamed_labels(self) -> bool:
+        """True if the labels of some samples have no names."""
+        return any(part.names is None for part in self.parts)
+
+    @property
+    def is_renumbered(self) -> bool:
+        """True if a label that a part gives has another number here."""
+        return any(
+            label != number for numbering in self.numberings for label, number in (numbering or {}).items()
+        )
+
+    def occurring_labels(self) -> set[int] | None:
+        """Return the labels that occur, without reading samples; None if the data set does not state them all."""
+        if (self._stated == UNKNOWN).any():  # also in parts without names, whose labels count as not stated
+            return None
+        cells = np.unique(np.stack([self._part_of, self._stated]), axis=1).T.tolist()
+        return {self._look_up(part_number, label, self.where) for part_number, label in cells}
+
+
+def number_classes(datasets: Sequence[NumberedDataset], where: str) -> Names | None:
+    """Give the data sets one numbering of their classes, and return the classes' names; None without any names.
+
+    Labels of parts without names keep their numbers.
+    """
+    named = [part.names for dataset in datasets for part in dataset.parts if part.names]
+    names, tables = join_names(named, where=where)
+    remaining = iter(tables)
+    for dataset in datasets:
+        dataset.numberings = [next(remaining) if part.names else None for part in dataset.parts]
+    return names or None
+
+
+# Data sets inside wrappers
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Samples ``outer`` of a whole data set, which are the samples ``inner`` of ``source``; None if not known.
+class Part:
+    """Samples of a whole data set whose labels one data set inside decides.
 
-    ``wrapper`` names the type of the wrapper around ``source`` that may change labels; empty if there is none.
+    The samples ``outer`` of the whole are the samples ``inner`` of ``source``, None if that is not known. ``wrapper``
+    names the type of a wrapper around ``source`` that may change labels; it is empty if there is none.
     """
 
     source: Any
@@ -53,181 +188,69 @@ class _Part:
     names: Names | None
     wrapper: str = ""
 
-    @property
-    def labels_are_readable(self) -> bool:
-        """True if the data set inside a wrapper gives a label for the first sample."""
-        return self.inner is not None and _label_inside(self.source, int(self.inner[0])) is not None
+    def first_label_inside(self) -> int | None:
+        """Return the label that the data set inside gives the first sample; None if that cannot be read."""
+        return None if self.inner is None else _return_label(self.source, int(self.inner[0]))
 
 
-class NumberedDataset:
-    """A data set of the site's own, whose labels :func:`number_alike` numbers; ``where`` names it in errors."""
+def find_parts(
+    source: Any, outer: Indices, inner: Indices | None, where: str, wrappers: tuple[Any, ...] = ()
+) -> list[Part]:
+    """Return the data sets that decide the labels of the samples ``outer``, ``inner`` of ``source`` where known.
 
-    def __init__(self, unnumbered: Dataset[Any], where: str) -> None:
-        self.unnumbered, self.where = unnumbered, where
-        samples = np.arange(len(self))
-        self.parts = _parts(unnumbered, samples, samples, where)
-        self.tables: list[Mapping[int, int] | None] = [None] * len(self.parts)
-        self._part_of = np.zeros(len(self), np.int64)
-        self._inner = np.full(len(self), -1, np.int64)
-        """Index of each sample in its part's data set; -1 where it is not known."""
-        self._stated = np.full(len(self), -1, np.int64)
-        """Label that the data set states beside its names; -1 where it states none."""
-        self.doubt = ""
-        """Cause for which the names may not be those of the labels, if there is one."""
-        self.folders = frozenset[tuple[str, int]]()
-        """Folders of files whose labels have no names, with the label of each."""
-        for number, part in enumerate(self.parts):
-            self._part_of[part.outer] = number
-            if part.inner is not None:
-                self._inner[part.outer] = part.inner
-            if part.names is None:
-                if not part.wrapper or self._first_is_as_inside(part):
-                    self.folders |= _class_folders(part.source, where)
-                continue
-            labels = _stated_labels(part, where)
-            if labels is not None and part.inner is not None:
-                self._stated[part.outer] = labels[part.inner]
-            elif part.wrapper and not part.labels_are_readable:
-                self.doubt = (
-                    f"{part.wrapper} may return the labels of the {type(part.source).__name__} inside, whose class"
-                    " names would change them, or agreed numbers already; give it `classes` of the labels that it"
-                    " returns"
-                )
-
-    def __len__(self) -> int:
-        return len(cast("Sized", self.unnumbered))
-
-    def number(self, index: int, label: int, where: str) -> int:
-        """Return the number of a sample's ``label``; raise :class:`DataError`, opened by ``where``, if it has none."""
-        part, inner = self.parts[self._part_of[index]], int(self._inner[index])
-        if part.names and part.wrapper and not self.doubt and self._stated[index] < 0:
-            inside = _label_inside(part.source, inner)
-            self._stated[index] = -1 if inside is None else inside
-            unlike = inside != label
-        else:
-            unlike = self._stated[index] not in (-1, label)
-        if unlike and part.wrapper:
-            raise DataError(
-                f"{where}: has label {label}, which is not that of sample {inner} of the {type(part.source).__name__}"
-                f" inside, whose class names would number it; give {part.wrapper} `classes` of the labels that it"
-                " returns"
-            )
-        if unlike:
-            raise DataError(
-                f"{where}: has label {label}, but its data set states {self._stated[index]} (in targets, labels or"
-                " samples): make both agree, or give the data set `classes` and `targets` of the labels that it returns"
-            )
-        return self._numbered(int(self._part_of[index]), label, where)
-
-    def file_of(self, index: int) -> str:
-        """Return a sample's file in brackets, if the data set lists files as torchvision's folders do; else nothing."""
-        source, inner = self.parts[self._part_of[index]].source, int(self._inner[index])
-        if inner < 0:
-            return ""
-        try:
-            return f" ({os.fspath(source.samples[inner][0])})"
-        except Exception:  # errors name the sample in any case
-            return ""
-
-    @property
-    def subjects(self) -> Any:
-        """Subjects of the data set, if it names any."""
-        return _attribute(self.unnumbered, "subjects", self.where)
-
-    @property
-    def partly_unnamed(self) -> bool:
-        """True if the labels of some samples have no names."""
-        return any(part.names is None for part in self.parts)
-
-    @property
-    def is_renumbered(self) -> bool:
-        """True if a label that a part gives has another number here."""
-        return any(label != number for table in self.tables for label, number in (table or {}).items())
-
-    def occurring(self) -> set[int] | None:
-        """Return the labels that occur, without reading samples; None if the data set does not state them all."""
-        if (self._stated < 0).any():  # also in parts without names, whose labels count as not stated
-            return None
-        cells = np.unique(np.stack([self._part_of, self._stated]), axis=1).T.tolist()
-        return {self._numbered(part, label, self.where) for part, label in cells}
-
-    def _first_is_as_inside(self, part: _Part) -> bool:
-        """Return True if a wrapper gives the first sample the label that the data set inside gives it."""
-        if part.inner is None:
-            return False
-        inside = _label_inside(part.source, int(part.inner[0]))
-        return inside is not None and inside == _label_inside(self.unnumbered, int(part.outer[0]))
-
-    def _numbered(self, part: int, label: int, where: str) -> int:
-        table = self.tables[part]
-        if table is None or (
-            self.doubt and label not in table
-        ):  # with a doubt, every label is an agreed number
-            return label
-        if label not in table:
-            raise DataError(f"{where}: label {label} has no class name; name every class that has samples")
-        return table[label]
-
-
-def number_alike(datasets: Sequence[NumberedDataset], where: str) -> Names | None:
-    """Give the data sets one numbering of their classes, and return the classes' names; None without any names.
-
-    Labels of parts without names keep their numbers.
+    ``wrappers`` are the data sets around ``source``, outermost first.
     """
-    parts = [part for each in datasets for part in each.parts]
-    names, tables = join_names([part.names for part in parts if part.names], where=where)
-    remaining = iter(tables)
-    for each in datasets:
-        each.tables = [next(remaining) if part.names else None for part in each.parts]
-    return names or None
-
-
-MOST_INSIDE = 1000
-"""Most data sets in one list of a wrapper."""
-
-
-def _parts(
-    source: Any, outer: Indices, inner: Indices | None, where: str, above: tuple[Any, ...] = ()
-) -> list[_Part]:
-    """Return the data sets that decide the labels of the samples ``outer``, ``inner`` of ``source`` where known."""
-    wrapper = next((type(each).__name__ for each in above if type(each) not in KEEPS_LABELS), "")
-    if _attribute(source, "target_transform", where) is not None:
-        return [_Part(source, outer, inner, None, wrapper)]
-    names = _names(source, where)
-    path = (*above, source)
-    inside = _inside(source, path, where) if names is None or type(source) in KEEPS_LABELS else []
-    if not inside:
-        return [_Part(source, outer, inner, names, wrapper)]
-    parts = _parts_inside(source, inside, outer, inner, where, path)
+    changing = next((type(outside).__name__ for outside in wrappers if type(outside) not in KEEPS_LABELS), "")
+    if read_attribute(source, "target_transform", where) is not None:
+        return [Part(source, outer, inner, None, changing)]
+    names = read_names(source, where)
+    path = (*wrappers, source)
+    # A Subset or ConcatDataset with names is searched too, because those inside must not contradict them.
+    is_searched = names is None or type(source) in KEEPS_LABELS
+    datasets = _find_inside(source, path, where) if is_searched else []
+    if not datasets:
+        return [Part(source, outer, inner, names, changing)]
+    parts = _find_parts_inside(source, datasets, outer, inner, where, path)
     if names is None:
         return parts
     for part in parts:
-        for label, aliases in (part.names or {}).items():
-            if not set(aliases) & set(names.get(label, aliases)):
-                raise DataError(
-                    f"{where}: class {label} is {names[label][0]!r} by the names of {type(source).__name__}, and"
-                    f" {aliases[0]!r} by those of the data set inside; remove the wrong names"
-                )
-    return [_Part(source, outer, inner, names, wrapper)]
+        _check_same_names(source, names, part.names or {}, where)
+    return [Part(source, outer, inner, names, changing)]
 
 
-def _parts_inside(
-    source: Any, inside: list[Any], outer: Indices, inner: Indices | None, where: str, path: tuple[Any, ...]
-) -> list[_Part]:
+def _check_same_names(source: Any, names: Names, names_inside: Names, where: str) -> None:
+    for label, aliases in names_inside.items():
+        if not set(aliases) & set(names.get(label, aliases)):
+            raise DataError(
+                f"{where}: class {label} is {names[label][0]!r} by the names of {type(source).__name__}, and"
+                f" {aliases[0]!r} by those of the data set inside; remove the wrong names"
+            )
+
+
+def _find_parts_inside(
+    source: Any,
+    datasets: list[Any],
+    outer: Indices,
+    inner: Indices | None,
+    where: str,
+    path: tuple[Any, ...],
+) -> list[Part]:
+    """Return the parts of a wrapper of ``datasets``: sample by sample where known, else of their common names."""
     if isinstance(source, ConcatDataset) and inner is not None:
-        part_of = np.searchsorted(source.cumulative_sizes, inner, side="right")
+        number_of = np.searchsorted(source.cumulative_sizes, inner, side="right")
         starts = [0, *source.cumulative_sizes]
-        return [
-            each
-            for number in np.unique(part_of).tolist()
-            for of in [part_of == number]
-            for each in _parts(source.datasets[number], outer[of], inner[of] - starts[number], where, path)
-        ]
-    if len(inside) == 1:
-        known = _inner_indices(source, inside[0], inner, where)
-        if known is not None:
-            return _parts(inside[0], outer, known, where, path)
-    parts = [part for each in inside for part in _parts(each, outer, None, where, path)]
+        parts: list[Part] = []
+        for number in np.unique(number_of).tolist():
+            chosen = number_of == number
+            inside = inner[chosen] - starts[number]
+            parts += find_parts(source.datasets[number], outer[chosen], inside, where, path)
+        return parts
+    if len(datasets) == 1:
+        inside_one = _indices_inside(source, datasets[0], inner, where)
+        if inside_one is not None:
+            return find_parts(datasets[0], outer, inside_one, where, path)
+    # Which sample is which is not known. One part stands for all, if all data sets name the classes alike.
+    parts = [part for dataset in datasets for part in find_parts(dataset, outer, None, where, path)]
     if any(part.names != parts[0].names for part in parts):
         raise DataError(
             f"{where}: {type(source).__name__} has several data sets inside, which name classes differently; give it"
@@ -236,199 +259,61 @@ def _parts_inside(
     return parts[:1]
 
 
-def _inside(source: Any, path: tuple[Any, ...], where: str) -> list[Any]:
-    """Return the data sets inside a wrapper: ``dataset``, or those among its attributes, also in lists and dicts."""
-    inside = _attribute(source, "dataset", where)
-    if _may_be_dataset(inside) and not any(inside is each for each in path):
-        return [inside]
+def _find_inside(source: Any, path: tuple[Any, ...], where: str) -> list[Any]:
+    """Return the data sets inside a wrapper: ``dataset``, or those among its attributes, also in lists and dicts.
+
+    Data sets on the ``path`` to it are left out, since a data set inside may refer to its wrapper.
+    """
+
+    def is_new(value: Any) -> bool:
+        return not any(value is outside for outside in path)
+
+    dataset = read_attribute(source, "dataset", where)
+    # A data set need not be torch's: another library's has a length and items.
+    if is_new(dataset) and (
+        isinstance(dataset, Dataset) or (_is_foreign(dataset) and hasattr(dataset, "__len__"))
+    ):
+        return [dataset]
     values = list(getattr(source, "__dict__", {}).values())
-    several = [
-        each
+    for value in list(values):
+        if isinstance(value, list | tuple | dict):
+            values += islice(value.values() if isinstance(value, dict) else value, MOST_INSIDE)
+    return [
+        value
         for value in values
-        if isinstance(value, list | tuple | dict)
-        for each in islice(value.values() if isinstance(value, dict) else value, MOST_INSIDE)
+        if isinstance(value, Dataset) or (_is_foreign(value) and read_names(value, where) is not None)
+        if is_new(value)
     ]
-    inner = [value for value in (*values, *several) if isinstance(value, Dataset) or _has_names(value, where)]
-    return [value for value in inner if not any(value is each for each in path)]
-
-
-def _has_names(value: Any, where: str) -> bool:
-    """Return True for samples of another library or of the site's own that name their classes."""
-    return _is_foreign(value) and _names(value, where) is not None
-
-
-def _may_be_dataset(value: Any) -> bool:
-    """Return True for a data set, also one that is no torch ``Dataset``, and False for arrays, lists and names."""
-    return isinstance(value, Dataset) or (_is_foreign(value) and hasattr(value, "__len__"))
 
 
 def _is_foreign(value: Any) -> bool:
+    """Return True for an object with items that is no array, list or text: of another library, or the site's own."""
     package = type(value).__module__.partition(".")[0]
     return hasattr(value, "__getitem__") and package not in {"builtins", "numpy", "pandas", "torch"}
 
 
-def _inner_indices(source: Any, inside: Any, inner: Indices | None, where: str) -> Indices | None:
+def _indices_inside(source: Any, inside: Any, inner: Indices | None, where: str) -> Indices | None:
     """Return the samples of the data set inside that ``inner`` of a wrapper are, None if that is not known."""
     if inner is None or not hasattr(inside, "__len__"):
         return None
-    lists = (_attribute(source, name, where) for name in INDICES)
-    indices = next((each for each in lists if hasattr(each, "__len__") and len(each) == len(source)), None)
+    lists = (read_attribute(source, name, where) for name in INDEX_LISTS)
+    indices = next(
+        (values for values in lists if hasattr(values, "__len__") and len(values) == len(source)), None
+    )
     if indices is None:
         return inner if len(inside) == len(source) else None
     try:
-        known = np.asarray(indices).astype(np.int64)[inner]
+        places = np.asarray(indices).astype(np.int64)[inner]
     except (TypeError, ValueError):  # no numbers: reading a sample will show what is wrong
         return None
-    known = np.where(known < 0, known + len(inside), known)
-    return known if ((known >= 0) & (known < len(inside))).all() else None
+    places = np.where(places < 0, places + len(inside), places)
+    return places if ((places >= 0) & (places < len(inside))).all() else None
 
 
-def _label_inside(source: Any, index: int) -> int | None:
-    """Return the label that a data set inside a wrapper gives, or None if it gives no pair with a label."""
+def _return_label(dataset: Any, index: int) -> int | None:
+    """Return the label that a data set gives a sample, or None if it gives no pair with a label."""
     try:
-        _, label = source[index]
+        _, label = dataset[index]
         return checked_label(label, "")
     except Exception:  # the wrapper's error, or the comparison, says what is wrong
         return None
-
-
-def _attribute(source: Any, name: str, where: str) -> Any:
-    try:
-        return getattr(source, name, None)
-    except BaseException as error:  # a property of the site's own code
-        raise describe_failure(DataError, f"{where}: {name} of its data set", error) from error
-
-
-def _names(source: Any, where: str) -> Names | None:
-    """Return the names of the classes, by label; None if the data set names none."""
-    stated = {name: _listed(_attribute(source, name, where), name, where) for name in LISTS}
-    for column in ("label", "labels"):  # Hugging Face's features, MedMNIST's info
-        for attribute in ("features", "info"):
-            columns = _attribute(source, attribute, where)
-            given = columns.get(column) if isinstance(columns, Mapping) else None
-            listed = _attribute(given, "names", where) if attribute == "features" else given
-            stated[f"{attribute}[{column!r}]"] = _listed(listed, attribute, where)
-    joined: dict[int, dict[str, None]] = {}
-    numbers: dict[str, tuple[str, set[int]]] = {}
-    for attribute, names in stated.items():
-        own: dict[str, set[int]] = {}
-        for label, aliases in names.items():
-            joined.setdefault(label, {}).update(dict.fromkeys(aliases))
-            for alias in aliases:
-                own.setdefault(alias, set()).add(label)
-        for alias, labels in own.items():
-            first, others = numbers.setdefault(alias, (attribute, labels))
-            if labels.isdisjoint(others):
-                raise DataError(
-                    f"{where}: class {alias!r} has number {min(others)} by {first} and {min(labels)} by {attribute};"
-                    " make both agree"
-                )
-    return {label: tuple(aliases) for label, aliases in joined.items()} or None
-
-
-def _listed(value: Any, attribute: str, where: str) -> dict[int, tuple[str, ...]]:
-    """Return the names in one attribute, by label; none for a count or a method."""
-    if (
-        value is None
-        or isinstance(value, int | np.integer)
-        or (callable(value) and not isinstance(value, type))
-    ):
-        return {}
-    if isinstance(value, Mapping):
-        if attribute in {"info", "id2label"}:  # as JSON has them, with numbers as text
-            value = {int(key) if str(key).isdecimal() else key: name for key, name in value.items()}
-        by_name = attribute in {"class_to_idx", "label2id"} or not any(map(_is_number, value))
-        pairs = [(label, name) for name, label in value.items()] if by_name else list(value.items())
-    elif isinstance(value, Iterable) and not isinstance(value, str | type | set | frozenset):
-        pairs = list(enumerate(value))
-    else:
-        pairs = [(None, None)]
-    names: dict[int, tuple[str, ...]] = {}
-    for label, given in pairs:
-        aliases = tuple(map(_name, given)) if isinstance(given, tuple | list) else (_name(given),)
-        if not _is_number(label) or not aliases or None in aliases:
-            raise DataError(
-                f"{where}: {attribute} of its data set is no list of class names; name one for each label, or"
-                " give the attribute another name"
-            )
-        names[int(label)] = (*names.get(int(label), ()), *cast("tuple[str, ...]", aliases))
-    return names
-
-
-def _name(value: Any) -> str | None:
-    return str(value) if isinstance(value, str) or _is_number(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _stated_labels(part: _Part, where: str) -> Labels | None:
-    """Return the labels that a data set states for all its samples; None if it states none."""
-    stated = None
-    listed = _files(part.source, where)
-    if listed is not None:
-        files, stated = listed
-        _check_folders(part, files, stated, where)
-    for attribute in LABELS:
-        labels = _whole(part.source, _attribute(part.source, attribute, where))
-        if labels is not None:
-            return labels
-    return stated
-
-
-def _files(source: Any, where: str) -> tuple[list[str], Labels] | None:
-    """Return the folder and the label of each sample, where a data set lists them as torchvision's do."""
-    for attribute in FILES:
-        files = _attribute(source, attribute, where)
-        if (
-            isinstance(files, list)
-            and files
-            and all(isinstance(each, tuple) and len(each) == 2 for each in files)
-        ):
-            labels = _whole(source, [label for _, label in files])
-            if labels is not None:
-                return [os.path.dirname(str(file)) for file, _ in files], labels
-    return None
-
-
-def _class_folders(source: Any, where: str) -> frozenset[tuple[str, int]]:
-    """Return the folders of files, below the one that they share, with the label of each; none if one has several."""
-    listed = _files(source, where)
-    if listed is None or _attribute(source, "target_transform", where) is not None:
-        return frozenset()
-    pairs = set(zip(listed[0], listed[1].tolist(), strict=True))
-    folders = {folder for folder, _ in pairs}
-    if len(folders) < len(pairs):
-        return frozenset()
-    shared = os.path.commonpath(folders) if len(folders) > 1 else os.path.dirname(folders.copy().pop())
-    return frozenset((os.path.relpath(folder, shared or "."), label) for folder, label in pairs)
-
-
-def _whole(source: Any, values: Any) -> Labels | None:
-    """Return one label for each sample of ``source``, or None for other values."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
-    if not isinstance(values, list | tuple | np.ndarray):
-        return None
-    try:
-        if len(values) != len(source):
-            return None
-        array: NDArray[Any] = np.asarray(values)
-    except (TypeError, ValueError):  # lists of different length, or a source without a length
-        return None
-    return array.astype(np.int64) if array.ndim == 1 and array.dtype.kind in "iu" else None
-
-
-def _check_folders(part: _Part, folders: list[str], labels: Labels, where: str) -> None:
-    """Raise :class:`DataError` for a file in the folder of another class than its label's."""
-    names = cast("Names", part.names)
-    every = {alias for aliases in names.values() for alias in aliases}
-    root = str(_attribute(part.source, "root", where) or "")
-    for folder, label in sorted(set(zip(folders, labels.tolist(), strict=True))):
-        named = every.intersection(PurePath(folder.removeprefix(root)).parts)
-        if named and named.isdisjoint(names.get(label, ())):
-            raise DataError(
-                f"{where}: files in {folder} have label {label} ({' or '.join(names.get(label, ('no name',)))}), but"
-                f" the folder is that of class {min(named)!r}; make classes, class_to_idx and samples agree"
-            )

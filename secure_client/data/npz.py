@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.text_decoding import near_name
-from secure_client.data.class_names import LISTS
+from secure_client.data.class_names import NAME_LISTS
 from secure_client.data.samples import Samples, Source, TrainTest, checked_samples
 from secure_client.errors import DataError
 
@@ -108,7 +108,7 @@ def _members(loaded: Any, path: Path) -> Arrays:
         lacking = [key for key in KEYS if key not in archive.files]
         for name in archive.files:
             near = get_close_matches(name.lower(), lacking, n=1, cutoff=0.85)
-            meant = "class_names" if name.lower() in LISTS else "".join(near)
+            meant = "class_names" if name.lower() in NAME_LISTS else "".join(near)
             if name not in KEYS and meant in lacking:
                 raise DataError(f"{path}: {name} is not read; call this array {meant}, or remove the array")
         return {key: archive[key] for key in KEYS if key in archive.files}

@@ -178,9 +178,9 @@ def read_item(dataset: NumberedDataset, index: int) -> tuple[Inputs, int]:
     place = f"{dataset.where}: sample {index}"
     with describing(DataError, place):
         try:
-            item = dataset.unnumbered[index]
+            item = dataset.dataset[index]
         except BaseException as error:
-            raise describe_failure(DataError, f"{place}{dataset.file_of(index)}", error) from error
+            raise describe_failure(DataError, f"{place}{dataset.describe_file(index)}", error) from error
         if not (isinstance(item, tuple | list) and len(item) == 2):
             raise DataError(f"{place}: is {described(item)}, not the pair (tensor, label)")
         if not isinstance(item[0], Tensor):

@@ -120,7 +120,7 @@ def _load_own(
 
     def prepared(part: OwnPart, where: str) -> Dataset[Any]:
         if isinstance(part, Samples):
-            part = replace(part, labels=labels.of(part.labels, where))
+            part = replace(part, labels=labels.number_all(part.labels, where))
             dataset = to_dataset(part, images, where=where, convert_channels=convert_channels)
             if part.is_images and images is not None and images.channels == 1:
                 log_lost_colours(count_coloured(part.inputs), len(part), where)

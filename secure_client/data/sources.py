@@ -361,7 +361,9 @@ def _matched(
         doubt=source.doubt,
         folders=source.folders,
     )
-    numbered = _with_parts(source, lambda part, where: replace(part, labels=agreed.of(part.labels, where)))
+    numbered = _with_parts(
+        source, lambda part, where: replace(part, labels=agreed.number_all(part.labels, where))
+    )
     return numbered, agreed
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from agreement.toml_loading import nearest
 from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_labels, check_keys
-from secure_client.data.dataset_labels import NumberedDataset, number_alike
+from secure_client.data.dataset_labels import NumberedDataset, number_classes
 from secure_client.data.preprocess import read_item
 from secure_client.data.samples import Samples, Source, checked_samples
 from secure_client.errors import DataError, PluginError
@@ -43,7 +43,7 @@ class OwnData:
         """Cause for which ``names`` may not be those of all labels; the empty string if there is none."""
         if self.names is None:
             return ""
-        if any(isinstance(part, Samples) or part.partly_unnamed for part in self.parts):
+        if any(isinstance(part, Samples) or part.has_unnamed_labels for part in self.parts):
             return MIXED
         return next(
             (part.doubt for part in self.parts if isinstance(part, NumberedDataset) and part.doubt), ""
@@ -76,7 +76,9 @@ class OwnData:
     def _occurring(self) -> set[int] | None:
         labels: set[int] = set()
         for part in self.parts:
-            stated = set(np.unique(part.labels).tolist()) if isinstance(part, Samples) else part.occurring()
+            stated = (
+                set(np.unique(part.labels).tolist()) if isinstance(part, Samples) else part.occurring_labels()
+            )
             if stated is None:
                 return None
             labels |= stated
@@ -108,7 +110,7 @@ def call_own(spec: str, data_root: Path | None) -> OwnData:
     train, test = returned
     parts = [_adopt(train, f"{spec}: train"), *([] if test is None else [_adopt(test, f"{spec}: test")])]
     datasets = [part for part in parts if isinstance(part, NumberedDataset)]
-    names = number_alike(datasets, spec)
+    names = number_classes(datasets, spec)
     own = OwnData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
     if own.doubt and any(dataset.is_renumbered for dataset in datasets):
         raise DataError(f"{spec}: {own.doubt}")
