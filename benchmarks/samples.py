@@ -32,7 +32,7 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
 from secure_client.data.npz import write_npz
 from secure_client.data.samples import Samples, TrainTest, join_samples
-from secure_client.data.sources import join, read
+from secure_client.data.sources import join_sources, read_sources
 from secure_client.errors import DataError
 
 SAMPLES = Path(__file__).parents[1] / "deploy" / "samples"
@@ -94,7 +94,7 @@ CASES: dict[str, dict[str, Any]] = {
 def write_scanners(path: Path, data_root: Path) -> None:
     """Write Fashion-MNIST's pullovers and shirts as four scanners would make them, all test sets balanced."""
     agreed = PreprocessingSection(image_size=28, channels=1, mean=(0.5,), std=(0.5,))
-    whole = join(read("fashion-mnist", data_root=data_root, agreed=agreed), agreed, None)
+    whole = join_sources(read_sources("fashion-mnist", data_root=data_root, agreed=agreed), agreed, None)
     if whole.test is None:
         raise DataError("fashion-mnist has no test part")
     train = scanned(whole.train, TRAINED, [share for *_, share in SCANNERS])

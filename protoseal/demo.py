@@ -42,7 +42,7 @@ from protoseal.reports.run_results import run_result
 from protoseal.simulation.local_controls import run_control
 from protoseal.splits import SiteArrays, shots
 from secure_client.data.npz import write_npz
-from secure_client.data.published import DIGIT_NAMES, digits_in_five_appearances
+from secure_client.data.published import DIGIT_NAMES, make_digit_domains
 from secure_client.data.samples import TrainTest
 from secure_client.diagnosis.diagnoses import diagnose
 from secure_client.output.site_files import read_prototypes
@@ -96,7 +96,7 @@ def demo_agreement(*, seed: int, rounds: int = ROUNDS, protection: Protection = 
 
 def demo_sites(seed: int) -> tuple[SiteArrays, ...]:
     """Return five sites with seven classes each and eight training samples of each class, in all appearances."""
-    return shots(digits_in_five_appearances(seed), sites=len(SITES), n=7, k=8, seed=seed)
+    return shots(make_digit_domains(seed), sites=len(SITES), n=7, k=8, seed=seed)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.table import describe_table, parse_table
-from secure_client.data.table_scale import scaled, warn_of_units
+from secure_client.data.table_scale import scale_rows, warn_of_units
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_files import MODEL, SitePrototypes, read_agreement, read_prototypes
@@ -99,7 +99,7 @@ def read_rows(trained: Trained, path: Path) -> Rows:
     kept = table.kept
     if not kept.any():
         raise FileError(f"{path}: every row is left out for a missing value: fill in values")
-    inputs = torch.from_numpy(scaled(table.features(), log.scale, str(path)))
+    inputs = torch.from_numpy(scale_rows(table.features(), log.scale, str(path)))
     indices = [agreement.classes.index(name) for name in table.labels or agreement.classes[:1] * len(kept)]
     lines = np.array(table.lines)
     return Rows(

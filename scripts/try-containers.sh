@@ -49,10 +49,10 @@ from pathlib import Path
 
 from protoseal.splits import mixed
 from secure_client.data.samples import TrainTest
-from secure_client.data.published import digits_in_five_appearances
+from secure_client.data.published import make_digit_domains
 from secure_client.data.npz import write_npz
 
-digits = digits_in_five_appearances(seed=0)
+digits = make_digit_domains(seed=0)
 parts = mixed(digits, sites=3, n=9, max_per_class=25, seed=0)
 for name, site in zip(sys.argv[2:], parts, strict=True):
     write_npz(Path(sys.argv[1]) / name / "data.npz", TrainTest(site.train, site.test, digits.classes, site.domains))

@@ -23,7 +23,7 @@ from protoseal_wire.messages import Finished, Phase, Stopped
 from secure_client.client_loop import take_part
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
-from secure_client.data.sources import training_hashes
+from secure_client.data.sources import hash_training_records
 from secure_client.diagnosis.diagnoses import diagnose
 from secure_client.error_containment import contained
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
@@ -192,7 +192,7 @@ def run_site(
 def sketch_records(config: SiteConfig) -> Sketch:
     """Return the sketch of the site's training records; raise a :class:`SiteError` for data that cannot be read."""
     return Sketch.of(
-        training_hashes(
+        hash_training_records(
             config.data, data_root=config.data_root, agreed=config.agreement.inputs, written=config.table
         )
     )

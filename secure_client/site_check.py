@@ -46,7 +46,7 @@ from secure_client.data import SiteData
 from secure_client.data.class_names import warn_of_own_numbers
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.preprocess import describe_resizing
-from secure_client.data.sources import TABLE_FORM, table_path
+from secure_client.data.sources import TABLE_FORM, find_table
 from secure_client.data.table import describe_table, parse_table
 from secure_client.errors import DataError, ModelError, Refused, SiteError, StateError
 from secure_client.models.prototype_model import weights_hash
@@ -242,7 +242,7 @@ def _table(config: SiteConfig) -> str:
     agreement, parts = config.agreement, config.data.split("+")
     if agreement.table is None:
         raise DataError(f"{config.data}: the agreement has no section [table]")
-    paths = [table_path(part.strip(), config.data_root) for part in parts]
+    paths = [find_table(part.strip(), config.data_root) for part in parts]
     tests = [config.table.test] if config.table.test else []
     return " | ".join(
         f"{path}: {describe_table(parse_table(path, agreement.table, config.table, agreement.classes))}"

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 
 from agreement import PreprocessingSection
 from secure_client.data.preprocess import to_tensor
-from secure_client.data.sources import read
+from secure_client.data.sources import read_sources
 from secure_client.models.prototype_model import PrototypeModel, build_model
 
 SIDE, CLASSES = 28, 10
@@ -37,7 +37,9 @@ WARPS = v2.Compose(
 
 def read_public(data: str, root: Path) -> TensorDataset:
     """Return training and test parts: images (N, 1, 28, 28) in [−1, 1], bright on dark as in MNIST, and labels (N,)."""
-    parts = [part for source in read(data, data_root=root, agreed=PREPROCESSING) for part in source.parts]
+    parts = [
+        part for source in read_sources(data, data_root=root, agreed=PREPROCESSING) for part in source.parts
+    ]
     images = torch.cat([to_tensor(part.inputs, PREPROCESSING, where=data) for part in parts])
     return TensorDataset(bright_ink(images), torch.cat([torch.from_numpy(part.labels) for part in parts]))
 

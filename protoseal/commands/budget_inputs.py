@@ -166,12 +166,12 @@ def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: st
     """
     import numpy as np
 
-    from secure_client.data.sources import join, read, suggest_preprocessing
+    from secure_client.data.sources import join_sources, read_sources, suggest_preprocessing
 
     fitted = None if agreed is None else agreed.preprocessing
     classes = None if agreed is None else agreed.classes
-    sources = read(spec, data_root=data_root, agreed=fitted, classes=classes)
-    data = join(sources, fitted or suggest_preprocessing(sources), classes)
+    sources = read_sources(spec, data_root=data_root, agreed=fitted, classes=classes)
+    data = join_sources(sources, fitted or suggest_preprocessing(sources), classes)
     labels, subjects = data.train.labels, data.train.subjects
     if unit == Unit.SITE:
         raise click.UsageError(

@@ -143,12 +143,12 @@ def _of_data(
     spec: str, data_root: Path | None, trained: Trained, convert: bool
 ) -> tuple[Dataset[Any], list[str], bool]:
     from secure_client.data import load_site_data
-    from secure_client.data.sources import TABLE_FORM, table_path
+    from secure_client.data.sources import TABLE_FORM, find_table
 
     if spec.startswith(TABLE_FORM):
         from protoseal.prediction import read_rows
 
-        rows = read_rows(trained, table_path(spec, data_root))
+        rows = read_rows(trained, find_table(spec, data_root))
         if rows.left_out:
             lines = ", ".join(map(str, rows.left_out))
             click.echo(f"rows left out for a missing value, as agreed: lines {lines}", err=True)

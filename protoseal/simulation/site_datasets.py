@@ -23,9 +23,9 @@ from secure_client.data.samples import Samples, TrainTest, join_samples
 from secure_client.data.sources import (
     NO_NAMES,
     check_class_names,
-    join,
-    own_classes,
-    read,
+    join_sources,
+    list_classes,
+    read_sources,
     suggest_preprocessing,
 )
 from secure_client.data.table_scale import fit_scale
@@ -107,9 +107,9 @@ def divide(
         directory = Path(dataset.removeprefix(SITES_FORM))
         return read_sites(directory, agreed=agreed, classes=classes, class_names=class_names)
     divider = parse_split(split)
-    sources = read(dataset, data_root=data_root, agreed=agreed, classes=classes, seed=seed)
+    sources = read_sources(dataset, data_root=data_root, agreed=agreed, classes=classes, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
-    data = divider.pooled(join(sources, agreed, classes, class_names=class_names))
+    data = divider.pooled(join_sources(sources, agreed, classes, class_names=class_names))
     if tests is not None and data.test is not None:
         data = replace(data, test=fewer(data.test, tests, seed))
     return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)
@@ -162,12 +162,12 @@ def read_sites(
     sources = [
         source
         for file in files
-        for source in read(f"{form}:{file}", data_root=None, agreed=agreed, classes=classes)
+        for source in read_sources(f"{form}:{file}", data_root=None, agreed=agreed, classes=classes)
     ]
-    agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources, class_names)
+    agreed, classes = agreed or suggest_preprocessing(sources), classes or list_classes(sources, class_names)
     check_class_names(sources, class_names)
     data = [
-        join([source], agreed, classes, class_names=class_names, allow_unused_names=True)
+        join_sources([source], agreed, classes, class_names=class_names, allow_unused_names=True)
         for source in sources
     ]
     sites = (_alone(file, part) for file, part in zip(files, data, strict=True))

@@ -16,7 +16,7 @@ from protoseal.splits.split_units import units_of
 from secure_client.data import SiteData
 from secure_client.data.preprocess import Preprocessing, to_dataset
 from secure_client.data.samples import Samples
-from secure_client.data.site_data import numbered
+from secure_client.data.site_data import number_subjects
 from secure_client.data.table_scale import fit_inputs
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale
@@ -55,7 +55,7 @@ class SiteArrays:
             self._dataset(self.train, agreed),
             self._dataset(self.test, agreed),
             None if self.validation is None else self._dataset(self.validation, agreed),
-            numbered(self.train.subjects),
+            number_subjects(self.train.subjects),
             agreed if isinstance(agreed, TableScale) else None,
         )
 

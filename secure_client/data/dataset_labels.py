@@ -27,7 +27,7 @@ from secure_client.data.dataset_attributes import (
     read_labels,
     read_names,
 )
-from secure_client.data.samples import Indices, checked_label
+from secure_client.data.samples import Indices, check_label
 from secure_client.errors import DataError
 
 INDEX_LISTS = ("indices", "idxs", "idx", "_indices")
@@ -314,6 +314,6 @@ def _return_label(dataset: Any, index: int) -> int | None:
     """Return the label that a data set gives a sample, or None if it gives no pair with a label."""
     try:
         _, label = dataset[index]
-        return checked_label(label, "")
+        return check_label(label, "")
     except Exception:  # the wrapper's error, or the comparison, says what is wrong
         return None

@@ -31,7 +31,7 @@ from crypto.errors import MalformedError
 from crypto.text_decoding import decode, near_name
 from secure_client.data.image_files import SUFFIXES, describe_unread, read_image
 from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours
-from secure_client.data.samples import Inputs, Samples, Source, Subjects, as_floats, checked_samples
+from secure_client.data.samples import Inputs, Samples, Source, Subjects, make_samples, scale_to_floats
 from secure_client.errors import DataError
 
 LEFT_BY_SYSTEMS = frozenset(
@@ -91,24 +91,24 @@ def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_chan
             sides.add(image.shape[:2])
             if agreed is not None and agreed.channels == 1 and count_coloured(image[np.newaxis]):
                 coloured.append(file.path)
-            return fitted(image, agreed, where=str(file.path), convert_channels=convert_channels)
+            return fit_image(image, agreed, where=str(file.path), convert_channels=convert_channels)
 
-        samples = _samples_of(map(read_file, files), files, classes, domains, where=f"{path}: {kind}")
+        samples = _stack_samples(map(read_file, files), files, classes, domains, where=f"{path}: {kind}")
         log_lost_colours(len(coloured), len(samples), f"{path}: {kind}")
         return replace(samples, sides=frozenset(sides))
 
-    subjects = _subjects(path, listing.train)  # before the images, which are slow to read
+    subjects = _read_subjects(path, listing.train)  # before the images, which are slow to read
     test = None if listing.test is None else read(listing.test, "test")
     train = replace(read(listing.train, "train"), subjects=subjects)
     return Source(str(path), train, test, classes, domains)
 
 
-def training_files(path: Path) -> list[Path]:
+def list_training_images(path: Path) -> list[Path]:
     """Return the training images under ``path``. Raises :class:`DataError` for a folder without images."""
     return [file.path for file in _list_files(path).train]
 
 
-def fitted(
+def fit_image(
     image: Inputs, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
 ) -> Inputs:
     """Return the image (H, W, C) with the agreed size and channels, or unchanged if none are agreed."""
@@ -118,7 +118,7 @@ def fitted(
     return cast("Inputs", images[0])
 
 
-def stack(images: Iterable[Inputs], names: Sequence[object], where: str) -> Inputs:
+def stack_images(images: Iterable[Inputs], names: Sequence[object], where: str) -> Inputs:
     """Stack images (H, W, C), as many as ``names``, into one array, without a second copy in memory.
 
     The array is float32 in [0, 1] if any image is. Raises :class:`DataError` for images of different shape.
@@ -133,39 +133,39 @@ def stack(images: Iterable[Inputs], names: Sequence[object], where: str) -> Inpu
                 f" {stacked.shape[1:]} (height, width, channels); agree on [preprocessing], or store them alike"
             )
         mixed = image.dtype != stacked.dtype
-        stacked = as_floats(stacked) if mixed else stacked
-        stacked[place] = as_floats(image) if mixed else image
+        stacked = scale_to_floats(stacked) if mixed else stacked
+        stacked[place] = scale_to_floats(image) if mixed else image
     if stacked is None:
         raise DataError(f"{where}: holds no images; it needs a folder of them for each class")
     return stacked
 
 
-def _subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
+def _read_subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
     """Return the subject of each image, (N,), from ``subjects.csv``; None if the folder has no such file.
 
-    The separator may be a comma, a semicolon or a tab. Names are compared in one Unicode form (:func:`_composed`).
+    The separator may be a comma, a semicolon or a tab. Names are compared in one Unicode form (:func:`_compose_name`).
     """
     where = path / SUBJECTS
     if not where.is_file():
         return None
-    text = _text(where)
+    text = _read_text(where)
     separator = next((mark for mark in ",;\t" if mark in text.partition("\n")[0]), ",")
     subject_of: dict[str, str] = {}
     try:
         for row in csv.DictReader(io.StringIO(text, newline=""), strict=True, delimiter=separator):
-            file, subject = _composed(row["file"]), row["subject"]
+            file, subject = _compose_name(row["file"]), row["subject"]
             if subject_of.setdefault(file, subject) != subject:
                 raise DataError(f"{where}: has two subjects for {file}; remove one of the two rows")
     except (KeyError, csv.Error) as error:
         raise DataError(f"{where}: is not a CSV file with the header file,subject ({error})") from error
-    names = [_composed(file.path.relative_to(path).as_posix()) for file in files]
+    names = [_compose_name(file.path.relative_to(path).as_posix()) for file in files]
     for name in names:
         if not subject_of.get(name):
             raise DataError(f"{where}: has no subject for {name}; add a row for every training image")
     return np.array([subject_of[name] for name in names], dtype=np.str_)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return a text file's content; raise :class:`DataError` with the line for text that is not UTF-8."""
     try:
         return decode(path.read_bytes())
@@ -175,7 +175,7 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: {error}") from error
 
 
-def _composed(name: str) -> str:
+def _compose_name(name: str) -> str:
     """Return a name in the Unicode form NFC; a Mac stores names of files decomposed.
 
     Raises :class:`DataError` for a name that is not UTF-8.
@@ -194,21 +194,22 @@ def _list_files(path: Path) -> _Listing:
         )
         raise DataError(f"{path}: {problem}")
     if (path / ANNOTATIONS).is_file():
-        return _tiny_imagenet(path)
-    folders = _folders(path)
+        return _list_tiny_imagenet(path)
+    folders = _list_folders(path)
     _check_parts(path, folders)
     if path / "train" in folders:
         test = path / "test"
         return _Listing(
-            _classes(path / "train", path.name), _classes(test, path.name) if test in folders else None
+            _list_classes(path / "train", path.name),
+            _list_classes(test, path.name) if test in folders else None,
         )
-    if any(map(_folders, folders)):
-        return _Listing([file for folder in folders for file in _domain(folder)])
+    if any(map(_list_folders, folders)):
+        return _Listing([file for folder in folders for file in _list_domain(folder)])
     if not folders:
         raise DataError(
             f"{path}: has no folder train with a folder of images for each class, nor folders DOMAIN/CLASS"
         )
-    return _Listing(_classes(path, path.name))
+    return _Listing(_list_classes(path, path.name))
 
 
 def _check_parts(path: Path, folders: Sequence[Path]) -> None:
@@ -223,28 +224,28 @@ def _check_parts(path: Path, folders: Sequence[Path]) -> None:
                     f"{folder}: is beside {path / 'train'} and is not read; move it elsewhere, or its images into"
                     " train or test"
                 )
-        elif folder.name.lower() in PARTS and _folders(folder):
+        elif folder.name.lower() in PARTS and _list_folders(folder):
             raise DataError(
                 f"{folder}: has the name of a part of the data; the parts that are read are {path / 'train'} and"
                 f" {path / 'test'}"
             )
-        elif (folder / "train").is_dir() and _folders(folder / "train"):
+        elif (folder / "train").is_dir() and _list_folders(folder / "train"):
             raise DataError(f"{path}: holds its parts one folder deeper; give folder:{folder}")
 
 
-def _tiny_imagenet(path: Path) -> _Listing:
+def _list_tiny_imagenet(path: Path) -> _Listing:
     if not (path / "train").is_dir():
         raise DataError(f"{path / 'train'}: is missing; copy Tiny-ImageNet's train and val there")
     train = [
         file
-        for folder in _folders(path / "train")
-        for file in _files(folder / IMAGES, folder.name, path.name)
+        for folder in _list_folders(path / "train")
+        for file in _list_class(folder / IMAGES, folder.name, path.name)
     ]
     known = {file.label for file in train}
     test = []
-    for number, line in enumerate(_text(path / ANNOTATIONS).splitlines(), start=1):
+    for number, line in enumerate(_read_text(path / ANNOTATIONS).splitlines(), start=1):
         name, _, rest = line.partition("\t")
-        label = _composed(rest.partition("\t")[0])
+        label = _compose_name(rest.partition("\t")[0])
         if label not in known:
             raise DataError(
                 f"{path / ANNOTATIONS}: line {number} names class {label!r}, which train lacks; write"
@@ -254,24 +255,24 @@ def _tiny_imagenet(path: Path) -> _Listing:
     return _Listing(train, test)
 
 
-def _domain(folder: Path) -> list[_File]:
+def _list_domain(folder: Path) -> list[_File]:
     """Return a domain's images: ``CLASS/*`` or ``images/CLASS/*``."""
     inside = folder / IMAGES
-    return _classes(inside if inside.is_dir() and _folders(inside) else folder, folder.name)
+    return _list_classes(inside if inside.is_dir() and _list_folders(inside) else folder, folder.name)
 
 
-def _classes(path: Path, domain: str) -> list[_File]:
-    listed = [file for folder in _folders(path) for file in _files(folder, folder.name, domain)]
+def _list_classes(path: Path, domain: str) -> list[_File]:
+    listed = [file for folder in _list_folders(path) for file in _list_class(folder, folder.name, domain)]
     if not listed:
         raise DataError(f"{path}: holds no images; it needs a folder of them for each class")
     return listed
 
 
-def _folders(path: Path) -> list[Path]:
-    return [entry for entry in _entries(path) if entry.is_dir()]
+def _list_folders(path: Path) -> list[Path]:
+    return [entry for entry in _list_entries(path) if entry.is_dir()]
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     """Return what the user has put there, sorted."""
     return sorted(
         entry
@@ -282,10 +283,10 @@ def _entries(folder: Path) -> list[Path]:
     )
 
 
-def _files(folder: Path, label: str, domain: str) -> list[_File]:
+def _list_class(folder: Path, label: str, domain: str) -> list[_File]:
     if not folder.is_dir():
         raise DataError(f"{folder}: is missing; put the images of class {label!r} there")
-    files = _entries(folder)
+    files = _list_entries(folder)
     for file in files:
         if file.suffix.lower() in SUFFIXES:
             continue
@@ -296,10 +297,10 @@ def _files(folder: Path, label: str, domain: str) -> list[_File]:
         raise DataError(
             f"{folder}: holds no images; add images, or remove the folder if the site lacks this class"
         )
-    return [_File(file, _composed(label), _composed(domain)) for file in files]
+    return [_File(file, _compose_name(label), _compose_name(domain)) for file in files]
 
 
-def _samples_of(
+def _stack_samples(
     images: Iterable[Inputs],
     files: Sequence[_File],
     classes: tuple[str, ...],
@@ -307,7 +308,7 @@ def _samples_of(
     *,
     where: str,
 ) -> Samples:
-    inputs = stack(images, [file.path for file in files], where)
+    inputs = stack_images(images, [file.path for file in files], where)
     labels = np.array([classes.index(file.label) for file in files])
     numbers = np.array([domains.index(file.domain) for file in files])
-    return checked_samples(inputs, labels, numbers, where=where)
+    return make_samples(inputs, labels, numbers, where=where)

@@ -85,7 +85,7 @@ def read_image(path: Path) -> Inputs:
             # Pillow warns of odd metadata in files whose pixels are whole.
             warnings.simplefilter("ignore", UserWarning)
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            kind = _kind_of(file)
+            kind = _identify(file)
             if kind is None:
                 raise _Refused(_describe_unread(file))
             return _READERS[kind](file)
@@ -98,12 +98,12 @@ def read_image(path: Path) -> Inputs:
     except OSError as error:
         if error.errno is not None:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        raise DataError(f"{path}: {_undecoded(kind, error)}") from error
+        raise DataError(f"{path}: {_describe_undecoded(kind, error)}") from error
     except (ValueError, SyntaxError, LookupError, TypeError, struct.error, zlib.error) as error:
-        raise DataError(f"{path}: {_undecoded(kind, error)}") from error
+        raise DataError(f"{path}: {_describe_undecoded(kind, error)}") from error
 
 
-def _undecoded(kind: str | None, error: Exception) -> str:
+def _describe_undecoded(kind: str | None, error: Exception) -> str:
     reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
     return f"is damaged, or a {kind} that Pillow does not decode{reason}; restore the file or store it as PNG"
 
@@ -112,7 +112,7 @@ def describe_unread(path: Path) -> str:
     """Say what a file is that has no suffix of an image, and what to do about it."""
     try:
         with path.open("rb") as file:
-            kind = _kind_of(file)
+            kind = _identify(file)
             if kind is None:
                 return _describe_unread(file)
     except OSError as error:
@@ -120,7 +120,7 @@ def describe_unread(path: Path) -> str:
     return f"holds a {kind} image, but its name does not end like one; rename or remove the file"
 
 
-def _kind_of(file: BinaryIO) -> str | None:
+def _identify(file: BinaryIO) -> str | None:
     """Return the format of an image that is read, by the file's first bytes."""
     file.seek(0)
     head = file.read(8)
@@ -142,7 +142,7 @@ def _describe_unread(file: BinaryIO) -> str:
 
 
 def _read_png(file: BinaryIO) -> Inputs:
-    chunks = _png_chunks(file)
+    chunks = _read_png_chunks(file)
     depth, colour = chunks[b"IHDR"][8:10]
     grey, palette = colour == 0, colour == 3
     if depth == 16 and not grey:
@@ -165,10 +165,10 @@ def _read_png(file: BinaryIO) -> Inputs:
         image.info.setdefault("Raw profile type exif", profile)
     if palette and int(np.asarray(image).max()) >= len(chunks[b"PLTE"]) // 3:
         raise _Refused("uses a colour that its palette lacks; store the image again")
-    return _pixels(image)
+    return _to_pixels(image)
 
 
-def _png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
+def _read_png_chunks(file: BinaryIO) -> dict[bytes, bytes]:
     """Return the chunks except the pixels; raise ValueError for a missing or damaged chunk, pixels included."""
     file.seek(8)
     chunks: dict[bytes, bytes] = {}
@@ -190,7 +190,7 @@ def _read_jpeg(file: BinaryIO) -> Inputs:
     further = getattr(image, "mpinfo", {}).get(0xB002, [])[1:]
     if any("Thumbnail" not in str(entry["Attribute"]["MPType"]) for entry in further):
         raise _Refused("holds several pictures (MPO); store each that is a record as a file")
-    return _pixels(image)
+    return _to_pixels(image)
 
 
 def _read_bmp(file: BinaryIO) -> Inputs:
@@ -204,7 +204,7 @@ def _read_bmp(file: BinaryIO) -> Inputs:
     # Pillow takes a palette of black and white, or a grey ramp, as a statement of the bits that a pixel has.
     if (image.mode == "1" and bits != 1) or (image.mode == "L" and bits != 8):
         raise _Refused(f"is a BMP of {bits} bits with a short grey palette; store it as PNG")
-    return _pixels(image)
+    return _to_pixels(image)
 
 
 _GREY_TIFF = {(photometric, 1, (bits,), ()) for photometric in (0, 1) for bits in (1, 2, 4, 8, 16)}
@@ -218,8 +218,8 @@ _SAMPLES = {1: "whole numbers", 2: "signed whole numbers", 3: "floats", 6: "comp
 
 
 def _read_tiff(file: BinaryIO) -> Inputs:
-    tags = _tiff_tags(file)
-    if tags.next or _states_planes(tags):
+    tags = _read_tiff_tags(file)
+    if tags.next or _has_several_planes(tags):
         raise _Refused("has several pages; store each page that is a record as a file")
     if int(tags.get(254, 0)) & 5 or tags.get(255, 1) == 2:
         raise _Refused("begins with a preview or a mask; store the picture alone")
@@ -235,9 +235,9 @@ def _read_tiff(file: BinaryIO) -> Inputs:
     if form not in TIFF_FORMS or len(bits) != samples:
         raise _Refused(_describe_tiff(*form))
     _check_numbers(tags, form[1] == 3, bits)
-    _check_stored(tags, sum(bits) if tags.get(284, 1) == 1 else bits[0])
+    _check_strips(tags, sum(bits) if tags.get(284, 1) == 1 else bits[0])
     # Pillow itself turns white as 0 into black as 0 up to 8 bits.
-    pixels = _pixels(_open(file, "TIFF"), white_as_zero=form[0] == 0 and bits == (16,))
+    pixels = _to_pixels(_open(file, "TIFF"), white_as_zero=form[0] == 0 and bits == (16,))
     if form[1] == 3 and not (pixels.min() >= 0.0 and pixels.max() <= 1.0):
         raise _Refused(
             f"holds floats from {pixels.min():.4g} to {pixels.max():.4g}; floats are read between 0 and 1: scale"
@@ -258,7 +258,7 @@ def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bi
             f"says that its values of {bits[0]} bits end at {max(largest):g} (MaxSampleValue); scale them to the full"
             " range, and leave the tag out"
         )
-    if bits == (16,) and float(_imagej(tags).get("c0", 0)) != 0:
+    if bits == (16,) and float(_read_imagej(tags).get("c0", 0)) != 0:
         raise _Refused("holds signed numbers as ImageJ shifts them (c0); store them as floats in [0, 1]")
     if tags[262] == 3 and any(entry % 256 not in (0, entry // 256) for entry in tags[320]):
         raise _Refused("is a TIFF with a palette of 16 bits, of which 8 would be cut; store it as RGB")
@@ -270,7 +270,7 @@ def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bi
         raise _Refused("holds grey and alpha in separate planes; store it without alpha")
 
 
-def _tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
+def _read_tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
     """Return the tags of the first page."""
     file.seek(0)
     head = file.read(8)
@@ -280,7 +280,7 @@ def _tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
     return tags
 
 
-def _states_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
+def _has_several_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
     """Return True if one directory stands for several planes, of which Pillow would read the first."""
     described = str(tags.get(270, ""))
     sizes = [int(size) for size in re.findall(r'\bSize[ZCT]="(\d+)"', described)]  # OME-XML
@@ -290,19 +290,19 @@ def _states_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
     return (
         int(tags.get(32997, 1)) > 1  # ImageDepth
         or 33629 in tags  # a stack of MetaMorph
-        or int(_imagej(tags).get("images", 1)) > 1
+        or int(_read_imagej(tags).get("images", 1)) > 1
         or math.prod(sizes) > colours
         or held > int(tags[256]) * int(tags[257]) * int(tags.get(277, 1))
     )
 
 
-def _imagej(tags: TiffImagePlugin.ImageFileDirectory_v2) -> dict[str, str]:
+def _read_imagej(tags: TiffImagePlugin.ImageFileDirectory_v2) -> dict[str, str]:
     """Return what ImageJ states in the description, by key."""
     first, *lines = str(tags.get(270, "")).splitlines() or [""]
     return dict(line.split("=", 1) for line in lines if "=" in line) if first.startswith("ImageJ=") else {}
 
 
-def _check_stored(tags: TiffImagePlugin.ImageFileDirectory_v2, pixel_bits: int) -> None:
+def _check_strips(tags: TiffImagePlugin.ImageFileDirectory_v2, pixel_bits: int) -> None:
     """Raise for a strip or tile that the file lacks, in whose place Pillow would read other bytes as pixels."""
     tiled = 324 in tags
     offsets, counts = tags.get(324 if tiled else 273, ()), tags.get(325 if tiled else 279, ())
@@ -343,7 +343,7 @@ def _open(file: BinaryIO, kind: str) -> Image.Image:
     return image
 
 
-def _pixels(image: Image.Image, *, white_as_zero: bool = False) -> Inputs:
+def _to_pixels(image: Image.Image, *, white_as_zero: bool = False) -> Inputs:
     """Return the pixels as they are shown; 16 bits are scaled to [0, 1], and inverted where 0 is white."""
     if image.mode in ("La", "RGBa"):  # multiplied by an alpha that is 1 or is refused
         image = image.convert(image.mode.upper())

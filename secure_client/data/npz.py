@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from crypto.text_decoding import near_name
 from secure_client.data.class_names import NAME_LISTS
-from secure_client.data.samples import Samples, Source, TrainTest, checked_samples
+from secure_client.data.samples import Samples, Source, TrainTest, make_samples
 from secure_client.errors import DataError
 
 KEYS = (
@@ -42,19 +42,19 @@ def read_npz(path: Path) -> Source:
 
     Raises :class:`DataError` for a bad file, and for an array whose name is nearly that of one that the file lacks.
     """
-    arrays, where = _arrays(path), str(path)
-    train = _part(arrays, "train", where)
+    arrays, where = _load_arrays(path), str(path)
+    train = _make_part(arrays, "train", where)
     if train is None:
         raise DataError(f"{where}: has no x_train and y_train; save both arrays in the file")
-    test = _part(arrays, "test", where)
+    test = _make_part(arrays, "test", where)
     count = 1 + max(int(part.domains.max()) for part in (train, test) if part is not None)
     default = (path.stem,) if count == 1 else tuple(str(number) for number in range(count))
-    domains = _names(arrays, "domain_names", where) or default
+    domains = _read_names(arrays, "domain_names", where) or default
     if len(domains) < count:
         raise DataError(
             f"{where}: has {count} domains and {len(domains)} domain_names; give one name for each domain"
         )
-    return Source(where, train, test, _names(arrays, "class_names", where), domains)
+    return Source(where, train, test, _read_names(arrays, "class_names", where), domains)
 
 
 def write_npz(path: Path, data: TrainTest) -> None:
@@ -68,10 +68,10 @@ def write_npz(path: Path, data: TrainTest) -> None:
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # no key is its allow_pickle
 
 
-def _arrays(path: Path) -> Arrays:
+def _load_arrays(path: Path) -> Arrays:
     try:
         with path.open("rb") as file:
-            return _members(np.load(file, allow_pickle=False), path)
+            return _select_arrays(np.load(file, allow_pickle=False), path)
     except FileNotFoundError as error:
         raise DataError(f"{path}: the file does not exist{near_name(path)}") from error
     except NotImplementedError as error:  # zipfile, for a member's compression
@@ -101,7 +101,7 @@ def _describe_unread(path: Path, error: Exception) -> str:
     return causes.get(begin, "is no .npz file; save plain arrays by numpy.savez")
 
 
-def _members(loaded: Any, path: Path) -> Arrays:
+def _select_arrays(loaded: Any, path: Path) -> Arrays:
     if not isinstance(loaded, np.lib.npyio.NpzFile):
         raise DataError(f"{path}: holds a single array; save named arrays by numpy.savez")
     with loaded as archive:
@@ -114,17 +114,17 @@ def _members(loaded: Any, path: Path) -> Arrays:
         return {key: archive[key] for key in KEYS if key in archive.files}
 
 
-def _part(arrays: Arrays, kind: str, where: str) -> Samples | None:
+def _make_part(arrays: Arrays, kind: str, where: str) -> Samples | None:
     inputs, labels = arrays.get(f"x_{kind}"), arrays.get(f"y_{kind}")
     if inputs is None and labels is None:
         return None
     if inputs is None or labels is None:
         raise DataError(f"{where}: has only one of x_{kind} and y_{kind}; give both")
     subjects = arrays.get("subjects") if kind == "train" else None
-    return checked_samples(inputs, labels, arrays.get(f"domain_{kind}"), subjects, where=f"{where}: {kind}")
+    return make_samples(inputs, labels, arrays.get(f"domain_{kind}"), subjects, where=f"{where}: {kind}")
 
 
-def _names(arrays: Arrays, key: str, where: str) -> tuple[str, ...] | None:
+def _read_names(arrays: Arrays, key: str, where: str) -> tuple[str, ...] | None:
     if key not in arrays:
         return None
     names = arrays[key]

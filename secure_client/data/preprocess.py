@@ -19,8 +19,8 @@ from torch.utils.data import Dataset, TensorDataset
 from agreement import PreprocessingSection
 from secure_client.data.class_names import AgreedLabels
 from secure_client.data.dataset_labels import NumberedDataset
-from secure_client.data.samples import Inputs, Samples, as_floats, as_inputs, checked_label
-from secure_client.data.table_scale import scaled
+from secure_client.data.samples import Inputs, Samples, check_label, convert_inputs, scale_to_floats
+from secure_client.data.table_scale import scale_rows
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale
 from secure_client.user_code import describe_failure, described, describing
@@ -84,9 +84,9 @@ def to_tensor(
     :func:`fit_images` does.
     """
     if isinstance(agreed, TableScale):
-        return torch.from_numpy(scaled(inputs, agreed, where))
+        return torch.from_numpy(scale_rows(inputs, agreed, where))
     if agreed is None:
-        floats = torch.from_numpy(as_floats(inputs))
+        floats = torch.from_numpy(scale_to_floats(inputs))
         return floats if inputs.ndim == 2 else floats.permute(0, 3, 1, 2).contiguous()
     if inputs.ndim == 2:
         side, channels = agreed.image_size, agreed.channels
@@ -97,7 +97,7 @@ def to_tensor(
         )
     _check_range(inputs, where)
     images = fit_images(inputs, agreed, where=where, convert_channels=convert_channels)
-    fitted = torch.from_numpy(as_floats(images)).permute(0, 3, 1, 2)
+    fitted = torch.from_numpy(scale_to_floats(images)).permute(0, 3, 1, 2)
     mean, std = torch.tensor(agreed.mean), torch.tensor(agreed.std)
     return ((fitted - mean[:, None, None]) / std[:, None, None]).contiguous()
 
@@ -188,10 +188,10 @@ def read_item(dataset: NumberedDataset, index: int) -> tuple[Inputs, int]:
                 f"{place}: the first of the pair is {described(item[0])}, not a tensor; make images tensors with"
                 " ToTensor(), arrays with torch.from_numpy"
             )
-        return _as_array(item[0], place), dataset.number(index, checked_label(item[1], place), place)
+        return _convert_tensor(item[0], place), dataset.number(index, check_label(item[1], place), place)
 
 
-def _as_array(tensor: Tensor, place: str) -> Inputs:
+def _convert_tensor(tensor: Tensor, place: str) -> Inputs:
     if tensor.ndim not in (1, 3):
         raise DataError(f"{place}: has shape {tuple(tensor.shape)}; give images (C, H, W) or features (F,)")
     if tensor.ndim == 3 and tensor.shape[2] in (1, 3, 4) and tensor.shape[0] == tensor.shape[1] > 4:
@@ -208,7 +208,7 @@ def _as_array(tensor: Tensor, place: str) -> Inputs:
         raise describe_failure(DataError, f"{place}: {described(tensor)}", error) from error
     if 0 in array.shape:
         raise DataError(f"{place}: has shape {tuple(tensor.shape)}, which holds no values")
-    return cast("Inputs", as_inputs(array[np.newaxis], place)[0])
+    return cast("Inputs", convert_inputs(array[np.newaxis], place)[0])
 
 
 def count_coloured(images: Inputs) -> int:
@@ -232,7 +232,7 @@ def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -
         return
     if {given, agreed} != {1, 3}:
         raise DataError(
-            f"{where}: images have shape {shape} (H, W, C), and {agreed} channels are agreed; {_axes(shape)}"
+            f"{where}: images have shape {shape} (H, W, C), and {agreed} channels are agreed; {_suggest_axes(shape)}"
         )
     coloured = count_coloured(images)
     if coloured:
@@ -247,7 +247,7 @@ def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -
     )
 
 
-def _axes(shape: tuple[int, ...]) -> str:
+def _suggest_axes(shape: tuple[int, ...]) -> str:
     """Return the remedy for images (H, W, C) whose last axis is no grey and no RGB."""
     if shape[0] in (1, 3):
         return "if the first axis is the channels, give arrays (N, H, W, C): x.transpose(0, 2, 3, 1)"

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import PreprocessingSection
-from secure_client.data.folder import fitted, stack
-from secure_client.data.samples import Inputs, Labels, Samples, Source, TrainTest, checked_samples
+from secure_client.data.folder import fit_image, stack_images
+from secure_client.data.samples import Inputs, Labels, Samples, Source, TrainTest, make_samples
 from secure_client.errors import DataError
 
 Images = NDArray[np.float64]
@@ -65,7 +65,7 @@ APPEARANCES: dict[str, Callable[[Images, np.random.Generator], Images]] = {
 }
 
 
-def digits_in_five_appearances(seed: int) -> TrainTest:
+def make_digit_domains(seed: int) -> TrainTest:
     """Return all 1797 scans, float32 (N, 8, 8, 1) in [0, 1], each in one of :data:`APPEARANCES`; no test part.
 
     ``seed`` determines the appearance of each scan, and the noise. Every domain has 34 to 37 scans of each class.
@@ -75,7 +75,7 @@ def digits_in_five_appearances(seed: int) -> TrainTest:
     scans = load_digits()
     labels = scans.target.astype(np.int64)
     rng = np.random.default_rng(seed)
-    domains = _deal(labels, len(APPEARANCES), rng)
+    domains = _deal_out(labels, len(APPEARANCES), rng)
     images = scans.images / FULL_INK
     for domain, alter in enumerate(APPEARANCES.values()):
         chosen = domains == domain
@@ -84,7 +84,7 @@ def digits_in_five_appearances(seed: int) -> TrainTest:
     return TrainTest(Samples(pixels, labels, domains), None, DIGIT_NAMES, tuple(APPEARANCES))
 
 
-def _deal(labels: Labels, piles: int, rng: np.random.Generator) -> Labels:
+def _deal_out(labels: Labels, piles: int, rng: np.random.Generator) -> Labels:
     """Return the pile of each sample, (N,): each class is shuffled and distributed evenly."""
     dealt = np.empty_like(labels)
     for label in np.unique(labels):
@@ -132,7 +132,7 @@ def read_published(name: str, data_root: Path | None, agreed: PreprocessingSecti
         raise DataError(f"{name}: needs a folder with its files; set --data-root or data_root")
     reader = PUBLISHED[name]
     reader.check(name, data_root)
-    train, test = (_read(name, reader, data_root, part, agreed) for part in (True, False))
+    train, test = (_read_part(name, reader, data_root, part, agreed) for part in (True, False))
     return Source(name, train, test, reader.classes(data_root), (name,))
 
 
@@ -162,7 +162,7 @@ class MnistLike:
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Read images (N, 28, 28) and labels."""
-        data = getattr(_datasets(), self.folder)(root, train=train, download=False)
+        data = getattr(_import_datasets(), self.folder)(root, train=train, download=False)
         return data.data.numpy(), data.targets.numpy()
 
 
@@ -179,7 +179,7 @@ class Usps:
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Read images (N, 16, 16) and labels."""
-        data = _datasets().USPS(root, train=train, download=False)
+        data = _import_datasets().USPS(root, train=train, download=False)
         return data.data, data.targets
 
 
@@ -196,7 +196,7 @@ class Svhn:
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Read images (N, 32, 32, 3) and labels."""
-        data = _datasets().SVHN(root, split="train" if train else "test", download=False)
+        data = _import_datasets().SVHN(root, split="train" if train else "test", download=False)
         return data.data.transpose(0, 2, 3, 1), data.labels
 
 
@@ -215,21 +215,21 @@ class Flowers:
 
     def classes(self, _: Path) -> tuple[str, ...] | None:
         """Return the class names in label order, if torchvision is new enough to have them."""
-        names = getattr(_datasets().Flowers102, "classes", None)
+        names = getattr(_import_datasets().Flowers102, "classes", None)
         return None if names is None else tuple(names)
 
     def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
         """Read images (N, S, S, 3) of the agreed size, and labels.
 
-        :func:`secure_client.data.sources.join` converts channels.
+        :func:`secure_client.data.sources.join_sources` converts channels.
         """
         where = f"flowers102 in {root / self.folder}"
         sized = None if agreed is None else agreed.model_copy(update={"channels": 3})
         parts = [
-            _datasets().Flowers102(
+            _import_datasets().Flowers102(
                 root,
                 split=split,
-                transform=lambda picture: fitted(np.array(picture), sized, where=where),
+                transform=lambda picture: fit_image(np.array(picture), sized, where=where),
                 download=False,
             )
             for split in (("train", "val") if train else ("test",))
@@ -243,7 +243,7 @@ class Flowers:
                     labels.append(label)
                     yield image
 
-        return stack(images(), range(sum(map(len, parts))), where), labels
+        return stack_images(images(), range(sum(map(len, parts))), where), labels
 
 
 @dataclass(frozen=True)
@@ -302,14 +302,16 @@ PUBLISHED: dict[str, Reader] = {
 }
 
 
-def _datasets() -> Any:
+def _import_datasets() -> Any:
     """Return torchvision's module of data sets."""
     import torchvision.datasets  # noqa: PLC0415 (slow to import, and most sites have their own data)
 
     return torchvision.datasets
 
 
-def _read(name: str, reader: Reader, root: Path, train: bool, agreed: PreprocessingSection | None) -> Samples:
+def _read_part(
+    name: str, reader: Reader, root: Path, train: bool, agreed: PreprocessingSection | None
+) -> Samples:
     where = f"{name} ({'training' if train else 'test'} part in {root})"
     try:
         images, labels = reader.read(root, train, agreed)
@@ -317,7 +319,7 @@ def _read(name: str, reader: Reader, root: Path, train: bool, agreed: Preprocess
         raise DataError(
             f"{where}: is damaged or not as published ({error}); download the files again"
         ) from error
-    return checked_samples(images, np.asarray(labels, dtype=np.int64), where=where)
+    return make_samples(images, np.asarray(labels, dtype=np.int64), where=where)
 
 
 def _check_files(name: str, root: Path, files: Iterable[str]) -> None:

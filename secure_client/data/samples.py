@@ -24,7 +24,7 @@ Subjects = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Samples:
-    """Images or rows of features, with their labels. Make them with :func:`checked_samples`.
+    """Images or rows of features, with their labels. Make them with :func:`make_samples`.
 
     ``inputs``: images (N, H, W, C), uint8 in [0, 255] or float32; or features (N, F), float32. ``labels``: (N,),
     indices into the class names. ``domains``: (N,), indices into the domain names. ``subjects``: (N,), the subject of
@@ -97,14 +97,14 @@ class Source:
         }
 
 
-def checked_samples(
+def make_samples(
     inputs: Any, labels: Any, domains: Any = None, subjects: Any = None, *, where: str
 ) -> Samples:
     """Return samples from raw arrays; ``where`` (a file, a function) opens each error.
 
     Images may be (N, H, W, C), or (N, H, W) when they are grey, of dtype uint8, uint16 (scaled to [0, 1]) or float;
-    features (N, F) of any real dtype; :func:`as_inputs` says which values are refused. Labels are whole numbers from 0.
-    Subjects are text or whole numbers, equal for samples of the same subject. Raises :class:`DataError`.
+    features (N, F) of any real dtype; :func:`convert_inputs` says which values are refused. Labels are whole numbers
+    from 0. Subjects are text or whole numbers, equal for samples of the same subject. Raises :class:`DataError`.
     """
     try:
         given, inputs = inputs, np.asarray(inputs)
@@ -112,8 +112,8 @@ def checked_samples(
         raise DataError(f"{where}: inputs are no array ({error}); give samples of one shape") from error
     if np.ma.is_masked(given):
         raise DataError(f"{where}: inputs have masked values; fill them in, or leave their samples out")
-    labels = _whole_numbers(labels, "labels", where)
-    domains = np.zeros_like(labels) if domains is None else _whole_numbers(domains, "domains", where)
+    labels = _check_whole_numbers(labels, "labels", where)
+    domains = np.zeros_like(labels) if domains is None else _check_whole_numbers(domains, "domains", where)
     if inputs.ndim not in (2, 3, 4):
         raise DataError(
             f"{where}: inputs have shape {inputs.shape}; give images (N, H, W, C) or features (N, F)"
@@ -125,9 +125,9 @@ def checked_samples(
         raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
     images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
     writable = np.require(
-        as_inputs(images, where), requirements="W"
+        convert_inputs(images, where), requirements="W"
     )  # torch shares memory only if it is writable
-    owners = None if subjects is None else checked_subjects(subjects, len(labels), where)
+    owners = None if subjects is None else check_subjects(subjects, len(labels), where)
     sides = frozenset({(images.shape[1], images.shape[2])} if images.ndim == 4 else ())
     return Samples(writable, labels, domains, owners, sides)
 
@@ -144,7 +144,7 @@ def _check_axes(inputs: NDArray[Any], labels: int, where: str) -> None:
         )
 
 
-def checked_subjects(subjects: Any, samples: int, where: str) -> Subjects:
+def check_subjects(subjects: Any, samples: int, where: str) -> Subjects:
     """Return one subject for each of ``samples``, as text: a number and its text are the same subject."""
     array = np.asarray(subjects)
     if array.shape != (samples,) or not (array.dtype.kind == "U" or np.issubdtype(array.dtype, np.integer)):
@@ -155,7 +155,7 @@ def checked_subjects(subjects: Any, samples: int, where: str) -> Subjects:
     return array.astype(np.str_)
 
 
-def checked_label(label: Any, where: str) -> int:
+def check_label(label: Any, where: str) -> int:
     """Return the label of one sample, a whole number from 0 that is never cut, rounded or cast.
 
     Integers of Python, NumPy and torch are taken, also in a tensor or array of one element. Raises :class:`DataError`,
@@ -167,7 +167,7 @@ def checked_label(label: Any, where: str) -> int:
     except Exception:  # of the site's own type, or a tensor that NumPy has no type for
         array = np.asarray(None)
     if array.size != 1 or array.ndim > 1 or array.dtype.kind not in "iu" or np.ma.is_masked(label):
-        remedy = _label_remedy(array.reshape(1) if array.size == 1 else array[np.newaxis])
+        remedy = _suggest_labels(array.reshape(1) if array.size == 1 else array[np.newaxis])
         raise DataError(f"{where}: the label is {described(label)}, not a whole number{remedy}")
     return int(array.reshape(1)[0])
 
@@ -180,7 +180,7 @@ def join_samples(parts: Sequence[Samples]) -> Samples:
     """
     inputs = [part.inputs for part in parts]
     if len({array.dtype for array in inputs}) > 1:
-        inputs = [as_floats(array) for array in inputs]
+        inputs = [scale_to_floats(array) for array in inputs]
     owners = [part.subjects for part in parts if part.subjects is not None]
     return Samples(
         np.concatenate(inputs),
@@ -191,19 +191,19 @@ def join_samples(parts: Sequence[Samples]) -> Samples:
     )
 
 
-def as_floats(inputs: Inputs) -> NDArray[np.float32]:
+def scale_to_floats(inputs: Inputs) -> NDArray[np.float32]:
     """float32, with uint8 scaled from [0, 255] to [0, 1]."""
     if inputs.dtype == np.uint8:
         return inputs.astype(np.float32) / np.float32(255)
     return inputs.astype(np.float32, copy=False)
 
 
-def _whole_numbers(values: Any, what: str, where: str) -> Labels:
+def _check_whole_numbers(values: Any, what: str, where: str) -> Labels:
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or np.ma.is_masked(values):
         raise DataError(
             f"{where}: {what} have shape {array.shape} and dtype {array.dtype}; give a whole number for each sample"
-            f"{_label_remedy(array)}"
+            f"{_suggest_labels(array)}"
         )
     outside = (array < 0) | (array > np.iinfo(np.int64).max)
     if outside.any():
@@ -215,7 +215,7 @@ def _whole_numbers(values: Any, what: str, where: str) -> Labels:
     return array.astype(np.int64)
 
 
-def _label_remedy(array: NDArray[Any]) -> str:
+def _suggest_labels(array: NDArray[Any]) -> str:
     """Return the remedy for labels (N, …) that are not N whole numbers."""
     kind, rows = array.dtype.kind, array.ndim > 1
     if array.ndim == 2 and array.shape[1] == 1:
@@ -245,7 +245,7 @@ def _label_remedy(array: NDArray[Any]) -> str:
     return f"; {remedy}"
 
 
-def as_inputs(inputs: NDArray[Any], where: str) -> Inputs:
+def convert_inputs(inputs: NDArray[Any], where: str) -> Inputs:
     """Return images (N, H, W, C) or features (N, F) as uint8 or float32.
 
     uint16 images are scaled to [0, 1]; whole numbers and bools as features become floats of the same value. Raises
@@ -260,19 +260,19 @@ def as_inputs(inputs: NDArray[Any], where: str) -> Inputs:
     if images and inputs.dtype == np.uint16:
         return inputs.astype(np.float32) / np.float32(65535)
     if kind not in "fiub" or (images and kind != "f"):
-        raise DataError(f"{where}: inputs are {inputs.dtype}; {_as_which_type(inputs)}")
+        raise DataError(f"{where}: inputs are {inputs.dtype}; {_suggest_type(inputs)}")
     with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused below
         floats = inputs.astype(np.float32, copy=False)
     finite = np.isfinite(floats)
     if not finite.all():
-        place = _place(np.argwhere(~finite)[0], where, len(inputs))
+        place = _name_place(np.argwhere(~finite)[0], where, len(inputs))
         raise DataError(f"{place} has a value that is NaN or infinite as float32")
     if not np.can_cast(inputs.dtype, np.float32):
         _check_rounding(inputs, floats, where)
     return floats
 
 
-def _as_which_type(inputs: NDArray[Any]) -> str:
+def _suggest_type(inputs: NDArray[Any]) -> str:
     """Return the remedy for inputs of a type that is not read."""
     if inputs.dtype == np.bool_:
         return "give 255 * x as uint8"
@@ -288,7 +288,7 @@ def _check_rounding(inputs: NDArray[Any], floats: NDArray[np.float32], where: st
     """Raise :class:`DataError` where the values as float32 lose what the given values tell."""
     given = inputs.astype(np.float64)
     if inputs.dtype.kind in "iu" and (beyond := np.abs(given) > WHOLE_FLOATS).any():
-        place = _place(np.argwhere(beyond)[0], where, len(inputs))
+        place = _name_place(np.argwhere(beyond)[0], where, len(inputs))
         raise DataError(
             f"{place} has a whole number beyond {WHOLE_FLOATS}, which float32 rounds; subtract or divide by a"
             " number that all sites agree on, or leave the column out if it is an identifier"
@@ -307,7 +307,7 @@ def _check_rounding(inputs: NDArray[Any], floats: NDArray[np.float32], where: st
         )
 
 
-def _place(index: NDArray[np.int64], where: str, samples: int) -> str:
+def _name_place(index: NDArray[np.int64], where: str, samples: int) -> str:
     """Name the value at an index (sample, …); the sample only where there are several."""
     sample, *inner = index.tolist()
     axis = "feature" if len(inner) == 1 else "row, column and channel"

@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 from agreement import Agreement
 from secure_client.data.class_names import log_labels
 from secure_client.data.preprocess import PreprocessedDataset, count_coloured, log_lost_colours, to_dataset
-from secure_client.data.samples import Samples, Subjects, checked_subjects
-from secure_client.data.sources import NO_NAMES, is_own, load
+from secure_client.data.samples import Samples, Subjects, check_subjects
+from secure_client.data.sources import NO_NAMES, is_user_function, load_sources
 from secure_client.data.table_scale import fit_inputs
-from secure_client.data.user_data import OwnPart, call_own
+from secure_client.data.user_data import UserPart, call_user_function
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, TableScale
 from secure_client.user_code import describing
@@ -63,7 +63,7 @@ def load_site_data(
     class_names: Mapping[str, str] = NO_NAMES,
     allow_unused_names: bool = False,
 ) -> SiteData:
-    """Read the data that ``spec`` names (see :func:`secure_client.data.sources.read`), in the agreed form.
+    """Read the data that ``spec`` names (see :func:`secure_client.data.sources.read_sources`), in the agreed form.
 
     Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked and
     preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. ``written``
@@ -72,7 +72,7 @@ def load_site_data(
     names of the data to agreed classes. Each key has to be a class of the data, unless
     ``allow_unused_names``. Raises :class:`secure_client.errors.DataError` or :class:`secure_client.errors.PluginError`.
     """
-    if is_own(spec):
+    if is_user_function(spec):
         if agreement.table is not None:
             raise DataError(
                 f"{spec}: the agreement has [table], by which files are read: give the rows as table:PATH"
@@ -83,7 +83,7 @@ def load_site_data(
                 convert_channels=convert_channels,
                 allow_unused_names=allow_unused_names,
             )
-    data = load(
+    data = load_sources(
         spec,
         data_root=data_root,
         agreed=agreement.inputs,
@@ -97,7 +97,7 @@ def load_site_data(
     return SiteData(
         to_dataset(data.train, agreed, where=f"{spec}: train"),
         None if data.test is None else to_dataset(data.test, agreed, where=f"{spec}: test"),
-        subjects=numbered(data.train.subjects),
+        subjects=number_subjects(data.train.subjects),
         scale=agreed if isinstance(agreed, TableScale) else None,
         where=spec,
         label_notes=data.label_notes,
@@ -114,11 +114,11 @@ def _load_own(
     convert_channels: bool,
     allow_unused_names: bool,
 ) -> SiteData:
-    own = call_own(spec, data_root)
+    own = call_user_function(spec, data_root)
     labels = own.agree(agreement.classes, class_names, allow_unused_names=allow_unused_names)
     images = agreement.preprocessing
 
-    def prepared(part: OwnPart, where: str) -> Dataset[Any]:
+    def prepared(part: UserPart, where: str) -> Dataset[Any]:
         if isinstance(part, Samples):
             part = replace(part, labels=labels.number_all(part.labels, where))
             dataset = to_dataset(part, images, where=where, convert_channels=convert_channels)
@@ -133,7 +133,7 @@ def _load_own(
     return SiteData(
         train,
         test,
-        subjects=numbered(_own_subjects(own.train, spec)),
+        subjects=number_subjects(_own_subjects(own.train, spec)),
         root=None if isinstance(own.train, Samples) else data_root,
         where=spec,
         label_notes=log_labels([(spec, labels)]),
@@ -141,11 +141,11 @@ def _load_own(
     )
 
 
-def numbered(subjects: Subjects | None) -> NDArray[np.int64] | None:
+def number_subjects(subjects: Subjects | None) -> NDArray[np.int64] | None:
     """Return the subjects numbered from 0: names of subjects do not matter."""
     return None if subjects is None else np.unique(subjects, return_inverse=True)[1].astype(np.int64)
 
 
-def _own_subjects(part: OwnPart, where: str) -> Subjects | None:
+def _own_subjects(part: UserPart, where: str) -> Subjects | None:
     given = part.subjects
-    return None if given is None else checked_subjects(given, len(part), where)
+    return None if given is None else check_subjects(given, len(part), where)

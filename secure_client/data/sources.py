@@ -14,14 +14,14 @@ import numpy as np
 from agreement import ConfigError, InputSection, PreprocessingSection, TableSection
 from agreement.toml_loading import DATA_ROOT, nearest
 from secure_client.data.class_names import AgreedLabels, agree_on_labels, check_keys, log_labels
-from secure_client.data.folder import read_folder, training_files
+from secure_client.data.folder import list_training_images, read_folder
 from secure_client.data.npz import read_npz
 from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours, read_item
-from secure_client.data.published import PUBLISHED, digits_in_five_appearances, read_published
+from secure_client.data.published import PUBLISHED, make_digit_domains, read_published
 from secure_client.data.samples import Inputs, Samples, Source, TrainTest, join_samples
-from secure_client.data.table import read_table, row_hashes
+from secure_client.data.table import hash_rows, read_table
 from secure_client.data.table_scale import check_units
-from secure_client.data.user_data import FILE_FORMS, call_own, read_own
+from secure_client.data.user_data import FILE_FORMS, call_user_function, read_user_data
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside
 from secure_client.user_code import describing
@@ -34,7 +34,7 @@ MOST_UNNAMED = 1 << 20
 """Largest number of classes that have labels but no names."""
 
 
-def load(
+def load_sources(
     spec: str,
     *,
     data_root: Path | None,
@@ -47,7 +47,7 @@ def load(
     allow_unused_names: bool = False,
 ) -> TrainTest:
     """Read and join sources. Without ``convert_channels`` images must already have the agreed channels."""
-    sources = read(
+    sources = read_sources(
         spec,
         data_root=data_root,
         agreed=agreed,
@@ -56,7 +56,7 @@ def load(
         convert_channels=convert_channels,
         written=written,
     )
-    return join(
+    return join_sources(
         sources,
         agreed,
         classes,
@@ -66,7 +66,7 @@ def load(
     )
 
 
-def read(
+def read_sources(
     spec: str,
     *,
     data_root: Path | None,
@@ -96,7 +96,7 @@ def read(
     ]
 
 
-def join(
+def join_sources(
     sources: Sequence[Source],
     agreed: InputSection | None,
     classes: tuple[str, ...] | None,
@@ -114,14 +114,14 @@ def join(
     """
     if not allow_unused_names:
         check_class_names(sources, class_names)
-    classes = classes or _common_classes(sources, class_names)
-    matched = [_matched(source, classes, class_names) for source in sources]
-    adapted = [_fitted(source, agreed, convert_channels=convert_channels) for source, _ in matched]
+    classes = classes or _list_common_classes(sources, class_names)
+    matched = [_match_classes(source, classes, class_names) for source in sources]
+    adapted = [_fit_source(source, agreed, convert_channels=convert_channels) for source, _ in matched]
     _check_alike(adapted)
     firsts = np.cumsum([0, *(len(source.domains) for source in adapted)]).tolist()
-    train = [_numbered_from(source.train, first) for source, first in zip(adapted, firsts, strict=False)]
+    train = [_shift_domains(source.train, first) for source, first in zip(adapted, firsts, strict=False)]
     test = [
-        _numbered_from(source.test, first)
+        _shift_domains(source.test, first)
         for source, first in zip(adapted, firsts, strict=False)
         if source.test is not None
     ]
@@ -148,13 +148,13 @@ def is_public(spec: str) -> bool:
     return all(part.strip() in NAMES for part in spec.split("+"))
 
 
-def is_own(spec: str) -> bool:
+def is_user_function(spec: str) -> bool:
     """Return True if ``spec`` is a single ``module:function``."""
     form, separator, _ = spec.partition(":")
     return bool(separator) and form not in FILE_FORMS and "+" not in spec
 
 
-def training_hashes(
+def hash_training_records(
     spec: str, *, data_root: Path | None, agreed: InputSection | None, written: TableFormat | None = None
 ) -> Iterator[bytes]:
     """Yield the SHA-256 of each training record of ``spec`` as the record is stored, without its label.
@@ -163,35 +163,35 @@ def training_hashes(
     of the site's own returns for a sample are hashed. The hash depends on no agreed class and, except for published
     data whose images differ in size, on no agreed preprocessing. Limits: an image or a row that was stored again in
     another form, or that the site's own code changes at random, has another hash. So has a row under another label's
-    column, or in an export with one more column. Raises as :func:`read` does.
+    column, or in an export with one more column. Raises as :func:`read_sources` does.
     """
-    if is_own(spec):
-        train = call_own(spec, data_root).train
+    if is_user_function(spec):
+        train = call_user_function(spec, data_root).train
         if not isinstance(train, Samples):
             items = (read_item(train, index) for index in range(len(train)))
-            yield from (_hash(inputs) for inputs, _ in items)
+            yield from (_hash_inputs(inputs) for inputs, _ in items)
             return
-        yield from map(_hash, train.inputs)
+        yield from map(_hash_inputs, train.inputs)
         return
     for part in (part.strip() for part in spec.split("+")):
         form, _, path = part.partition(":")
         if form == "folder":
-            for file in training_files(_path(path, data_root)):
-                yield _file_hash(file)
+            for file in list_training_images(_resolve_path(path, data_root)):
+                yield _hash_file(file)
         elif form == "table":
-            table = table_path(part, data_root)
-            yield from row_hashes(table, _agreed_table(part, agreed), written or format_beside(table))
+            table = find_table(part, data_root)
+            yield from hash_rows(table, _require_table(part, agreed), written or format_beside(table))
         else:
             source = _read_one(part, data_root, agreed, seed=0, convert_channels=True)
-            yield from map(_hash, source.train.inputs)
+            yield from map(_hash_inputs, source.train.inputs)
 
 
-def _hash(inputs: Inputs) -> bytes:
+def _hash_inputs(inputs: Inputs) -> bytes:
     named = f"{inputs.shape} {inputs.dtype.str} ".encode()
     return hashlib.sha256(named + np.ascontiguousarray(inputs).tobytes()).digest()
 
 
-def _file_hash(path: Path) -> bytes:
+def _hash_file(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
@@ -199,12 +199,12 @@ def _file_hash(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def table_path(spec: str, data_root: Path | None) -> Path:
+def find_table(spec: str, data_root: Path | None) -> Path:
     """Return the path in ``table:PATH``."""
-    return _path(spec.removeprefix(TABLE_FORM), data_root)
+    return _resolve_path(spec.removeprefix(TABLE_FORM), data_root)
 
 
-def own_classes(sources: Sequence[Source], class_names: Mapping[str, str] = NO_NAMES) -> tuple[str, ...]:
+def list_classes(sources: Sequence[Source], class_names: Mapping[str, str] = NO_NAMES) -> tuple[str, ...]:
     """Return the classes that the sources name, in order; without names, the numbers up to the largest label.
 
     A class that ``class_names`` renames has its new name. Raises :class:`DataError` for numbers beyond
@@ -224,9 +224,9 @@ def own_classes(sources: Sequence[Source], class_names: Mapping[str, str] = NO_N
     return tuple(str(label) for label in range(highest + 1))
 
 
-def _common_classes(sources: Sequence[Source], class_names: Mapping[str, str]) -> tuple[str, ...]:
+def _list_common_classes(sources: Sequence[Source], class_names: Mapping[str, str]) -> tuple[str, ...]:
     """Return the sources' own classes; raise :class:`DataError` for a source that has none of the others' classes."""
-    named = {source.where: set(own_classes([source], class_names)) for source in sources if source.names}
+    named = {source.where: set(list_classes([source], class_names)) for source in sources if source.names}
     for where, names in named.items():
         others = [given for other, given in named.items() if other != where]
         if others and names.isdisjoint(set().union(*others)):
@@ -234,7 +234,7 @@ def _common_classes(sources: Sequence[Source], class_names: Mapping[str, str]) -
                 f"{where}: has no class of the other sources ({', '.join(sorted(names)[:3])}, …); map its names to"
                 " theirs by class_names, or set classes"
             )
-    return own_classes(sources, class_names)
+    return list_classes(sources, class_names)
 
 
 def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | None:
@@ -259,7 +259,7 @@ def _read_table(
     classes: tuple[str, ...] | None,
     written: TableFormat | None,
 ) -> Source:
-    table, path = _agreed_table(spec, agreed), table_path(spec, data_root)
+    table, path = _require_table(spec, agreed), find_table(spec, data_root)
     if classes is None:
         raise DataError(f"{spec}: the labels of a table name the agreed classes: set classes")
     if written == TableFormat() and _states_format(path):
@@ -287,7 +287,7 @@ def _check_read_once(parts: Sequence[str], data_root: Path | None, written: Tabl
         form, _, path = part.partition(":")
         if form not in FILE_FORMS:
             continue
-        files = [_path(path, data_root)]
+        files = [_resolve_path(path, data_root)]
         if form == "table" and (test := (written or format_beside(files[0])).test) is not None:
             files.append(test)
         for file in files:
@@ -299,7 +299,7 @@ def _check_read_once(parts: Sequence[str], data_root: Path | None, written: Tabl
                 )
 
 
-def _agreed_table(spec: str, agreed: InputSection | None) -> TableSection:
+def _require_table(spec: str, agreed: InputSection | None) -> TableSection:
     if not isinstance(agreed, TableSection):
         raise DataError(f"{spec}: a table is read by the section [table] of the agreement, and there is none")
     return agreed
@@ -316,7 +316,7 @@ def _read_one(
     images = agreed if isinstance(agreed, PreprocessingSection) else None
     form, separator, rest = spec.partition(":")
     if spec == DIGITS:
-        data = digits_in_five_appearances(seed)
+        data = make_digit_domains(seed)
         return Source(spec, data.train, data.test, data.classes, data.domains)
     if spec in PUBLISHED:
         return read_published(spec, data_root, images)
@@ -327,18 +327,18 @@ def _read_one(
         )
     match form:
         case "npz":
-            return read_npz(_path(rest, data_root))
+            return read_npz(_resolve_path(rest, data_root))
         case "folder":
-            return read_folder(_path(rest, data_root), images, convert_channels=convert_channels)
+            return read_folder(_resolve_path(rest, data_root), images, convert_channels=convert_channels)
         case "sites":
             raise DataError(
                 f"{spec}: holds several sites' data; to read one site use npz:{Path(rest) / 'NAME.npz'}"
             )
     with describing(DataError, spec):
-        return read_own(spec, data_root)
+        return read_user_data(spec, data_root)
 
 
-def _path(path: str, data_root: Path | None) -> Path:
+def _resolve_path(path: str, data_root: Path | None) -> Path:
     """Return the path itself, or under the data root where it begins with ``DATA_ROOT/``."""
     if not path.startswith(DATA_ROOT):
         return Path(path)
@@ -347,7 +347,7 @@ def _path(path: str, data_root: Path | None) -> Path:
     return data_root / path.removeprefix(DATA_ROOT)
 
 
-def _matched(
+def _match_classes(
     source: Source, classes: tuple[str, ...], class_names: Mapping[str, str]
 ) -> tuple[Source, AgreedLabels]:
     """Return the source with labels that number ``classes``, and how they were numbered."""
@@ -361,13 +361,13 @@ def _matched(
         doubt=source.doubt,
         folders=source.folders,
     )
-    numbered = _with_parts(
+    numbered = _change_parts(
         source, lambda part, where: replace(part, labels=agreed.number_all(part.labels, where))
     )
     return numbered, agreed
 
 
-def _fitted(source: Source, agreed: InputSection | None, *, convert_channels: bool) -> Source:
+def _fit_source(source: Source, agreed: InputSection | None, *, convert_channels: bool) -> Source:
     """Return the source with images of the agreed size and channels."""
     if not isinstance(agreed, PreprocessingSection):
         return source
@@ -380,16 +380,16 @@ def _fitted(source: Source, agreed: InputSection | None, *, convert_channels: bo
             log_lost_colours(count_coloured(part.inputs), len(part), where)
         return replace(part, inputs=images)
 
-    return _with_parts(source, fit)
+    return _change_parts(source, fit)
 
 
-def _with_parts(source: Source, change: Callable[[Samples, str], Samples]) -> Source:
+def _change_parts(source: Source, change: Callable[[Samples, str], Samples]) -> Source:
     train = change(source.train, f"{source.where}: train")
     test = None if source.test is None else change(source.test, f"{source.where}: test")
     return replace(source, train=train, test=test)
 
 
-def _numbered_from(samples: Samples, first_domain: int) -> Samples:
+def _shift_domains(samples: Samples, first_domain: int) -> Samples:
     return replace(samples, domains=samples.domains + first_domain)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from agreement import TableColumn, TableSection
 from agreement.toml_loading import nearest
 from secure_client.data.samples import Labels, Samples, Source, Subjects
-from secure_client.data.table_text import TableText, plain, read_text_table
+from secure_client.data.table_text import TableText, normalise_text, read_text_table
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
 
@@ -61,7 +61,7 @@ class Table:
     def features(self) -> Floats:
         """Return the features before scaling, (kept rows, F)."""
         kept = self.values[self.kept]
-        parts = [_features(column, kept[:, i]) for i, column in enumerate(self.agreed.columns)]
+        parts = [_encode_features(column, kept[:, i]) for i, column in enumerate(self.agreed.columns)]
         return np.concatenate(parts, axis=1)
 
 
@@ -77,7 +77,7 @@ def read_table(path: Path, agreed: TableSection, written: TableFormat, classes: 
         parts.append(parse_table(written.test, agreed, written, classes))
         _check_no_common_subject(*parts)
         _check_not_training_rows(*parts)
-    train, *test = [_samples(part, classes) for part in parts]
+    train, *test = [_make_samples(part, classes) for part in parts]
     return Source(str(path), train, test[0] if test else None, tuple(classes), (path.stem,))
 
 
@@ -100,19 +100,19 @@ def parse_table(
         text = read_text_table(path, written, [*names, *others])
     else:
         text = read_text_table(path, written, names, optional=[written.label])
-    columns = [_column(column, text, written) for column in agreed.columns]
+    columns = [_read_column(column, text, written) for column in agreed.columns]
     place = text.positions.get(written.label)
     # Exports of new patients often have the label's column, and nothing in it.
     unlabelled = place is None or (
         not labelled and {values[place] for _, values in text.rows} <= {*written.missing, ""}
     )
-    labels = None if unlabelled else tuple(_labels(text, written, classes))
-    subjects = _subjects(text, written) if labelled and written.subject is not None else None
+    labels = None if unlabelled else tuple(_read_labels(text, written, classes))
+    subjects = _read_subjects(text, written) if labelled and written.subject is not None else None
     lines = tuple(line for line, _ in text.rows)
     return Table(text.where, agreed, lines, np.stack(columns, axis=1), labels, subjects)
 
 
-def row_hashes(path: Path, agreed: TableSection, written: TableFormat) -> Iterator[bytes]:
+def hash_rows(path: Path, agreed: TableSection, written: TableFormat) -> Iterator[bytes]:
     """Yield the SHA-256 of each row as it is written, without its label; also of rows that are left out."""
     needed = [*(column.name for column in agreed.columns), written.label]
     text = read_text_table(path, written, needed)
@@ -141,22 +141,22 @@ def _check_format(agreed: TableSection, written: TableFormat, classes: Sequence[
             raise DataError(
                 f"{where}: {setting} in [table] has {name!r}, which is not agreed{nearest(name, possible)}"
             )
-    agreed_names = set(map(plain, columns))
-    names = {plain(given): plain(name) for given, name in written.names.items()}
+    agreed_names = set(map(normalise_text, columns))
+    names = {normalise_text(given): normalise_text(name) for given, name in written.names.items()}
     for other in (written.label, written.subject):
-        if other is not None and names.get(plain(other), plain(other)) in agreed_names:
+        if other is not None and names.get(normalise_text(other), normalise_text(other)) in agreed_names:
             raise DataError(
                 f"{where}: column {other!r} is agreed as an input: it cannot be the label or the subject"
             )
 
 
-def _column(column: TableColumn, text: TableText, written: TableFormat) -> Floats:
+def _read_column(column: TableColumn, text: TableText, written: TableFormat) -> Floats:
     """Return a column's values: numbers, or indices of categories; NaN where missing and a rule is agreed."""
-    codes = frozenset(map(plain, (*written.missing, *written.missing_in.get(column.name, ()))))
+    codes = frozenset(map(normalise_text, (*written.missing, *written.missing_in.get(column.name, ()))))
     read = (
-        _number_reader(column, codes, written)
+        _make_number_reader(column, codes, written)
         if column.categories is None
-        else _category_reader(column, codes, written)
+        else _make_category_reader(column, codes, written)
     )
     place = text.positions[column.name]
     read_before: dict[str, float | str] = {}
@@ -179,17 +179,17 @@ Read = Callable[[str], "float | str"]
 """Function from a text to a value, NaN for a missing one, or to what is wrong with the text."""
 
 
-def _number_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
+def _make_number_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
     mean, deviation = column.scale if isinstance(column.scale, tuple) else (0.0, 1.0)
     # The site's file is written with a point, and perhaps its table with a comma.
-    numbers = {number for code in codes for sign in ".," if (number := _number(code, sign)) is not None}
+    numbers = {number for code in codes for sign in ".," if (number := _parse_number(code, sign)) is not None}
 
     def read(text: str) -> float | str:
         if text in codes:
             return np.nan
-        number = _number(text, written.decimal)
+        number = _parse_number(text, written.decimal)
         if number is None:
-            return f"{text!r} is no number{_hint(text, written.decimal)}"
+            return f"{text!r} is no number{_suggest_number(text, written.decimal)}"
         if number in numbers:
             return np.nan
         fits = abs(number) <= _LARGEST and abs(number - mean) / deviation <= _LARGEST
@@ -198,7 +198,7 @@ def _number_reader(column: TableColumn, codes: Collection[str], written: TableFo
     return read
 
 
-def _number(text: str, decimal: str) -> float | None:
+def _parse_number(text: str, decimal: str) -> float | None:
     """Return the number that a text is: digits, one decimal sign, an exponent. No other sign groups digits."""
     if decimal == ",":
         if "." in text:
@@ -207,24 +207,24 @@ def _number(text: str, decimal: str) -> float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
-def _hint(text: str, decimal: str) -> str:
+def _suggest_number(text: str, decimal: str) -> str:
     if _GROUPED.fullmatch(text):
         return (
             ": write it without signs that group digits, or set decimal in [table] if it has the decimal sign"
         )
     other = "," if decimal == "." else "."
-    if _number(text, other) is not None:
+    if _parse_number(text, other) is not None:
         return f': set decimal = "{other}" in [table] if {other!r} is the decimal sign of this file'
     return ": correct it, or list it in missing or missing_in in [table] if it stands for a missing value"
 
 
-def _category_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
+def _make_category_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
     categories = column.categories or ()
-    meanings, unclear = _meanings(categories, written.values.get(column.name, {}), written.decimal)
+    meanings, unclear = _map_names(categories, written.values.get(column.name, {}), written.decimal)
 
     def read(text: str) -> float | str:
-        match = _same_code(text, meanings, written.decimal)
-        if _same_code(text, codes, written.decimal) is not None:
+        match = _find_code(text, meanings, written.decimal)
+        if _find_code(text, codes, written.decimal) is not None:
             if match is None:
                 return np.nan
             return f"{text!r} is a category and a code of missing values: state missing in [table] without it"
@@ -240,44 +240,44 @@ def _category_reader(column: TableColumn, codes: Collection[str], written: Table
     return read
 
 
-def _meanings(
+def _map_names(
     agreed: Collection[str], stated: Mapping[str, str], decimal: str
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Return the agreed name for each text, and the texts whose meaning is unclear beside what the site stated.
 
     Where a site's 1 and 2 stand for the agreed 0 and 1, its 0 is likely to be another thing than the agreed 0.
     """
-    mapped = {plain(given): meant for given, meant in stated.items()}
-    names = {plain(name): name for name in agreed if plain(name) not in mapped}
+    mapped = {normalise_text(given): meant for given, meant in stated.items()}
+    names = {normalise_text(name): name for name in agreed if normalise_text(name) not in mapped}
     unclear = frozenset(
         text
         for text, name in names.items()
-        if name in mapped.values() or _same_code(text, mapped, decimal) is not None
+        if name in mapped.values() or _find_code(text, mapped, decimal) is not None
     )
     return names | mapped, unclear
 
 
-def _same_code(text: str, codes: Collection[str], decimal: str) -> str | None:
+def _find_code(text: str, codes: Collection[str], decimal: str) -> str | None:
     """Return the text if it is a code, or the one code that is the same number: 1.0 is 1, and 01 is another code."""
     if text in codes:
         return text
-    number = _code(text, decimal)
-    same = [code for code in codes if number is not None and _code(code, decimal) == number]
+    number = _parse_code(text, decimal)
+    same = [code for code in codes if number is not None and _parse_code(code, decimal) == number]
     return same[0] if len(same) == 1 else None
 
 
-def _code(text: str, decimal: str) -> Decimal | None:
+def _parse_code(text: str, decimal: str) -> Decimal | None:
     """Return the number that a code is, with a point or with the file's decimal sign; None if it is a text."""
     text = text.replace(decimal, ".")
     return Decimal(text) if _CODE.fullmatch(text) else None
 
 
-def _labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> Iterator[str]:
+def _read_labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> Iterator[str]:
     place = text.positions[written.label]
-    meanings, unclear = _meanings(classes, written.labels, written.decimal)
+    meanings, unclear = _map_names(classes, written.labels, written.decimal)
     for line, values in text.rows:
         given = values[place]
-        match = _same_code(given, meanings, written.decimal)
+        match = _find_code(given, meanings, written.decimal)
         at = f"{text.where}: line {line}, column {written.label!r}"
         if match in unclear:
             raise DataError(f"{at}: {given!r} {_UNCLEAR} labels in [table]")
@@ -290,7 +290,7 @@ def _labels(text: TableText, written: TableFormat, classes: Sequence[str]) -> It
         yield meanings[match]
 
 
-def _subjects(text: TableText, written: TableFormat) -> Subjects:
+def _read_subjects(text: TableText, written: TableFormat) -> Subjects:
     place = text.positions[str(written.subject)]
     given_names = {values[place] for _, values in text.rows}
     for line, values in text.rows:
@@ -298,13 +298,13 @@ def _subjects(text: TableText, written: TableFormat) -> Subjects:
             raise DataError(f"{text.where}: line {line}, column {written.subject!r}: the subject is missing")
     # Programs that take identifiers for numbers write 7 as 7.0 or 7,0: all are one subject.
     names = {
-        given: given if _code(given, written.decimal) is None else re.sub(r"[.,]0+$", "", given)
+        given: given if _parse_code(given, written.decimal) is None else re.sub(r"[.,]0+$", "", given)
         for given in given_names
     }
     return np.array([names[values[place]] for _, values in text.rows], dtype=np.str_)
 
 
-def _features(column: TableColumn, values: Floats) -> Floats:
+def _encode_features(column: TableColumn, values: Floats) -> Floats:
     """Return a column's features, (N, …): its number, or its dummies; then the mark of missing values."""
     missing = np.isnan(values)
     if column.imputed is not None:
@@ -320,7 +320,7 @@ def _features(column: TableColumn, values: Floats) -> Floats:
     return features if column.imputed is None else np.column_stack([features, missing])
 
 
-def _samples(table: Table, classes: Sequence[str]) -> Samples:
+def _make_samples(table: Table, classes: Sequence[str]) -> Samples:
     kept = table.kept
     if not kept.any():
         raise DataError(f"{table.where}: every row has a missing value for which it is left out")
@@ -347,7 +347,7 @@ def _check_not_training_rows(train: Table, test: Table) -> None:
     Limit: where most rows are equal to others, as in a table of few categories, only a copy of the whole file is told
     from a test file.
     """
-    training, tests = Counter(_contents(train)), list(_contents(test))
+    training, tests = Counter(_row_contents(train)), list(_row_contents(test))
     once = sum(training[row] == 1 for row in tests)
     if all(row in training for row in tests) and (2 * once > len(tests) or Counter(tests) == training):
         raise DataError(
@@ -356,12 +356,12 @@ def _check_not_training_rows(train: Table, test: Table) -> None:
         )
 
 
-def _contents(table: Table) -> Iterator[tuple[bytes, str]]:
+def _row_contents(table: Table) -> Iterator[tuple[bytes, str]]:
     """Yield the values and the label of each row."""
     return zip((row.tobytes() for row in table.values), table.labels or (), strict=True)
 
 
-def _facts(column: TableColumn, values: Floats) -> Iterator[str]:
+def _describe_column(column: TableColumn, values: Floats) -> Iterator[str]:
     present = values[~np.isnan(values)]
     if column.categories is not None:
         for number, category in enumerate(column.categories):
@@ -384,5 +384,8 @@ def describe_table(table: Table) -> str:
     rows += f", {len(table.agreed.features)} features"
     columns = zip(table.agreed.columns, table.values.T, strict=True)
     return "; ".join(
-        [rows, *(f"{column.name}: {', '.join(_facts(column, values))}" for column, values in columns)]
+        [
+            rows,
+            *(f"{column.name}: {', '.join(_describe_column(column, values))}" for column, values in columns),
+        ]
     )

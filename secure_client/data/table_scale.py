@@ -59,7 +59,7 @@ def fit_scale(agreed: TableSection, train: Inputs, *, where: str) -> TableScale:
     return TableScale(mean=tuple(means), deviation=tuple(deviations))
 
 
-def scaled(inputs: Inputs, scale: TableScale, where: str) -> NDArray[np.float32]:
+def scale_rows(inputs: Inputs, scale: TableScale, where: str) -> NDArray[np.float32]:
     """Return rows (N, F) under the scale, float32; raise :class:`DataError` for values that it cannot hold."""
     _check_shape(inputs, len(scale.mean), where)
     with np.errstate(over="ignore"):
@@ -93,7 +93,7 @@ def check_units(inputs: Inputs, agreed: TableSection, written: TableFormat, wher
     Raises :class:`DataError` for another column of :data:`FEWEST_ROWS` values or more, unless ``far_from_scale`` names
     it: its values are likely to be in another unit.
     """
-    for column, far in _far_columns(inputs, agreed, fewest=FEWEST_ROWS):
+    for column, far in _find_far_columns(inputs, agreed, fewest=FEWEST_ROWS):
         if column.name not in written.far_from_scale:
             raise DataError(
                 f"{where}: column {column.name!r} has {far}: convert it to the agreed unit, list codes of missing"
@@ -103,10 +103,14 @@ def check_units(inputs: Inputs, agreed: TableSection, written: TableFormat, wher
 
 def warn_of_units(inputs: Inputs, agreed: TableSection) -> list[str]:
     """Return a warning for each column whose mean is far from the agreed one: of a few rows it may be right."""
-    return [f"column {column.name!r} has {far}" for column, far in _far_columns(inputs, agreed, fewest=1)]
+    return [
+        f"column {column.name!r} has {far}" for column, far in _find_far_columns(inputs, agreed, fewest=1)
+    ]
 
 
-def _far_columns(inputs: Inputs, agreed: TableSection, *, fewest: int) -> Iterator[tuple[TableColumn, str]]:
+def _find_far_columns(
+    inputs: Inputs, agreed: TableSection, *, fewest: int
+) -> Iterator[tuple[TableColumn, str]]:
     start = 0
     for column in agreed.columns:
         values = inputs[:, start]

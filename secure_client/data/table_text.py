@@ -61,18 +61,18 @@ def read_text_table(
     Values have no blanks at their ends. Rows without any value are skipped. Raises :class:`DataError`.
     """
     where = str(path)
-    text = _decoded(path, written)
-    first, separator = _separated(text, written, needed, where)
-    if written.header is not None and _stripped(first) == _stripped(written.header):
+    text = _decode(path, written)
+    first, separator = _find_separator(text, written, needed, where)
+    if written.header is not None and _normalise_all(first) == _normalise_all(written.header):
         raise DataError(f"{where}: line 1 has the names that header states: remove header from [table]")
-    given = list(first) if written.header is None else _stripped(written.header)
+    given = list(first) if written.header is None else _normalise_all(written.header)
     if len(given) != len(first):
         raise DataError(
             f"{where}: line 1 has {len(first)} values, but header in [table] has {len(given)} names"
         )
-    there = [name for name in optional if plain(name) in _renamed(given, written)]
-    positions = _positions(given, written, [*needed, *there], where)
-    rows = list(_records(text, separator, where))
+    there = [name for name in optional if normalise_text(name) in _rename_columns(given, written)]
+    positions = _find_columns(given, written, [*needed, *there], where)
+    rows = list(_parse_rows(text, separator, where))
     if written.header is None:
         rows = rows[1:]
     lengths = {len(values) for _, values in rows}
@@ -93,17 +93,17 @@ def read_text_table(
     return TableText(where, positions, rows)
 
 
-def plain(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Return the text without blanks at its ends, accents composed, so that equal texts are equal."""
     stripped = text.strip()
     return stripped if stripped.isascii() else unicodedata.normalize("NFC", stripped)
 
 
-def _stripped(values: Sequence[str]) -> list[str]:
-    return [plain(value) for value in values]
+def _normalise_all(values: Sequence[str]) -> list[str]:
+    return [normalise_text(value) for value in values]
 
 
-def _decoded(path: Path, written: TableFormat) -> str:
+def _decode(path: Path, written: TableFormat) -> str:
     """Return the file's text; a byte order mark of UTF-8 is dropped."""
     try:
         content = path.read_bytes()
@@ -130,7 +130,7 @@ def _decoded(path: Path, written: TableFormat) -> str:
         ) from error
 
 
-def _records(text: str, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
+def _parse_rows(text: str, separator: str, where: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each row's first line and its values; rows without any value are skipped."""
     # A value in a column that is not read, such as a report, may be longer than the usual limit.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
@@ -145,7 +145,7 @@ def _records(text: str, separator: str, where: str) -> Iterator[tuple[int, list[
     line = 1
     try:
         for record in reader:
-            values = _stripped(record)
+            values = _normalise_all(record)
             _check_one_row(lines, len(record), separator, f"{where}: line {line}")
             lines.clear()
             # Excel announces the separator in a first line of its own.
@@ -168,14 +168,16 @@ def _check_one_row(lines: Sequence[str], columns: int, separator: str, where: st
         )
 
 
-def _separated(text: str, written: TableFormat, needed: Sequence[str], where: str) -> tuple[list[str], str]:
+def _find_separator(
+    text: str, written: TableFormat, needed: Sequence[str], where: str
+) -> tuple[list[str], str]:
     """Return the first row's values, and the separator that gives the columns."""
     candidates = SEPARATORS if written.separator is None else (written.separator,)
     firsts: dict[str, list[str]] = {}
     refused = DataError(f"{where}: is empty")
     for separator in candidates:
         try:
-            first = next(_records(text, separator, where), None)
+            first = next(_parse_rows(text, separator, where), None)
         except DataError as error:  # a separator of another file makes a misplaced quote
             refused = error
             continue
@@ -184,8 +186,8 @@ def _separated(text: str, written: TableFormat, needed: Sequence[str], where: st
     if not firsts:
         raise refused
     if written.header is None:
-        wanted = set(_stripped(needed))
-        fitting = [s for s, first in firsts.items() if wanted <= set(_renamed(first, written))]
+        wanted = set(_normalise_all(needed))
+        fitting = [s for s, first in firsts.items() if wanted <= set(_rename_columns(first, written))]
     else:
         fitting = [s for s, first in firsts.items() if len(first) == len(written.header)]
     if len(fitting) > 1 and len({tuple(firsts[separator]) for separator in fitting}) > 1:
@@ -196,36 +198,37 @@ def _separated(text: str, written: TableFormat, needed: Sequence[str], where: st
     return firsts[separator], separator
 
 
-def _renamed(first: Sequence[str], written: TableFormat) -> list[str]:
+def _rename_columns(first: Sequence[str], written: TableFormat) -> list[str]:
     """Return the agreed names of the columns; a column that is called like one, beside one mapped to it, has none."""
-    names = {plain(given): plain(agreed) for given, agreed in written.names.items()}
+    names = {normalise_text(given): normalise_text(agreed) for given, agreed in written.names.items()}
     replaced = set(names.values())
     return [names.get(name, "" if name in replaced else name) for name in first]
 
 
-def _positions(
+def _find_columns(
     given: Sequence[str], written: TableFormat, needed: Sequence[str], where: str
 ) -> dict[str, int]:
     """Return the position of each needed column; check that it is there once."""
-    absent = [name for name in written.names if plain(name) not in given]
+    absent = [name for name in written.names if normalise_text(name) not in given]
     if absent:
         raise DataError(
-            f"{where}: names in [table] has {absent[0]!r}, which is no column{_remedy(given, written, 'names')}"
+            f"{where}: names in [table] has {absent[0]!r}, which is no"
+            f" column{_suggest_columns(given, written, 'names')}"
         )
-    names = _renamed(given, written)
+    names = _rename_columns(given, written)
     counts = Counter(names)
     positions = {name: position for position, name in enumerate(names)}
     for name in needed:
-        count = counts[plain(name)]
+        count = counts[normalise_text(name)]
         if count == 0:
             setting = {written.label: "label", written.subject: "subject"}.get(name, "names")
-            raise DataError(f"{where}: has no column {name!r}{_remedy(names, written, setting)}")
+            raise DataError(f"{where}: has no column {name!r}{_suggest_columns(names, written, setting)}")
         if count > 1:
             raise DataError(f"{where}: has {count} columns {name!r}: rename or remove the others")
-    return {name: positions[plain(name)] for name in needed}
+    return {name: positions[normalise_text(name)] for name in needed}
 
 
-def _remedy(names: Sequence[str], written: TableFormat, setting: str) -> str:
+def _suggest_columns(names: Sequence[str], written: TableFormat, setting: str) -> str:
     shown = ", ".join(map(repr, names[:20]))  # by repr, which shows blanks and line ends in names
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     if written.header is not None:

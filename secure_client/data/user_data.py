@@ -15,26 +15,26 @@ from agreement.toml_loading import nearest
 from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_labels, check_keys
 from secure_client.data.dataset_labels import NumberedDataset, number_classes
 from secure_client.data.preprocess import read_item
-from secure_client.data.samples import Samples, Source, checked_samples
+from secure_client.data.samples import Samples, Source, make_samples
 from secure_client.errors import DataError, PluginError
 from secure_client.user_code import call_function, describe_failure, load_function
 
-OwnPart = NumberedDataset | Samples
+UserPart = NumberedDataset | Samples
 FILE_FORMS = frozenset({"npz", "folder", "table", "sites"})
 """First words of a data set's name that are no module."""
 
 
 @dataclass(frozen=True)
-class OwnData:
+class UserData:
     """Data from a site's own code; ``names`` are those of the classes that all labels number, or None."""
 
     where: str
-    train: OwnPart
-    test: OwnPart | None
+    train: UserPart
+    test: UserPart | None
     names: Names | None
 
     @property
-    def parts(self) -> list[OwnPart]:
+    def parts(self) -> list[UserPart]:
         """Training part, and test part if there is any."""
         return [self.train] if self.test is None else [self.train, self.test]
 
@@ -85,7 +85,7 @@ class OwnData:
         return labels
 
 
-def call_own(spec: str, data_root: Path | None) -> OwnData:
+def call_user_function(spec: str, data_root: Path | None) -> UserData:
     """Call ``module:function`` with ``data_root=`` and return its result.
 
     The function returns (train, test). Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels);
@@ -111,19 +111,19 @@ def call_own(spec: str, data_root: Path | None) -> OwnData:
     parts = [_adopt(train, f"{spec}: train"), *([] if test is None else [_adopt(test, f"{spec}: test")])]
     datasets = [part for part in parts if isinstance(part, NumberedDataset)]
     names = number_classes(datasets, spec)
-    own = OwnData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
+    own = UserData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
     if own.doubt and any(dataset.is_renumbered for dataset in datasets):
         raise DataError(f"{spec}: {own.doubt}")
     return own
 
 
-def read_own(spec: str, data_root: Path | None) -> Source:
+def read_user_data(spec: str, data_root: Path | None) -> Source:
     """Return the data as arrays in memory; a data set is read once, in full."""
-    own = call_own(spec, data_root)
+    own = call_user_function(spec, data_root)
     return Source(
         spec,
-        _as_samples(own.train, spec),
-        None if own.test is None else _as_samples(own.test, spec),
+        _read_all(own.train, spec),
+        None if own.test is None else _read_all(own.test, spec),
         None if own.names is None else tuple(own.names[number] for number in range(len(own.names))),
         (spec.partition(":")[0],),
         own.doubt,
@@ -131,7 +131,7 @@ def read_own(spec: str, data_root: Path | None) -> Source:
     )
 
 
-def _adopt(part: object, where: str) -> OwnPart:
+def _adopt(part: object, where: str) -> UserPart:
     if isinstance(part, IterableDataset):
         raise DataError(
             f"{where}: is {type(part).__name__}, an IterableDataset; return a map-style Dataset, which has __getitem__"
@@ -151,21 +151,21 @@ def _adopt(part: object, where: str) -> OwnPart:
                 f"{where}: is a pair of tensors; wrap it: TensorDataset(images (N, C, H, W), labels)"
             )
         case (inputs, labels):
-            return _copied(checked_samples(inputs, labels, where=where), inputs)
+            return _copy_shared(make_samples(inputs, labels, where=where), inputs)
         case (inputs, labels, subjects):
-            return _copied(checked_samples(inputs, labels, subjects=subjects, where=where), inputs)
+            return _copy_shared(make_samples(inputs, labels, subjects=subjects, where=where), inputs)
     raise DataError(
         f"{where}: is {type(part).__name__}; return a torch Dataset with a length, or (inputs, labels)"
     )
 
 
-def _copied(samples: Samples, given: object) -> Samples:
+def _copy_shared(samples: Samples, given: object) -> Samples:
     """Return samples in memory of their own: an array that is mapped from a file, or used again, changes later."""
     shared = isinstance(given, np.ndarray) and np.may_share_memory(samples.inputs, given)
     return replace(samples, inputs=samples.inputs.copy()) if shared else samples
 
 
-def _as_samples(part: OwnPart, where: str) -> Samples:
+def _read_all(part: UserPart, where: str) -> Samples:
     if isinstance(part, Samples):
         return part
     items = [read_item(part, index) for index in range(len(part))]
@@ -177,4 +177,4 @@ def _as_samples(part: OwnPart, where: str) -> Samples:
             )
     inputs = np.stack([inputs for inputs, _ in items])
     labels = np.array([label for _, label in items])
-    return checked_samples(inputs, labels, subjects=part.subjects, where=where)
+    return make_samples(inputs, labels, subjects=part.subjects, where=where)

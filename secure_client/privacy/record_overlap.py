@@ -12,8 +12,8 @@ how many they are, or that they changed. Nothing of the comparison is sent, and 
 Limits. The ledger and the site's privacy statement say in the clear which other ledgers charge some of the records, for
 a share from 2 % on; no epsilon covers that. Whoever has the passphrase tests a record at the price of a hash. A share
 has a standard error of up to 3 %, and fewer records than a 256th of the other set go unnoticed. Not recognised: records
-that were stored again in another format or size (:func:`secure_client.data.sources.training_hashes`), ledgers in other
-folders, and ledgers without a run since they have sketches.
+that were stored again in another format or size (:func:`secure_client.data.sources.hash_training_records`), ledgers in
+other folders, and ledgers without a run since they have sketches.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from agreement import (
 from algorithms.pfpl import Weighting
 from protoseal.reports.result_files import site_folder
 from protoseal.splits import SiteArrays, mixed
-from secure_client.data.published import APPEARANCES, DIGIT_NAMES, digits_in_five_appearances
+from secure_client.data.published import APPEARANCES, DIGIT_NAMES, make_digit_domains
 from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import build_model
 from secure_client.output.site_files import SitePrototypes, read_prototypes
@@ -69,7 +69,7 @@ def peer_sum_agreement(*, rounds: int) -> Agreement:
 
 def small_sites(count: int) -> tuple[SiteArrays, ...]:
     """``site-1`` … with seven or eight classes each, up to eight training samples a class."""
-    return mixed(digits_in_five_appearances(5), sites=count, n=7.5, max_per_class=8, seed=5)
+    return mixed(make_digit_domains(5), sites=count, n=7.5, max_per_class=8, seed=5)
 
 
 def fedpc_agreement(*, rounds: int, protection: Protection = Protection.MASKED) -> Agreement:
@@ -128,7 +128,7 @@ def two_kinds_of_sites(count: int) -> tuple[SiteArrays, ...]:
 
 
 def _site_of_its_kind(number: int) -> SiteArrays:
-    scans, kind, position = digits_in_five_appearances(5).train, number % 2, (number - 1) // 2
+    scans, kind, position = make_digit_domains(5).train, number % 2, (number - 1) // 2
     holds = [0, 1, 2] + [3] * (kind == 0 or number <= 3) + [4] * (number in (2, 4, 6))
     own = slice(position * (_SCANS + 1), (position + 1) * (_SCANS + 1))
     of_class = [np.flatnonzero((scans.labels == k) & (scans.domains == kind))[own] for k in holds]

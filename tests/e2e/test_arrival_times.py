@@ -22,7 +22,7 @@ from scipy.stats import mannwhitneyu  # type: ignore[import-untyped]  # it ships
 from agreement import Agreement, Method, Protection, TimingSection
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
-from secure_client.data.samples import checked_samples
+from secure_client.data.samples import make_samples
 from secure_client.protocol.answer_delays import SHORTEST_DELAY
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.adversary.session_transcript import leaving_agreement
@@ -62,7 +62,7 @@ def site(number: int) -> SiteArrays:
     drawn = np.random.default_rng(number)
     labels = np.repeat(np.arange(_CLASSES), _EACH)
     inputs = (drawn.normal(size=(len(labels), PIXELS)) + labels[:, None]).astype(np.float32)
-    samples = checked_samples(inputs, labels, where="test")
+    samples = make_samples(inputs, labels, where="test")
     return SiteArrays(f"site-{number}", samples, samples, ("a",))
 
 

@@ -23,7 +23,7 @@ from protoseal.demo import Progress, demo_agreement, demo_sites, run_demo
 from protoseal.reports.result_files import RunResult, read_result
 from protoseal.simulation.config import load_simulation
 from protoseal.splits import parse_split
-from secure_client.data.published import digits_in_five_appearances
+from secure_client.data.published import make_digit_domains
 from secure_client.output.site_log import read_site_log
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
@@ -118,7 +118,7 @@ def test_the_demo_has_the_setting_of_its_experiment() -> None:
     assert ours == theirs
     model = build_agreed_model(agreed, agreed.training.model)
     assert Averaged(model, agreed.method.traits.averaged).sizes == (agreed.averaging.parameters, 0)
-    split = parse_split(config.split)(digits_in_five_appearances(3), sites=config.sites, seed=3)
+    split = parse_split(config.split)(make_digit_domains(3), sites=config.sites, seed=3)
     for mine, other in zip(demo_sites(3), split, strict=True):
         assert mine.name == other.name
         np.testing.assert_array_equal(mine.train.labels, other.train.labels)

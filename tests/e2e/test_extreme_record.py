@@ -11,7 +11,7 @@ import pytest
 from agreement import Agreement, Extractor, Method, PrivacySection, Protection
 from privacy.ledger.budget_account import read_account
 from protoseal.splits import SiteArrays
-from secure_client.data.samples import Samples, checked_samples
+from secure_client.data.samples import Samples, make_samples
 from secure_server.app import read_rounds
 from tests.adversary.session_transcript import HUGE, ROUNDS, leaving_agreement
 from tests.support.nursery import Nursery
@@ -34,7 +34,7 @@ def site(number: int) -> SiteArrays:
     inputs = (drawn.normal(size=(len(labels), PIXELS)) + labels[:, None]).astype(np.float32)
     if number == 1:
         inputs[-1] = HUGE
-    samples: Samples = checked_samples(inputs, labels, where="test")
+    samples: Samples = make_samples(inputs, labels, where="test")
     return SiteArrays(f"site-{number}", samples, samples, ("a",))
 
 

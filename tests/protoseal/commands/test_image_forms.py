@@ -21,7 +21,7 @@ from scripts.image_forms import READ, REFUSED, ImageForm, exif, tiff
 from secure_client.app import load_data
 from secure_client.config import SiteConfig, load_site
 from secure_client.data.preprocess import fit_images, to_tensor
-from secure_client.data.samples import as_floats
+from secure_client.data.samples import scale_to_floats
 from secure_client.site_check import Finding, check_site
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation
@@ -121,7 +121,7 @@ def test_check_reads_forms_as_their_arrays(
     assert all(sides in finding.detail for sides in ("16×24", "24×16", "8×8"))
     train = load_data(config).train
     for index, pixels in enumerate(arrays):
-        floats = as_floats(fit_images(pixels[np.newaxis], agreed(channels), where=""))
+        floats = scale_to_floats(fit_images(pixels[np.newaxis], agreed(channels), where=""))
         torch.testing.assert_close(
             train[index][0], to_tensor(floats, agreed(channels), where="")[0], rtol=0, atol=0
         )
@@ -138,7 +138,7 @@ def test_check_names_the_file_of_every_form_that_is_refused(site: SiteConfig, tm
 
 def test_simulation_trains_on_forms_as_on_their_arrays(tmp_path: Path) -> None:
     arrays = written(GREY, tmp_path / "images", classes=2)
-    fitted = [as_floats(fit_images(pixels[np.newaxis], agreed(1), where=""))[0] for pixels in arrays]
+    fitted = [scale_to_floats(fit_images(pixels[np.newaxis], agreed(1), where=""))[0] for pixels in arrays]
     labels = np.arange(len(GREY)) >= (len(GREY) + 1) // 2
     np.savez(tmp_path / "arrays.npz", x_train=np.stack(fitted), y_train=labels.astype(int))
     of_files = simulate(f"folder:{tmp_path / 'images'}", tmp_path / "files")
@@ -156,7 +156,7 @@ def test_simulation_names_the_file_of_a_form_that_is_refused(form: ImageForm, tm
 
 def test_prediction_reads_forms_as_their_arrays(trained: Path, tmp_path: Path) -> None:
     arrays = written(GREY, tmp_path)
-    fitted = [as_floats(fit_images(pixels[np.newaxis], agreed(1), where=""))[0] for pixels in arrays]
+    fitted = [scale_to_floats(fit_images(pixels[np.newaxis], agreed(1), where=""))[0] for pixels in arrays]
     np.savez(tmp_path / "arrays.npz", x_train=np.stack(fitted), y_train=np.zeros(len(GREY), int))
     images = [option for path in sorted((tmp_path / "0").iterdir()) for option in ("--image", path)]
     of_files = result_of("predict", "--run", trained, *images, "--json")

@@ -14,7 +14,7 @@ from protoseal.cli import main
 from protoseal.prediction import load_trained, read_rows
 from protoseal.simulation.experiment import simulate
 from protoseal.simulation.site_datasets import divide, read_sites
-from secure_client.data.table_scale import fit_scale, scaled, warn_of_units
+from secure_client.data.table_scale import fit_scale, scale_rows, warn_of_units
 from secure_client.errors import DataError
 from tests.support.simulations import config_in
 from tests.support.tables import CLASSES, ROWS, save, section, write_three_dialects
@@ -83,7 +83,7 @@ def test_a_test_set_over_all_sites_has_the_scale_of_all_training_rows(run: Path)
     rows = np.concatenate([site.train.inputs for site in data.sites])
     tests = np.concatenate([site.test.inputs for site in data.sites])
     assert config.table is not None
-    wanted = scaled(tests, fit_scale(config.table, rows, where=""), "")
+    wanted = scale_rows(tests, fit_scale(config.table, rows, where=""), "")
     assert (data.overall(where="").tensors[0].numpy() == wanted).all()
 
 
@@ -97,7 +97,7 @@ def test_rows_are_predicted_by_the_scale_of_the_site(run: Path, tmp_path: Path) 
     assert "lines 3" in done.stderr
     trained = load_trained(site_folder(run, "site-1"))
     assert trained.log.scale is not None
-    inputs = scaled(np.array([[48.5, 1.0, 240.0], [40.0, 0.0, 200.0]]), trained.log.scale, "")
+    inputs = scale_rows(np.array([[48.5, 1.0, 240.0], [40.0, 0.0, 200.0]]), trained.log.scale, "")
     assert (read_rows(trained, path).inputs.tensors[0].numpy() == inputs).all()
     with torch.no_grad():
         wanted = trained.model(torch.from_numpy(inputs)).argmax(dim=1).tolist()

@@ -17,7 +17,7 @@ from protoseal.splits import (
     shots,
     with_validation,
 )
-from secure_client.data.published import digits_in_five_appearances
+from secure_client.data.published import make_digit_domains
 from secure_client.data.samples import TrainTest
 from secure_client.errors import DataError
 from tests.support.numbered_samples import all_ids, data, ids, per_class
@@ -121,7 +121,7 @@ def test_the_demo_has_active_and_withheld_classes() -> None:
     """Five sites with six or seven of ten digits: most classes have three holders or more, a few do not."""
     active = []
     for seed in range(40):
-        divided = mixed(digits_in_five_appearances(seed), sites=5, n=6.5, max_per_class=25, seed=seed)
+        divided = mixed(make_digit_domains(seed), sites=5, n=6.5, max_per_class=25, seed=seed)
         holds = np.array([per_class(site.train, 10) > 0 for site in divided])
         assert set(holds.sum(axis=1)) <= {6, 7}
         assert len({site.domains for site in divided}) == 5
@@ -264,7 +264,7 @@ def test_names_sort_as_they_count() -> None:
 
 
 def test_a_site_becomes_data_sets_under_the_agreed_preprocessing() -> None:
-    site = mixed(digits_in_five_appearances(0), sites=5, n=6.5, max_per_class=25, seed=0)[1]
+    site = mixed(make_digit_domains(0), sites=5, n=6.5, max_per_class=25, seed=0)[1]
     agreed = PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
     inputs, label = site.to_data(agreed).train[0]
     assert inputs.shape == (1, 8, 8)

@@ -8,7 +8,7 @@ from agreement import PreprocessingSection
 from protoseal.splits import SiteArrays, dirichlet
 from protoseal.splits.shared_samples import Pool, SharedSamples
 from secure_client.data.preprocess import to_dataset
-from secure_client.data.samples import Samples, TrainTest, checked_samples
+from secure_client.data.samples import Samples, TrainTest, make_samples
 from secure_client.training.batches import open_source
 
 AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.5,), std=(0.5,))
@@ -16,7 +16,7 @@ AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.5,), std=(0.5,))
 
 def images(count: int, classes: int = 4) -> Samples:
     pixels = np.random.default_rng(count).integers(0, 256, size=(count, 4, 4, 1), dtype=np.uint8)
-    return checked_samples(pixels, np.arange(count) % classes, where="x")
+    return make_samples(pixels, np.arange(count) % classes, where="x")
 
 
 def sites() -> tuple[TrainTest, tuple[SiteArrays, ...]]:

@@ -14,7 +14,7 @@ from protoseal.simulation.site_datasets import divide, read_sites
 from protoseal.splits import SiteArrays, by_domain, dirichlet, iid, mixed, parse_split, shots, with_validation
 from secure_client.data.npz import write_npz
 from secure_client.data.samples import Samples, TrainTest
-from secure_client.data.sources import load
+from secure_client.data.sources import load_sources
 from secure_client.errors import DataError
 from tests.support.numbered_samples import all_ids, data, ids
 from tests.support.tables import save
@@ -126,4 +126,4 @@ def test_what_would_part_a_subjects_samples_is_refused(tmp_path: Path) -> None:
     write_npz(tmp_path / "a.npz", whole)
     write_npz(tmp_path / "b.npz", data(20, test=4))
     with pytest.raises(DataError, match=r"b\.npz"):
-        load(f"npz:{tmp_path}/a.npz+npz:{tmp_path}/b.npz", data_root=None, agreed=None, classes=None)
+        load_sources(f"npz:{tmp_path}/a.npz+npz:{tmp_path}/b.npz", data_root=None, agreed=None, classes=None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from secure_client.data import load_site_data
-from secure_client.data.sources import load
+from secure_client.data.sources import load_sources
 from secure_client.errors import DataError
 from tests.support.small import small_agreement
 
@@ -52,7 +52,7 @@ def _at_a_site(agreed: Any, class_names: Mapping[str, str], part: str) -> list[i
 
 
 def _in_a_simulation(agreed: Any, class_names: Mapping[str, str], part: str) -> list[int]:
-    data = load(
+    data = load_sources(
         "own_labels:build", data_root=None, agreed=None, classes=agreed.classes, class_names=class_names
     )
     return [int(label) for label in getattr(data, part).labels]

@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from secure_client.data import load_site_data
-from secure_client.data.sources import load as load_source
+from secure_client.data.sources import load_sources as load_source
 from secure_client.error_containment import contained
 from secure_client.errors import DataError, DataLost, PluginError, SiteError
 from secure_client.user_code import call_function, load_function

@@ -6,7 +6,7 @@ from PIL import Image
 
 from agreement import PreprocessingSection
 from secure_client.data.folder import read_folder
-from secure_client.data.sources import load
+from secure_client.data.sources import load_sources
 from secure_client.errors import DataError
 
 AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.0,), std=(1.0,))
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_folders_are_classes_and_images_get_the_agreed_shape(folder: Path) -> None:
-    data = load(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("dog", "bird", "cat"))
+    data = load_sources(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("dog", "bird", "cat"))
     assert data.train.labels.tolist() == [2, 2, 0]
     assert data.train.inputs.shape == (3, 4, 4, 1)
     assert data.train.inputs.dtype == np.uint8
@@ -43,7 +43,7 @@ def test_folders_are_classes_and_images_get_the_agreed_shape(folder: Path) -> No
 def test_a_folder_that_is_no_class_names_the_nearest(folder: Path) -> None:
     picture(folder / "train/dogs/1.png")
     with pytest.raises(DataError, match=r"xrays: class 'dogs' is not an agreed class; did you mean 'dog'\?"):
-        load(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("cat", "dog"))
+        load_sources(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("cat", "dog"))
 
 
 def test_images_of_several_shapes_need_an_agreed_one(folder: Path) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from agreement import PreprocessingSection
 from secure_client.data.dataset_labels import NumberedDataset
 from secure_client.data.preprocess import fit_images, read_item, to_tensor
-from secure_client.data.samples import checked_samples
+from secure_client.data.samples import make_samples
 from secure_client.errors import DataError
 
 GREY = PreprocessingSection(image_size=8, channels=1, mean=(0.0,), std=(1.0,))
@@ -29,7 +29,7 @@ DATES = np.column_stack([np.arange(5.0), 1.7e9 + np.arange(5)])
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "uint8", "int32", "int64", "float16", "float32"])
 def test_features_of_every_type_keep_their_values(dtype: str) -> None:
     given = np.arange(-6, 6).reshape(4, 3).astype(dtype)
-    read = checked_samples(given, [0] * 4, where="x").inputs
+    read = make_samples(given, [0] * 4, where="x").inputs
     assert read.dtype == np.float32
     np.testing.assert_array_equal(read, given.astype(np.float64))
 
@@ -37,11 +37,11 @@ def test_features_of_every_type_keep_their_values(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_float_images_keep_their_values_to_single_precision(dtype: str) -> None:
     given = UNIT.astype(dtype)
-    np.testing.assert_array_equal(checked_samples(given, [0] * 3, where="x").inputs, given.astype(np.float32))
+    np.testing.assert_array_equal(make_samples(given, [0] * 3, where="x").inputs, given.astype(np.float32))
 
 
 def test_images_of_16_bits_are_scaled_alike_in_arrays_and_tensors() -> None:
-    from_array = checked_samples(DEEP, [0] * 3, where="x").inputs
+    from_array = make_samples(DEEP, [0] * 3, where="x").inputs
     np.testing.assert_array_equal(from_array, DEEP.astype(np.float32) / np.float32(65535))
     tensors = torch.from_numpy(DEEP.transpose(0, 3, 1, 2))
     for index, expected in enumerate(from_array):
@@ -52,7 +52,7 @@ def test_images_of_16_bits_are_scaled_alike_in_arrays_and_tensors() -> None:
 @pytest.mark.parametrize("given", [(DEEP >> 8).astype(np.uint8), DEEP, UNIT.astype(np.float32), FEATURES])
 def test_the_order_of_bytes_changes_no_value(given: NDArray[Any]) -> None:
     swapped = given.astype(given.dtype.newbyteorder(">"))
-    native, other = (checked_samples(array, [0] * len(given), where="x").inputs for array in (given, swapped))
+    native, other = (make_samples(array, [0] * len(given), where="x").inputs for array in (given, swapped))
     assert other.dtype == native.dtype
     np.testing.assert_array_equal(other, native)
 
@@ -60,7 +60,7 @@ def test_the_order_of_bytes_changes_no_value(given: NDArray[Any]) -> None:
 def test_masked_values_are_refused() -> None:
     masked = np.ma.masked_less(FEATURES, 0.0)
     with pytest.raises(DataError) as refused:
-        checked_samples(masked, [0] * 5, where="own:data")
+        make_samples(masked, [0] * 5, where="own:data")
     assert str(refused.value).startswith("own:data")
 
 
@@ -95,20 +95,20 @@ def test_a_tensor_of_bfloat16_keeps_its_values() -> None:
 )
 def test_arrays_whose_values_would_change_are_refused(inputs: Any, place: str) -> None:
     with pytest.raises(DataError) as refused:
-        checked_samples(inputs, [0] * len(inputs), where="clinic.npz")
+        make_samples(inputs, [0] * len(inputs), where="clinic.npz")
     assert str(refused.value).startswith("clinic.npz")
     assert place in str(refused.value)
 
 
 def test_samples_of_several_shapes_are_refused() -> None:
     with pytest.raises(DataError) as refused:
-        checked_samples([[1.0], [1.0, 2.0]], [0, 1], where="own:data")
+        make_samples([[1.0], [1.0, 2.0]], [0, 1], where="own:data")
     assert str(refused.value).startswith("own:data")
 
 
 def test_samples_on_the_last_axis_are_refused() -> None:
     with pytest.raises(DataError) as refused:
-        checked_samples(np.zeros((8, 8, 3, 50), np.uint8), [0] * 50, where="clinic.npz")
+        make_samples(np.zeros((8, 8, 3, 50), np.uint8), [0] * 50, where="clinic.npz")
     assert "(8, 8, 3, 50)" in str(refused.value)
 
 

@@ -20,11 +20,11 @@ from secure_client.data.published import (
     CIFAR10,
     CIFAR100,
     CLOTHES,
-    digits_in_five_appearances,
+    make_digit_domains,
     read_published,
 )
 from secure_client.data.samples import Source
-from secure_client.data.sources import load
+from secure_client.data.sources import load_sources
 from secure_client.errors import DataError
 
 
@@ -211,7 +211,7 @@ def test_flowers_lists_must_be_the_published_ones(tmp_path: Path) -> None:
 
 def test_flowers_by_name_are_read_at_the_agreed_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision.datasets.Flowers102, "_file_dict", make_flowers(tmp_path))
-    data = load("flowers102", data_root=tmp_path, agreed=FLOWERS_AGREED, classes=None)
+    data = load_sources("flowers102", data_root=tmp_path, agreed=FLOWERS_AGREED, classes=None)
     assert data.train.inputs.shape == (4, 8, 8, 3)
 
 
@@ -227,13 +227,13 @@ def test_missing_files_and_a_missing_root_are_named(tmp_path: Path, name: str) -
 
 def scans_of(seed: int, domain: int) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Return the scans of one domain, as scanned and as altered."""
-    data = digits_in_five_appearances(seed).train
+    data = make_digit_domains(seed).train
     chosen = data.domains == domain
     return load_digits().images[chosen] / 16.0, data.inputs[chosen, ..., 0]
 
 
 def test_every_scan_is_in_one_domain_and_every_domain_has_every_class() -> None:
-    data = digits_in_five_appearances(3)
+    data = make_digit_domains(3)
     assert data.test is None
     assert data.train.inputs.shape == (1797, 8, 8, 1)
     assert (data.train.labels == load_digits().target).all()
@@ -247,7 +247,7 @@ def test_every_scan_is_in_one_domain_and_every_domain_has_every_class() -> None:
 
 
 def test_a_seed_fixes_it_and_another_deals_otherwise() -> None:
-    first, again, other = (digits_in_five_appearances(seed) for seed in (1, 1, 2))
+    first, again, other = (make_digit_domains(seed) for seed in (1, 1, 2))
     assert (first.train.inputs == again.train.inputs).all()
     assert (first.train.domains != other.train.domains).mean() > 0.5
 

@@ -19,9 +19,9 @@ from protoseal.splits import parse_split
 from secure_client.data import load_site_data
 from secure_client.data.folder import read_folder
 from secure_client.data.npz import read_npz, write_npz
-from secure_client.data.samples import Samples, checked_samples, join_samples
-from secure_client.data.site_data import numbered
-from secure_client.data.sources import load
+from secure_client.data.samples import Samples, join_samples, make_samples
+from secure_client.data.site_data import number_subjects
+from secure_client.data.sources import load_sources
 from secure_client.errors import DataError
 from tests.support.small import small_agreement
 
@@ -60,7 +60,7 @@ def test_other_arrays_are_refused(tmp_path: Path, subjects: Any) -> None:
 
 def test_subjects_are_written_and_read_again(tmp_path: Path) -> None:
     source = read_npz(Path(saved(tmp_path / "a.npz", subjects=NAMES).removeprefix("npz:")))
-    data = load(f"npz:{tmp_path / 'a.npz'}", data_root=None, agreed=None, classes=("a", "b", "c"))
+    data = load_sources(f"npz:{tmp_path / 'a.npz'}", data_root=None, agreed=None, classes=("a", "b", "c"))
     write_npz(tmp_path / "b.npz", data)
     again = read_npz(tmp_path / "b.npz").train.subjects
     assert again is not None
@@ -160,7 +160,9 @@ def test_names_of_a_mac_are_the_same_names(tmp_path: Path) -> None:
     source = read_folder(told(tmp_path, f"file,subject\n{written}/{written}.png,ann\n"), None)
     assert source.train.subjects is not None
     assert source.train.subjects.tolist() == ["ann"]
-    assert load(f"folder:{tmp_path}", data_root=None, agreed=None, classes=("a", written)).train.labels == [1]
+    assert load_sources(
+        f"folder:{tmp_path}", data_root=None, agreed=None, classes=("a", written)
+    ).train.labels == [1]
 
 
 # Data of one's own
@@ -194,7 +196,7 @@ def test_a_data_function_names_subjects(own: str, function: str) -> None:
     data = load_site_data(f"{own}:{function}", None, agreed())
     assert data.subjects is not None
     assert data.subjects.tolist() == [1, 0, 1]
-    joined = load(f"{own}:{function}", data_root=None, agreed=None, classes=("a", "b", "c"))
+    joined = load_sources(f"{own}:{function}", data_root=None, agreed=None, classes=("a", "b", "c"))
     assert joined.train.subjects is not None
     assert joined.train.subjects.tolist() == ["b", "a", "b"]
 
@@ -208,12 +210,12 @@ def test_a_data_function_with_another_number_of_subjects_is_refused(own: str) ->
 
 
 def samples(subjects: Any) -> Samples:
-    return checked_samples(IMAGES, LABELS, subjects=subjects, where="here")
+    return make_samples(IMAGES, LABELS, subjects=subjects, where="here")
 
 
 def test_joined_data_have_the_same_subjects_where_they_say_the_same() -> None:
     joined = join_samples([samples(NAMES), samples(["7", "bob", "8", "9"])])
-    found = numbered(joined.subjects)
+    found = number_subjects(joined.subjects)
     assert found is not None
     assert found[1] == found[5]
     assert len(set(found.tolist())) == 6

@@ -5,8 +5,14 @@ import pytest
 
 from agreement import PreprocessingSection
 from agreement.toml_loading import data_spec
-from secure_client.data.samples import Source, checked_samples
-from secure_client.data.sources import join, load, own_classes, read, suggest_preprocessing
+from secure_client.data.samples import Source, make_samples
+from secure_client.data.sources import (
+    join_sources,
+    list_classes,
+    load_sources,
+    read_sources,
+    suggest_preprocessing,
+)
 from secure_client.errors import DataError
 from tests.support.tables import AGE, CLASSES, save, section, written
 
@@ -22,7 +28,7 @@ def source(
 ) -> Source:
     values = np.random.default_rng(len(name)).integers(0, 256, size=(len(labels), *shape))
     inputs = values / 255 if floats or len(shape) == 1 else values.astype(np.uint8)
-    part = checked_samples(inputs, labels, where=name)
+    part = make_samples(inputs, labels, where=name)
     return Source(name, part, part if test else None, classes, (name,))
 
 
@@ -31,7 +37,7 @@ def test_domains_of_several_shapes_are_joined_at_the_agreed_one() -> None:
     agreed = suggest_preprocessing(sources)
     assert agreed is not None
     assert (agreed.image_size, agreed.channels, agreed.mean, agreed.std) == (32, 3, (0.5,) * 3, (0.5,) * 3)
-    data = join(sources, agreed, None)
+    data = join_sources(sources, agreed, None)
     assert data.train.inputs.shape == (4, 32, 32, 3)
     assert data.train.domains.tolist() == [0, 0, 1, 1]
     assert data.domains == ("mnist", "colour")
@@ -40,15 +46,15 @@ def test_domains_of_several_shapes_are_joined_at_the_agreed_one() -> None:
 
 
 def test_a_domain_that_has_several_keeps_them() -> None:
-    part = checked_samples(np.zeros((2, 4, 4), np.uint8), [0, 1], [0, 1], where="x")
+    part = make_samples(np.zeros((2, 4, 4), np.uint8), [0, 1], [0, 1], where="x")
     pacs = Source("pacs", part, None, None, ("photo", "sketch"))
-    data = join([source("mnist", (4, 4, 1)), pacs], None, None)
+    data = join_sources([source("mnist", (4, 4, 1)), pacs], None, None)
     assert data.train.domains.tolist() == [0, 0, 1, 2]
     assert data.domains == ("mnist", "photo", "sketch")
 
 
 def test_bytes_and_floats_together_become_floats() -> None:
-    data = join([source("a", (4, 4, 1)), source("bb", (4, 4, 1), floats=True)], None, None)
+    data = join_sources([source("a", (4, 4, 1)), source("bb", (4, 4, 1), floats=True)], None, None)
     assert data.train.inputs.dtype == np.float32
     assert data.train.inputs.max() <= 1.0
     np.testing.assert_allclose(data.train.inputs[:2] * 255, source("a", (4, 4, 1)).train.inputs, atol=1e-4)
@@ -56,46 +62,51 @@ def test_bytes_and_floats_together_become_floats() -> None:
 
 def test_classes_are_matched_by_name_where_there_are_names() -> None:
     named = source("named", (2, 2, 1), labels=(0, 1, 1), classes=("dog", "cat"))
-    assert join([named], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 1, 1]
+    assert join_sources([named], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 1, 1]
     numbered = source("numbered", (2, 2, 1), labels=(2, 0))
-    assert join([numbered], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 0]
+    assert join_sources([numbered], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 0]
     with pytest.raises(DataError, match=r"named: class 'cat' is not an agreed class; did you mean 'cats'\?"):
-        join([named], None, ("dog", "cats"))
+        join_sources([named], None, ("dog", "cats"))
 
 
 def test_classes_follow_from_the_data_where_none_are_agreed() -> None:
-    assert own_classes([source("a", (2,), labels=(0, 3))]) == ("0", "1", "2", "3")
+    assert list_classes([source("a", (2,), labels=(0, 3))]) == ("0", "1", "2", "3")
     dog = source("a", (2,), labels=(0, 0), classes=("dog",))
     cat = source("b", (2,), labels=(0, 1), classes=("cat", "dog"))
-    assert own_classes([dog, cat]) == ("dog", "cat")
-    assert join([dog, cat], None, None).train.labels.tolist() == [0, 0, 1, 0]
+    assert list_classes([dog, cat]) == ("dog", "cat")
+    assert join_sources([dog, cat], None, None).train.labels.tolist() == [0, 0, 1, 0]
 
 
 def test_sources_without_a_common_class_are_joined_only_as_they_are_told_to_be() -> None:
     digits = source("digits", (2,), classes=("0", "1"))
     words = source("words", (2,), classes=("zero", "one"))
     with pytest.raises(DataError, match="digits"):
-        join([digits, words], None, None)
-    data = join([digits, words], None, None, class_names={"zero": "0", "one": "1"})
+        join_sources([digits, words], None, None)
+    data = join_sources([digits, words], None, None, class_names={"zero": "0", "one": "1"})
     assert (data.classes, data.train.labels.tolist()) == (("0", "1"), [0, 1, 0, 1])
-    assert join([digits, words], None, ("one", "zero", "0", "1")).train.labels.tolist() == [2, 3, 1, 0]
+    assert join_sources([digits, words], None, ("one", "zero", "0", "1")).train.labels.tolist() == [
+        2,
+        3,
+        1,
+        0,
+    ]
 
 
 def test_labels_outside_the_classes_are_refused() -> None:
     with pytest.raises(DataError, match=r"^a: .*label 3"):
-        join([source("a", (2,), labels=(0, 3))], None, ("x", "y"))
+        join_sources([source("a", (2,), labels=(0, 3))], None, ("x", "y"))
     with pytest.raises(DataError, match=r"^a: .*label 3"):
-        join([source("a", (2,), labels=(0, 3), classes=("x",))], None, ("x", "y", "z", "w"))
+        join_sources([source("a", (2,), labels=(0, 3), classes=("x",))], None, ("x", "y", "z", "w"))
 
 
 def test_sources_of_other_shape_or_parts_are_refused() -> None:
     with pytest.raises(DataError) as raised:
-        join([source("a", (4, 4, 1)), source("b", (5, 4, 1))], None, None)
+        join_sources([source("a", (4, 4, 1)), source("b", (5, 4, 1))], None, None)
     assert str(raised.value).startswith("b: ")
     assert "(5, 4, 1)" in str(raised.value)
     assert "(4, 4, 1)" in str(raised.value)
     with pytest.raises(DataError, match="b: has no test part"):
-        join([source("a", (4, 4, 1), test=True), source("b", (4, 4, 1))], None, None)
+        join_sources([source("a", (4, 4, 1), test=True), source("b", (4, 4, 1))], None, None)
 
 
 @pytest.mark.parametrize("images", ["train", "test"])
@@ -106,7 +117,7 @@ def test_images_in_one_part_and_rows_in_the_other_are_refused(images: str) -> No
     agreed = suggest_preprocessing([source("a", (8, 8, 1))])
     for inputs in (agreed, None):
         with pytest.raises(DataError) as raised:
-            join([mixed], inputs, ("x", "y"))
+            join_sources([mixed], inputs, ("x", "y"))
         assert "a: the test samples" in str(raised.value)
         assert "(64,)" in str(raised.value)
         assert "(8, 8, 1)" in str(raised.value)
@@ -129,13 +140,15 @@ def test_features_need_no_preprocessing() -> None:
 )
 def test_unknown_names_say_what_is_known(spec: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read(spec, data_root=None, agreed=None)
+        read_sources(spec, data_root=None, agreed=None)
 
 
 def test_digits_and_files_are_joined_by_plus(tmp_path: Path) -> None:
     np.savez(tmp_path / "clinic.npz", x_train=np.zeros((2, 12, 12), np.uint8), y_train=[3, 9])
     agreed = PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
-    data = load(f"digits+npz:{tmp_path}/clinic.npz", data_root=None, agreed=agreed, classes=None, seed=4)
+    data = load_sources(
+        f"digits+npz:{tmp_path}/clinic.npz", data_root=None, agreed=agreed, classes=None, seed=4
+    )
     assert data.train.inputs.shape == (1799, 8, 8, 1)
     assert data.domains[-1] == "clinic"
     assert data.train.domains.max() == 5
@@ -145,10 +158,10 @@ def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
     np.savez(tmp_path / "clinic.npz", x_train=np.zeros((2, 3), np.float32), y_train=[0, 1])
     spec = data_spec("npz:DATA_ROOT/clinic.npz+npz:other.npz", Path("/elsewhere"))
     assert spec == "npz:DATA_ROOT/clinic.npz+npz:/elsewhere/other.npz"
-    (here,) = read(spec.split("+", maxsplit=1)[0], data_root=tmp_path, agreed=None)
+    (here,) = read_sources(spec.split("+", maxsplit=1)[0], data_root=tmp_path, agreed=None)
     assert here.train.inputs.shape == (2, 3)
     with pytest.raises(DataError, match=r"DATA_ROOT/clinic\.npz: .*; set --data-root"):
-        read("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)
+        read_sources("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +174,7 @@ def test_a_file_that_two_joined_tables_read_is_refused(tmp_path: Path, second: s
     form = written(**({} if test is None else {"test": str(tmp_path / test)}))
     spec = f"table:{tmp_path}/north.csv+table:{tmp_path}/{second}"
     with pytest.raises(DataError) as refused:
-        load(spec, data_root=None, agreed=section(AGE), classes=CLASSES, written=form)
+        load_sources(spec, data_root=None, agreed=section(AGE), classes=CLASSES, written=form)
     assert str(refused.value).startswith(str(tmp_path / (test or second)))
 
 
@@ -172,5 +185,5 @@ def test_a_subject_of_a_joined_table_is_in_one_part(tmp_path: Path) -> None:
         save(tmp_path, f'[table]\nsubject = "id"\ntest = "{name}-test.csv"\n', f"{name}.toml")
     spec = f"table:{tmp_path}/north.csv+table:{tmp_path}/south.csv"
     with pytest.raises(DataError) as refused:
-        load(spec, data_root=None, agreed=section(AGE), classes=CLASSES)
+        load_sources(spec, data_root=None, agreed=section(AGE), classes=CLASSES)
     assert str(refused.value).startswith(str(tmp_path / "south.csv"))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from secure_client.data.sources import training_hashes
+from secure_client.data.sources import hash_training_records
 from secure_client.data.table import parse_table, read_table
-from secure_client.data.table_scale import fit_scale, scaled
+from secure_client.data.table_scale import fit_scale, scale_rows
 from secure_client.errors import DataError
 from secure_client.table_format import format_beside
 from tests.support.tables import (
@@ -379,7 +379,7 @@ def test_agreed_numbers_scale_and_marks_stay(tmp_path: Path) -> None:
     path = save(tmp_path, "x,label\n14,ill\n?,ill\n")
     rows = read(path, column).train.inputs
     scale = fit_scale(section(column), rows, where="north")
-    assert scaled(rows, scale, "north").tolist() == [[1.0, 0.0], [0.5, 1.0]]
+    assert scale_rows(rows, scale, "north").tolist() == [[1.0, 0.0], [0.5, 1.0]]
 
 
 def test_statistics_of_a_site_are_of_present_training_values(tmp_path: Path) -> None:
@@ -393,13 +393,13 @@ def test_statistics_of_a_site_are_of_present_training_values(tmp_path: Path) -> 
     scale = fit_scale(section(*columns), rows, where="north")
     assert scale.mean == pytest.approx((2.0, 0.0, 0.1, 1 / 3))
     assert scale.deviation == pytest.approx((1.0, 1.0, 1.0, np.sqrt(2) / 3))
-    assert scaled(rows, scale, "north")[:, :2].tolist() == [[-1.0, 0.0], [1.0, 0.0], [98.0, 1.0]]
+    assert scale_rows(rows, scale, "north")[:, :2].tolist() == [[-1.0, 0.0], [1.0, 0.0], [98.0, 1.0]]
 
 
 def test_values_far_from_zero_are_scaled_before_they_lose_digits(tmp_path: Path) -> None:
     column = {"name": "x", "scale": [1e9, 1.0]}
     rows = read(save(tmp_path, "x,label\n1000000000.5,ill\n"), column).train.inputs
-    assert scaled(rows, fit_scale(section(column), rows, where="north"), "north").tolist() == [[0.5]]
+    assert scale_rows(rows, fit_scale(section(column), rows, where="north"), "north").tolist() == [[0.5]]
 
 
 def test_a_column_without_values_has_no_statistics(tmp_path: Path) -> None:
@@ -423,12 +423,15 @@ def test_all_rows_left_out_are_refused(tmp_path: Path) -> None:
 def test_a_row_has_one_hash_whatever_its_label_and_the_agreed_columns(tmp_path: Path) -> None:
     one = save(tmp_path, "age;sex;label\n3;1;ill\n4;0;ill\n", "one.csv")
     two = save(tmp_path, "age,sex,label\n4,0,healthy\n 3,1,ill\n5,1,ill\n", "two.csv")
-    mine = set(training_hashes(f"table:{one}", data_root=None, agreed=section(AGE, SEX)))
-    others = set(training_hashes(f"table:{two}", data_root=None, agreed=section(SEX)))
+    mine = set(hash_training_records(f"table:{one}", data_root=None, agreed=section(AGE, SEX)))
+    others = set(hash_training_records(f"table:{two}", data_root=None, agreed=section(SEX)))
     assert len(mine) == 2
     bare = save(tmp_path, "ill;1;3\n", "bare.csv")
     form = written(header=["label", "sex", "age"])
-    assert len(set(training_hashes(f"table:{bare}", data_root=None, agreed=section(AGE), written=form))) == 1
+    assert (
+        len(set(hash_training_records(f"table:{bare}", data_root=None, agreed=section(AGE), written=form)))
+        == 1
+    )
     assert len(others) == 3
     assert mine < others
 

@@ -10,7 +10,7 @@ import pytest
 from agreement import ConfigError, load_agreement
 from secure_client.config import load_site
 from secure_client.data import load_site_data
-from secure_client.data.sources import read
+from secure_client.data.sources import read_sources
 from secure_client.data.table import describe_table, parse_table
 from secure_client.errors import DataError
 from secure_client.site_check import check_site
@@ -73,18 +73,18 @@ def test_a_column_in_another_unit_is_refused_until_it_is_named(tmp_path: Path) -
     path = save(tmp_path, "chol,label\n" + "5.1,ill\n4.8,healthy\n" * 5)
     agreed = section(CHOL | {"scale": [210.0, 40.0]})
     with pytest.raises(DataError) as refused:
-        read(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES)
+        read_sources(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES)
     assert str(path) in str(refused.value)
     assert "'chol'" in str(refused.value)
     named = written(far_from_scale=["chol"])
-    assert read(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES, written=named)
+    assert read_sources(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES, written=named)
 
 
 def test_a_test_table_in_another_unit_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "chol,label\n201,ill\n188,ill\n")
     test = save(tmp_path, "chol,label\n" + "5.1,ill\n" * 10, "test.csv")
     with pytest.raises(DataError) as refused:
-        read(
+        read_sources(
             f"table:{path}",
             data_root=None,
             agreed=section(CHOL | {"scale": [210.0, 40.0]}),
@@ -98,7 +98,7 @@ def test_a_format_beside_the_table_that_a_site_would_not_read_is_named(tmp_path:
     path = save(tmp_path, "age,label\n40,ill\n")
     beside = save(tmp_path, "[table]\nmissing_in = {age = ['40']}\n", path.with_suffix(".toml").name)
     with pytest.raises(DataError) as refused:
-        read(f"table:{path}", data_root=None, agreed=section(AGE), classes=CLASSES, written=written())
+        read_sources(f"table:{path}", data_root=None, agreed=section(AGE), classes=CLASSES, written=written())
     assert str(beside) in str(refused.value)
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from agreement import Agreement, PreprocessingSection
 from secure_client.data import load_site_data
-from secure_client.data.sources import load
+from secure_client.data.sources import load_sources
 from secure_client.errors import DataError, PluginError
 
 AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.5,), std=(0.5,))
@@ -134,7 +134,7 @@ def test_the_function_gets_the_data_root(own: str) -> None:
 
 
 def test_in_simulation_a_torch_data_set_is_read_through_once(own: str) -> None:
-    data = load(f"{own}:lazy", data_root=None, agreed=AGREED, classes=("a", "b"))
+    data = load_sources(f"{own}:lazy", data_root=None, agreed=AGREED, classes=("a", "b"))
     assert data.train.inputs.shape == (3, 4, 4, 1)
     np.testing.assert_allclose(data.train.inputs[:, 0, 0, 0], [0.0, 0.1, 0.2], atol=1e-6)
     assert importlib.import_module(own).Counting.reads == 4
@@ -142,7 +142,7 @@ def test_in_simulation_a_torch_data_set_is_read_through_once(own: str) -> None:
 
 def test_in_simulation_samples_of_one_set_have_one_shape(own: str) -> None:
     with pytest.raises(DataError) as raised:
-        load(f"{own}:uneven", data_root=None, agreed=None, classes=None)
+        load_sources(f"{own}:uneven", data_root=None, agreed=None, classes=None)
     assert f"{own}:uneven: sample 1: " in str(raised.value)
 
 

@@ -20,7 +20,7 @@ from crypto.keys import StorageKey
 from crypto.pki.key_files import Stretching, write_key
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import OVERLAPS, RECORDS
-from secure_client.data.sources import training_hashes
+from secure_client.data.sources import hash_training_records
 from secure_client.privacy.record_overlap import (
     RECORDS_KEY,
     Comparison,
@@ -196,7 +196,7 @@ def image_folder(folder: Path, split: Callable[[int], str]) -> str:
 
 def hashes(spec: str, size: int = 8) -> set[bytes]:
     agreed = PreprocessingSection(image_size=size, channels=1, mean=(0.5,), std=(0.5,))
-    return set(training_hashes(spec, data_root=None, agreed=agreed))
+    return set(hash_training_records(spec, data_root=None, agreed=agreed))
 
 
 def test_hashes_depend_on_records_and_not_on_labels_order_or_preprocessing(tmp_path: Path) -> None:
