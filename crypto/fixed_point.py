@@ -73,7 +73,7 @@ class FixedPoint:
             raise ValueError("a vector must have at least one value")
         self.terms = terms
         self.ring_bits = ring_bits
-        self.fraction_bits = tuple(_bits_of(segment, terms, ring_bits) for segment in self.segments)
+        self.fraction_bits = tuple(_choose_bits(segment, terms, ring_bits) for segment in self.segments)
         self._slices = segment_slices(self.segments)
 
     @property
@@ -137,19 +137,19 @@ def narrowest_ring(segments: Sequence[Segment], *, terms: int) -> int:
     try:
         for segment in segments:
             if segment.length:
-                _bits_of(segment, terms, 32)
+                _choose_bits(segment, terms, 32)
     except PrecisionError:
         return 64
     return 32
 
 
-def _bits_of(segment: Segment, terms: int, ring_bits: int) -> int:
+def _choose_bits(segment: Segment, terms: int, ring_bits: int) -> int:
     if not segment.whole:
         return _fraction_bits(segment.bound, terms, ring_bits)
-    most = min(_MOST_WHOLE, 2 ** (ring_bits - 2))
-    if terms * _largest_word(segment.bound, 0) > most:
+    largest = min(_MOST_WHOLE, 2 ** (ring_bits - 2))
+    if terms * _largest_word(segment.bound, 0) > largest:
         raise PrecisionError(
-            f"sums of {terms} whole numbers up to {segment.bound:g} exceed {most:g}: lower the bound, or the"
+            f"sums of {terms} whole numbers up to {segment.bound:g} exceed {largest:g}: lower the bound, or the"
             " number of terms" + (", or use a ring of 64 bits" if ring_bits == 32 else "")
         )
     return 0

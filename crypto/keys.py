@@ -165,6 +165,7 @@ class StorageKey:
 
     def encrypt(self, plaintext: bytes, associated: bytes) -> bytes:
         """Return version marker, nonce and ciphertext; ``associated`` (e.g. the secret's name) is bound, not stored."""
+        # A counter would repeat nonces when an older copy of the disk is restored; random nonces do not.
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return _STORED_MARKER + nonce + self._cipher.encrypt(nonce, plaintext, _stored_context(associated))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import Cohort, Payload, Rows
-from crypto.prototype_row_checks import check_rows, contributed
+from crypto.prototype_row_checks import check_rows, rows_to_send
 
 SCHEME = "plain/1"
 
@@ -28,14 +28,14 @@ class PlainSite:
 
     def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
         """Return the rows, with zeros for classes that the site does not hold; raise :class:`MalformedError`."""
-        return Payload(SCHEME, arrays=(contributed(rows, site, cohort),))
+        return Payload(SCHEME, arrays=(rows_to_send(rows, site, cohort),))
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
         """Return the combination of peers, or the site's own row for a class that it does not hold.
 
         Raises :class:`MalformedError`, also for a row longer than 1, because weights are convex.
         """
-        combined = received(answer, SCHEME, cohort)
+        combined = read_rows(answer, SCHEME, cohort)
         holds = cohort.holds[cohort.index(site)]
         return np.where(holds[:, None], combined, rows)
 
@@ -103,7 +103,7 @@ class GramServer:
         return np.asarray((products + products.T) / 2.0)
 
 
-def received(payload: Payload, scheme: str, cohort: Cohort) -> Rows:
+def read_rows(payload: Payload, scheme: str, cohort: Cohort) -> Rows:
     """Return the rows (K, d) of a payload; raise :class:`MalformedError` for a wrong form or a norm above 1."""
     rows = only_array(payload, scheme)
     check_rows(rows, cohort)
@@ -123,7 +123,7 @@ def only_array(payload: Payload, scheme: str) -> Rows:
 
 
 def _check_payload(payload: Payload, scheme: str, site: str, cohort: Cohort) -> None:
-    rows = received(payload, scheme, cohort)
+    rows = read_rows(payload, scheme, cohort)
     _check_absent(rows, cohort.holds[cohort.index(site)])
 
 

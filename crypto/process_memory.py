@@ -37,6 +37,6 @@ def is_memory_private() -> bool:
 
 def _prctl(option: int, value: int) -> int:
     # prctl has variadic arguments of type unsigned long.
-    arguments = [ctypes.c_ulong(each) for each in (value, 0, 0, 0)]
+    arguments = [ctypes.c_ulong(argument) for argument in (value, 0, 0, 0)]
     result: int = ctypes.CDLL(None, use_errno=True).prctl(option, *arguments)
     return result

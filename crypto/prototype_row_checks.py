@@ -12,7 +12,7 @@ NORM_SLACK = 1e-9
 """Slack for rounding by which a norm may exceed 1."""
 
 
-def contributed(rows: Rows, site: str, cohort: Cohort) -> Rows:
+def rows_to_send(rows: Rows, site: str, cohort: Cohort) -> Rows:
     """Return a site's checked rows as they are sent, with zeros for classes it does not hold in the cohort.
 
     The values of those other rows are neither checked nor sent. Raises :class:`MalformedError`.

@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from crypto.errors import MalformedError
 from crypto.keys import KEY_BYTES, derive
-from crypto.plain import received
+from crypto.plain import read_rows
 from crypto.protection import Cohort, Payload, Rows
-from crypto.prototype_row_checks import check_values, contributed
+from crypto.prototype_row_checks import check_values, rows_to_send
 
 Float = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ class RotationSite:
 
     def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
         """Return Q·C for each class, with zeros for classes the site does not hold; raise :class:`MalformedError`."""
-        sent = contributed(rows, site, cohort)
+        sent = rows_to_send(rows, site, cohort)
         return Payload(SCHEME, arrays=(self._rotated(sent, site, cohort, inverse=False),))
 
     def rotate_rows(self, rows: Rows, classes: NDArray[np.int64]) -> Rows:
@@ -75,8 +75,8 @@ class RotationSite:
         check_values(rows)
         result = np.zeros_like(rows)
         for k in np.unique(classes):
-            own = classes == k
-            result[own] = rotate(class_key(self._seed, self._context, int(k)), rows[own])
+            of_class = classes == k
+            result[of_class] = rotate(class_key(self._seed, self._context, int(k)), rows[of_class])
         return result
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
@@ -85,7 +85,7 @@ class RotationSite:
         Raises :class:`MalformedError` for faults that the server can see too: a wrong form, a value that is not finite,
         a row longer than 1. Limit: an answer of another vector within these bounds is not detected.
         """
-        rotated = received(answer, SCHEME, cohort)
+        rotated = read_rows(answer, SCHEME, cohort)
         holds = cohort.holds[cohort.index(site)]
         return np.where(holds[:, None], self._rotated(rotated, site, cohort, inverse=True), rows)
 

@@ -51,15 +51,19 @@ def near_name(path: Path) -> str:
         entries = os.listdir(missing.parent)
     except OSError:
         return ""
-    due = _seen(missing.name)
+    due = _displayed_name(missing.name)
     for entry in sorted(entries):
-        if _seen(entry).casefold() == due.casefold():
-            differing = "in case" if _seen(entry) != due else f"in {_form(entry)}, not {_form(missing.name)}"
+        if _displayed_name(entry).casefold() == due.casefold():
+            differing = (
+                "in case"
+                if _displayed_name(entry) != due
+                else f"in {_form(entry)}, not {_form(missing.name)}"
+            )
             return f"; {missing.parent} has {entry!a}, written {differing}: rename it to {missing.name!r}"
     return ""
 
 
-def _seen(name: str) -> str:
+def _displayed_name(name: str) -> str:
     """Return the name as people see it."""
     content = os.fsencode(name)
     try:

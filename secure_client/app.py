@@ -15,7 +15,7 @@ from agreement.storage.run_files import describe_owner, holds, keep_agreement
 from crypto.errors import CryptoError, KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
-from crypto.pki.key_files import create_storage_key, make_directory, naming, read_storage_key
+from crypto.pki.key_files import create_storage_key, errors_name_file, make_directory, read_storage_key
 from privacy.errors import LedgerError
 from privacy.ledger.lines import Fact
 from protoseal_files.sqlite import closed_on_error
@@ -77,7 +77,7 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
     """Open the site's identity and check it against the file and the CA; raise :class:`crypto.errors.CryptoError`."""
     credentials = Credentials.load(config.certificate, config.key, passphrase)
     trust = TrustAnchor.load(config.ca)
-    with naming(config.certificate, f"; the CA's certificate is {config.ca}"):
+    with errors_name_file(config.certificate, f"; the CA's certificate is {config.ca}"):
         identity = trust.identify(credentials.certificate_der, Role.SITE, datetime.now(UTC))
     if identity.federation != config.agreement.federation:
         raise SiteError(other_federation(config, identity.federation))

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Credentials, Role, TrustAnchor
-from crypto.pki.identity import hosts_of, issuer_of, load_certificate, subject_of
+from crypto.pki.identity import host_names, issuer_text, load_certificate, subject_text
 from secure_client.proxy import Proxy, exception_remedy, ignored_proxies, proxy_to, split_target
 
 _CONNECT_SECONDS = 5.0
@@ -229,18 +229,18 @@ def _check_certificate(certificate: x509.Certificate, host: str, place: str, tru
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
         same = (
             "; a CA of that name with another key made it"
-            if issuer_of(certificate) == subject_of(authority)
+            if issuer_text(certificate) == subject_text(authority)
             else ""
         )
         raise _Cause(
-            f"{place} shows a certificate of {subject_of(certificate)} that {issuer_of(certificate)} issued, and not "
-            f"the CA in {trust.source} ({subject_of(authority)}, fingerprint {trust.fingerprint[:16]}){same}"
+            f"{place} shows a certificate of {subject_text(certificate)} that {issuer_text(certificate)} issued, and not "
+            f"the CA in {trust.source} ({subject_text(authority)}, fingerprint {trust.fingerprint[:16]}){same}"
         ) from error
     try:
         trust.identify(certificate.public_bytes(Encoding.DER), Role.COORDINATOR, datetime.now(UTC))
     except VerificationError as error:
         raise _Cause(f"{place} shows a certificate that cannot be the coordinator's: {error}") from error
-    hosts = hosts_of(certificate)
+    hosts = host_names(certificate)
     if not _names(hosts, host):
         raise _Cause(
             f"the certificate of the coordinator at {place} is for {' and '.join(hosts)}, not for {host}: name one of "
@@ -288,8 +288,8 @@ def _show_own_certificate(
         pass
     own = load_certificate(credentials.certificate_der)
     raise _Cause(
-        f"{place} closes the connection once it has seen this site's certificate ({subject_of(own)}, serial number "
-        f"{own.serial_number:x}, issued by {issuer_of(own)}, valid until {own.not_valid_after_utc:%Y-%m-%d %H:%M} "
+        f"{place} closes the connection once it has seen this site's certificate ({subject_text(own)}, serial number "
+        f"{own.serial_number:x}, issued by {issuer_text(own)}, valid until {own.not_valid_after_utc:%Y-%m-%d %H:%M} "
         "UTC): the coordinator's log has the reason"
     )
 

@@ -19,7 +19,7 @@ from agreement.party_file import other_federation
 from agreement.storage.ledger_anchors import AnchorRecord
 from agreement.storage.run_files import describe_owner, keep_agreement
 from crypto.pki import Credentials, Role, TrustAnchor
-from crypto.pki.key_files import naming
+from crypto.pki.key_files import errors_name_file
 from protoseal_files import durable_files
 from protoseal_wire.messages import Phase
 from secure_server.aggregator import Aggregator
@@ -67,7 +67,7 @@ def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credent
     """Open the coordinator's certificate and key, and check them against its own CA and federation."""
     credentials = Credentials.load(config.certificate, config.key, passphrase)
     trust = TrustAnchor.load(config.ca)
-    with naming(config.certificate, f"; the CA's certificate is {config.ca}"):
+    with errors_name_file(config.certificate, f"; the CA's certificate is {config.ca}"):
         identity = trust.identify(credentials.certificate_der, Role.COORDINATOR, datetime.now(UTC))
     if identity.federation != config.agreement.federation:
         raise WrongIdentity(other_federation(config, identity.federation))

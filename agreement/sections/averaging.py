@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from agreement.field_types import Positive
 from agreement.toml_loading import Section
 from crypto.pairwise.attempt_binding import fewest_against, threshold
-from crypto.pairwise.neighbour_graph import Graph, complete_graph, graph_of
+from crypto.pairwise.neighbour_graph import Graph, choose_graph, complete_graph
 
 Elements = Annotated[int, Field(ge=0, le=2**26)]
 _ROUNDING = 1e-9
@@ -83,7 +83,7 @@ class MaskingSection(Section):
         if listed <= self.complete_up_to:
             return complete_graph(listed)
         dropped = min(floor(self.max_dropped * listed + _ROUNDING), listed - threshold(listed))
-        return graph_of(listed, self.colluding(roster), dropped)
+        return choose_graph(listed, self.colluding(roster), dropped)
 
     def colluding(self, roster: int) -> int:
         """Return the number of colluders among a run's ``roster`` sites that ``max_colluding`` stands for."""

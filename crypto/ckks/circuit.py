@@ -3,7 +3,7 @@
 Vectors that need several ciphertexts are lists of parts. No method changes its arguments, except that
 :meth:`Circuit.add_to` changes its first: SEAL's ciphertexts cannot be copied, and two receivers may share a sum.
 
-:func:`circuit_of` gives each process of the coordinator the circuit of one file of evaluation keys.
+:func:`load_circuit` gives each process of the coordinator the circuit of one file of evaluation keys.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class KeysFile:
 
 # One entry suffices: a group that makes new keys no longer needs the old ones.
 @lru_cache(maxsize=1)
-def circuit_of(keys: KeysFile) -> Circuit:
+def load_circuit(keys: KeysFile) -> Circuit:
     """Load the keys and return the circuit, once per process, because loading takes longer than some rounds.
 
     Raises :class:`KeyStoreError` for a file that cannot be read, and :class:`VerificationError` for a changed file.
@@ -171,7 +171,7 @@ def circuit_of(keys: KeysFile) -> Circuit:
 
 
 @contextmanager
-def failures() -> Iterator[None]:
+def seal_errors_as_malformed() -> Iterator[None]:
     """Convert SEAL's bare errors, e.g. for the difference of equal ciphertexts, to :class:`MalformedError`."""
     try:
         yield

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.circuit import Circuit, KeysFile, circuit_of, failures
+from crypto.ckks.circuit import Circuit, KeysFile, load_circuit, seal_errors_as_malformed
 from crypto.ckks.packing import (
     FRESH_ERROR,
     MOST_SCALE_BITS,
@@ -134,7 +134,7 @@ class MixingSite:
         and :class:`crypto.errors.ImplausibleError` for values beyond any mix of that many groups, which the coordinator
         must not learn (:mod:`crypto.ckks.secret_key`).
         """
-        vectors = [self._secret.decrypt(each) for each in read_payload(answer, self._form.answers)]
+        vectors = [self._secret.decrypt(part) for part in read_payload(answer, self._form.answers)]
         most = float(self._form.groups)
         return self._form.vector.unpack(vectors, most, self._form.error(most * self._form.vector.bounds))
 
@@ -191,7 +191,7 @@ class MixingServer:
             Columns(forms[-1], parts[start : start + _PARTS_AT_ONCE])
             for start in range(0, len(parts), _PARTS_AT_ONCE)
         ]
-        mixed = [part for piece in self._map(partial(_mixed, keys, cosines), columns) for part in piece]
+        mixed = [part for piece in self._map(partial(_mix_columns, keys, cosines), columns) for part in piece]
         return [Payload(SCHEME, blobs=blobs) for blobs in zip(*mixed, strict=True)]
 
     def _split(self, payload: Payload) -> tuple[Sequence[bytes], Sequence[bytes]]:
@@ -206,8 +206,8 @@ class MixingServer:
 
 def _cosine(keys: KeysFile, form: Form, sides: tuple[Sequence[bytes], Sequence[bytes]]) -> bytes:
     """Return ⟨u_j, u_k⟩ in every slot, at the level of products."""
-    circuit = circuit_of(keys)
-    with failures():
+    circuit = load_circuit(keys)
+    with seal_errors_as_malformed():
         left, right = (read_ciphertexts(side, (form,) * len(side)) for side in sides)
         products = [circuit.multiply(x, y) for x, y in zip(left, right, strict=True)]
         total = circuit.rescale(circuit.relinearise(circuit.add_all(products)))
@@ -216,15 +216,15 @@ def _cosine(keys: KeysFile, form: Form, sides: tuple[Sequence[bytes], Sequence[b
         return dump(total)
 
 
-def _mixed(keys: KeysFile, cosines: Cosines, columns: Columns) -> list[list[bytes]]:
+def _mix_columns(keys: KeysFile, cosines: Cosines, columns: Columns) -> list[list[bytes]]:
     """Return for each part a list of one ciphertext for each group."""
-    circuit = circuit_of(keys)
-    with failures():
+    circuit = load_circuit(keys)
+    with seal_errors_as_malformed():
         loaded = {pair: load(sealapi.Ciphertext(), blob) for pair, blob in cosines.items()}
-        return [_mixed_part(circuit, loaded, part, columns.form) for part in columns.parts]
+        return [_mix_part(circuit, loaded, part, columns.form) for part in columns.parts]
 
 
-def _mixed_part(
+def _mix_part(
     circuit: Circuit, cosines: Mapping[Pair, Ciphertext], blobs: Sequence[bytes], form: Form
 ) -> list[bytes]:
     vectors = [read_ciphertext(blob, form) for blob in blobs]

@@ -44,7 +44,7 @@ AMPLIFIED = 16.0
 
 def flood_rows(packing: Packing, flooded: NDArray[np.bool_]) -> list[Complex]:
     """Draw noise for both parts of each slot of the flooded classes (bool, (K,)): a vector (4096,) per ciphertext."""
-    return [_independent(packing, flooded) for _ in range(packing.parts)]
+    return [_independent_draws(packing, flooded) for _ in range(packing.parts)]
 
 
 def flood_replicated(packing: Packing, flooded: NDArray[np.bool_]) -> Float:
@@ -66,7 +66,7 @@ def random_rows(packing: Packing, flooded: NDArray[np.bool_]) -> list[Complex]:
     return list(slots.reshape(packing.parts, -1))
 
 
-def _independent(packing: Packing, flooded: NDArray[np.bool_]) -> Complex:
+def _independent_draws(packing: Packing, flooded: NDArray[np.bool_]) -> Complex:
     slots = np.zeros((packing.copies, packing.stride), dtype=np.complex128)
     classes = np.flatnonzero(flooded)
     draws = truncated_gaussian(2 * packing.copies * classes.size, SIGMA, BOUND).view(np.complex128)
@@ -102,7 +102,8 @@ class Receiver:
         lacks. Noise times these is added before rescaling, noise of a fixed size last, at the scale of answers.
         """
         amplified = list(products)
-        for factor in (*lengths, *([] if self.correction is None else [self.correction])):
+        factors = list(lengths) if self.correction is None else [*lengths, self.correction]
+        for factor in factors:
             if self.lacks.any():
                 noise = flood_rows(self.packing, self.lacks)
                 amplified = [

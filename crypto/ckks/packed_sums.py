@@ -56,7 +56,8 @@ class PackedSums:
         """Pack up to 2^(levels + 1) products into one ciphertext, which takes ``levels`` steps of the sum."""
         if levels == 0:
             return self._couple(*products)
-        circuit, (step, exponent), half = self._circuit, self._shift(levels), 1 << levels
+        circuit, half = self._circuit, 1 << levels
+        step, exponent = self._shift(levels)
         left = right = self._packed(products[:half], levels - 1)
         if len(products) > half:
             shifted = circuit.multiply_by_monomial(self._packed(products[half:], levels - 1), exponent)

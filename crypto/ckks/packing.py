@@ -141,13 +141,13 @@ class BoundedVector:
         slots[: self.length] = values / self.bounds
         return list(slots.view(np.complex128).reshape(self.parts, SLOTS))
 
-    def unpack(self, vectors: Sequence[Complex], most: float, error: Float) -> Float:
+    def unpack(self, vectors: Sequence[Complex], terms: float, error: Float) -> Float:
         """Return the values (L,) in slots.
 
-        Raises :class:`ImplausibleError` for a value more than ``error`` (L,) beyond ``most`` times its bound.
+        Raises :class:`ImplausibleError` for a value more than ``error`` (L,) beyond ``terms`` times its bound.
         """
         values: Float = np.concatenate(vectors).view(np.float64)[: self.length] * self.bounds
         # The comparison is written so that NaN fails too.
-        if not (np.abs(values) <= most * self.bounds + error).all():
+        if not (np.abs(values) <= terms * self.bounds + error).all():
             raise ImplausibleError("a decrypted sum is beyond what its terms can add up to")
         return values

@@ -48,7 +48,9 @@ class Combining:
     """Arithmetic of one combination and layout."""
 
     def __init__(self, circuit: Circuit, combination: Combination, packing: Packing) -> None:
-        self._circuit, self._combination, self._packing = circuit, combination, packing
+        self._circuit = circuit
+        self._combination = combination
+        self._packing = packing
 
     def answers(
         self, prototypes: Sequence[Ciphertexts], receivers: Sequence[Receiver]
@@ -65,8 +67,9 @@ class Combining:
         else:
             low = [self.lower(parts) for parts in prototypes]
         total = self.sum(low) if needs_bare_sum(self._combination) else []
-        for i, own in enumerate(low):
-            peers = self.less(total, own) if total else []
+        for i, prototypes_i in enumerate(low):
+            # Σ_{m≠i} C_m: the receiver's row is subtracted as it was sent, so its own upload cancels.
+            peers = self.less(total, prototypes_i) if total else []
             yield self.answer(sums.pop(i, []), peers, receivers[i], lengths.pop(i, []))
 
     def sum(self, vectors: Iterable[Ciphertexts]) -> list[Ciphertext]:
@@ -78,9 +81,9 @@ class Combining:
             )
         return total
 
-    def less(self, total: Ciphertexts, own: Ciphertexts) -> list[Ciphertext]:
-        """Return total − own, part by part."""
-        return [self._circuit.subtract(x, y) for x, y in zip(total, own, strict=True)]
+    def less(self, total: Ciphertexts, term: Ciphertexts) -> list[Ciphertext]:
+        """Return total − term, part by part."""
+        return [self._circuit.subtract(x, y) for x, y in zip(total, term, strict=True)]
 
     def prepare(self, parts: Ciphertexts) -> Site:
         """Prepare a site's prototypes for :meth:`weighted_sums`, with one key switch for each part."""
@@ -96,6 +99,7 @@ class Combining:
         sums: dict[int, list[Ciphertext]] = {}
         distances = PackedSums(self._circuit, self._packing).sums(products)
         for (i, m), distance in zip(pairs, distances, strict=True):
+            # d_im = d_mi: one distance, the costly part, serves both of its sites and is then dropped.
             for receiver, peer in ((i, m), (m, i)):
                 terms = [self._circuit.multiply(distance, part) for part in sites[peer].low]
                 if receiver in sums:
@@ -137,6 +141,7 @@ class Combining:
         correction = receiver.correction
         if correction is not None:
             products = self._complement(products, total, peers, correction)
+        # Relinearise once per answer, not per pair: sums of products keep three polynomials until here.
         numerators = receiver.numerators([circuit.relinearise(part) for part in products], lengths)
         denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE), lengths)
         return [*numerators, denominator]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from crypto.ckks.circuit import Ciphertexts, KeysFile, circuit_of, failures
+from crypto.ckks.circuit import Ciphertexts, KeysFile, load_circuit, seal_errors_as_malformed
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import Packing
@@ -98,7 +98,7 @@ def combine(
 ) -> list[list[bytes]]:
     """Return all answers in a single task, from all sites' payloads and the classes (K,) that each site lacks."""
     combining = _combining(setting)
-    with failures():
+    with seal_errors_as_malformed():
         receivers = [
             _receiver(setting, upload, classes) for upload, classes in zip(uploads, lacks, strict=True)
         ]
@@ -115,7 +115,7 @@ def accumulate(
     """
     combining = _combining(setting)
     uploads = {i: scratch.upload(i, setting.packing.parts) for i in block.sites}
-    with failures():
+    with seal_errors_as_malformed():
         sites = {i: combining.prepare(_prototypes(setting, upload)) for i, upload in uploads.items()}
         sums = combining.weighted_sums(block.pairs, sites)
         lengths = combining.lengths(sites, {i: lacks[i] for i in block.needs_bare_sum if i in lacks})
@@ -134,12 +134,12 @@ def finish(
     combining, parts = _combining(setting), setting.packing.parts
     blobs, answers = len(upload_forms(setting.combination, parts)), {}
     totals = [scratch.take(f"total-{number}", parts) for number in range(blocks)]
-    with failures():
+    with seal_errors_as_malformed():
         total = combining.sum(filter(None, totals))
     for site, classes in lacks.items():
         upload = scratch.upload(site, blobs)
         partials = [scratch.take(f"sums-{number}-{site}", parts + 1) for number in range(blocks)]
-        with failures():
+        with seal_errors_as_malformed():
             receiver, peers = _receiver(setting, upload, classes), []
             if needs_bare_sum(setting.combination):
                 peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
@@ -151,7 +151,7 @@ def finish(
 
 def _receiver(setting: Setting, upload: Sequence[bytes], lacks: NDArray[np.bool_]) -> Receiver:
     """Return the receiver that sent ``upload`` and lacks the classes ``lacks`` (K,)."""
-    return Receiver(circuit_of(setting.keys), setting.packing, lacks, _correction(setting, upload))
+    return Receiver(load_circuit(setting.keys), setting.packing, lacks, _correction(setting, upload))
 
 
 def _prototypes(setting: Setting, upload: Sequence[bytes]) -> list[Ciphertext]:
@@ -172,7 +172,7 @@ def _load_file(path: Path) -> Ciphertext:
 
 
 def _combining(setting: Setting) -> Combining:
-    return Combining(circuit_of(setting.keys), setting.combination, setting.packing)
+    return Combining(load_circuit(setting.keys), setting.combination, setting.packing)
 
 
 class CkksServer:
@@ -217,14 +217,14 @@ class CkksServer:
         if self._executor is None or not needs_distances(self._combination):
             answers = combine(setting, uploads, lacks)
         else:
-            answers = _combined(self._executor, setting, uploads, lacks)
+            answers = _combine_in_processes(self._executor, setting, uploads, lacks)
         return {
             site: Payload(SCHEME, blobs=tuple(answer))
             for site, answer in zip(cohort.sites, answers, strict=True)
         }
 
 
-def _combined(
+def _combine_in_processes(
     executor: Pool,
     setting: Setting,
     uploads: Sequence[Sequence[bytes]],

@@ -18,7 +18,7 @@ from crypto.ckks.serialization import read_payload
 from crypto.errors import ImplausibleError
 from crypto.fixed_point import Float
 from crypto.protection import Cohort, Combination, Payload, Rows
-from crypto.prototype_row_checks import contributed
+from crypto.prototype_row_checks import rows_to_send
 
 Counts = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class CkksSite:
         check_cohort_size(len(cohort.sites))
         check_tau(self._tau, len(cohort.sites))
         packing = Packing(cohort.classes, cohort.dim)
-        sent = contributed(rows, site, cohort)
+        sent = rows_to_send(rows, site, cohort)
         vectors: list[Complex | Float] = [*packing.pack(sent)]
         if self._combination is Combination.COMPLEMENT:
             vectors.append(packing.replicate(_correction(sent, site, cohort)))
@@ -65,32 +65,35 @@ class CkksSite:
         hide the second from the coordinator, which could otherwise compare an encrypted value with a bound of its
         choice (:mod:`crypto.ckks.secret_key`).
         """
-        own, packing = contributed(rows, site, cohort), Packing(cohort.classes, cohort.dim)
+        sent = rows_to_send(rows, site, cohort)
+        packing = Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
         vectors = [self._secret.decrypt(ciphertext) for ciphertext in ciphertexts]
         holds = cohort.holds[cohort.index(site)]
-        combined = self._of_peers(vectors, own, holds, cohort)
+        combined = self._combination_of_peers(vectors, sent, holds, cohort)
         result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
         check_plausible(result[holds])
         return result
 
-    def _of_peers(self, vectors: list[Complex], own: Rows, holds: NDArray[np.bool_], cohort: Cohort) -> Rows:
+    def _combination_of_peers(
+        self, vectors: list[Complex], sent: Rows, holds: NDArray[np.bool_], cohort: Cohort
+    ) -> Rows:
         """Return the rows in an answer's decrypted ``vectors``, meaningless for classes that the site does not hold."""
         packing, counts = Packing(cohort.classes, cohort.dim), cohort.counts
         if self._combination is Combination.UNIFORM:
             return packing.unpack(vectors) / np.maximum(counts - 1, 1)[:, None]
         *numerators, denominator = vectors
         # Divide slot by slot: d_im has the same error in a slot of the numerator and in that slot of the denominator.
-        total = packing.replicas(denominator) - _absent_norms(own, cohort)[:, None]
+        total = packing.replicas(denominator) - _absent_norms(sent, cohort)[:, None]
         mean_total = total.real.mean(axis=1)
-        compared = self._compared(counts)
+        compared = self._distance_weighted(counts)
         check_totals(mean_total[compared & holds], self._tau, len(cohort.sites))
         agree = compared & (mean_total <= self._tau)
         divisor = self._divisor(total, counts)
         quotients = [_divide(packing.replicas(part), divisor) for part in numerators]
-        return np.where(agree[:, None], own, packing.join(quotients))
+        return np.where(agree[:, None], sent, packing.join(quotients))
 
-    def _compared(self, counts: Counts) -> NDArray[np.bool_]:
+    def _distance_weighted(self, counts: Counts) -> NDArray[np.bool_]:
         """Return the mask (K,) of classes whose weights depend on D_i; ``complement`` gives a single peer weight 1."""
         return counts > (2 if self._combination is Combination.COMPLEMENT else 1)
 
@@ -98,17 +101,17 @@ class CkksSite:
         """Return the numerators' divisor for a convex combination: D, or (cnt − 2)·D, or −1 (:func:`_correction`)."""
         if self._combination is Combination.DISTANCE:
             return total
-        of_each = counts[:, None]
-        return np.where(of_each == 2, -1.0, (of_each - 2) * total)
+        holders = counts[:, None]
+        return np.where(holders == 2, -1.0, (holders - 2) * total)
 
 
-def _absent_norms(own: Rows, cohort: Cohort) -> Float:
+def _absent_norms(sent: Rows, cohort: Cohort) -> Float:
     """Return (n − cnt)·‖C_i‖² for each class, (K,): the zeros of absent sites add this to Σ_m ‖C_i − C_m‖²."""
     absent = len(cohort.sites) - cohort.counts
-    return np.asarray(absent * np.square(own).sum(axis=1), dtype=np.float64)
+    return np.asarray(absent * np.square(sent).sum(axis=1), dtype=np.float64)
 
 
-def _correction(own: Rows, site: str, cohort: Cohort) -> Float:
+def _correction(sent: Rows, site: str, cohort: Cohort) -> Float:
     """Return the correction (K,) that the coordinator subtracts from the denominator: the absent sites' share.
 
     With two holders D − d_im is 0 for the only peer, whose weight is 1. The correction is then larger by 1, so that
@@ -116,7 +119,7 @@ def _correction(own: Rows, site: str, cohort: Cohort) -> Float:
     like the row.
     """
     single = cohort.holds[cohort.index(site)] & (cohort.counts == 2)
-    return np.asarray(_absent_norms(own, cohort) + single, dtype=np.float64)
+    return np.asarray(_absent_norms(sent, cohort) + single, dtype=np.float64)
 
 
 def _divide(numerators: Complex, divisor: Complex) -> Complex:

@@ -122,7 +122,7 @@ class SummingSite:
         """
         if not 1 <= terms <= self._form.terms:
             raise ValueError(f"a sum must have between 1 and {self._form.terms} terms, not {terms}")
-        vectors = [self._secret.decrypt(each) for each in read_payload(answer, self._form.answers)]
+        vectors = [self._secret.decrypt(part) for part in read_payload(answer, self._form.answers)]
         slack = self._form.vector.bounds * self._form.relative_error(terms)
         return self._form.join(self._form.vector.unpack(vectors, terms, slack))
 

@@ -90,11 +90,11 @@ def fewest_against(colluding: int) -> int:
 
 def encode_names(names: Sequence[str]) -> bytes:
     """Encode names as one field."""
-    return _encoded(tuple(names))
+    return _encode_cached(tuple(names))
 
 
 @lru_cache(maxsize=8)
-def _encoded(names: tuple[str, ...]) -> bytes:
+def _encode_cached(names: tuple[str, ...]) -> bytes:
     """Encode names, cached: the same few lists of hundreds of names enter every key and signature of an attempt."""
     return encode("pairwise-names", *(name.encode() for name in names))
 

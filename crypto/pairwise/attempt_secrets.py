@@ -42,7 +42,8 @@ class AttemptSecrets:
         """Load the result of :meth:`to_bytes`; raise :class:`MalformedError` unless it has 96 bytes."""
         if len(stored) != 3 * KEY_BYTES:
             raise MalformedError(f"secrets of an attempt must have {3 * KEY_BYTES} bytes, not {len(stored)}")
-        return cls(*(stored[start : start + KEY_BYTES] for start in range(0, len(stored), KEY_BYTES)))
+        mask, share, seed = (stored[start : start + KEY_BYTES] for start in range(0, len(stored), KEY_BYTES))
+        return cls(mask, share, seed)
 
     def to_bytes(self) -> bytes:
         """Return all secrets, 96 bytes, which must be stored encrypted only (:class:`crypto.keys.StorageKey`)."""
@@ -51,7 +52,7 @@ class AttemptSecrets:
     @property
     def public(self) -> MaskKeys:
         """Public halves, which the site signs and states to the group."""
-        return MaskKeys(public_of(self.mask), public_of(self.share))
+        return MaskKeys(public_half(self.mask), public_half(self.share))
 
     def open(self, sealed: bytes, info: bytes) -> bytes:
         """Decrypt what a peer sealed to ``share``; raise as :meth:`crypto.keys.ChannelKey.open`."""
@@ -85,7 +86,7 @@ class SharePair:
         return "SharePair(<redacted>)"
 
 
-def public_of(private: bytes) -> bytes:
+def public_half(private: bytes) -> bytes:
     """Return the public half of an X25519 key (32 bytes each)."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 

@@ -23,7 +23,7 @@ from crypto.keys import derive
 from crypto.pairwise.attempt_binding import Binding, check_sharers
 from crypto.pairwise.attempt_secrets import AttemptSecrets, agree, agreement_with, check_own, check_public
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
-from crypto.pairwise.wire_values import MaskKeys, payload_of
+from crypto.pairwise.wire_values import MaskKeys, masked_payload
 from crypto.protection import Payload, Words
 
 __all__ = ["add_streams"]
@@ -83,7 +83,7 @@ class MaskingSite:
         Raises :class:`crypto.errors.BoundError` for a value beyond its bound, and as :func:`mask`.
         """
         words = self.fixed.encode(vector)
-        return payload_of(
+        return masked_payload(
             mask(words, self.secrets, self.binding, self.site, self.sharers, self.public, self.graph)
         )
 
@@ -146,12 +146,12 @@ def pair_keys(
     for peer in peers:
         if peer != site:
             secret, pair = agree_with(public[peer].mask), _pair(binding, site, peer)
-            if linked(secret, pair, chance):
+            if have_mask(secret, pair, chance):
                 keys[peer] = derive(secret, "mask-pair", *pair)
     return keys
 
 
-def linked(secret: bytes, pair: Sequence[bytes], chance: int) -> bool:
+def have_mask(secret: bytes, pair: Sequence[bytes], chance: int) -> bool:
     """Return True if two sites have a mask, by a coin with probability ``chance``/1024, equal at both.
 
     The coin follows from the ``secret`` that the two mask keys share, so that nobody else can see or influence it, and

@@ -89,13 +89,13 @@ def sparse_graph(members: int, colluding: int, dropped: int) -> Graph:
     for holders in range(_SMALLEST, members - 1):
         needed = _threshold_against(members, colluding, holders)
         if needed <= holders and _opens(members, dropped, holders, needed):
-            return Graph(members, holders, needed, _linked(honest))
+            return Graph(members, holders, needed, _least_mask_probability(honest))
     raise GraphError(
         f"{members} members with {colluding} colluding and {dropped} dropped need a complete graph: lower either number"
     )
 
 
-def graph_of(members: int, colluding: int, dropped: int) -> Graph:
+def choose_graph(members: int, colluding: int, dropped: int) -> Graph:
     """Return the sparse graph, or the complete one if there is no sparse graph."""
     try:
         return sparse_graph(members, colluding, dropped)
@@ -136,7 +136,7 @@ def _counts(others: int, marked: int, drawn: int) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _linked(honest: int) -> int:
+def _least_mask_probability(honest: int) -> int:
     """Return the smallest probability of a mask, of 1024, that connects ``honest`` members except with 2^-40."""
     low, high = 0, CERTAIN
     while high - low > 1:
@@ -160,24 +160,24 @@ def _connects(honest: int, linked: int) -> bool:
         ratio = honest * _power(CERTAIN - linked, honest - half)
         if 2 * ratio > one:
             return False
-        total += 2 * _raised(ratio, _EXACT_TERMS + 1)
+        total += 2 * _power_of(ratio, _EXACT_TERMS + 1)
     return total << LINK_BITS <= one
 
 
 def _power(missing: int, exponent: int) -> int:
     """Return (missing/1024)^exponent in units of 2^-768, rounded up."""
-    return _raised((missing << _FRACTION_BITS) // CERTAIN, exponent)
+    return _power_of((missing << _FRACTION_BITS) // CERTAIN, exponent)
 
 
-def _raised(base: int, exponent: int) -> int:
+def _power_of(base: int, exponent: int) -> int:
     """Return base^exponent in units of 2^-768, rounded up, by squaring."""
     result = 1 << _FRACTION_BITS
     while exponent:
         if exponent & 1:
-            result = _up(result * base)
-        base, exponent = _up(base * base), exponent >> 1
+            result = _round_up(result * base)
+        base, exponent = _round_up(base * base), exponent >> 1
     return result
 
 
-def _up(product: int) -> int:
+def _round_up(product: int) -> int:
     return -(-product >> _FRACTION_BITS)

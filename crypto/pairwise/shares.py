@@ -44,6 +44,7 @@ def make_shares(
     site's own.
     """
     site = credentials.identity.name
+    # Before anything is sealed: a repeated or foreign key would give one party two shares of each secret.
     check_public(binding, public)
     check_own(secrets, binding, site, public)
     graph = graph_among(len(binding.group), graph)

@@ -14,7 +14,7 @@ import numpy as np
 
 from crypto.errors import MalformedError
 from crypto.pairwise.attempt_binding import Binding, check_survivors
-from crypto.pairwise.attempt_secrets import check_public, public_of
+from crypto.pairwise.attempt_secrets import check_public, public_half
 from crypto.pairwise.masks import add_streams, check_words, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.shares import check_released
@@ -40,6 +40,8 @@ def unmask(
     contradict each other, or a reconstructed key differs from the stated key, and
     :class:`crypto.errors.VerificationError` for sets and keys that no site would have accepted.
     """
+    # The coordinator checks what every honest site checked: with other sets its sum would not open anyway, but late
+    # and without a reason.
     check_survivors(binding, sharers, survivors)
     check_public(binding, public)
     if set(masked) != set(survivors):
@@ -101,5 +103,5 @@ def _reconstruct(
 
 def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) -> None:
     """Raise for a wrong key, whose streams differ from those that the survivors added: the sum would stay masked."""
-    if public_of(private) != public[owner].mask:
+    if public_half(private) != public[owner].mask:
         raise MalformedError(f"the reconstructed mask key of {owner} differs from the stated key")

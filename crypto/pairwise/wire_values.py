@@ -56,12 +56,12 @@ WORDS = {32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
 """Type of a word, by ring bits."""
 
 
-def payload_of(words: Words) -> Payload:
+def masked_payload(words: Words) -> Payload:
     """Return the payload that carries masked words."""
     return Payload(SCHEME, words=(words,))
 
 
-def words_of(payload: Payload, ring_bits: int, length: int) -> Words:
+def masked_words(payload: Payload, ring_bits: int, length: int) -> Words:
     """Return the words of a payload, shape (length,).
 
     Raises :class:`UnknownSchemeError` for another scheme, and :class:`MalformedError` unless the payload is

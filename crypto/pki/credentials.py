@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import KeyStoreError, VerificationError
 from crypto.keys import KEY_BYTES
-from crypto.pki.identity import certificates_in, load_certificate, subject_of
-from crypto.pki.key_files import naming, read, read_key
-from crypto.pki.trust import fingerprint, identity_of
+from crypto.pki.identity import certificates_in, load_certificate, subject_text
+from crypto.pki.key_files import errors_name_file, read, read_key
+from crypto.pki.trust import claimed_identity, fingerprint
 from crypto.signed_encoding import encode
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
@@ -30,7 +30,7 @@ class Credentials:
             )
         self._certificate = certificate
         self._key = key
-        self.identity = identity_of(certificate)
+        self.identity = claimed_identity(certificate)
 
     @classmethod
     def load(cls, certificate_path: Path, key_path: Path, passphrase: bytes) -> Credentials:
@@ -40,14 +40,14 @@ class Credentials:
         :class:`KeyStoreError` for a file that cannot be read, a wrong passphrase or a pair that does not match, and
         :class:`crypto.errors.MalformedError` or :class:`VerificationError` for a certificate that is not a party's.
         """
-        with naming(certificate_path):
+        with errors_name_file(certificate_path):
             certificates = certificates_in(read(certificate_path))
         key = read_key(key_path, passphrase, "; make a key with 'protoseal pki request'")
         for certificate in certificates:
             if certificate.public_key() == key.public_key():
-                with naming(certificate_path):
+                with errors_name_file(certificate_path):
                     return cls(certificate, key)
-        names = " and ".join(map(subject_of, certificates))
+        names = " and ".join(map(subject_text, certificates))
         raise KeyStoreError(
             f"{certificate_path} is the certificate of {names}, and none for the key in {key_path}: name the "
             "certificate and the key of one request"

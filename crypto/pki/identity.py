@@ -98,7 +98,7 @@ def federation_uri(federation: str) -> str:
     return f"{_SCHEME}{federation}"
 
 
-def federation_of(uri: str) -> str:
+def parse_federation(uri: str) -> str:
     """Return the federation whose CA has this URI; raise :class:`VerificationError` for any other form."""
     federation = uri.removeprefix(_SCHEME)
     if federation_uri(federation) != uri or not NAME.fullmatch(federation):
@@ -138,7 +138,7 @@ def certificates_in(content: bytes) -> list[x509.Certificate]:
     Raises :class:`MalformedError`, whose message follows the file's name.
     """
     try:
-        return [x509.load_der_x509_certificate(der) for der in pem.contents(content, pem.CERTIFICATE)]
+        return [x509.load_der_x509_certificate(der) for der in pem.read_blocks(content, pem.CERTIFICATE)]
     except (ValueError, x509.InvalidVersion) as error:
         raise MalformedError("is damaged: what it calls a certificate is none") from error
 
@@ -171,23 +171,23 @@ def p256_key(holder: Holder) -> ec.EllipticCurvePublicKey:
         key = holder.public_key()
     except (ValueError, UnsupportedAlgorithm) as error:
         raise VerificationError(
-            f"the {_noun(holder)} of {subject_of(holder)} has a key that cannot be read"
+            f"the {_noun(holder)} of {subject_text(holder)} has a key that cannot be read"
         ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise VerificationError(
-            f"the {_noun(holder)} of {subject_of(holder)} has a key that is not ECDSA P-256, so 'protoseal pki' did "
+            f"the {_noun(holder)} of {subject_text(holder)} has a key that is not ECDSA P-256, so 'protoseal pki' did "
             "not make it"
         )
     return key
 
 
-def hosts_of(certificate: x509.Certificate) -> list[str]:
+def host_names(certificate: x509.Certificate) -> list[str]:
     """Return the DNS names and IP addresses; raise :class:`VerificationError` without alternative names."""
     names = extension(certificate, x509.SubjectAlternativeName)
     return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
 
 
-def subject_of(holder: Holder) -> str:
+def subject_text(holder: Holder) -> str:
     """Return the name of the owner of a certificate or request, for people to read and not for any check."""
     try:
         return holder.subject.rfc4514_string()[:_LONGEST_NAME] or "(no name)"
@@ -195,7 +195,7 @@ def subject_of(holder: Holder) -> str:
         return "(a name that cannot be read)"
 
 
-def issuer_of(certificate: x509.Certificate) -> str:
+def issuer_text(certificate: x509.Certificate) -> str:
     """Return the name that the certificate gives its signer, for people to read and not for any check."""
     try:
         return certificate.issuer.rfc4514_string()[:_LONGEST_NAME] or "(no name)"

@@ -98,11 +98,11 @@ def unwrap(content: bytes, passphrase: bytes) -> tuple[Kind, bytes]:
 
 def replace(content: bytes, wrapped: bytes) -> bytes:
     """Return a key file's content with another wrapped key in the place of its own; other text stays."""
-    text, block = pem.normalised(content), _block(content)
+    text, block = pem.normalise(content), _block(content)
     return text[: block.start] + wrapped.removesuffix(b"\n") + text[block.end :]
 
 
-def stretching_of(content: bytes) -> int:
+def read_stretching(content: bytes) -> int:
     """Return the work factor of a file's content; raise as :func:`unwrap`, except for the passphrase."""
     return _read(content)[1][1]
 
@@ -121,11 +121,11 @@ def _read(content: bytes) -> tuple[Kind, bytes]:
 
 def _block(content: bytes) -> pem.Block:
     """Return the only block of a key file that is a wrapped key, with its place in the normalised content."""
-    keys = [block for block in pem.blocks(pem.normalised(content)) if block.label.startswith(pem.KEY_FILE)]
+    keys = [block for block in pem.blocks(pem.normalise(content)) if block.label.startswith(pem.KEY_FILE)]
     if len(keys) > 1:
         raise MalformedError("has several encrypted keys: put each into a file of its own")
     if not keys:
-        raise MalformedError(pem.described(content, "a key that protoseal encrypted"))
+        raise MalformedError(pem.describe_other_content(content, "a key that protoseal encrypted"))
     return keys[0]
 
 
@@ -196,7 +196,7 @@ def create_storage_key(path: Path, passphrase: bytes, like: Path) -> StorageKey:
     """
     secret = secrets.token_bytes(KEY_BYTES)
     with _key_file(like):
-        stretching = stretching_of(read(like))
+        stretching = read_stretching(read(like))
     _write(path, wrap(Kind.STORAGE_KEY, secret, passphrase, stretching), _PRIVATE, overwrite=False)
     return StorageKey(secret)
 
@@ -206,12 +206,11 @@ def rewrap(path: Path, old: bytes, new: bytes) -> None:
 
     Raises :class:`KeyStoreError` if the file does not decrypt with the old passphrase.
     """
-    path = (
-        path.resolve()
-    )  # otherwise the link would be replaced, and its target would keep the old passphrase
-    kind, secret = _opened(path, old)
+    # Without this the link would be replaced, and its target would keep the old passphrase.
+    path = path.resolve()
+    kind, secret = _unwrap_file(path, old)
     content = read(path)
-    stretching = max(stretching_of(content), Stretching.FOR_PASSPHRASE)
+    stretching = max(read_stretching(content), Stretching.FOR_PASSPHRASE)
     _write(path, replace(content, wrap(kind, secret, new, stretching)), _PRIVATE, overwrite=True)
 
 
@@ -228,7 +227,7 @@ def read(path: Path, remedy: str = "") -> bytes:
 
 
 @contextmanager
-def naming(path: Path, more: str = "") -> Iterator[None]:
+def errors_name_file(path: Path, more: str = "") -> Iterator[None]:
     """Begin errors about a file's content with the file's name, and end them with ``more``."""
     try:
         yield
@@ -241,7 +240,7 @@ def read_key(path: Path, passphrase: bytes, remedy: str = "") -> ec.EllipticCurv
 
     Raises :class:`KeyStoreError` if it is missing (with the ``remedy``), malformed, or does not decrypt.
     """
-    secret = _secret(path, passphrase, Kind.PRIVATE_KEY, remedy)
+    secret = _read_secret(path, passphrase, Kind.PRIVATE_KEY, remedy)
     try:
         key = serialization.load_der_private_key(secret, None)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -253,31 +252,31 @@ def read_key(path: Path, passphrase: bytes, remedy: str = "") -> ec.EllipticCurv
 
 def read_storage_key(path: Path, passphrase: bytes) -> StorageKey:
     """Read a storage key; raise :class:`KeyStoreError` if it is missing, malformed, or does not decrypt."""
-    return StorageKey(_secret(path, passphrase, Kind.STORAGE_KEY))
+    return StorageKey(_read_secret(path, passphrase, Kind.STORAGE_KEY))
 
 
-def _secret(path: Path, passphrase: bytes, kind: Kind, remedy: str = "") -> bytes:
-    stored, secret = _opened(path, passphrase, remedy)
+def _read_secret(path: Path, passphrase: bytes, kind: Kind, remedy: str = "") -> bytes:
+    stored, secret = _unwrap_file(path, passphrase, remedy)
     if stored is not kind:
         raise KeyStoreError(f"{path} is a {stored.value.lower()}, not a {kind.value.lower()}")
     return secret
 
 
-def _opened(path: Path, passphrase: bytes, remedy: str = "") -> tuple[Kind, bytes]:
+def _unwrap_file(path: Path, passphrase: bytes, remedy: str = "") -> tuple[Kind, bytes]:
     content = read(path, remedy)
     with _key_file(path):
         try:
             return unwrap(content, passphrase)
         except DecryptionError:
             for change, other in _other_spellings(passphrase).items():
-                if _opens(content, other):
+                if _unwraps(content, other):
                     raise KeyStoreError(
                         f"{path} does not open with this passphrase, but does {change}"
                     ) from None
             raise
 
 
-def _opens(content: bytes, passphrase: bytes) -> bool:
+def _unwraps(content: bytes, passphrase: bytes) -> bool:
     try:
         unwrap(content, passphrase)
     except DecryptionError:

@@ -66,35 +66,35 @@ class Block:
             ) from error
 
 
-def normalised(content: bytes) -> bytes:
+def normalise(content: bytes) -> bytes:
     """Return a PEM file's content with LF as line ends; raise :class:`MalformedError` for UTF-16 and UTF-32."""
     check_encoding(content)
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").removeprefix(b"\xef\xbb\xbf")
 
 
 def blocks(content: bytes) -> list[Block]:
-    """Return the blocks of a :func:`normalised` file, in order."""
+    """Return the blocks of a :func:`normalise` file, in order."""
     return [
         Block(match[1].decode(), match[2], *match.span(), content.count(b"\n", 0, match.start(2)) + 1)
         for match in _BLOCK.finditer(content)
     ]
 
 
-def contents(content: bytes, labels: Sequence[str]) -> list[bytes]:
+def read_blocks(content: bytes, labels: Sequence[str]) -> list[bytes]:
     """Return the decoded blocks with one of these labels, or a DER file as it is.
 
     Raises :class:`MalformedError`, whose message follows the file's name, if there are none.
     """
     if content.startswith(b"\x30") and _der_noun(content) == _NOUNS[labels[0]]:
         return [content]
-    text = normalised(content)
+    text = normalise(content)
     chosen = [block.content() for block in blocks(text) if block.label in labels]
     if not chosen:
-        raise MalformedError(described(content, _NOUNS[labels[0]]))
+        raise MalformedError(describe_other_content(content, _NOUNS[labels[0]]))
     return chosen
 
 
-def described(content: bytes, due: str) -> str:
+def describe_other_content(content: bytes, due: str) -> str:
     """Return a phrase that follows a file's name: what the file is in the place of what is ``due``.
 
     Raises :class:`MalformedError` for UTF-16.
@@ -103,7 +103,7 @@ def described(content: bytes, due: str) -> str:
         return "is empty"
     if content.startswith(b"\x30"):
         return f"has {_der_noun(content)} in DER, and not {due}"
-    text = normalised(content)
+    text = normalise(content)
     if present := blocks(text):
         return f"has {' and '.join(dict.fromkeys(_noun(block.label) for block in present))}, and not {due}"
     return _boundary_problem(text)

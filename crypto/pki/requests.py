@@ -82,7 +82,7 @@ def read_request(content: bytes) -> Request:
     its own P-256 key, names exactly one identity, and has hosts if and only if that is a coordinator's. Limit: the
     request does not show *who* made it; compare :attr:`Request.fingerprint` over another channel.
     """
-    requests = pem.contents(content, pem.REQUEST)
+    requests = pem.read_blocks(content, pem.REQUEST)
     if len(requests) > 1:
         raise MalformedError("has several certificate requests: give a file for each of them")
     try:

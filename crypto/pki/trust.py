@@ -20,14 +20,14 @@ from crypto.pki.identity import (
     Role,
     certificates_in,
     extension,
-    federation_of,
-    issuer_of,
+    issuer_text,
     load_certificate,
     only_uri,
     p256_key,
-    subject_of,
+    parse_federation,
+    subject_text,
 )
-from crypto.pki.key_files import naming, read
+from crypto.pki.key_files import errors_name_file, read
 
 EXTENDED_USAGE = {
     Role.SITE: ExtendedKeyUsageOID.CLIENT_AUTH,
@@ -45,7 +45,7 @@ class TrustAnchor:
         _check_is_authority(self._certificate)
         _check_issuer(self._certificate, self._certificate)
         _check_key(self._certificate)
-        self.federation = federation_of(only_uri(self._certificate))
+        self.federation = parse_federation(only_uri(self._certificate))
         self.source = "memory"
 
     @classmethod
@@ -54,7 +54,7 @@ class TrustAnchor:
 
         A file may have other certificates beside the CA's, but not those of two CAs: only one can be trusted.
         """
-        with naming(path):
+        with errors_name_file(path):
             certificates = certificates_in(read(path))
             authorities = {item for item in certificates if _is_authority(item)} or set(certificates[:1])
             if len(authorities) > 1:
@@ -91,13 +91,13 @@ class TrustAnchor:
         _check_critical_extensions(loaded)
         _check_key_usage(loaded)
         _check_extended_usage(loaded, role)
-        identity = identity_of(loaded)
+        identity = claimed_identity(loaded)
         _check_federation(identity, self.federation)
         _check_role(identity, role)
         return identity
 
 
-def identity_of(certificate: x509.Certificate) -> Identity:
+def claimed_identity(certificate: x509.Certificate) -> Identity:
     """Return the identity that a certificate *claims*; raise :class:`VerificationError` unless it claims one."""
     return Identity.from_uri(only_uri(certificate))
 
@@ -111,16 +111,16 @@ def _check_issuer(certificate: x509.Certificate, authority: x509.Certificate) ->
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
-        if issuer_of(certificate) == subject_of(authority):
+        if issuer_text(certificate) == subject_text(authority):
             raise VerificationError(
-                f"the certificate of {subject_of(certificate)} was altered, or another CA by the name "
-                f"{subject_of(authority)} signed it: the key of the CA whose fingerprint begins "
+                f"the certificate of {subject_text(certificate)} was altered, or another CA by the name "
+                f"{subject_text(authority)} signed it: the key of the CA whose fingerprint begins "
                 f"{fingerprint(authority)[:16]} did not; compare the fingerprints of both sides' ca.pem: if they"
                 " differ, one side has the wrong ca.pem; if they are equal, the certificate has to be requested again"
             ) from error
         raise VerificationError(
-            f"the certificate of {subject_of(certificate)} was signed by {issuer_of(certificate)} and not by this "
-            f"federation's CA, {subject_of(authority)}, whose fingerprint begins {fingerprint(authority)[:16]}"
+            f"the certificate of {subject_text(certificate)} was signed by {issuer_text(certificate)} and not by this "
+            f"federation's CA, {subject_text(authority)}, whose fingerprint begins {fingerprint(authority)[:16]}"
         ) from error
 
 
@@ -133,7 +133,7 @@ def check_validity(certificate: x509.Certificate, at: datetime) -> None:
     bound = f"from {start:%Y-%m-%d %H:%M}" if early else f"until {end:%Y-%m-%d %H:%M}"
     remedy = "compare the clocks of the two machines" if early else "renew it"
     raise VerificationError(
-        f"the certificate of {subject_of(certificate)} is valid {bound} UTC, and not at {at:%Y-%m-%d %H:%M} UTC: "
+        f"the certificate of {subject_text(certificate)} is valid {bound} UTC, and not at {at:%Y-%m-%d %H:%M} UTC: "
         f"{remedy}"
     )
 
@@ -151,7 +151,7 @@ def _is_authority(certificate: x509.Certificate) -> bool:
 
 def _check_is_authority(certificate: x509.Certificate) -> None:
     if not extension(certificate, x509.BasicConstraints).ca:
-        raise VerificationError(f"is the certificate of {subject_of(certificate)}, which is not a CA")
+        raise VerificationError(f"is the certificate of {subject_text(certificate)}, which is not a CA")
 
 
 def _check_not_authority(certificate: x509.Certificate) -> None:
@@ -176,7 +176,7 @@ def _check_key_usage(certificate: x509.Certificate) -> None:
 def _check_extended_usage(certificate: x509.Certificate, role: Role) -> None:
     if list(extension(certificate, x509.ExtendedKeyUsage)) != [EXTENDED_USAGE[role]]:
         raise VerificationError(
-            f"the certificate of {subject_of(certificate)} is not a {role}'s, by its extended key usage"
+            f"the certificate of {subject_text(certificate)} is not a {role}'s, by its extended key usage"
         )
 
 

@@ -10,7 +10,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
 from crypto.pki import Request
-from crypto.pki.identity import extension, hosts_of, only_uri
+from crypto.pki.identity import extension, host_names, only_uri
 from crypto.pki.trust import fingerprint
 
 Facts = dict[str, str | list[str]]
@@ -36,7 +36,7 @@ def certificate_facts(certificate: x509.Certificate) -> Facts:
     return {
         "kind": "CA certificate" if authority else "certificate",
         "identity": only_uri(certificate),
-        "hosts": hosts_of(certificate),
+        "hosts": host_names(certificate),
         "usage": _usage(certificate),
         "valid_from": f"{certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}",
         "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}",

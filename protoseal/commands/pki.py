@@ -17,7 +17,7 @@ from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
 from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
 from crypto.pki.identity import certificates_in, load_certificate
-from crypto.pki.key_files import check_absent, naming, read, rewrap, write_public
+from crypto.pki.key_files import check_absent, errors_name_file, read, rewrap, write_public
 from crypto.pki.requests import KEY_FILE, REQUEST_FILE
 from protoseal.commands.certificate_details import (
     Facts,
@@ -174,7 +174,7 @@ def approve_command(
         if not overwrite:
             check_absent(out)
         content = read(request_path)
-        with naming(request_path):
+        with errors_name_file(request_path):
             request = read_request(content)
         _compare(request, fingerprint, yes_without_checking)
         passphrase = read_passphrase(passphrase_file, what="the CA's key")
@@ -226,7 +226,7 @@ def show_command(*, file: Path, as_json: bool) -> None:
     with _one_line_errors():
         content = read(file)
         is_request = b"CERTIFICATE REQUEST" in content
-        with naming(file):
+        with errors_name_file(file):
             facts = (
                 [request_facts(read_request(content))]
                 if is_request

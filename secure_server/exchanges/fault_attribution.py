@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from crypto.errors import MalformedError
 from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import public_of
+from crypto.pairwise.attempt_secrets import public_half
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.shamir import combine
@@ -92,4 +92,4 @@ def _fit(
         secret = combine({binding.position(site): share for site, share in shares.items()}, needed)
     except MalformedError:
         return False
-    return stated is None or public_of(secret) == stated
+    return stated is None or public_half(secret) == stated

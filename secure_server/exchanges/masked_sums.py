@@ -25,7 +25,7 @@ from crypto.pairwise.member_signatures import verify_sharers, verify_survivor
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.shares import check_released, verify_share
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, words_of
+from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, masked_words
 from crypto.protection import Payload, PayloadForm, Words
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
@@ -331,7 +331,7 @@ class MaskedSums:
 
     def _words_of(self, attempt: Attempt, payload: Payload) -> Words:
         fixed_point = self.fixed_point(attempt)
-        return words_of(payload, fixed_point.ring_bits, fixed_point.length)
+        return masked_words(payload, fixed_point.ring_bits, fixed_point.length)
 
     def _values(self, attempt: Attempt, content: bytes) -> MaskedValues:
         """Answer to VALUES of a site in a sparse graph."""

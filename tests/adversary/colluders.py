@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2, ncx2  # type: ignore[import-untyped]  # it ships no types
 
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt_secrets import public_of
+from crypto.pairwise.attempt_secrets import public_half
 from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
@@ -124,7 +124,7 @@ class View:
     def _mask_key(self, owner: str) -> bytes | None:
         """A guess is as good as knowledge here: the public half tells whether it is right."""
         key = self._opened(owner, ShareKind.KEY, guessing=True)
-        return key if key is not None and public_of(key) == self.group.public[owner].mask else None
+        return key if key is not None and public_half(key) == self.group.public[owner].mask else None
 
     def _opened(self, owner: str, kind: ShareKind, *, guessing: bool) -> bytes | None:
         """Return a secret from all shares that they have; wrong, or none, if they have too few."""

@@ -17,7 +17,7 @@ from crypto.pairwise.attempt_secrets import SharePair
 from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, ShareKind, words_of
+from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, ShareKind, masked_words
 from crypto.protection import Payload, Words
 from crypto.shamir import combine
 from protoseal_wire import codec
@@ -188,7 +188,7 @@ class Attempt:
                 self.shares_for(name) if shares is None else shares, told if sharers is None else sharers
             )
             answer = self.ask(name, Phase.VALUES, codec.encode_received_shares(received))
-            self.masked[name] = words_of(self._payload(name, answer), bits, length)
+            self.masked[name] = masked_words(self._payload(name, answer), bits, length)
 
     def _payload(self, name: str, answer: bytes) -> Payload:
         if not self.graph.sparse:

@@ -34,7 +34,7 @@ VICTIM, *OTHERS = MEMBERS
 GRAPH = sparse_graph(N, 3, 9)
 
 OWNERS_WORD = "crypto.pairwise.member_signatures.verify"
-COIN = "crypto.pairwise.masks.linked"
+COIN = "crypto.pairwise.masks.have_mask"
 DRAW = "crypto.pairwise.shares.SystemRandom"
 
 

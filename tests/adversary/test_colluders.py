@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from crypto.pairwise import masks
-from crypto.pairwise.masks import linked, pair_keys
+from crypto.pairwise.masks import have_mask, pair_keys
 from crypto.protection import Words
 from crypto.shamir import split, split_among
 from tests.adversary.colluders import (
@@ -89,7 +89,7 @@ def test_counts_detect_a_graph_too_sparse_to_mask_every_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A chance of 15 of 1024: in four attempts of five the victim has no mask with the honest."""
-    monkeypatch.setattr(masks, "linked", lambda secret, pair, chance: linked(secret, pair, chance // 64))
+    monkeypatch.setattr(masks, "linked", lambda secret, pair, chance: have_mask(secret, pair, chance // 64))
     with pytest.raises(LearntError, match="the victim: byte 0"):
         check_counts_alike(SCENES["sparse"])
 

@@ -24,7 +24,7 @@ from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
 from crypto.pairwise.masks import mask
 from crypto.pairwise.member_signatures import sign_survivors
 from crypto.pairwise.shares import make_shares, open_share, release
-from crypto.pairwise.wire_values import SealedShare, payload_of
+from crypto.pairwise.wire_values import SealedShare, masked_payload
 from crypto.pki import TrustAnchor
 from crypto.plain import PlainSite
 from crypto.protection import Payload
@@ -290,7 +290,7 @@ class ScriptedSite:
         words = self.agreement.fixed_point().encode(self.vector(key.round))
         public = {each.site: each.keys for each in self.active.statements if each.keys is not None}
         masked = mask(words, self.secrets, self.binding(key), self.name, self.sharers, public)
-        return codec.encode_payload(payload_of(masked))
+        return codec.encode_payload(masked_payload(masked))
 
     @property
     def sharers(self) -> tuple[str, ...]:

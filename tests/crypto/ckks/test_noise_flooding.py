@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks import noise_flooding
-from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit, KeysFile, circuit_of
+from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit, KeysFile, load_circuit
 from crypto.ckks.group_mixing import COPIES, MixForm, MixingServer, MixingSite
 from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import BoundedVector, Complex, Packing
@@ -274,7 +274,7 @@ def test_answer_to_row_with_square_of_modulus_reveals_nothing(
     projected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its inner products with the peers' rows are as large as ever: noise times its squared norm alone is no noise."""
-    secret, circuit = group().secret, circuit_of(KeysFile.at(group().keys_path))
+    secret, circuit = group().secret, load_circuit(KeysFile.at(group().keys_path))
     zeros = [read_ciphertext(secret.encrypt(np.zeros(4096), PROTOTYPE), PROTOTYPE) for _ in range(2)]
     row, x = Wrapping(circuit, *zeros).found()
     if not projected:

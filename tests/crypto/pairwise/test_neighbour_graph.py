@@ -19,9 +19,9 @@ from crypto.pairwise.neighbour_graph import (
     LINK_BITS,
     OPENING_BITS,
     Graph,
+    choose_graph,
     complete_graph,
     graph_among,
-    graph_of,
     sparse_graph,
 )
 
@@ -96,11 +96,11 @@ def test_sparse_graph_impossible_refused_and_graph_of_complete(
     members: int, colluding: int, dropped: int
 ) -> None:
     if (members, colluding, dropped) == (4, 0, 0):
-        assert graph_of(4, 0, 0).holders == 2
+        assert choose_graph(4, 0, 0).holders == 2
         return
     with pytest.raises(GraphError, match=rf"{members}"):
         sparse_graph(members, colluding, dropped)
-    assert graph_of(members, colluding, dropped) == complete_graph(members)
+    assert choose_graph(members, colluding, dropped) == complete_graph(members)
 
 
 def test_complete_graph_links_all() -> None:
@@ -157,9 +157,9 @@ def test_threshold_against_colluders_by_sampling(bits: int, monkeypatch: pytest.
 def test_links_connect_survivors_by_sampling(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chance that is three quarters of the one it has to be is found out."""
     monkeypatch.setattr(under_test, "LINK_BITS", bits)
-    under_test._linked.cache_clear()
-    linked = under_test._linked(60)
-    under_test._linked.cache_clear()
+    under_test._least_mask_probability.cache_clear()
+    linked = under_test._least_mask_probability(60)
+    under_test._least_mask_probability.cache_clear()
     tries, allowed = 2000, 2.0**-bits
     assert _disconnected(linked, 60, tries) <= _most(tries, allowed)
     assert _disconnected(3 * linked // 4, 60, tries) > _most(tries, allowed)
@@ -188,5 +188,5 @@ def test_union_bound_above_exact_probability() -> None:
 @pytest.mark.parametrize("honest", [20, 40, 300])
 def test_links_connect_larger_sets_more_surely(honest: int) -> None:
     """The bound is for the fewest honest survivors; the coordinator may leave more."""
-    linked = under_test._linked(honest)
+    linked = under_test._least_mask_probability(honest)
     assert all(apart(linked, more) <= -LINK_BITS for more in range(honest, 2 * honest))

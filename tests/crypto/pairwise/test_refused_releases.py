@@ -18,7 +18,7 @@ from crypto.pairwise.attempt_secrets import SharePair
 from crypto.pairwise.member_signatures import sign_survivors, verify_signed_survivors, verify_survivor
 from crypto.pairwise.shares import check_released, release
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import ReleasedShare, ShareKind, payload_of, words_of
+from crypto.pairwise.wire_values import ReleasedShare, ShareKind, masked_payload, masked_words
 from crypto.protection import Payload
 from crypto.shamir import SHARE_BYTES
 from tests.crypto.masked_group import (
@@ -275,7 +275,7 @@ def test_unmask_every_quorum_same_sum(group: Group) -> None:
 def test_payload_of_words_round_trip() -> None:
     words = np.arange(4, dtype=np.uint32)
     assert SCHEME == "pairwise/1"
-    assert words_of(payload_of(words), 32, 4) is words
+    assert masked_words(masked_payload(words), 32, 4) is words
 
 
 @pytest.mark.parametrize(
@@ -292,4 +292,4 @@ def test_payload_of_words_round_trip() -> None:
 )
 def test_words_of_other_payloads_refused(payload: Payload, error: type[Exception]) -> None:
     with pytest.raises(error):
-        words_of(payload, 32, 4)
+        masked_words(payload, 32, 4)

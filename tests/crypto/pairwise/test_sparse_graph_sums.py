@@ -15,7 +15,7 @@ from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Segment
 from crypto.pairwise.attempt_binding import threshold
 from crypto.pairwise.attempt_secrets import AttemptSecrets, agree
-from crypto.pairwise.masks import linked, pair_key, pair_keys
+from crypto.pairwise.masks import have_mask, pair_key, pair_keys
 from crypto.pairwise.member_signatures import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph
 from crypto.pairwise.shares import draw_holders
@@ -220,15 +220,15 @@ def test_linked_depends_on_secret_and_pair() -> None:
     secrets = [bytes([i % 256, i // 256]) * 16 for i in range(3000)]
     pair = (*BINDING.fields(), A.encode(), B.encode())
     other = (*replace(BINDING, attempt=2).fields(), A.encode(), B.encode())
-    heads = [linked(secret, pair, CERTAIN // 2) for secret in secrets]
+    heads = [have_mask(secret, pair, CERTAIN // 2) for secret in secrets]
     assert abs(sum(heads) - 1500) < 5 * 27.4
     turned = sum(
-        first != linked(secret, other, CERTAIN // 2) for first, secret in zip(heads, secrets, strict=True)
+        first != have_mask(secret, other, CERTAIN // 2) for first, secret in zip(heads, secrets, strict=True)
     )
     assert abs(turned - 1500) < 5 * 27.4
-    assert all(linked(secret, pair, CERTAIN) for secret in secrets[:10])
-    assert not any(linked(secret, pair, 0) for secret in secrets[:10])
-    rare = sum(linked(secret, pair, 64) for secret in secrets)
+    assert all(have_mask(secret, pair, CERTAIN) for secret in secrets[:10])
+    assert not any(have_mask(secret, pair, 0) for secret in secrets[:10])
+    rare = sum(have_mask(secret, pair, 64) for secret in secrets)
     assert abs(rare - 3000 / 16) < 5 * (3000 / 16) ** 0.5
 
 
@@ -304,6 +304,6 @@ def test_linked_uses_shared_secret() -> None:
     for attempt in range(1, 65):  # any other coin would be the same in all of them once in 2^64
         binding = binding_of((A, B), attempt=attempt)
         masks = pair_keys(first.mask, public, binding, A, (A, B), graph)
-        assert (B in masks) == linked(secret, (*binding.fields(), A.encode(), B.encode()), CERTAIN // 2)
+        assert (B in masks) == have_mask(secret, (*binding.fields(), A.encode(), B.encode()), CERTAIN // 2)
         heads += B in masks
     assert 0 < heads < 64

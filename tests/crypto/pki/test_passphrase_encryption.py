@@ -18,8 +18,8 @@ from crypto.pki.key_files import (
     create_storage_key,
     read_key,
     read_storage_key,
+    read_stretching,
     rewrap,
-    stretching_of,
     unwrap,
     wrap,
     write_key,
@@ -120,7 +120,7 @@ def test_new_key_files_work_factor(federation: Federation, tmp_path: Path) -> No
     storage = create_storage_key(tmp_path / "storage.key", PASSPHRASE, like=tmp_path / "key.pem")
     for name in ("key.pem", "storage.key"):
         path = tmp_path / name
-        assert stretching_of(path.read_bytes()) == 17
+        assert read_stretching(path.read_bytes()) == 17
         assert path.stat().st_mode & 0o777 == 0o600
     assert read_storage_key(tmp_path / "storage.key", PASSPHRASE).decrypt(
         storage.encrypt(b"secret", b"name"), b"name"
@@ -137,7 +137,7 @@ def test_rewrap_opens_with_new_passphrase_only(tmp_path: Path) -> None:
     assert unwrap(path.read_bytes(), PASSPHRASE)[1] == SECRET
     rewrap(path, PASSPHRASE, b"new")
     assert unwrap(path.read_bytes(), b"new") == (Kind.STORAGE_KEY, SECRET)
-    assert stretching_of(path.read_bytes()) == Stretching.FOR_PASSPHRASE  # a person's passphrase, maybe
+    assert read_stretching(path.read_bytes()) == Stretching.FOR_PASSPHRASE  # a person's passphrase, maybe
     with pytest.raises(DecryptionError):
         unwrap(path.read_bytes(), PASSPHRASE)
 

@@ -21,7 +21,7 @@ from agreement.payload_forms import limits_of, values_form
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.pairwise.masks import mask
-from crypto.pairwise.wire_values import words_of
+from crypto.pairwise.wire_values import masked_words
 from crypto.protection import Words
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
@@ -82,7 +82,7 @@ class Sent:
             case Phase.VALUES:
                 at = (site, key.round, key.attempt)
                 payload = codec.decode_payload(content, limits, values_form(self.agreement, key.round))
-                masked = words_of(payload, self.agreement.ring_bits, self.agreement.layout.length)
+                masked = masked_words(payload, self.agreement.ring_bits, self.agreement.layout.length)
                 self.words[at] = masked - self._masks[at]
                 self._put(name, self.words[at].tobytes())
             case Phase.SHARES:
