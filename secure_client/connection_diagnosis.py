@@ -233,8 +233,8 @@ def _check_certificate(certificate: x509.Certificate, host: str, place: str, tru
             else ""
         )
         raise _Cause(
-            f"{place} shows a certificate of {subject_text(certificate)} that {issuer_text(certificate)} issued, and not "
-            f"the CA in {trust.source} ({subject_text(authority)}, fingerprint {trust.fingerprint[:16]}){same}"
+            f"{place} shows a certificate of {subject_text(certificate)} that {issuer_text(certificate)} issued, and "
+            f"not the CA in {trust.source} ({subject_text(authority)}, fingerprint {trust.fingerprint[:16]}){same}"
         ) from error
     try:
         trust.identify(certificate.public_bytes(Encoding.DER), Role.COORDINATOR, datetime.now(UTC))
