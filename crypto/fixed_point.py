@@ -4,7 +4,7 @@ A value x of a segment with f fractional bits becomes round(x · 2^f), in two's 
 bound and the largest number of vectors in a sum, so that overflow is impossible:
 |Σ round(x · 2^f)| ≤ terms · (bound · 2^f + 1/2) < 2^(ring_bits − 2). A value beyond its bound raises an error before
 anything is sent; nothing wraps, and nothing is clipped here. Sites clip values to the bounds beforehand, so that no
-record decides whether the error is raised (:mod:`secure_client.privacy.value_bounds`).
+record decides whether the error is raised (:mod:`secure_client.privacy.bounds`).
 
 A segment of whole numbers has f = 0 and takes only whole numbers: its sums are exact up to 2^53.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agreement import Agreement, Protection
 from agreement.party_file import other_federation
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord
 from agreement.storage.run_files import describe_owner, holds, keep_agreement
 from crypto.errors import CryptoError, KeyStoreError
 from crypto.keys import StorageKey
@@ -29,17 +29,15 @@ from secure_client.error_containment import contained
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import NO_GUARANTEE, BudgetSection, check_delta
 from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.kept_releases import KeptReleases
-from secure_client.privacy.privacy_units import units_at
+from secure_client.privacy.ledger_anchors import check_recorded, record_beside
 from secure_client.privacy.record_overlap import Sketch, compare_records, open_records_key
-from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
-from secure_client.privacy.rollback_record import record_beside
+from secure_client.privacy.releases import count_units, open_releases
 from secure_client.protocol.answer_delays import AnswerDelays
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_client.site_model.learner_factory import build_learner, build_trainee
@@ -216,8 +214,8 @@ def _run(
     if config.privacy is None:
         _log.warning(NO_LEDGER, NO_GUARANTEE, agreement.run)
     else:
-        check_delta(config.privacy, units_at(data, agreement))
-        check_kept_beside(config.privacy)
+        check_delta(config.privacy, count_units(data, agreement))
+        check_recorded(config.privacy)
     for exposure in exposures(agreement):
         _log.warning("run %r: %s", agreement.run, exposure)
     keeps = config.privacy is not None and config.privacy.keep_releases

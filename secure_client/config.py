@@ -14,7 +14,7 @@ from agreement.party_file import Address, PartyFile
 from agreement.run_settings import FEWEST_SAFE_HOLDERS
 from agreement.sections.training import ModelSpec
 from agreement.toml_loading import LocalPath, data_spec, directory_of, nearest, read_toml
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from secure_client.table_format import TableFormat
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from agreement import Agreement
 from agreement.cohorts import stated_classes
 from agreement.payload_forms import limits_of, result_form
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord
 from protoseal_wire import codec
 from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.codec import CodecError
@@ -41,8 +41,8 @@ from secure_client.methods.base import ResultSummary, SiteExchange
 from secure_client.methods.exchange_factory import build_exchange
 from secure_client.output.site_log import SiteRound, loss_figures, site_round
 from secure_client.privacy.exact_releases import ExactReleases
+from secure_client.privacy.ledger_anchors import OwnAnchor, PeerAnchors
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.phase_order import Order
 from secure_client.protocol.sent_values import check_released, encode_answer, keep_values
@@ -79,7 +79,9 @@ class Session:
         self._agreement, self._trainee, self._journal = agreement, trainee, journal
         self._exact = exact
         self._kept = None if trainee.releases is None else trainee.releases.kept
-        self._anchor = OwnAnchor(agreement, party.name, trainee.releases or exact, journal, peers)
+        self._spending = trainee.releases or exact
+        ledger = None if self._spending is None else self._spending.ledger
+        self._anchor = OwnAnchor(agreement, party.name, ledger, journal, peers)
         anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
         self._setup = Setup(agreement, party, journal, now)
         self._party = self._setup.party
@@ -110,9 +112,9 @@ class Session:
     def take_welcome(self, reply: JoinReply) -> None:
         """Raise unless the ledger has the entry that the coordinator recorded; call this before any other task.
 
-        :class:`privacy.errors.RolledBackError` or :class:`Violation`, see :meth:`OwnAnchor.check_kept`.
+        :class:`privacy.errors.RolledBackError` or :class:`Violation`, see :meth:`OwnAnchor.check_reported`.
         """
-        self._anchor.check_kept(reply.anchor)
+        self._anchor.check_reported(reply.anchor)
 
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
         """Answer a phase once; the same request gets the same bytes again, also after a restart.
@@ -235,8 +237,8 @@ class Session:
         )
         if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
             figures = figures.model_copy(update=loss_figures(trainee.losses, trainee.label_entropy))
-        spent = self._trainee.spent if self._exact is None else self._exact.spent
-        if spent is not None:
+        if self._spending is not None:
+            spent = self._spending.spent_budget()
             of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}
             figures = figures.model_copy(update=of_budget)
         self._on_round(figures)

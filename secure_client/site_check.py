@@ -50,13 +50,13 @@ from secure_client.data.sources import TABLE_FORM, find_table
 from secure_client.data.table import describe_table, parse_table
 from secure_client.errors import DataError, ModelError, Refused, SiteError, StateError
 from secure_client.models.prototype_model import weights_hash
+from secure_client.privacy.budget import NO_GUARANTEE, check_delta
+from secure_client.privacy.cost import planned_epsilon, planned_in_words, worst_epsilon
 from secure_client.privacy.exact_releases import open_exact
-from secure_client.privacy.privacy_units import units_at
+from secure_client.privacy.ledger_anchors import check_recorded
 from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
-from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
-from secure_client.privacy.run_cost import planned_epsilon, planned_in_words, worst_epsilon
+from secure_client.privacy.releases import count_units, open_releases
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party
 from secure_client.proxy import proxy_to, split_target
 from secure_client.site_model.learner_factory import build_initial_model, check_averaged
@@ -155,20 +155,23 @@ def _privacy(config: SiteConfig) -> str:
     if agreement.privacy is None and own is None:
         return NO_LEDGER % (NO_GUARANTEE, agreement.run)
     if own is not None:
-        check_kept_beside(own)
+        check_recorded(own)
     exact = open_exact(agreement, own)
     if exact is not None and own is not None:
         return (
             f"{NO_GUARANTEE} for {own.dataset!r} from this run on: the run would release exact values; epsilon "
-            f"{exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
+            f"{exact.spent_budget().epsilon:.4g} of {own.epsilon:g} is spent"
         )
     if own is not None:  # before open_releases creates a ledger, whose unit is final
-        check_delta(own, units_at(load_data(config), agreement))
+        check_delta(own, count_units(load_data(config), agreement))
     begun = own is not None and not own.ledger.exists()
     releases = open_releases(agreement, own)
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")
-    planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant), releases.spent
+    planned, spent = (
+        planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant),
+        releases.spent_budget(),
+    )
     worst = worst_epsilon(agreement, agreement.privacy, own.delta, own.accountant, own.most_paid_attempts)
     label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
     begins = f"; the ledger {own.ledger} has been created with that limit" if begun else ""

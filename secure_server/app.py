@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from agreement.party_file import other_federation
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord
 from agreement.storage.run_files import describe_owner, keep_agreement
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.key_files import errors_name_file

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from agreement import Agreement
 from agreement.payload_forms import limits_of
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord
 from crypto.pki import TrustAnchor
 from crypto.roster import Roster
 from protoseal_wire import codec

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 
 from agreement import Agreement
-from agreement.storage.ledger_anchors import AnchorRecord, Owner
+from agreement.storage.anchor_record import AnchorRecord, Owner
 from protoseal_wire.messages import LedgerAnchor, PresenceStatement
 from secure_server.errors import BadPayload
 

@@ -87,6 +87,16 @@ class Ledger:
         return self._path
 
     @property
+    def dataset(self) -> str:
+        """Name of the data set, as the site gave it."""
+        return self._budget.dataset
+
+    @property
+    def limit(self) -> Limit:
+        """Limit that this object was opened with, or that it set last."""
+        return self._budget.limit
+
+    @property
     def anchor(self) -> Anchor:
         """Number and hash of the last entry that this object has read; all entries up to there are durable.
 
@@ -121,7 +131,9 @@ class Ledger:
         with self._opened():
             check_covered(self._seen.entries, spending, self._budget.limit)
 
-    def expose(self, run: str, agreement_hash: bytes, facts: Mapping[str, Fact] | None = None) -> bool:
+    def record_exposure(
+        self, run: str, agreement_hash: bytes, facts: Mapping[str, Fact] | None = None
+    ) -> bool:
         """Record that exact values are about to leave in this run; return False if that was recorded before.
 
         ``facts`` are of the records, as those of a spending are.
@@ -134,7 +146,7 @@ class Ledger:
             self._append(file, self.anchor, Exposure(run, agreement_hash, now(), facts or {}))
         return True
 
-    def lose(self, seq: int) -> None:
+    def record_loss(self, seq: int) -> None:
         """Record that an earlier ledger of the data set, which had reached entry ``seq``, is lost.
 
         Raises :class:`LedgerError` if the line could not be made durable.
@@ -174,12 +186,12 @@ class Ledger:
             self._budget = replace(self._budget, limit=limit)
             return self.anchor
 
-    def guaranteed(self) -> bool:
+    def is_guaranteed(self) -> bool:
         """Return True if every entry recorded so far, by any process, has a guarantee (:attr:`Account.guaranteed`)."""
         with self._opened():
             return self._seen.guaranteed
 
-    def spent(self, release: ReleaseName) -> bool:
+    def has_paid_for(self, release: ReleaseName) -> bool:
         """Return True if any process has recorded a release of this name, sent or not."""
         with self._opened():
             return any(each.spending.release == release for each in self._seen.entries)
@@ -202,10 +214,10 @@ class Ledger:
         """
         return remaining(self.history, event, self._budget.limit, self._epsilon)
 
-    def check_anchor(self, seq: int, head: str) -> None:
+    def check_anchor(self, anchor: Anchor) -> None:
         """Raise :class:`RolledBackError` unless the file has the entry whose number and hash another party kept."""
         with self._opened():
-            self._seen.check_anchor(Anchor(seq, head))
+            self._seen.check_anchor(anchor)
             self._compared = True
 
     @property

@@ -67,7 +67,7 @@ class LedgerAnchor:
     """Anchor of a site's privacy ledger: the number of its last entry, from 0, and that entry's hash (32 bytes).
 
     The hash covers all earlier entries. ``key`` (32 bytes) identifies the federation, the site and the data set:
-    :func:`protoseal_wire.ledger_anchor_key.anchor_key`.
+    :func:`agreement.storage.anchor_record.anchor_key`.
     """
 
     key: bytes

@@ -44,7 +44,7 @@ from protoseal.audit.budget_curve import LOCAL, Asked, BudgetCurve, changed
 from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from secure_client.data.sources import is_public
-from secure_client.privacy.run_cost import SIMULATED_DELTA
+from secure_client.privacy.cost import SIMULATED_DELTA
 
 ENOUGH = 20
 """Training samples of the classes of a thinned run that no case asks for: enough to train on."""

@@ -21,7 +21,7 @@ from protoseal.audit.release_checks import deviation_check
 from protoseal.audit.run_audit import audit_run
 from protoseal.audit.run_checks import Outcome
 from protoseal.audit.sent_checks import gaussian_epsilon
-from secure_client.privacy.run_cost import SIMULATED_DELTA
+from secure_client.privacy.cost import SIMULATED_DELTA
 
 LEVEL = 0.01
 """Probability with which a run that keeps its claim has a weakness found."""

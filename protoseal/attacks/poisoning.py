@@ -37,7 +37,7 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
 from secure_client.data import SiteData
-from secure_client.privacy.value_bounds import saturated
+from secure_client.privacy.bounds import saturated
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party
 from secure_client.site_model.checkpointed_learner import Trainee

@@ -28,7 +28,7 @@ from protoseal.attacks.cases import Auxiliary, Case, Measured, auxiliary, cluste
 from protoseal.attacks.readings import Adversary, Learned, grouping_readings, readings
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, features_of
 from protoseal.attacks.rotated_rows import FEWEST, rotated_readings
-from secure_client.privacy.run_cost import SIMULATED_DELTA
+from secure_client.privacy.cost import SIMULATED_DELTA
 
 RATES = np.geomspace(1e-3, 1.0, 40)
 """False-positive rates of the curve."""

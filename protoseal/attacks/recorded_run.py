@@ -257,8 +257,9 @@ def _end_of(
 
 
 def _spent(federation: LocalFederation) -> float | None:
-    spent = [site.trainee.spent for site in federation.sites]
-    return max((each.epsilon for each in spent if each is not None), default=None)
+    releases = [site.trainee.releases for site in federation.sites]
+    spent = [release.spent_budget().epsilon for release in releases if release is not None]
+    return max(spent, default=None)
 
 
 def _secrets_of(site: LocalSite, party: Any, agreement: Agreement) -> GroupSecrets:

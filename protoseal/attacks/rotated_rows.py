@@ -40,7 +40,7 @@ from protoseal.attacks.cases import auxiliary
 from protoseal.attacks.readings import LENGTHS, Adversary, payload_of
 from protoseal.attacks.recorded_run import RecordedRun, Rows, features_of
 from protoseal_wire.messages import Phase
-from secure_client.privacy.releases import query_of
+from secure_client.privacy.releases import build_query
 
 FEWEST = 8
 """Fewest public samples of a class whose mean and covariance count."""
@@ -274,7 +274,7 @@ class RotatedRows:
         privacy = self._run.agreement.privacy
         if privacy is None:
             return 0.0
-        query = query_of(privacy, self._run.agreement.dim)
+        query = build_query(privacy, self._run.agreement.dim)
         return float((query.noise_multiplier * np.hypot(query.clip, query.count_weight)) ** 2)
 
     def _features(self, at: int, site: str, inputs: Tensor) -> Rows:

@@ -28,7 +28,7 @@ from protoseal.audit.accuracy_records import (
 from protoseal.reports.result_files import RESULT, RunResult, read_result
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Watcher, scene_of, simulate
-from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon
+from secure_client.privacy.cost import SIMULATED_DELTA, planned_epsilon
 
 _NEAR = 1.0001
 """Largest ratio of the found factor to the least factor."""

@@ -63,10 +63,9 @@ from secure_client.config import SiteConfig
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel, weights_hash
 from secure_client.output.site_files import read_prototypes
+from secure_client.privacy.cost import training_event
 from secure_client.privacy.kept_releases import FOLDER, read_kept
-from secure_client.privacy.privacy_units import with_owners
-from secure_client.privacy.releases import WEIGHTS
-from secure_client.privacy.run_cost import training_of
+from secure_client.privacy.releases import WEIGHTS, with_owners
 from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.step_records import read_records
 
@@ -100,7 +99,7 @@ def audit_run(run: str, sites: Mapping[str, SiteEvidence], level: float) -> RunA
 
 def _training_of(evidence: SiteEvidence) -> DpSgd | None:
     agreed = evidence.agreement.privacy
-    return None if agreed is None else training_of(evidence.agreement, agreed)
+    return None if agreed is None else training_event(evidence.agreement, agreed)
 
 
 def _check_training(evidence: SiteEvidence, level: float) -> Iterator[Check]:
@@ -290,7 +289,7 @@ def evidence_of_federation(
             site.trainee.embedding_model,
             data[site.name],
             site.trainee.releases.kept.folder,
-            site.trainee.releases.ledger,
+            site.trainee.releases.ledger.path,
         )
         for site in federation.sites
         if site.trainee.releases is not None and site.trainee.releases.kept is not None

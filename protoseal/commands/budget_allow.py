@@ -14,7 +14,7 @@ from privacy.ledger.lines import LONGEST_REASON, Limit
 from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
-from secure_client.privacy.rollback_record import check_shown
+from secure_client.privacy.ledger_anchors import check_shown
 
 
 @click.command(
@@ -51,7 +51,7 @@ def allow_command(
     was = before.limit
     account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_for(was.accountant))
     if kept is not None:
-        account.check_anchor(*kept)
+        account.check_anchor(kept)
     try:
         account.allow(
             Limit(

@@ -53,9 +53,9 @@ class Agreed:
     def training(self) -> DpSgd | None:
         """All DP-SGD steps of a run."""
         from privacy.accounting.events import DpSgd
-        from secure_client.privacy.run_cost import training_of
+        from secure_client.privacy.cost import training_event
 
-        each = training_of(self.agreement, self.privacy)
+        each = training_event(self.agreement, self.privacy)
         if each is None:
             return None
         return DpSgd(each.noise_multiplier, each.sampling_rate, each.steps * self.agreement.rounds)

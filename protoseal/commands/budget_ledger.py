@@ -27,7 +27,7 @@ from protoseal.commands.budget_statement import facts_of
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
 from protoseal.reports.ledger_facts import RunFacts, why_none
-from secure_client.privacy.rollback_record import PEERS, check_shown, lacking, shown
+from secure_client.privacy.ledger_anchors import PEERS, check_shown, missing_anchor, shown_anchor
 
 _LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
 _SCHEMA: dict[str, object] = {"schema": 2}
@@ -159,7 +159,7 @@ def _facts(account: Account) -> dict[str, object]:
 def _guarantee(account: Account) -> str:
     if _why_none(account) is not None:
         return "none"
-    if account.unfinished and shown(account) is None:
+    if account.unfinished and shown_anchor(account) is None:
         return "unknown, the end is torn"
     if account.limit.accountant is Accounting.PLANNED:
         return "for what is recorded here, if all its agreements were fixed before the first release"
@@ -173,7 +173,7 @@ def _first_words(account: Account) -> list[str]:
 
 
 def _why_none(account: Account) -> str | None:
-    return why_none(account, lacking(account))
+    return why_none(account, missing_anchor(account))
 
 
 def _text(value: object) -> str:

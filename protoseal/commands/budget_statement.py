@@ -17,7 +17,7 @@ from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
 from secure_client.config import SiteConfig, load_site
-from secure_client.privacy.rollback_record import lacking, shown
+from secure_client.privacy.ledger_anchors import missing_anchor, shown_anchor
 
 if TYPE_CHECKING:
     from agreement import Agreement
@@ -96,9 +96,9 @@ def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
 
     epsilon = accountant_for(account.limit.accountant)
     spent = epsilon_of(account.history, account.limit, epsilon)
-    none = why_none(account, lacking(account))
+    none = why_none(account, missing_anchor(account))
     # Where the site's own record lies beside the ledger, it tells a crash from a cut.
-    torn = bool(account.unfinished) and shown(account) is None
+    torn = bool(account.unfinished) and shown_anchor(account) is None
     if none is None and (torn or not isfinite(spent)):
         none = _TORN if torn else _NO_BOUND
     return Facts(

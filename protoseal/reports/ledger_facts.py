@@ -166,7 +166,7 @@ def why_none(account: Account, lacking: Anchor | None) -> str | None:
     """Return the first reason why nothing is guaranteed, in the order of what it ends; None where there is none.
 
     ``lacking`` is the entry that the site has shown and the ledger lacks
-    (:func:`secure_client.privacy.rollback_record.lacking`).
+    (:func:`secure_client.privacy.ledger_anchors.missing_anchor`).
     """
     if account.exposures:
         first = account.exposures[0]

@@ -32,16 +32,16 @@ from protoseal.reports.privacy_statement import (
     provided,
     to_read_aloud,
 )
+from secure_client.privacy.cost import PROTOTYPES, TRAINING, planned_epsilon
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.releases import WEIGHTS
-from secure_client.privacy.run_cost import TRAINING, WHAT, planned_epsilon
 
 SENT = "what the ledger records as sent"
 _NOT_A_SUM = "The costs of single runs do not simply add up to that number."
 USELESS = 0.5
 """Share of people with ten records each, at 1 % of wrong picks, beyond which a statement calls them unprotected."""
 CONFIRM = "The program cannot know, and the site has to confirm before it shows this page"
-_PAID = (WHAT, TRAINING)
+_PAID = (PROTOTYPES, TRAINING)
 _FEWER = "the run ended early, or has not ended, or the site missed the round of a release"
 
 
@@ -286,15 +286,18 @@ def _planned(facts: Facts) -> Iterator[str]:
         for what in _PAID
     }
     paid = {what: len(set(rounds[what])) for what in _PAID}
-    planned = {WHAT: agreement.releases, TRAINING: agreement.rounds * (agreement.privacy.dp_sgd is not None)}
+    planned = {
+        PROTOTYPES: agreement.releases,
+        TRAINING: agreement.rounds * (agreement.privacy.dp_sgd is not None),
+    }
     cost = planned_epsilon(agreement, agreement.privacy, account.limit.delta, account.limit.accountant)
     again = any(len(rounds[what]) > paid[what] for what in _PAID)
     whole = all(paid[what] >= planned[what] for what in _PAID)
     spent = (", and spent more" if again else ", and spent all of it") if whole else ""
     training = f" and {paid[TRAINING]} of {planned[TRAINING]} planned trainings" if planned[TRAINING] else ""
     yield (
-        f"{name} planned to spend ε = {cost:.4g}{spent}. Paid for are {paid[WHAT]} of {planned[WHAT]} planned"
-        f" releases{training}{'' if whole else f'; {_FEWER}'}"
+        f"{name} planned to spend ε = {cost:.4g}{spent}. Paid for are {paid[PROTOTYPES]} of"
+        f" {planned[PROTOTYPES]} planned releases{training}{'' if whole else f'; {_FEWER}'}"
         f"{'; some were paid for again, in repeated attempts' if again else ''}."
     )
 

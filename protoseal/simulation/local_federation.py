@@ -55,10 +55,10 @@ from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.output.site_files import write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
+from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.kept_releases import KeptReleases
 from secure_client.privacy.releases import Releases, open_releases
-from secure_client.privacy.run_cost import simulated_budget
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
@@ -270,7 +270,7 @@ class LocalFederation:
             releases = trainee.releases
             if releases is not None and releases.kept is not None and releases.kept.folder.exists():
                 shutil.copytree(releases.kept.folder, folder / RELEASES, dirs_exist_ok=True)
-                shutil.copy2(releases.ledger, folder)
+                shutil.copy2(releases.ledger.path, folder)
 
         self.trainees.close(save_site)
         outcome = self.outcome

@@ -24,7 +24,7 @@ from secure_client.errors import Violation
 from secure_client.methods.base import ExchangeParts, ResultSummary
 from secure_client.methods.group_members import GroupMembers
 from secure_client.methods.round_start import Starts
-from secure_client.privacy.value_bounds import model_weight
+from secure_client.privacy.bounds import model_weight
 from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.sent_values import Answer
 from secure_client.protocol.single_phase_exchange import plain_values

@@ -20,16 +20,13 @@ from algorithms.gram_matrix import Bool
 from algorithms.prototypes import Clusters, Guide
 from privacy.ledger.hash_chain import Anchor
 from privacy.mechanisms.cell_query import Cells
-from secure_client.privacy.releases import Releases, Spent
-from secure_client.privacy.value_bounds import PrototypeBounds
+from secure_client.privacy.bounds import PrototypeBounds
+from secure_client.privacy.releases import Batches, Releases
 
 _SEQ, _HEAD = "protoseal.ledger-seq", "protoseal.ledger-head"
 _COUNTS, _ROWS, _ROUND = "protoseal.noisy-counts", "protoseal.released", "protoseal.released-in"
 _LOCAL = "protoseal.released-local-"
 _SUMS_DRAWN, _COUNTS_DRAWN, _DRAWS = "protoseal.sums-drawn", "protoseal.counts-drawn", "protoseal.draws"
-
-Batches = Iterable[tuple[NDArray[np.float64], NDArray[np.int64]]]
-"""Features (B, d) and labels (B,)."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,6 @@ class NoisyPrototypes:
         self._last: ReleasedPrototypes | None = None
         self._draws: Draws | None = None
 
-    def pay_for_training(self, number: int) -> None:
-        """Pay for one execution of a round's training, before it starts: see :meth:`Releases.pay_for_training`."""
-        self._releases.pay_for_training(number)
-
     def of_round(
         self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], guide: Guide | None = None
     ) -> ReleasedPrototypes:
@@ -103,9 +96,9 @@ class NoisyPrototypes:
         prototypes leaves the site without any.
         """
         if number and self._releases.distributed:
-            self._last = ReleasedPrototypes(number, *self._releases.nothing())
-        elif self._releases.due(number, None if self._last is None else self._last.round):
-            batches = _as_arrays(embedded)
+            self._last = self._empty(number)
+        elif self._releases.is_due(number, None if self._last is None else self._last.round):
+            batches = as_arrays(embedded)
             self._last = (
                 self._of_cells(number, batches, guide)
                 if self._clustered
@@ -113,21 +106,11 @@ class NoisyPrototypes:
             )
         elif self._last is None:
             self._releases.log_missed(number)
-            self._last = self._nothing(number)
+            self._last = self._empty(number)
         return self._last
 
-    def draw_share(self, number: int) -> NDArray[np.int64]:
-        """Pay for a round's sum and draw this site's share: see :meth:`Releases.draw_share`."""
-        return self._releases.draw_share(number)
-
-    def term(
-        self, embedded: Iterable[tuple[Tensor, Tensor]], listed: int, share: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return this site's term of a sum: see :meth:`secure_client.privacy.releases.Releases.term`."""
-        return self._releases.term(_as_arrays(embedded), listed, share, self._owners)
-
-    def _nothing(self, number: int) -> ReleasedPrototypes:
-        rows, counts = self._releases.nothing()
+    def _empty(self, number: int) -> ReleasedPrototypes:
+        rows, counts = np.zeros((self._classes, self._releases.dim)), np.zeros(self._classes, dtype=np.int64)
         local = LocalClusters(rows[:0], counts[:0], counts[:0]) if self._clustered else None
         return ReleasedPrototypes(number, rows, counts, local)
 
@@ -160,16 +143,14 @@ class NoisyPrototypes:
         """Releases that pay for the noise."""
         return self._releases
 
-    @property
-    def spent(self) -> Spent:
-        """Part of the data set's budget that is spent, over all runs."""
-        return self._releases.spent
-
     def state(self) -> dict[str, Tensor]:
         """Return the state to be stored, which :meth:`load` restores."""
         if self._last is None:
             return {}
-        anchor, local = self._releases.anchor, {} if self._last.local is None else vars(self._last.local)
+        anchor, local = (
+            self._releases.ledger.anchor,
+            {} if self._last.local is None else vars(self._last.local),
+        )
         draws: dict[str, Tensor] = {}
         if self._draws is not None:
             draws = {
@@ -199,7 +180,7 @@ class NoisyPrototypes:
             self._draws = Draws(sums, counts, int(state.pop(_DRAWS)))
         if _ROUND in state:
             head = state.pop(_HEAD).numpy().tobytes().hex()
-            self._releases.check_anchor(Anchor(int(state.pop(_SEQ)), head))
+            self._releases.ledger.check_anchor(Anchor(int(state.pop(_SEQ)), head))
             names = [name for name in state if name.startswith(_LOCAL)]
             local = {name.removeprefix(_LOCAL): state.pop(name).numpy() for name in names}
             self._last = ReleasedPrototypes(
@@ -213,8 +194,9 @@ def _whole(counts: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.maximum(np.rint(counts), 1.0).astype(np.int64)
 
 
-def _as_arrays(
+def as_arrays(
     embedded: Iterable[tuple[Tensor, Tensor]],
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """Yield the features float64 (B, d) and labels int64 (B,) of each batch."""
     for given, labels in embedded:
         yield given.double().cpu().numpy(), labels.long().cpu().numpy()

@@ -1,12 +1,15 @@
-"""Noisy releases of a site in one run: each is paid for in the privacy ledger, then drawn; so is training by DP-SGD."""
+"""Noisy releases of a site in one run: each is paid for in the privacy ledger, then drawn; so is training by DP-SGD.
+
+The order is: pay, draw, send. A site that dies between two steps has paid for what it never sent, and never the other
+way round.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,42 +23,29 @@ from privacy.ledger.lines import GUARANTEE, Fact, ReleaseName, Spending
 from privacy.mechanisms.cell_query import Cells, ReleasedCells, release_cells
 from privacy.mechanisms.grid import Float, Ints
 from privacy.mechanisms.joint_clipping import joint_sums
-from privacy.mechanisms.prototype_query import Bool, PrototypeQuery, Released, Sums
-from secure_client.privacy.affordability import check_room
-from secure_client.privacy.budget_section import BudgetSection
-from secure_client.privacy.kept_releases import KeptReleases
-from secure_client.privacy.run_cost import (
+from privacy.mechanisms.prototype_query import PrototypeQuery, Released, Sums
+from secure_client.data import SiteData
+from secure_client.errors import DataError
+from secure_client.privacy.budget import NO_GUARANTEE, BudgetSection, SpentBudget, open_site_ledger
+from secure_client.privacy.cost import (
+    PROTOTYPES,
     TRAINING,
-    WHAT,
-    event_of,
-    planned_epsilon,
+    check_planned,
+    check_room,
     planned_history,
-    planned_in_words,
-    training_of,
+    release_event,
+    training_event,
 )
-from secure_client.privacy.site_ledger import site_ledger
+from secure_client.privacy.kept_releases import KeptReleases
 
 _log = logging.getLogger("protoseal.site")
-NO_GUARANTEE = "NO GUARANTEE"
-"""First words of every message on a data set without a guarantee, after a release or a run without noise."""
 WEIGHTS = "weights"
 """Key of the fact that records the start of training: the SHA-256 of the initial model."""
+Batches = Iterable[tuple[Float, Ints]]
+"""Features (B, d) and labels (B,)."""
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Part of the data set's budget that is spent, over all runs: ``epsilon`` at ``delta``.
-
-    ``guaranteed`` is true if the spending holds for a record: all releases in the ledger are of features that depend on
-    no record, or only through training that is in the ledger as well.
-    """
-
-    epsilon: float
-    delta: float
-    guaranteed: bool
-
-
-def query_of(agreed: PrivacySection, dim: int, draws: int = 1) -> PrototypeQuery:
+def build_query(agreed: PrivacySection, dim: int, draws: int = 1) -> PrototypeQuery:
     """Return the agreed query of features (d,); raise ``ValueError`` for numbers that have no grid.
 
     The default of ``min_count`` is for the mean of so many ``draws``.
@@ -67,7 +57,7 @@ def query_of(agreed: PrivacySection, dim: int, draws: int = 1) -> PrototypeQuery
 
 
 class Releases:
-    """Noisy prototypes of one run's rounds, out of one data set's budget."""
+    """Payments and draws of one run, out of the budget in the data set's ``ledger``."""
 
     def __init__(
         self,
@@ -82,24 +72,26 @@ class Releases:
         exceeds the rest of it, so that no run starts or resumes that cannot finish;
         :class:`privacy.errors.LedgerError` for a ledger that cannot record spending.
         """
-        self._agreement, self._agreed, self._budget = agreement, agreed, budget
+        self._agreement = agreement
+        self._agreed = agreed
+        self._budget = budget
         self.kept = kept
         try:
-            self._query = query_of(agreed, agreement.dim)
+            self._query = build_query(agreed, agreement.dim)
         except ValueError as error:
             raise BudgetError(f"[privacy] of the agreement: {error}") from error
         self._weights: str | None = None
-        self._noted: Mapping[str, Fact] = {}
+        self._facts: Mapping[str, Fact] = {}
         if not budget.ledger.exists():  # a refused run begins no ledger; check_room judges one that has begun
-            self._check_planned(planned_epsilon(agreement, agreed, budget.delta, budget.accountant))
+            check_planned(agreement, agreed, budget)
         if budget.unit is not agreed.unit:
             raise BudgetError(
                 f"releases for one {agreed.unit} cannot be charged to a budget for one {budget.unit}; set unit "
                 "in [privacy] alike"
             )
-        self._ledger = site_ledger(budget)
+        self.ledger = open_site_ledger(budget)
         for event in planned_history(agreement, agreed)[:1]:  # training, if rounds train by DP-SGD
-            self._ledger.check_covered(
+            self.ledger.check_covered(
                 Spending(ReleaseName(agreement.run, 1, TRAINING), agreement.hash(), event)
             )
         check_room(agreement, agreed, read_account(budget.ledger))
@@ -110,28 +102,24 @@ class Releases:
 
     def note(self, facts: Mapping[str, Fact]) -> None:
         """Set facts on the records, which the ledger records with the next payment alone."""
-        self._noted = facts
-
-    def pay_for_training(self, round_number: int) -> None:
-        """Pay for one execution of a round's training, before it starts. Training without DP-SGD costs nothing.
-
-        Raises the errors of :meth:`release`; after an error the site must not train.
-        """
-        settings, event = self._agreed.dp_sgd, training_of(self._agreement, self._agreed)
-        if settings is None or event is None:
-            return
-        training = ReleaseName(self._agreement.run, round_number, TRAINING)
-        self._ledger.spend(self._spending(training, event, clip=settings.clip))
-        _log.info(
-            "round %d: the site trains by %d steps of DP-SGD, which are paid for", round_number, event.steps
-        )
+        self._facts = facts
 
     @property
     def dim(self) -> int:
         """Dimension of features."""
         return self._agreement.dim
 
-    def due(self, round_number: int, released: int | None) -> bool:
+    @property
+    def distributed(self) -> bool:
+        """True if sites share the noise of their sums, once they have trained."""
+        return self._agreed.distributed
+
+    @property
+    def averages(self) -> bool:
+        """True if later draws ask the same query of the same features again, so that the mean of all has less noise."""
+        return self._agreement.has_fixed_query and self._agreement.releases > 1
+
+    def is_due(self, round_number: int, released: int | None) -> bool:
         """Return True if a round needs a new release; ``released`` is the round of the last release, if there is one.
 
         A release is due only in a round that sends it. A site that missed that round keeps an earlier release, or has
@@ -141,14 +129,21 @@ class Releases:
         is_new = released is None or released < agreement.release_round(round_number)
         return is_new and agreement.sends_rows(round_number)
 
-    @property
-    def distributed(self) -> bool:
-        """True if sites share the noise of their sums, once they have trained."""
-        return self._agreed.distributed
+    def pay_for_training(self, round_number: int) -> None:
+        """Pay for one execution of a round's training, before it starts. Training without DP-SGD costs nothing.
 
-    def release(
-        self, round_number: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None = None
-    ) -> Released:
+        Raises the errors of :meth:`release`; after an error the site must not train.
+        """
+        settings, event = self._agreed.dp_sgd, training_event(self._agreement, self._agreed)
+        if settings is None or event is None:
+            return
+        training = ReleaseName(self._agreement.run, round_number, TRAINING)
+        self.ledger.spend(self._spending(training, event, clip=settings.clip))
+        _log.info(
+            "round %d: the site trains by %d steps of DP-SGD, which are paid for", round_number, event.steps
+        )
+
+    def release(self, round_number: int, batches: Batches, owners: Ints | None = None) -> Released:
         """Pay for and draw noisy prototypes (K, d) of features (B, d) and labels (B,), each record once.
 
         Where the agreed unit is more than a record, ``owners`` (N,) has the number of each record's owner, in the order
@@ -157,32 +152,15 @@ class Releases:
         nothing was drawn.
         """
         sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
-        spending = self._of_prototypes(round_number)
-        anchor = self._ledger.spend(spending)
+        name, anchor = self._pay_for_prototypes(round_number)
         released = sums.release()
         if self.kept is not None:
-            self.kept.keep_drawn(spending.release, anchor, released.sums, released.counts)
+            self.kept.keep_drawn(name, anchor, released.sums, released.counts)
         self._log_spending(round_number)
         return released
 
-    @property
-    def averages(self) -> bool:
-        """True if later draws ask the same query of the same features again, so that the mean of all has less noise."""
-        return self._agreement.has_fixed_query and self._agreement.releases > 1
-
-    def mean(self, sums: Float, counts: Float, draws: int) -> Released:
-        """Return the prototypes of the mean noisy ``sums`` (K, d) and ``counts`` (K,) of so many ``draws``.
-
-        This is post-processing of draws that are paid for, and costs nothing.
-        """
-        return query_of(self._agreed, self.dim, draws).means(sums, counts)
-
     def release_cells(
-        self,
-        round_number: int,
-        batches: Iterable[tuple[Float, Ints]],
-        cells: Cells,
-        owners: Ints | None = None,
+        self, round_number: int, batches: Batches, cells: Cells, owners: Ints | None = None
     ) -> ReleasedCells:
         """Release parts of classes: as many prototypes of a class as it has cells of enough records.
 
@@ -195,36 +173,19 @@ class Releases:
             )
         assigned = ((features, cells.of(features, labels)) for features, labels in batches)
         sums = self._sums(self._query, len(cells), assigned, owners)
-        spending = self._of_prototypes(round_number)
-        anchor = self._ledger.spend(spending)
+        name, anchor = self._pay_for_prototypes(round_number)
         released = release_cells(sums, cells)
         if self.kept is not None:
-            self.kept.keep_drawn(spending.release, anchor, *released.drawn, cells)
+            self.kept.keep_drawn(name, anchor, *released.drawn, cells)
         self._log_spending(round_number)
         return released
 
-    def _sums(
-        self, query: PrototypeQuery, parts: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None
-    ) -> Sums:
-        if (owners is None) is not (self._agreed.unit is Unit.RECORD):
-            raise ValueError(
-                f"the release protects one {self._agreed.unit}, but the records' owners do not match"
-            )
-        sums = query.start(parts, self._agreement.dim)
-        if owners is not None:
-            return joint_sums(sums, _finite(batches), owners)
-        for features, labels in _finite(batches):
-            sums.add(features, labels)
-        return sums
+    def mean(self, sums: Float, counts: Float, draws: int) -> Released:
+        """Return the prototypes of the mean noisy ``sums`` (K, d) and ``counts`` (K,) of so many ``draws``.
 
-    def _log_spending(self, round_number: int, how: str = "released with noise") -> None:
-        spent = self.spent
-        _log.info(
-            "%sround %d: prototypes %s; epsilon %.4g of %g at delta %g for one %s spent on %r",
-            "" if spent.guaranteed else f"{NO_GUARANTEE}: ",
-            *(round_number, how, spent.epsilon, self._budget.epsilon, spent.delta),
-            *(self._budget.unit.value, self._budget.dataset),
-        )
+        This is post-processing of draws that are paid for, and costs nothing.
+        """
+        return build_query(self._agreed, self.dim, draws).means(sums, counts)
 
     def draw_share(self, round_number: int) -> Ints:
         """Pay for one attempt's sum, then draw this site's share of the noise: int64 (K·(d + 1),), in whole steps.
@@ -234,19 +195,15 @@ class Releases:
         :class:`BudgetError` and :class:`privacy.errors.LedgerError` as :meth:`release` does; after either nothing was
         drawn.
         """
-        classes, agreed = len(self._agreement.classes), self._agreed
-        facts: dict[str, Fact] = {"noise": agreed.noise.value, "colluding": agreed.colluding}
-        self._ledger.spend(self._of_prototypes(round_number, **facts))
-        share = self._query.draw(classes, self._agreement.dim)
+        self._pay_for_prototypes(
+            round_number, noise=self._agreed.noise.value, colluding=self._agreed.colluding
+        )
+        share = self._query.draw(len(self._agreement.classes), self._agreement.dim)
         self._log_spending(round_number, "to be summed under shared noise")
         return share
 
-    def term(
-        self,
-        batches: Iterable[tuple[Float, Ints]],
-        listed: int,
-        share: Ints,
-        owners: Ints | None = None,
+    def sum_term(
+        self, batches: Batches, listed: int, share: Ints, owners: Ints | None = None
     ) -> tuple[Ints, Ints]:
         """Return this site's term of a sum of ``listed`` sites: int64 (K, d) and (K,), with its ``share`` of noise.
 
@@ -254,9 +211,16 @@ class Releases:
         alone is not private**: use a term only in a masked sum that opens over at least a threshold of the listed
         sites. Batches, ``owners`` and ``ValueError`` are as in :meth:`release`.
         """
+        # The grid follows the list: with fewer sites, each one's noise of 2^20 steps has to be a larger part of the
+        # agreed noise. The share was drawn in steps, before the list was known.
         multiplier = self._agreement.noisy_sum(listed).share
         query = replace(self._query, noise_multiplier=multiplier)
         return self._sums(query, len(self._agreement.classes), batches, owners).noised(share)
+
+    def spent_budget(self) -> SpentBudget:
+        """Return the budget spent so far, over all runs."""
+        guaranteed = self._is_guaranteed and self.ledger.is_guaranteed()
+        return SpentBudget(self.ledger.epsilon_spent(), self.ledger.limit.delta, guaranteed)
 
     def log_missed(self, round_number: int) -> None:
         """Log that a site without a release came after the round that sends it, and when it adds prototypes."""
@@ -268,52 +232,36 @@ class Releases:
             "to this run" if coming is None else f"before round {coming}",
         )
 
-    def nothing(self) -> tuple[Float, Ints]:
-        """Return rows (K, d) and counts (K,) of a site without an individual release."""
-        classes = len(self._agreement.classes)
-        return np.zeros((classes, self._agreement.dim)), np.zeros(classes, dtype=np.int64)
-
-    @property
-    def spent(self) -> Spent:
-        """Budget spent so far, over all runs."""
-        guaranteed = self._is_guaranteed and self._ledger.guaranteed()
-        return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed)
-
-    @property
-    def dataset(self) -> str:
-        """Name that the site gave to the data set whose budget this is."""
-        return self._budget.dataset
-
-    @property
-    def ledger(self) -> Path:
-        """Path of the ledger."""
-        return self._budget.ledger
-
-    @property
-    def anchor(self) -> Anchor:
-        """Anchor of the ledger's last entry, to be stored outside the ledger."""
-        return self._ledger.anchor
-
-    def check_anchor(self, anchor: Anchor) -> None:
-        """Raise ``RolledBackError`` if the ledger lacks the anchor's entry: removed, or an older copy."""
-        self._ledger.check_anchor(anchor.seq, anchor.head)
+    def _sums(self, query: PrototypeQuery, parts: int, batches: Batches, owners: Ints | None) -> Sums:
+        if (owners is None) is not (self._agreed.unit is Unit.RECORD):
+            raise ValueError(
+                f"the release protects one {self._agreed.unit}, but the records' owners do not match"
+            )
+        sums = query.start(parts, self._agreement.dim)
+        if owners is not None:
+            return joint_sums(sums, _finite(batches), owners)
+        for features, labels in _finite(batches):
+            sums.add(features, labels)
+        return sums
 
     @property
     def _is_guaranteed(self) -> bool:
         return self._agreed.extractor is not Extractor.TRAINED
 
-    def _of_prototypes(self, round_number: int, **facts: Fact) -> Spending:
-        """Return the spending of a release: the same in every round and for every outcome."""
+    def _pay_for_prototypes(self, round_number: int, **facts: Fact) -> tuple[ReleaseName, Anchor]:
+        """Pay for a release: as much in every round and for every outcome, so that no refusal shows a record."""
         agreement, query = self._agreement, self._query
-        return self._spending(
-            ReleaseName(agreement.run, round_number, WHAT),
-            event_of(agreement, self._agreed),
+        name = ReleaseName(agreement.run, round_number, PROTOTYPES)
+        spending = self._spending(
+            name,
+            release_event(agreement, self._agreed),
             clip=query.clip,
             count_weight=query.count_weight,
             classes=len(agreement.classes),
             dim=agreement.dim,
             **facts,
         )
+        return name, self.ledger.spend(spending)
 
     def _spending(self, release: ReleaseName, event: Event, **facts: Fact) -> Spending:
         of_model: dict[str, Fact] = {"extractor": self._agreed.extractor.value}
@@ -322,30 +270,23 @@ class Releases:
         if self._agreed.project_from is not None:
             of_model["projected_from"] = self._agreed.project_from
         guarantee = self._agreed.unit.value if self._is_guaranteed else "none"
-        noted, self._noted = self._noted, {}
+        of_records, self._facts = self._facts, {}
         return Spending(
-            release, self._agreement.hash(), event, {**facts, **of_model, **noted, GUARANTEE: guarantee}
+            release, self._agreement.hash(), event, {**facts, **of_model, **of_records, GUARANTEE: guarantee}
         )
 
-    def _check_planned(self, planned: float) -> None:
-        if not planned <= self._budget.epsilon:
-            raise BudgetError(
-                f"the agreement's {planned_in_words(self._agreement, self._agreed)} take epsilon {planned:.4g} "
-                f"at delta {self._budget.delta:g}, but this site allows {self._budget.epsilon:g}: find noise or "
-                "releases that fit with `protoseal budget plan`"
-            )
-
-
-def check_delta(budget: BudgetSection, units: int) -> None:
-    """Raise :class:`BudgetError` for a δ so large that publishing one unit at random would count as private.
-
-    ``units`` is the number of units: this site's records or subjects, or the most sites of a run.
-    """
-    if not budget.delta * units < 1.0:
-        whose = "sites of a run" if budget.unit is Unit.SITE else f"this site's {budget.unit}s"
-        raise BudgetError(
-            f"delta = {budget.delta:g} in [privacy] is not below one over the number of {whose}: set delta well "
-            "below that"
+    def _log_spending(self, round_number: int, how: str = "released with noise") -> None:
+        spent = self.spent_budget()
+        _log.info(
+            "%sround %d: prototypes %s; epsilon %.4g of %g at delta %g for one %s spent on %r",
+            "" if spent.guaranteed else f"{NO_GUARANTEE}: ",
+            round_number,
+            how,
+            spent.epsilon,
+            self._budget.epsilon,
+            spent.delta,
+            self._budget.unit.value,
+            self._budget.dataset,
         )
 
 
@@ -360,11 +301,45 @@ def open_releases(
     return Releases(agreement, agreement.privacy, budget, kept)
 
 
-def _finite(batches: Iterable[tuple[Float, Ints]]) -> Iterator[tuple[Float, Ints]]:
+def with_owners(data: SiteData, agreement: Agreement) -> SiteData:
+    """Return the data with the agreement's privacy units as ``subjects``; None where each record is a unit.
+
+    A site is one unit. Raises :class:`DataError` if subjects are agreed on but unknown.
+    """
+    match Unit.RECORD if agreement.privacy is None else agreement.privacy.unit:
+        case Unit.RECORD:
+            return replace(data, subjects=None)
+        case Unit.SITE:
+            return replace(data, subjects=np.zeros(data.train_samples, np.int64))
+        case Unit.SUBJECT:
+            _check_subjects(data)
+            return data
+
+
+def count_units(data: SiteData, agreement: Agreement) -> int:
+    """Return the number of units for which δ is to hold: this site's records or subjects, or the run's sites."""
+    if agreement.privacy is not None and agreement.privacy.unit is Unit.SITE:
+        return agreement.max_sites
+    owners = with_owners(data, agreement).subjects
+    return data.train_samples if owners is None else len(np.unique(owners))
+
+
+def _check_subjects(data: SiteData) -> None:
+    if data.subjects is None:
+        raise DataError(
+            "the agreement protects subjects, but the training samples have none: add an array subjects to the "
+            "npz, a subjects.csv to the folder, or an attribute subjects to your own data set; in a "
+            "simulation, add subject=8 to --split"
+        )
+    if data.subjects.shape != (data.train_samples,):
+        raise DataError(f"{len(data.subjects)} subjects are given for {data.train_samples} training samples")
+
+
+def _finite(batches: Batches) -> Iterator[tuple[Float, Ints]]:
     """Replace non-finite features by zero, so that no record can abort a release and thereby show its presence."""
     spoilt = 0
     for features, labels in batches:
-        finite: Bool = np.asarray(np.isfinite(features).all(axis=1))
+        finite = np.asarray(np.isfinite(features).all(axis=1))
         spoilt += len(finite) - int(finite.sum())
         yield np.where(finite[:, None], features, 0.0), labels
     if spoilt:

@@ -12,8 +12,8 @@ from protoseal_wire import codec
 from protoseal_wire.class_presence import verify_active_list
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
 from secure_client.errors import Violation
+from secure_client.privacy.ledger_anchors import PeerAnchors
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.ledger_anchors import PeerAnchors
 from secure_client.protocol.setup import Party, Setup
 
 

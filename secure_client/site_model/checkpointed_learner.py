@@ -26,9 +26,9 @@ from secure_client.error_containment import contained
 from secure_client.errors import DataError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, SitePrototypes, write_prototypes
-from secure_client.privacy.noisy_prototypes import NoisyPrototypes
-from secure_client.privacy.releases import Spent
-from secure_client.privacy.value_bounds import PrototypeBounds, saturated
+from secure_client.privacy.bounds import PrototypeBounds, saturated
+from secure_client.privacy.noisy_prototypes import NoisyPrototypes, as_arrays
+from secure_client.privacy.releases import Releases
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpoints import Checkpoints
 from secure_client.site_model.exchanged_values import ExchangedValues
@@ -122,8 +122,8 @@ class Trainee:
         if self._base is not None:
             self._learner.load_averaged(self._base.averaged)
         self._began_with = self._learner.state()
-        if self._noisy is not None:
-            self._noisy.pay_for_training(round_number)
+        if self.releases is not None:
+            self.releases.pay_for_training(round_number)
 
     def jobs(self, round_number: int) -> list[Job]:
         """Return the jobs to run, in this order, between :meth:`begin` and :meth:`finish`."""
@@ -195,11 +195,6 @@ class Trainee:
         return None if self._trained is None else self._trained.shortened_share
 
     @property
-    def spent(self) -> Spent | None:
-        """Spent part of the site's privacy budget; None if its prototypes are exact."""
-        return None if self._noisy is None else self._noisy.spent
-
-    @property
     def has_trained(self) -> bool:
         """True if a trained model exists."""
         return self._round > 0
@@ -245,7 +240,7 @@ class Trainee:
         :meth:`secure_client.privacy.releases.Releases.draw_share`.
         """
         self.trained(round_number)
-        share = self._require_noisy().draw_share(round_number)
+        share = self._require_releases().draw_share(round_number)
         self._save_model()  # stores the ledger's entry for a restart
         return share
 
@@ -257,12 +252,13 @@ class Trainee:
         The term is of the round's model; ``share`` was drawn by :meth:`draw_share`.
         """
         self.trained(round_number)
-        return self._require_noisy().term(self._learner.embedded(), listed, share)
+        batches = as_arrays(self._learner.embedded())
+        return self._require_releases().sum_term(batches, listed, share, self._learner.owners)
 
-    def _require_noisy(self) -> NoisyPrototypes:
-        if self._noisy is None:
+    def _require_releases(self) -> Releases:
+        if self.releases is None:
             raise RuntimeError("noise was requested, but the agreement has none")
-        return self._noisy
+        return self.releases
 
     def scores(self) -> NDArray[np.float64]:
         """Fisher scores (K, d) of the last training's prototypes, which never leave this site (FedDBP)."""

@@ -12,8 +12,8 @@ from algorithms.fedplcc import LocalClusters
 from algorithms.gram_matrix import Float
 from algorithms.prototypes import Guide
 from secure_client.error_containment import contained
+from secure_client.privacy.bounds import Bounded, PrototypeBounds
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
-from secure_client.privacy.value_bounds import Bounded, PrototypeBounds
 from secure_client.site_model.training_outcome import Trained
 from secure_client.training.learner import Learner
 

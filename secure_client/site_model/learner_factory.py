@@ -14,10 +14,9 @@ from secure_client.errors import ModelError
 from secure_client.models.pretrained import load_pretrained
 from secure_client.models.projection import project
 from secure_client.models.prototype_model import PrototypeModel, build_model, weights_hash
+from secure_client.privacy.bounds import PrototypeBounds, check_initial_bounds
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
-from secure_client.privacy.privacy_units import with_owners
-from secure_client.privacy.releases import Releases
-from secure_client.privacy.value_bounds import PrototypeBounds, check_initial_bounds
+from secure_client.privacy.releases import Releases, with_owners
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.averaged_parameters import Averaged

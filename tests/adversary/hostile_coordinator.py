@@ -35,9 +35,9 @@ from protoseal_wire.messages import (
     RoundStart,
 )
 from secure_client.data import SiteData
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
+from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.releases import Releases, open_releases
-from secure_client.privacy.run_cost import simulated_budget
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session

@@ -77,7 +77,7 @@ def test_two_sums_of_unmoved_rows_differ_by_a_row_where_each_round_has_rows(
     """The double: every round's sum has the rows of the one release."""
     monkeypatch.setattr(Agreement, "sends_rows", lambda *_: True)
     monkeypatch.setattr(
-        Releases, "due", lambda _, number, released: released is None or released == 0 < number
+        Releases, "is_due", lambda _, number, released: released is None or released == 0 < number
     )
     play = open_masked(CASES[case](), {})
     play.set_up(*EVERYONE)

@@ -232,7 +232,7 @@ def play(
         run.rounds = [(each.round, each.attempt, each.sites) for each in federation.rounds]
         for site in federation.sites:
             if site.trainee.releases is not None:
-                entries = read_account(site.trainee.releases.ledger).entries
+                entries = read_account(site.trainee.releases.ledger.path).entries
                 run.ledgers[site.name] = [entry.spending for entry in entries]
     return run
 

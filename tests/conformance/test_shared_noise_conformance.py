@@ -78,7 +78,7 @@ class Draws:
         That of FedPC's clustering, which has all of it by itself, is the same in every run: otherwise the groups would
         be others by chance, and of some the quorum would be lost with the site that is lost in this file.
         """
-        pay, term, draw = Releases.draw_share, Releases.term, discrete_gaussian
+        pay, term, draw = Releases.draw_share, Releases.sum_term, discrete_gaussian
         of_clustering = np.random.default_rng(0)
         paying: list[bool] = []
         rounds: dict[bytes, int] = {}
@@ -102,7 +102,7 @@ class Draws:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Releases, "draw_share", noted_pay)
-            patch.setattr(Releases, "term", noted_term)
+            patch.setattr(Releases, "sum_term", noted_term)
             patch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", noted_draw)
             yield
 

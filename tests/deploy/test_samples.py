@@ -19,7 +19,7 @@ from privacy.accounting.events import DpSgd
 from protoseal.simulation.config import SimulationConfig
 from secure_client.config import load_site
 from secure_client.models.prototype_model import small_cnn
-from secure_client.privacy.run_cost import planned_epsilon, training_of
+from secure_client.privacy.cost import planned_epsilon, training_event
 from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.config import load_coordinator
@@ -242,6 +242,6 @@ def test_private_sample_budget_has_room_for_the_run(tmp_path: Path, name: str) -
 def test_the_sample_that_trains_by_dp_sgd_has_the_steps_that_it_says() -> None:
     agreed = load_agreement(SAMPLES / "agreement-dpsgd.toml")
     assert agreed.privacy is not None
-    training = training_of(agreed, agreed.privacy)
+    training = training_event(agreed, agreed.privacy)
     assert training == DpSgd(2.5, 0.1, 20)
     assert (agreed.rounds, agreed.releases) == (10, 2)

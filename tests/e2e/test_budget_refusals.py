@@ -12,7 +12,7 @@ import pytest
 
 from agreement import Agreement, Method, PrivacySection
 from privacy.ledger.budget_account import read_account
-from secure_client.privacy.run_cost import planned_epsilon
+from secure_client.privacy.cost import planned_epsilon
 from secure_server.app import read_rounds
 from secure_server.storage.store import Store
 from tests.e2e.federations import small_agreement, small_sites

@@ -31,8 +31,8 @@ from secure_client.app import JOURNAL, STORAGE_KEY, open_party, run_site, sketch
 from secure_client.config import load_site
 from secure_client.errors import DataError, Unreachable
 from secure_client.output.site_files import MODEL, write_agreement
+from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_client.privacy.record_overlap import RECORDS_KEY, open_records_key
-from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_client.protocol.setup import open_journal
 from secure_client.site_check import Finding, check_site
 from tests.e2e.federations import small_agreement, small_sites
@@ -89,7 +89,7 @@ class Site:
         ledger = Ledger(self.folder / "ledger.jsonl", "scans", Limit(LIMIT, DELTA), epsilon=pld_cost)
         for number in range(1, releases + 1):
             release, guarantee = ReleaseName("earlier", number, "prototypes"), {GUARANTEE: Unit.RECORD.value}
-            ledger.spend(Spending(release, bytes(32), event_of(agreement(), PRIVACY), guarantee))
+            ledger.spend(Spending(release, bytes(32), release_event(agreement(), PRIVACY), guarantee))
 
     def begin(self, run: str = "e2e") -> None:
         """Leave the state of a run in which this site has a secret and has answered once."""
@@ -309,7 +309,10 @@ def charge_the_same_records_elsewhere(site: Site) -> None:
     path, passphrase = site.folder / "x-rays.jsonl", (site.folder / "passphrase").read_bytes()
     sketch = sketch_records(config).encrypted(open_records_key(path, passphrase, config.key))
     spending = Spending(
-        ReleaseName("earlier", 1, "prototypes"), bytes(32), event_of(agreement(), PRIVACY), {RECORDS: sketch}
+        ReleaseName("earlier", 1, "prototypes"),
+        bytes(32),
+        release_event(agreement(), PRIVACY),
+        {RECORDS: sketch},
     )
     Ledger(path, "x-rays", Limit(LIMIT, DELTA), epsilon=pld_cost).spend(spending)
 

@@ -16,7 +16,7 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Entry
 from protoseal_wire.messages import Phase
-from secure_client.privacy.run_cost import event_of
+from secure_client.privacy.cost import release_event
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.budgets import exact_epsilon
 from tests.support.killed_party import RELEASE
@@ -44,7 +44,7 @@ def agreement(rounds: int) -> Agreement:
 def allow(federation: Federation) -> None:
     """Allow each release twice."""
     rounds = federation.agreement.rounds
-    limit = exact_epsilon([event_of(federation.agreement, PRIVACY)] * (2 * rounds), DELTA)
+    limit = exact_epsilon([release_event(federation.agreement, PRIVACY)] * (2 * rounds), DELTA)
     for name in federation.names:
         with (federation.folder(name) / "site.toml").open("a", encoding="utf-8") as file:
             file.write(

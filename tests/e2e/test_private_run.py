@@ -18,7 +18,7 @@ from privacy.ledger.lines import GUARANTEE, RECORDS, Limit, ReleaseName, Spendin
 from protoseal.commands.budget_audit import EXIT_CODES, audit_group
 from secure_client.config import load_site
 from secure_client.output.site_files import read_prototypes
-from secure_client.privacy.run_cost import event_of, planned_epsilon
+from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_client.site_check import check_site
 from secure_server.app import read_rounds
 from secure_server.storage.store import Store
@@ -51,7 +51,7 @@ def spent_meanwhile(federation: Federation, site: str, limit: float, releases: i
     """Spend releases of another run over the same data, which began when both runs had room."""
     ledger = Ledger(federation.folder(site) / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon)
     for number in range(1, releases + 1):
-        event = event_of(federation.agreement, PRIVACY)
+        event = release_event(federation.agreement, PRIVACY)
         ledger.spend(
             Spending(
                 ReleaseName("other", number, "prototypes"), bytes(32), event, {GUARANTEE: Unit.RECORD.value}
@@ -121,7 +121,7 @@ def received(federation: Federation, site: str) -> set[int]:
 def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(tmp_path: Path) -> None:
     """One release may be paid for twice: the site may die between paying for the release and keeping it."""
     agreed, sites = agreement(), small_sites(3)
-    limit = epsilon([event_of(agreed, PRIVACY)] * (ROUNDS + 1), DELTA)
+    limit = epsilon([release_event(agreed, PRIVACY)] * (ROUNDS + 1), DELTA)
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:
         for name in federation.names:
             allow(federation, name, limit, keep=name == "site-1")

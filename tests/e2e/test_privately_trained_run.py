@@ -17,7 +17,7 @@ from protoseal.splits import SiteArrays
 from secure_client.config import load_site
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import read_site_log
-from secure_client.privacy.run_cost import event_of, planned_epsilon
+from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_client.site_check import check_site
 from secure_server.app import read_rounds
 from tests.e2e.federations import small_agreement, small_sites
@@ -78,7 +78,7 @@ def check_says_what_the_run_takes(folder: Path, planned: float) -> None:
 def test_the_epsilon_that_was_planned_is_spent_and_told(tmp_path: Path) -> None:
     agreed, sites = agreement(), tuple(of_subjects(each) for each in small_sites(3))
     planned = planned_epsilon(agreed, PRIVACY, DELTA)
-    release, steps = event_of(agreed, PRIVACY), DpSgd(2.0, 0.5, STEPS)
+    release, steps = release_event(agreed, PRIVACY), DpSgd(2.0, 0.5, STEPS)
     assert planned == epsilon([release, steps, steps], DELTA)
     assert planned > 1.05 * max(epsilon([release], DELTA), epsilon([steps, steps], DELTA))
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from agreement import Agreement, Method, PrivacySection
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord, anchor_key
 from privacy.errors import RolledBackError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import is_guaranteed
-from protoseal_wire.ledger_anchor_key import anchor_key
 from secure_client.config import load_site
 from secure_client.output.site_log import read_site_log
-from secure_client.privacy.rollback_record import PEERS
-from secure_client.privacy.run_cost import event_of
-from secure_client.protocol.ledger_anchors import check_kept_beside
+from secure_client.privacy.cost import release_event
+from secure_client.privacy.ledger_anchors import PEERS, check_recorded
 from secure_client.site_check import check_site
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.budgets import exact_epsilon
@@ -42,7 +40,7 @@ def agreement() -> Agreement:
 
 def allow(federation: Federation) -> None:
     """Allow each site more than these runs take, and one run without noise."""
-    limit = exact_epsilon([event_of(federation.agreement, PRIVACY)] * 9, DELTA)
+    limit = exact_epsilon([release_event(federation.agreement, PRIVACY)] * 9, DELTA)
     for name in federation.names:
         with (federation.folder(name) / "site.toml").open("a", encoding="utf-8") as file:
             file.write(
@@ -105,7 +103,7 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
         tmp_path / "run", agreement(), small_sites(3), gated=False, nursery=nursery
     ) as federation:
         allow(federation)
-        path, spent = ledger(federation, VICTIM), exact_epsilon([event_of(agreement(), PRIVACY)], DELTA)
+        path, spent = ledger(federation, VICTIM), exact_epsilon([release_event(agreement(), PRIVACY)], DELTA)
         run_to_end(federation)
         assert told(federation, VICTIM) == [(spent, True)]
         older = path.read_bytes()
@@ -132,7 +130,7 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
         assert [kept(each, federation) for each in (record, *theirs)] == [newest] * 3
         path.write_bytes(older)
         with pytest.raises(RolledBackError):  # by what it keeps beside its ledger
-            check_kept_beside(load_site(federation.folder(VICTIM) / "site.toml").privacy)  # type: ignore[arg-type]
+            check_recorded(load_site(federation.folder(VICTIM) / "site.toml").privacy)  # type: ignore[arg-type]
         path.with_name("ledger.jsonl" + PEERS).unlink()
 
         name_run(federation, "third")

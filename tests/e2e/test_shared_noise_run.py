@@ -14,7 +14,7 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import GUARANTEE, Limit, ReleaseName, Spending
 from secure_client.output.site_files import read_prototypes
-from secure_client.privacy.run_cost import event_of, planned_epsilon
+from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_server.app import read_rounds
 from tests.e2e.federations import feddbp_agreement, small_sites
 from tests.support.processes import Federation
@@ -53,7 +53,7 @@ def test_a_site_without_budget_leaves_and_the_others_make_its_share_of_noise(tmp
         other = Ledger(
             federation.folder("site-1") / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon
         )
-        event = event_of(agreed, SHARED)
+        event = release_event(agreed, SHARED)
         for number in range(ROUNDS - PAID):
             release = ReleaseName("other", number + 1, "prototypes")
             other.spend(Spending(release, bytes(32), event, {GUARANTEE: Unit.RECORD.value}))

@@ -14,6 +14,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from agreement.storage.anchor_record import anchor_key
 from crypto import errors
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import SharePair
@@ -22,7 +23,6 @@ from crypto.pairwise.shares import check_released, release
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.roster import Member, Roster
 from protoseal_wire.class_presence import verify_active_list, verify_presence
-from protoseal_wire.ledger_anchor_key import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
 from tests.crypto import protocol_reference
 

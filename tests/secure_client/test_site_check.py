@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from agreement import ConfigError
 from secure_client.config import SiteConfig, load_site
-from secure_client.privacy.run_cost import planned_epsilon
+from secure_client.privacy.cost import planned_epsilon
 from secure_client.site_check import Finding, check_site
 
 SAMPLES = Path(__file__).parents[2] / "deploy" / "samples"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agreement.storage.ledger_anchors import AnchorRecord, AnchorRecordError
+from agreement.storage.anchor_record import AnchorRecord, AnchorRecordError
 from protoseal_wire.messages import LedgerAnchor, PresenceStatement
 from secure_server.errors import BadPayload
 from secure_server.ledger_anchors import LedgerAnchors

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, Self
 from unittest.mock import patch
 
-import agreement.storage.ledger_anchors
+import agreement.storage.anchor_record
 import secure_client.protocol.journal
 import secure_server.storage.store
 from protoseal_files import append_only_file
@@ -193,7 +193,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
         for module in (
             secure_client.protocol.journal,
             secure_server.storage.store,
-            agreement.storage.ledger_anchors,
+            agreement.storage.anchor_record,
         ):
             patches.enter_context(patch.object(module, "transaction", transaction))
         patches.enter_context(patch.object(append_only_file, "append", append))

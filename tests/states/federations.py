@@ -15,7 +15,7 @@ from crypto.pki import TrustAnchor
 from privacy.accounting.events import Unit
 from protoseal.simulation.local_federation import make_parties
 from secure_client.data import SiteData
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from secure_client.protocol.setup import Party
 from tests.support.grouped import grouped_agreement
 from tests.support.small import HOLDINGS, small_agreement, small_data

@@ -25,7 +25,7 @@ from privacy.ledger.lines import ReleaseName
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey
-from secure_client.privacy.run_cost import TRAINING, WHAT
+from secure_client.privacy.cost import PROTOTYPES, TRAINING
 from secure_server.rounds.state import State
 from secure_server.storage.store import Store
 from tests.states.faults import COORDINATOR
@@ -292,7 +292,7 @@ class Monitor:
 
     def _served_by(self, release: ReleaseName) -> ReleaseName:
         """Return the release under the first round of its period; a site that missed the clustering pays in round 1."""
-        if release.what != WHAT:
+        if release.what != PROTOTYPES:
             return release
         return replace(release, round=self._agreement.release_round(release.round))
 
@@ -303,7 +303,7 @@ class Monitor:
         if not self._agreement.sends_rows(round_number):
             releases = 0  # the site paid in the round that sends them, or missed that round
         trains = privacy is not None and privacy.dp_sgd is not None
-        return {WHAT: releases, TRAINING: int(trains and round_number > 0)}
+        return {PROTOTYPES: releases, TRAINING: int(trains and round_number > 0)}
 
     # At the coordinator
 

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
 from typing import ParamSpec, Protocol, TypeVar
 
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
@@ -29,8 +29,8 @@ from secure_client.app import open_peers, rounds_received
 from secure_client.client_loop import take_part
 from secure_client.errors import Unreachable
 from secure_client.privacy.exact_releases import open_exact
+from secure_client.privacy.ledger_anchors import check_recorded
 from secure_client.privacy.releases import open_releases
-from secure_client.protocol.ledger_anchors import check_kept_beside
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_client.site_model.checkpointed_learner import Trainee
@@ -243,7 +243,7 @@ class SiteProcess:
                 open_journal(self.disk.folder / JOURNAL, agreement, self._party, durable=False)
             )
             if budget is not None:
-                check_kept_beside(budget)
+                check_recorded(budget)
             learner = build_learner(
                 agreement, self.name, cast.data[self.name], model=agreement.training.model, device="cpu"
             )

@@ -27,7 +27,7 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Spending
 from privacy.mechanisms.prototype_query import PrototypeQuery
 from secure_client import client_loop
-from secure_client.privacy.run_cost import TRAINING, WHAT
+from secure_client.privacy.cost import PROTOTYPES, TRAINING
 from secure_client.training.job import Job, Losses
 from tests.states.disks import Extent, watched
 from tests.states.ending import Ending, together
@@ -128,7 +128,7 @@ def _instrumented(worlds: Worlds) -> Iterator[None]:
         return anchor
 
     def drawn(self: PrototypeQuery, classes: int, dim: int) -> Any:
-        worlds.current.drawn(WHAT)
+        worlds.current.drawn(PROTOTYPES)
         return draw(self, classes, dim)
 
     def trained(job: Job) -> Losses:

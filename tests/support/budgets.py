@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from privacy.accounting.events import Event, GaussianRelease
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Limit, ReleaseName, Spending
+
+if TYPE_CHECKING:  # torch takes seconds to import, and processes of these tests do without
+    from secure_client.privacy.budget import SpentBudget
+    from secure_client.site_model.checkpointed_learner import Trainee
 
 DATASET = "heart-2024"
 LIMIT = Limit(epsilon=3.0, delta=1e-5)
@@ -31,6 +36,13 @@ def spending(number: int, run: str = "run-1", *, noise: float = NOISE, what: str
 def open_ledger(path: Path, dataset: str = DATASET, limit: Limit = LIMIT) -> Ledger:
     """Open a ledger with the exact accountant."""
     return Ledger(path, dataset, limit, epsilon=exact_epsilon)
+
+
+def spent_budget(trainee: Trainee) -> SpentBudget:
+    """Return what is spent of the budget of a site whose prototypes are noisy."""
+    if trainee.releases is None:
+        raise LookupError("the site has no budget")
+    return trainee.releases.spent_budget()
 
 
 def _square(event: Event) -> float:

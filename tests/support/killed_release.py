@@ -52,7 +52,7 @@ def meet(text: str) -> None:
     steps.counting = False
     # The accountant takes most of a round's time, and is not what is tested.
     for name, accountant in (
-        ("secure_client.privacy.run_cost", "pld_cost"),
+        ("secure_client.privacy.cost", "pld_cost"),
         ("privacy.accounting.accounting_rules", "pld_cost"),
     ):
         module = importlib.import_module(name).__dict__

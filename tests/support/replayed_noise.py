@@ -57,14 +57,14 @@ def replayed_answers(records: int) -> Iterator[None]:
 @contextmanager
 def _told_apart() -> Iterator[list[str]]:
     """Yield a list that holds the data set and the round of the release that is drawn next."""
-    spending, at = Releases._of_prototypes, [""]
+    spending, at = Releases._pay_for_prototypes, [""]
 
     def told(self: Releases, round_number: int, *given: Any, **facts: Any) -> Any:
         at[:] = [self._budget.dataset, str(round_number)]
         return spending(self, round_number, *given, **facts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Releases, "_of_prototypes", told)
+        patch.setattr(Releases, "_pay_for_prototypes", told)
         yield at
 
 

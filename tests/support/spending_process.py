@@ -160,7 +160,7 @@ def _meeting(settings: Settings) -> Callable[[Sequence[Event], float], float]:
 
 def _write(ledger: Ledger, settings: Settings, number: int) -> None:
     if settings.line == "exact":
-        ledger.expose(exposed_in(number), bytes(32))
+        ledger.record_exposure(exposed_in(number), bytes(32))
     elif settings.line == "limit":
         ledger.allow(limit_after(number), "the board's decision")
     else:

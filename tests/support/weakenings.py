@@ -120,8 +120,8 @@ def from_a_seed(*, by_site: bool) -> Patch:
 
         def changed(releases: Releases, *arguments: Any) -> Sums:
             exact = sums(releases, *arguments)
-            seed = sum(releases.dataset.encode()) if by_site else 7
-            generator = generators.setdefault(releases.ledger, np.random.default_rng(seed))
+            seed = sum(releases.ledger.dataset.encode()) if by_site else 7
+            generator = generators.setdefault(releases.ledger.path, np.random.default_rng(seed))
 
             def draw(_: ChangedSums, drawn: Ints) -> Ints:
                 return np.rint(generator.normal(0.0, 2.0**SIGMA_LOG2, drawn.shape)).astype(np.int64)
@@ -144,7 +144,7 @@ def kept_noise(own: float, common: float, *, over_sites: bool) -> Patch:
             exact = sums(releases, *arguments)
 
             def mix(_: ChangedSums, drawn: Ints) -> Ints:
-                first = kept.setdefault(None if over_sites else releases.ledger, drawn.copy())
+                first = kept.setdefault(None if over_sites else releases.ledger.path, drawn.copy())
                 return np.rint(own * drawn + common * first).astype(np.int64)
 
             return ChangedSums(exact.query, exact.vectors, exact.weights, mix)

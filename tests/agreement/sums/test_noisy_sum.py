@@ -28,7 +28,7 @@ from agreement.phases import fewest_listed
 from agreement.sums.noisy_sum import NoisySum
 from crypto.pairwise.attempt_binding import fewest_against, threshold
 from privacy.mechanisms.grid import SIGMA
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from tests.support.grouped import grouped_agreement
 from tests.support.small import small_agreement
 

@@ -76,7 +76,7 @@ def test_a_failure_is_told_and_the_line_is_taken_back(
     ledger, before = open_ledger(path), path.read_bytes()
     head = ledger.anchor
     disk = FailingDisk(monkeypatch, number)
-    ledger.spent(spending(2).release)
+    ledger.has_paid_for(spending(2).release)
     assert disk.calls == ["fsync"]  # of what others may have written
     disk.left = {"write": 1} if call == "write" else {}
     with pytest.raises(LedgerError, match="nothing may be sent"), _second_sync_fails(disk, call == "fsync"):
@@ -123,11 +123,11 @@ def test_a_line_that_cannot_be_removed_stops_the_ledger(
     with pytest.raises(LedgerError), _second_sync_fails(disk, True, 1 + (call == "fsync")):
         ledger.spend(spending(2))
     disk.calls.clear()
-    for attempt in (lambda: ledger.spend(spending(3)), lambda: ledger.spent(spending(2).release)):
+    for attempt in (lambda: ledger.spend(spending(3)), lambda: ledger.has_paid_for(spending(2).release)):
         with pytest.raises(LedgerError, match="neither made durable"):
             attempt()
     assert disk.calls == []
-    assert open_ledger(path).spent(spending(2).release) == (call == "ftruncate")
+    assert open_ledger(path).has_paid_for(spending(2).release) == (call == "ftruncate")
 
 
 def test_lines_of_other_processes_are_synced_before_they_count(

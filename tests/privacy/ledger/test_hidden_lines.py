@@ -68,9 +68,9 @@ def test_the_hash_of_a_changed_limit_does_not_give_the_limit(tmp_path: Path, old
 def test_every_kind_of_line_has_a_salt_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "new.ledger"
     open_ledger(path).spend(spending(1))
-    open_ledger(path).expose("run-0", bytes(32))
+    open_ledger(path).record_exposure("run-0", bytes(32))
     open_ledger(path).allow(MORE, "the board agreed")
-    open_ledger(path, limit=MORE).lose(9)
+    open_ledger(path, limit=MORE).record_loss(9)
     salts = [bytes.fromhex(str(line["salt"])) for line in lines(path)]
     assert [len(salt) for salt in salts] == [16] * 5
     assert len(set(salts)) == 5
@@ -81,7 +81,7 @@ def test_a_ledger_from_before_the_salts_is_verified_and_continued_byte_for_byte(
     ledger = open_ledger(old, limit=MORE)
     for anchor in kept:
         read_account(old).check_anchor(anchor)
-        ledger.check_anchor(*anchor)
+        ledger.check_anchor(anchor)
     assert old.read_bytes() == before
     ledger.spend(spending(3))
     assert old.read_bytes().startswith(before)
@@ -119,5 +119,5 @@ def test_old_ledger_with_every_kind_of_line_is_written_again_byte_for_byte(tmp_p
         chaining = {name: content[name] for name in ("seq", "prev", "salt", "hash")}
         assert canonical({**line_to_json(line), **chaining}) == canonical(content)
     before = path.read_bytes()
-    open_ledger(path, account.budget.dataset, account.limit).lose(20)
+    open_ledger(path, account.budget.dataset, account.limit).record_loss(20)
     assert path.read_bytes().startswith(before)

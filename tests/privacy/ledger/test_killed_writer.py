@@ -48,8 +48,10 @@ def check_nothing_hidden(settings: Settings) -> None:
     """Check that the ledger shows all that left, and that it can be used further."""
     sent = settings.sent.read_text(encoding="utf-8").split() if settings.sent.exists() else []
     ledger = open_ledger(settings.ledger)
-    assert all(ledger.spent(ReleaseName(settings.run, int(number), "prototypes")) for number in sent)
-    assert 0 <= len(ledger.history) - len(sent) <= 1 + ledger.spent(ReleaseName("run-0", 1, "prototypes"))
+    assert all(ledger.has_paid_for(ReleaseName(settings.run, int(number), "prototypes")) for number in sent)
+    assert (
+        0 <= len(ledger.history) - len(sent) <= 1 + ledger.has_paid_for(ReleaseName("run-0", 1, "prototypes"))
+    )
     before = ledger.epsilon_spent()
     ledger.spend(spending(9, "run-2"))
     assert open_ledger(settings.ledger).epsilon_spent() > before
@@ -162,7 +164,7 @@ def test_two_processes_at_once_lose_nothing_and_spend_no_more_than_there_is(tmp_
     one_alone.mkdir()
     possible = open_ledger(one_alone / "heart.ledger").remaining(spending(1).event)
     assert len(sent) == len(set(sent)) == len(ledger.history) == possible
-    assert all(ledger.spent(each) for each in sent)
+    assert all(ledger.has_paid_for(each) for each in sent)
 
 
 @pytest.mark.parametrize("double", ["", "not locked"])

@@ -61,9 +61,9 @@ def test_spendings_are_read_back_after_a_restart(path: Path) -> None:
 def test_a_release_is_known_by_its_run_round_and_name(path: Path) -> None:
     ledger = open_ledger(path)
     ledger.spend(spending(2))
-    assert ledger.spent(spending(2).release)
+    assert ledger.has_paid_for(spending(2).release)
     for other in (spending(1), spending(2, "run-2"), spending(2, what="clustering")):
-        assert not ledger.spent(other.release)
+        assert not ledger.has_paid_for(other.release)
 
 
 def test_new_noise_for_the_same_release_is_paid_again(path: Path) -> None:

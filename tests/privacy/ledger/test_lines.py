@@ -34,9 +34,9 @@ def of_records(number: int) -> Spending:
 
 def test_once_exact_values_left_nothing_is_guaranteed_any_more(path: Path) -> None:
     ledger = open_ledger(path)
-    assert ledger.guaranteed()
-    assert ledger.expose("run-2", AGREEMENT)
-    assert not ledger.guaranteed()
+    assert ledger.is_guaranteed()
+    assert ledger.record_exposure("run-2", AGREEMENT)
+    assert not ledger.is_guaranteed()
     ledger.spend(of_records(2))
     again = read_account(path)
     assert not again.guaranteed
@@ -45,9 +45,9 @@ def test_once_exact_values_left_nothing_is_guaranteed_any_more(path: Path) -> No
 
 
 def test_a_run_is_named_once_for_each_agreement(path: Path) -> None:
-    said = [open_ledger(path).expose(run, AGREEMENT) for run in ("run-2", "run-2", "run-3")]
+    said = [open_ledger(path).record_exposure(run, AGREEMENT) for run in ("run-2", "run-2", "run-3")]
     assert said == [True, False, True]
-    assert open_ledger(path).expose("run-2", bytes(32))
+    assert open_ledger(path).record_exposure("run-2", bytes(32))
     assert len(read_account(path).exposures) == 3
 
 
@@ -56,7 +56,7 @@ def test_exact_values_cost_no_epsilon_and_are_recorded_when_nothing_is_left(tmp_
     ledger = open_ledger(tmp_path / "poor.ledger", limit=poor)
     with pytest.raises(BudgetError):
         ledger.spend(spending(1))
-    ledger.expose("run-1", AGREEMENT)
+    ledger.record_exposure("run-1", AGREEMENT)
     assert ledger.epsilon_spent() == 0.0
 
 
@@ -115,7 +115,7 @@ def test_an_invalid_change_of_the_limit_is_refused(path: Path, limit: Limit, mes
 
 
 def both(ledger: Ledger) -> None:
-    ledger.expose("run-2", AGREEMENT)
+    ledger.record_exposure("run-2", AGREEMENT)
     ledger.allow(MORE, "more")
 
 
@@ -164,7 +164,7 @@ def test_tampering_with_decisions_is_refused_by_name(path: Path, name: str) -> N
 
 
 def test_a_line_that_a_crash_cut_off_is_dropped_and_the_limit_before_it_holds(path: Path) -> None:
-    open_ledger(path).expose("run-2", AGREEMENT)
+    open_ledger(path).record_exposure("run-2", AGREEMENT)
     exposed = path.read_bytes()
     open_ledger(path).allow(MORE, "more")
     whole = path.read_bytes()
@@ -183,4 +183,4 @@ def test_an_older_copy_lacks_a_decision_and_is_behind_its_anchor(path: Path) -> 
     ledger.allow(replace(LIMIT, epsilon=1.0), "less")
     path.write_bytes(older)
     with pytest.raises(RolledBackError):
-        open_ledger(path).check_anchor(*ledger.anchor)
+        open_ledger(path).check_anchor(ledger.anchor)

@@ -135,7 +135,7 @@ def test_an_unfinished_line_stays_until_the_next_one_is_written_and_a_whole_one_
         ledger = open_ledger(path)
         assert path.read_bytes() == (whole if kept else whole[:end])
         assert len(ledger.history) == 3 + kept
-        assert kept or not ledger.spent(spending(4).release)
+        assert kept or not ledger.has_paid_for(spending(4).release)
         if not kept:
             cut = (
                 f"entry 4 was cut .* {left} bytes"
@@ -143,7 +143,7 @@ def test_an_unfinished_line_stays_until_the_next_one_is_written_and_a_whole_one_
                 else "ends with entry 3, and entry 4 was acknowledged"
             )
             with pytest.raises(RolledBackError, match=cut):
-                ledger.check_anchor(*anchor)
+                ledger.check_anchor(anchor)
         assert not caplog.messages
         with caplog.at_level(logging.WARNING):
             ledger.spend(spending(5))
@@ -175,12 +175,12 @@ def test_a_restored_older_copy_is_told_by_its_anchor(path: Path) -> None:
     with pytest.raises(RolledBackError, match="ends with entry 4, and entry 5 was acknowledged"):
         ledger.spend(spending(6))  # the process that saw the newer one
     restarted = open_ledger(path)
-    restarted.check_anchor(*at_that_time)
+    restarted.check_anchor(at_that_time)
     with pytest.raises(RolledBackError, match="ends with entry 4, and entry 5 was acknowledged"):
-        restarted.check_anchor(*kept)
+        restarted.check_anchor(kept)
     restarted.spend(spending(7))
     with pytest.raises(RolledBackError, match="another entry 5"):
-        restarted.check_anchor(*kept)
+        restarted.check_anchor(kept)
     with pytest.raises(RolledBackError, match="another entry 5"):
         ledger.spend(spending(8))
 
@@ -204,11 +204,11 @@ def test_anchors_go_on_holding(path: Path) -> None:
     anchors = [ledger.anchor, *(ledger.spend(spending(number)) for number in range(5, 8))]
     assert [each.seq for each in anchors] == [4, 5, 6, 7]
     for each in anchors:
-        open_ledger(path).check_anchor(*each)
+        open_ledger(path).check_anchor(each)
         with pytest.raises(RolledBackError):
-            ledger.check_anchor(each.seq, "0" * 64)
+            ledger.check_anchor(Anchor(each.seq, "0" * 64))
     with pytest.raises(RolledBackError):
-        ledger.check_anchor(-1, ledger.anchor.head)
+        ledger.check_anchor(Anchor(-1, ledger.anchor.head))
 
 
 def test_chains_are_one_format_whatever_they_hold() -> None:

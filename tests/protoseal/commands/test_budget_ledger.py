@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord
 from privacy.accounting import accounting_rules
 from privacy.accounting.accounting_rules import Accountant, Accounting
 from privacy.accounting.events import DpSgd
@@ -20,7 +20,7 @@ from privacy.ledger.lines import GUARANTEE, Limit, ReleaseName, Spending
 from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
 from protoseal.reports.ledger_facts import day
-from secure_client.privacy.rollback_record import OWN, own_anchor, record_beside
+from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending
 
 
@@ -189,7 +189,7 @@ def test_an_entry_in_place_of_an_incomplete_line_claims_no_crash_if_no_anchor_wa
 def test_show_says_unknown_guarantee_after_a_torn_end(tmp_path: Path) -> None:
     """A line that was shortened later looks the same: that exact values left may have stood there."""
     torn = tmp_path / "torn.ledger"
-    open_ledger(torn).expose("run-7", bytes(32))
+    open_ledger(torn).record_exposure("run-7", bytes(32))
     torn.write_bytes(torn.read_bytes()[:-7])
     assert json.loads(output_of("show", torn, "--json"))["guarantee"].startswith("unknown")
 
@@ -210,7 +210,7 @@ def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path:
     real = tmp_path / "scans.ledger"
     named = tmp_path / "link.ledger" if linked else real
     ledger = Ledger(real, "scans", Limit(3.0, 1e-5), epsilon=exact_epsilon)
-    ledger.expose("run-1", bytes(32))
+    ledger.record_exposure("run-1", bytes(32))
     if linked:
         named.symlink_to(real)
     with AnchorRecord.open(record_beside(real)) as record:
@@ -307,7 +307,7 @@ def test_show_says_of_which_runs_exact_values_left(tmp_path: Path) -> None:
     as_json = json.loads(output_of("show", path, "--json"))
     assert (as_json["exact"], as_json["guarantee"]) == ([], "for what is recorded here")
     assert "cannot be known from it" in output_of("show", path).splitlines()[-1]
-    open_ledger(path).expose("run-7", bytes(32))
+    open_ledger(path).record_exposure("run-7", bytes(32))
     shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
     assert "run 'run-7', from 2" in shown
     assert "exact values, without a guarantee for any record" in shown
@@ -318,7 +318,7 @@ def test_show_says_of_which_runs_exact_values_left(tmp_path: Path) -> None:
 
 def test_show_says_that_an_earlier_ledger_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "new.ledger"
-    open_ledger(path).lose(17)
+    open_ledger(path).record_loss(17)
     shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
     assert shown.startswith("NO GUARANTEE")
     assert ([each["entry"] for each in as_json["lost"]], as_json["guarantee"]) == ([17], "none")

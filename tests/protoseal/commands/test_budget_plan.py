@@ -15,7 +15,7 @@ from privacy.accounting.budget_plan import count_error, mean_error
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from protoseal.cli import main
 from protoseal.commands.budget_inputs import NO_GUARANTEE
-from secure_client.privacy.run_cost import planned_epsilon
+from secure_client.privacy.cost import planned_epsilon
 from tests.protoseal.commands.budget_plans import plan, planned, refusal
 from tests.support.config_files import AGREEMENT, FEDPC, write
 

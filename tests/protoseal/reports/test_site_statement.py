@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Method, PrivacySection, load_agreement
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord
 from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.accounting.events import DpSgd, Event, GaussianRelease, Unit
 from privacy.ledger.ledger import Ledger
@@ -26,9 +26,9 @@ from protoseal.commands.budget_statement import of_ledger
 from protoseal.reports.privacy_statement import of_hundred
 from protoseal.reports.site_statement import Facts, headline
 from protoseal.reports.statement_files import fields_of, text_of
+from secure_client.privacy.cost import simulated_budget
+from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside
 from secure_client.privacy.releases import Releases, open_releases
-from secure_client.privacy.rollback_record import OWN, own_anchor, record_beside
-from secure_client.privacy.run_cost import simulated_budget
 from tests.support.config_files import AGREEMENT, write
 from tests.support.small import small_agreement
 
@@ -220,7 +220,7 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     ),
     "conditions of no guarantee": (
         BASE,
-        replace(BASE, then=lambda ledger, path: ledger.expose("run-7", HASH)),
+        replace(BASE, then=lambda ledger, path: ledger.record_exposure("run-7", HASH)),
         "The program cannot know, and the site has to confirm before it shows this page",
         "Everything that this site sent",
     ),
@@ -369,13 +369,13 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     ),
     "exact values": (
         BASE,
-        replace(BASE, then=lambda ledger, path: ledger.expose("run-7", HASH)),
+        replace(BASE, then=lambda ledger, path: ledger.record_exposure("run-7", HASH)),
         "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': exact values left in run 'run-7' on 2026-03-02.",
     ),
     "the cost of a run with exact values": (
         BASE,
-        replace(BASE, then=lambda ledger, path: ledger.expose("run-1", HASH)),
+        replace(BASE, then=lambda ledger, path: ledger.record_exposure("run-1", HASH)),
         "multiplier 2 2.943 ",
         "multiplier 2; exact values no bound ",
     ),
@@ -405,7 +405,7 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
     ),
     "a lost ledger": (
         BASE,
-        replace(BASE, then=lambda ledger, path: ledger.lose(5)),
+        replace(BASE, then=lambda ledger, path: ledger.record_loss(5)),
         "whether any one record is in",
         "NO GUARANTEE for any record of data set 'scans': an earlier ledger",
     ),
@@ -537,7 +537,9 @@ def test_a_run_of_another_agreement_does_not_count_as_the_planned_one(
 def test_an_agreement_without_noise_is_told_whether_exact_values_left(
     tmp_path: Path, stated: Callable[[Recorded], Facts]
 ) -> None:
-    exposed = stated(replace(BASE, events=(), then=lambda ledger, path: ledger.expose("run-1", HASH)))
+    exposed = stated(
+        replace(BASE, events=(), then=lambda ledger, path: ledger.record_exposure("run-1", HASH))
+    )
     plain = {name: value for name, value in PRIVATE.items() if name != "privacy"}
     agreement = load_agreement(write(tmp_path / "agreement.toml", plain))
     own = replace(

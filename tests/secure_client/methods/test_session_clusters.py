@@ -21,7 +21,7 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
-from secure_client.privacy.value_bounds import PrototypeBounds
+from secure_client.privacy.bounds import PrototypeBounds
 from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
 from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE

@@ -21,10 +21,11 @@ from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.releases import Releases
 from tests.adversary.masked_play import MaskedPlay
 from tests.secure_client.conftest import OpenSites
+from tests.support.budgets import spent_budget
 from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
@@ -50,14 +51,14 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 def terms(monkeypatch: pytest.MonkeyPatch) -> Terms:
     """Return the drawn noise that each site is to add, by name, in order: (K·d + K,)."""
     drawn: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
-    term = Releases.term
+    term = Releases.sum_term
 
     def noted(self: Releases, *given: Any) -> Any:
         vectors, weights = term(self, *given)
         drawn[self._budget.dataset].append(np.concatenate([vectors.ravel(), weights]))
         return vectors, weights
 
-    monkeypatch.setattr(Releases, "term", noted)
+    monkeypatch.setattr(Releases, "sum_term", noted)
     return drawn
 
 
@@ -265,7 +266,7 @@ def test_a_coordinator_that_repeats_attempts_causes_no_more_payments_than_the_si
             play.attempt(A, attempt=attempt)
         play.restart(A)  # a site that refused is restarted by its service manager
     assert len(entries(play, A)) == 3
-    assert read_account(play.budget(A).ledger).limit.epsilon > play.site(A).trainee.releases.spent.epsilon  # type: ignore[union-attr]
+    assert read_account(play.budget(A).ledger).limit.epsilon > spent_budget(play.site(A).trainee).epsilon
     play.attempt(A, round_number=2)
     assert len(entries(play, A)) == 4
 

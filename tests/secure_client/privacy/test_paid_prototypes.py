@@ -21,12 +21,13 @@ from privacy.mechanisms.prototype_query import Released
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.site_model.learner_factory import build_learner, build_trainee, check_frozen
 from secure_client.training.learner import Learner
+from tests.support.budgets import spent_budget
 from tests.support.small import small_agreement, small_data
 
 SITE = "clinic-a"
@@ -106,12 +107,12 @@ def test_a_release_serves_its_rounds_and_attempts(site: Site) -> None:
 def test_a_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
     for number in (1, 2):
         rows, _ = site.trainee.trained(number)
-        held, spent = site.trainee.held_classes(), site.trainee.spent
+        held, spent = site.trainee.held_classes(), spent_budget(site.trainee)
         site.restart()
         again, _ = site.trainee.trained(number)
         np.testing.assert_array_equal(again, rows)
         np.testing.assert_array_equal(site.trainee.held_classes(), held)
-        assert site.trainee.spent == spent
+        assert spent_budget(site.trainee) == spent
     site.restart()
     np.testing.assert_array_equal(site.trainee.trained(2)[0], rows)
     assert len(site.entries) == 1
@@ -231,7 +232,7 @@ def test_trained_features_move(tmp_path: Path) -> None:
         trained = learner(agreed)
         trainee = build_trainee(agreed, trained, journal, open_releases(agreed, own))
         trainee.trained(1)
-        spent = trainee.spent
+        spent = spent_budget(trainee)
     assert spent is not None
     assert not spent.guaranteed
     initial = site.predictor.state_dict()

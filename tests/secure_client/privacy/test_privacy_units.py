@@ -24,10 +24,9 @@ from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Sums
 from secure_client.data import SiteData
 from secure_client.errors import DataError
-from secure_client.privacy.budget_section import BudgetSection
-from secure_client.privacy.privacy_units import units_at, with_owners
-from secure_client.privacy.releases import check_delta, open_releases, query_of
-from secure_client.privacy.run_cost import simulated_budget
+from secure_client.privacy.budget import BudgetSection, check_delta
+from secure_client.privacy.cost import simulated_budget
+from secure_client.privacy.releases import build_query, count_units, open_releases, with_owners
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.support.small import small_agreement, small_data
@@ -86,7 +85,7 @@ def test_a_site_releases_the_sums_of_its_units(
     order = np.argsort(SUBJECTS, kind="stable")
     owners = np.sort(SUBJECTS) if unit is Unit.SUBJECT else np.zeros(len(labels), np.int64)
     assert agreed.privacy is not None
-    query = query_of(agreed.privacy, agreed.dim)
+    query = build_query(agreed.privacy, agreed.dim)
     known = joint_sums(query.start(3, agreed.dim), [(features[order], labels[order])], owners)
     (found,) = asked
     np.testing.assert_allclose(found.vectors, known.vectors, atol=3)  # features in float32, in another order
@@ -153,7 +152,7 @@ def test_data_that_do_not_say_whose_they_are_are_refused() -> None:
 )
 def test_delta_is_held_against_the_number_of_units(unit: Unit, units: int, whose: str) -> None:
     agreed = agreement(unit)
-    assert units_at(data(agreed), agreed) == units
+    assert count_units(data(agreed), agreed) == units
     own = BudgetSection(dataset="d", ledger=Path("l"), epsilon=1.0, delta=1 / units, unit=unit)
     with pytest.raises(BudgetError, match=f"below one over the number of {whose}"):
         check_delta(own, units)

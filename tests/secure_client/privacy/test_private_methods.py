@@ -29,15 +29,16 @@ from privacy.accounting.events import GaussianRelease
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import Entry
 from protoseal.simulation.local_federation import LocalFederation
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.bounds import model_weight
+from secure_client.privacy.budget import BudgetSection
+from secure_client.privacy.cost import planned_epsilon, planned_history
 from secure_client.privacy.releases import open_releases
-from secure_client.privacy.run_cost import planned_epsilon, planned_history
-from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
+from tests.support.budgets import spent_budget
 from tests.support.replayed_noise import replayed_noise
 
 CLASSES, DIM, SITE = 3, 8, "site-1"
@@ -129,10 +130,9 @@ def test_a_release_of_few_cells_is_recorded_as_one_of_the_agreed_number(tmp_path
         first, second = (each.spending for each in entries(tmp_path))
         assert [first.event, second.event] == planned_history(agreement, PRIVACY)
         assert first.facts == second.facts
-        assert trainee.spent is not None
-        assert trainee.spent.epsilon == planned_epsilon(agreement, PRIVACY, 1e-5)
+        assert spent_budget(trainee).epsilon == planned_epsilon(agreement, PRIVACY, 1e-5)
         fewest = GaussianRelease(PRIVACY.noise_multiplier, CLASSES * (DIM + 1))
-        assert trainee.spent.epsilon >= epsilon([fewest] * 2, 1e-5)
+        assert spent_budget(trainee).epsilon >= epsilon([fewest] * 2, 1e-5)
         take_centres(trainee, 6)
         with pytest.raises(ValueError, match="18 cells exceeds the agreed 15"):
             trainee.trained(5)

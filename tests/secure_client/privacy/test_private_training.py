@@ -20,15 +20,15 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Entry
 from secure_client.models.prototype_model import weights_hash
-from secure_client.privacy.budget_section import BudgetSection
-from secure_client.privacy.releases import open_releases
-from secure_client.privacy.run_cost import (
+from secure_client.privacy.budget import BudgetSection
+from secure_client.privacy.cost import (
     SIMULATED_DELTA,
     planned_epsilon,
     planned_history,
     planned_in_words,
     simulated_budget,
 )
+from secure_client.privacy.releases import open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.site_model import checkpointed_learner as trainees
 from secure_client.site_model.checkpointed_learner import Trainee
@@ -36,6 +36,7 @@ from secure_client.site_model.learner_factory import build_learner, build_traine
 from secure_client.training.dp_sgd import steps as dp_sgd
 from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.learner import Learner
+from tests.support.budgets import spent_budget
 from tests.support.small import small_agreement, small_data
 
 SITE, ROUNDS, EPOCHS = "clinic-a", 4, 2
@@ -134,7 +135,7 @@ def test_each_round_is_paid_and_what_is_planned_is_what_is_spent(site: Site, ste
         (4, TRAINING),
     ]
     assert trained_and_paid(site, steps) == (ROUNDS * STEPS, ROUNDS * STEPS)
-    spent = site.trainee.spent
+    spent = spent_budget(site.trainee)
     assert spent is not None
     assert spent.guaranteed
     assert spent.epsilon == pytest.approx(planned_epsilon(site.agreed, PRIVACY, 1e-5), rel=1e-9)
@@ -243,7 +244,7 @@ def test_training_that_is_not_paid_first_would_be_seen(
     site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the last: a site that pays at the end."""
-    pay = site.trainee._noisy.pay_for_training  # type: ignore[union-attr]
+    pay = site.trainee.releases.pay_for_training  # type: ignore[union-attr]
     finish = Trainee.finish
 
     def finished(trainee: Trainee, number: int, losses: Any) -> None:
@@ -251,7 +252,7 @@ def test_training_that_is_not_paid_first_would_be_seen(
         finish(trainee, number, losses)
 
     with monkeypatch.context() as changed:
-        changed.setattr(site.trainee._noisy, "pay_for_training", lambda number: None)
+        changed.setattr(site.trainee.releases, "pay_for_training", lambda number: None)
         changed.setattr(Trainee, "finish", finished)
         changed.setattr(trainees, "run", _run_and_die)
         with pytest.raises(KilledError):

@@ -43,7 +43,7 @@ def charge(folder: Path, name: str, numbers: range, key: StorageKey = KEY, *, ex
     ledger = open_ledger(path, name)
     facts = {RECORDS: Sketch.of(records(numbers)).encrypted(key)}
     if exact:
-        ledger.expose("run-0", bytes(32), facts)
+        ledger.record_exposure("run-0", bytes(32), facts)
     else:
         ledger.spend(replace(spending(1), facts=facts))
     return path
@@ -216,7 +216,7 @@ def test_old_ledgers_verify_unchanged_beside_new_facts(tmp_path: Path) -> None:
     (exposure,) = read_account(path).exposures
     assert RECORDS in exposure.facts
     plain = tmp_path / "plain.jsonl"
-    open_ledger(plain).expose("run-1", bytes(32))
+    open_ledger(plain).record_exposure("run-1", bytes(32))
     assert not read_account(plain).exposures[0].facts
     assert b"facts" not in plain.read_bytes()
     assert read_account(plain).limit == LIMIT

@@ -19,11 +19,15 @@ from privacy.ledger.lines import Limit
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import SIGMA
-from secure_client.privacy.affordability import check_room, planned_by_round
-from secure_client.privacy.budget_section import BudgetSection
-from secure_client.privacy.releases import Releases, check_delta, open_releases, query_of
-from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon, simulated_budget
-from secure_client.privacy.site_ledger import site_ledger
+from secure_client.privacy.budget import BudgetSection, check_delta, open_site_ledger
+from secure_client.privacy.cost import (
+    SIMULATED_DELTA,
+    check_room,
+    planned_by_round,
+    planned_epsilon,
+    simulated_budget,
+)
+from secure_client.privacy.releases import Releases, build_query, open_releases
 from tests.support.small import small_agreement
 
 NOISE = 6.3
@@ -70,7 +74,7 @@ def test_the_release_is_recorded_with_what_it_costs(tmp_path: Path) -> None:
     assert entry.spending.agreement_hash == agreed.hash()
     assert entry.spending.event.noise_multiplier == NOISE
     assert entry.spending.facts["guarantee"] == "record"
-    spent = releases.spent
+    spent = releases.spent_budget()
     assert 0.0 < spent.epsilon < planned(agreed)
     assert spent.guaranteed
 
@@ -83,7 +87,7 @@ def drawn_by(releases: Releases, number: int, given: list[Batch], cells: bool) -
     """Return what a release drew, in whole steps of the query's grid: (K, d + 1), counts last."""
     agreed = releases._agreement
     assert agreed.privacy is not None
-    grid = query_of(agreed.privacy, agreed.dim).grid
+    grid = build_query(agreed.privacy, agreed.dim).grid
     if cells:
         single = Cells.around(np.zeros((0, agreed.dim)), np.zeros(0, dtype=np.int64), len(agreed.classes))
         sums, counts = releases.release_cells(number, given, single).drawn
@@ -96,7 +100,7 @@ def drawn_by(releases: Releases, number: int, given: list[Batch], cells: bool) -
 def exact_in(agreed: Agreement, given: list[Batch]) -> NDArray[np.float64]:
     """Return the agreed query's exact answer, each record once: (K, d + 1)."""
     assert agreed.privacy is not None
-    sums = query_of(agreed.privacy, agreed.dim).start(len(agreed.classes), agreed.dim)
+    sums = build_query(agreed.privacy, agreed.dim).start(len(agreed.classes), agreed.dim)
     for features, labels in given:
         sums.add(features, labels)
     return np.column_stack([sums.vectors, sums.weights]).astype(np.float64)
@@ -222,12 +226,12 @@ def test_a_limit_that_was_lowered_refuses_a_run_with_payments_left_and_lets_a_pa
     agreed = agreement(2)
     own, less = budget(tmp_path, planned(agreed)), budget(tmp_path, planned(agreed) / 2)
     opened(agreed, own).release(1, batches(agreed))
-    site_ledger(own).allow(site_limit(less), "the board")
+    open_site_ledger(own).allow(site_limit(less), "the board")
     with pytest.raises(BudgetError, match="does not cover round 2 of 2"):
         opened(agreed, less)
-    site_ledger(less).allow(site_limit(own), "the board")
+    open_site_ledger(less).allow(site_limit(own), "the board")
     opened(agreed, own).release(2, batches(agreed))
-    site_ledger(own).allow(site_limit(less), "the board")
+    open_site_ledger(own).allow(site_limit(less), "the board")
     opened(agreed, less)
 
 
@@ -253,7 +257,7 @@ def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path
     releases.release(1, batches(agreed))
     (entry,) = read_account(tmp_path / "ledger.jsonl").entries
     assert entry.spending.facts["guarantee"] == "none"
-    assert not releases.spent.guaranteed
+    assert not releases.spent_budget().guaranteed
 
 
 def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(
         "none",
         "record",
     ]
-    assert not strict.spent.guaranteed
+    assert not strict.spent_budget().guaranteed
 
 
 def test_all_runs_share_the_spent_budget(tmp_path: Path) -> None:
@@ -274,10 +278,10 @@ def test_all_runs_share_the_spent_budget(tmp_path: Path) -> None:
         opened(agreement().model_copy(update={"run": run}), budget(tmp_path)) for run in ("one", "two")
     )
     first.release(1, batches(agreement()))
-    once = first.spent.epsilon
+    once = first.spent_budget().epsilon
     second.release(1, batches(agreement()))
-    assert first.spent == second.spent
-    assert first.spent.epsilon > 1.2 * once
+    assert first.spent_budget() == second.spent_budget()
+    assert first.spent_budget().epsilon > 1.2 * once
 
 
 @pytest.mark.parametrize(("delta", "records"), [(0.9, 2), (1e-3, 1000), (1e-5, 200_000)])
@@ -296,7 +300,7 @@ def rounds_due(agreed: Agreement, folder: Path, taken_part: Iterable[int]) -> li
     """Return the rounds in which a site draws a release, of those in which it takes part."""
     releases, due = opened(agreed, budget(folder, allow_no_guarantee=True)), list[int]()
     for number in taken_part:
-        if releases.due(number, due[-1] if due else None):
+        if releases.is_due(number, due[-1] if due else None):
             due.append(number)
     return due
 
@@ -395,30 +399,30 @@ def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> No
     releases = opened(agreed, simulated_budget(agreed, "site-1", tmp_path))
     for number in (1, 2, 3, *[3] * 8):  # some paid twice
         releases.release(number, batches(agreed))
-    assert releases.spent.delta == SIMULATED_DELTA
+    assert releases.spent_budget().delta == SIMULATED_DELTA
     with pytest.raises(BudgetError):
         releases.release(4, batches(agreed))
 
 
 def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0, count_weight=4.0)
-    assert query_of(agreed, 16).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
-    assert SIGMA / query_of(agreed, 16).grid.weight == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
-    assert query_of(agreed.model_copy(update={"min_count": 7.0}), 16).min_count == 7.0
+    assert build_query(agreed, 16).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
+    assert SIGMA / build_query(agreed, 16).grid.weight == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
+    assert build_query(agreed.model_copy(update={"min_count": 7.0}), 16).min_count == 7.0
 
 
 def test_by_default_a_mean_of_draws_needs_the_count_of_one_release_at_the_whole_budget() -> None:
     """Four draws with twice the noise cost as much as one, and their mean is as certain."""
     one = PrivacySection(clip=3.0, noise_multiplier=2.0)
     four = one.model_copy(update={"noise_multiplier": 4.0})
-    assert query_of(four, 16, draws=4).min_count == pytest.approx(query_of(one, 16).min_count)
+    assert build_query(four, 16, draws=4).min_count == pytest.approx(build_query(one, 16).min_count)
     agreed = one.model_copy(update={"min_count": 7.0})
-    assert query_of(agreed, 16, draws=4).min_count == 7.0
+    assert build_query(agreed, 16, draws=4).min_count == 7.0
 
 
 def test_counts_weigh_what_makes_the_error_least_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0)
-    assert query_of(agreed, 81).count_weight == pytest.approx(1.0)
+    assert build_query(agreed, 81).count_weight == pytest.approx(1.0)
 
 
 def test_a_record_that_cannot_be_computed_ends_no_release(

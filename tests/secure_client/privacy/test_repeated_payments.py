@@ -10,7 +10,7 @@ from agreement import DpSgdSection, Extractor, PrivacySection
 from privacy.errors import BudgetError
 from privacy.ledger.budget_account import read_account
 from secure_client.errors import Violation
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.releases import Releases
 from tests.secure_client.conftest import OpenSites
 from tests.support.small import small_agreement

@@ -16,8 +16,8 @@ from privacy.ledger.budget_account import read_account
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Sums
-from secure_client.privacy.releases import Releases, query_of
-from secure_client.privacy.run_cost import simulated_budget
+from secure_client.privacy.cost import simulated_budget
+from secure_client.privacy.releases import Releases, build_query
 from tests.support.grouped import grouped_agreement
 
 CLASSES, DIM, LISTED = 3, 8, 4
@@ -55,7 +55,7 @@ def term(folder: Path, agreed: Agreement, given: Own) -> tuple[Ints, Ints]:
     releases = Releases(agreed, agreed.privacy, simulated_budget(agreed, "site", folder))
     features, labels, owners = given
     batches = [(features[:5], labels[:5]), (features[5:], labels[5:])]
-    return releases.term(batches, LISTED, releases.draw_share(1), owners)
+    return releases.sum_term(batches, LISTED, releases.draw_share(1), owners)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_the_sum_is_what_the_sites_units_and_their_draws_add_up_to(
     agreed = agreement(unit)
     assert agreed.privacy is not None
     grid = agreed.noisy_sum(LISTED).grid
-    query = replace(query_of(agreed.privacy, DIM), noise_multiplier=agreed.noisy_sum(LISTED).share)
+    query = replace(build_query(agreed.privacy, DIM), noise_multiplier=agreed.noisy_sum(LISTED).share)
     assert query.grid == grid
     vectors, weights = np.zeros((CLASSES, DIM), np.int64), np.zeros(CLASSES, np.int64)
     terms = [term(tmp_path / str(site), agreed, own(site, unit)) for site in range(LISTED)]
@@ -172,4 +172,4 @@ def test_records_without_owners_are_refused(tmp_path: Path) -> None:
     releases = Releases(agreed, agreed.privacy, simulated_budget(agreed, "site", tmp_path))
     features, labels, _ = own(0, Unit.SUBJECT)
     with pytest.raises(ValueError, match="records' owners"):
-        releases.term([(features, labels)], LISTED, releases.draw_share(1))
+        releases.sum_term([(features, labels)], LISTED, releases.draw_share(1))

@@ -16,9 +16,9 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement, Method, Noise, PrivacySection
 from crypto.pairwise.attempt_binding import threshold
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
+from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.releases import Releases
-from secure_client.privacy.run_cost import simulated_budget
 from tests.support.grouped import grouped_agreement
 
 CLASSES, DIM, NOISE, CLIP, WEIGHT = 80, 100, 2.5, 3.0, 1.2
@@ -54,7 +54,7 @@ def terms(folder: Path, agreed: Agreement, sites: int, listed: int) -> NDArray[n
         budget: BudgetSection = simulated_budget(agreed, f"site-{number}", folder / str(number))
         assert agreed.privacy is not None
         releases = Releases(agreed, agreed.privacy, budget)
-        vectors, weights = releases.term(none, listed, releases.draw_share(1))
+        vectors, weights = releases.sum_term(none, listed, releases.draw_share(1))
         found.append(np.concatenate([vectors.ravel(), weights]))
     return np.array(found) * agreed.noisy_sum(listed).grid.step
 

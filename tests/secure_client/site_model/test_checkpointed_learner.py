@@ -23,7 +23,7 @@ from algorithms.model_outputs import Terms
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
 from secure_client.output.site_files import MODEL, PROTOTYPES, read_prototypes
-from secure_client.privacy.value_bounds import PrototypeBounds
+from secure_client.privacy.bounds import PrototypeBounds
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.job import Job, Schedule
 from secure_client.training.learner import Learner

@@ -1,8 +1,9 @@
-"""The privacy limits in a site's own configuration file."""
+"""Privacy budget of a site: the limits in its own configuration file, the ledger, and what is spent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -10,11 +11,17 @@ from pydantic import Field
 from agreement.field_types import Count, Positive
 from agreement.sections.privacy import Colluding, Extractor, PrivacySection
 from agreement.toml_loading import LocalPath, Section
-from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.accounting.events import Unit
+from privacy.errors import BudgetError
+from privacy.ledger.ledger import Ledger
+from privacy.ledger.lines import Limit
 
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
+
+NO_GUARANTEE = "NO GUARANTEE"
+"""First words of every message on a data set without a guarantee, after a release or a run without noise."""
 
 
 class BudgetSection(Section):
@@ -115,3 +122,41 @@ class BudgetSection(Section):
                 f"the agreement's distributed noise tolerates {colluding} colluding sites, but least_colluding "
                 f"of this site is {self.least_colluding}"
             )
+
+
+def check_delta(budget: BudgetSection, units: int) -> None:
+    """Raise :class:`BudgetError` for a δ so large that publishing one unit at random would count as private.
+
+    ``units`` is the number of units: this site's records or subjects, or the most sites of a run.
+    """
+    if not budget.delta * units < 1.0:
+        whose = "sites of a run" if budget.unit is Unit.SITE else f"this site's {budget.unit}s"
+        raise BudgetError(
+            f"delta = {budget.delta:g} in [privacy] is not below one over the number of {whose}: set delta well "
+            "below that"
+        )
+
+
+@dataclass(frozen=True)
+class SpentBudget:
+    """Part of the data set's budget that is spent, over all runs: ``epsilon`` at ``delta``.
+
+    ``guaranteed`` is true if the spending holds for a record: all releases in the ledger are of features that depend on
+    no record, or only through training that is in the ledger as well.
+    """
+
+    epsilon: float
+    delta: float
+    guaranteed: bool
+
+
+def open_site_ledger(budget: BudgetSection) -> Ledger:
+    """Open or create the ledger, with the limit and accountant of the site's file."""
+    limit = Limit(budget.epsilon, budget.delta, budget.unit, budget.accountant)
+    return Ledger(
+        budget.ledger,
+        budget.dataset,
+        limit,
+        epsilon=accountant_for(budget.accountant),
+        most_payments=budget.most_paid_attempts,
+    )

@@ -1,4 +1,4 @@
-"""Record of the newest anchor of each site's privacy ledger, over all runs, in one file.
+"""Record of the newest anchor of each site's privacy ledger, over all runs, in one file, and the key of a ledger in it.
 
 The coordinator keeps a record of all sites, and each site one of its peers. A noted anchor is on the disk when
 :meth:`AnchorRecord.note` returns, and the number kept of a ledger never goes down. Several processes may have the
@@ -8,6 +8,7 @@ reason more than one party keeps a record.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from agreement.errors import UserError
+from crypto.signed_encoding import encode
 from protoseal_files.sqlite import DatabaseOwner, closed_on_error, transaction
 from protoseal_wire.messages import LedgerAnchor
 
@@ -131,3 +133,16 @@ def _named(path: Path) -> Iterator[None]:
             f"the record of ledgers' anchors {path} cannot be used: {error}; repair the disk, or "
             "restore the latest copy"
         ) from error
+
+
+_LABEL = "ledger-anchor"
+
+
+def anchor_key(federation: str, site: str, dataset: str) -> bytes:
+    """Return 32 bytes that are equal in every run, so that the anchors of a lost or restarted ledger are still found.
+
+    For the same reason the key has no random part, which could be lost together with the ledger. Limit: the key only
+    hides the data set's name, and only from whoever cannot guess it. A data set has the same key in all of a
+    federation's runs, so runs with the same data set can be linked.
+    """
+    return hashlib.sha256(encode(_LABEL, federation.encode(), site.encode(), dataset.encode())).digest()

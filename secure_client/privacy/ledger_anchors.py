@@ -24,44 +24,79 @@ from pathlib import Path
 from typing import Protocol
 
 from agreement import Agreement
-from agreement.storage.ledger_anchors import AnchorRecord, Owner
+from agreement.storage.anchor_record import AnchorRecord, Owner, anchor_key
 from privacy.errors import RolledBackError
-from privacy.ledger.budget_account import read_account
-from privacy.ledger.hash_chain import Anchor
-from protoseal_wire.ledger_anchor_key import anchor_key
+from privacy.ledger.budget_account import Account, read_account
+from privacy.ledger.hash_chain import NO_LINE, Anchor
+from privacy.ledger.ledger import Ledger
 from protoseal_wire.messages import ActiveList, LedgerAnchor, PhaseKey
 from secure_client.errors import Violation
-from secure_client.privacy.budget_section import BudgetSection
-from secure_client.privacy.releases import NO_GUARANTEE
-from secure_client.privacy.rollback_record import OWN, kept_of, own_anchor, record_beside
-from secure_client.privacy.site_ledger import site_ledger
-from secure_client.protocol.journal import Journal
+from secure_client.privacy.budget import NO_GUARANTEE, BudgetSection, open_site_ledger
 
-_SEEN, _SHOWN = "anchors of peers", "anchor of the own ledger"
-Seen = dict[Owner, LedgerAnchor]
 _log = logging.getLogger("protoseal.site")
+_SEEN, _SHOWN = "anchors of peers", "anchor of the own ledger"
+"""Names of the documents in the journal."""
+PEERS = ".peers"
+"""Suffix of the file beside the ledger with the peers' anchors and the ledger's own, over all runs."""
+OWN = ""
+"""Name in the record, in place of a site's, for the ledger beside it, whatever the federation."""
 
 
-class Book(Protocol):
-    """Interface of a data set's ledger in a run: of noisy releases, or of runs that release exact values."""
+def record_beside(ledger: Path) -> Path:
+    """Return the path of a ledger's record: beside the file itself if ``ledger`` is a link."""
+    real = ledger.resolve()
+    return real.with_name(real.name + PEERS)
 
-    @property
-    def dataset(self) -> str:
-        """Name of the data set."""
+
+def own_anchor(dataset: str, anchor: Anchor) -> LedgerAnchor:
+    """Return the data set's own row of the record: the same in every federation."""
+    return LedgerAnchor(anchor_key(OWN, OWN, dataset), anchor.seq, bytes.fromhex(anchor.head))
+
+
+def recorded_anchor(record: AnchorRecord, dataset: str) -> Anchor | None:
+    """Return the last entry of its ledger that the site has shown, or None."""
+    kept = record.held(OWN, own_anchor(dataset, Anchor(0, NO_LINE)).key)
+    return None if kept is None else Anchor(kept.seq, kept.head.hex())
+
+
+def shown_anchor(account: Account) -> Anchor | None:
+    """Return the last entry that the site has shown, by the record beside the ledger; None without a record.
+
+    Raises :class:`agreement.storage.anchor_record.AnchorRecordError` for a record that cannot be read.
+    """
+    path = record_beside(account.path)
+    if not path.exists():
+        return None
+    with AnchorRecord.open(path, read_only=True) as record:
+        return recorded_anchor(record, account.budget.dataset)
+
+
+def check_shown(account: Account) -> Anchor | None:
+    """Return :func:`shown_anchor`; raise :class:`RolledBackError` if the ledger lacks that entry. Changes nothing."""
+    kept = shown_anchor(account)
+    if kept is not None:
+        read_account(account.path).check_anchor(kept)  # read again: a run may have added entries in between
+    return kept
+
+
+def missing_anchor(account: Account) -> Anchor | None:
+    """Return the entry that the site has shown and the ledger lacks, or None. Changes nothing."""
+    try:
+        check_shown(account)
+    except RolledBackError:
+        return shown_anchor(account)
+    return None
+
+
+class Documents(Protocol):
+    """Documents of a site's journal, by name, each with its round."""
+
+    def get(self, name: str) -> tuple[int, bytes] | None:
+        """Return (round, content) of the document, or None."""
         ...
 
-    @property
-    def ledger(self) -> Path:
-        """The ledger's file."""
-        ...
-
-    @property
-    def anchor(self) -> Anchor:
-        """The last entry's number and hash."""
-        ...
-
-    def check_anchor(self, anchor: Anchor) -> None:
-        """Raise :class:`RolledBackError` if the ledger lacks the entry."""
+    def put(self, name: str, round_number: int, content: bytes) -> None:
+        """Store a document, replacing an earlier one of that name."""
         ...
 
 
@@ -72,56 +107,61 @@ class OwnAnchor:
         self,
         agreement: Agreement,
         site: str,
-        book: Book | None,
-        journal: Journal,
+        ledger: Ledger | None,
+        journal: Documents,
         record: AnchorRecord | None,
     ) -> None:
         """Raise :class:`RolledBackError` if the ledger lacks an entry that it had in this run, or that ``record`` has.
 
-        ``book`` is None if the site has no ledger. ``record`` is stored beside the ledger, over all runs.
+        ``ledger`` is None if the site has none. ``record`` is stored beside the ledger, over all runs.
         """
-        self._releases, self._journal, self._record = book, journal, record
-        self._key = b"" if book is None else anchor_key(agreement.federation, site, book.dataset)
+        self._ledger = ledger
+        self._journal = journal
+        self._record = record
+        self._key = b"" if ledger is None else anchor_key(agreement.federation, site, ledger.dataset)
+        if ledger is None:
+            return
         stored = journal.get(_SHOWN)
-        if book is not None and stored is not None:
-            book.check_anchor(Anchor(*json.loads(stored[1])))
-        kept = None if book is None or record is None else kept_of(record, book.dataset)
-        if book is not None and kept is not None:
-            book.check_anchor(kept)
+        if stored is not None:
+            ledger.check_anchor(Anchor(*json.loads(stored[1])))
+        recorded = None if record is None else recorded_anchor(record, ledger.dataset)
+        if recorded is not None:
+            ledger.check_anchor(recorded)
 
     @property
     def now(self) -> LedgerAnchor | None:
         """Anchor of the last entry; None if the site has no ledger."""
-        if self._releases is None:
+        if self._ledger is None:
             return None
-        anchor = self._releases.anchor
+        anchor = self._ledger.anchor
         return LedgerAnchor(self._key, anchor.seq, bytes.fromhex(anchor.head))
 
     def show(self, round_number: int) -> LedgerAnchor | None:
         """Store :attr:`now` at the site, then return it for a statement."""
         anchor = self.now
-        if self._releases is None or anchor is None:
+        if self._ledger is None or anchor is None:
             return None
+        # Stored first: a site that dies before it shows the anchor is held to more than others know, and never to less.
         self._journal.put(_SHOWN, round_number, json.dumps([anchor.seq, anchor.head.hex()]).encode())
         if self._record is not None:
-            self._record.note({OWN: own_anchor(self._releases.dataset, self._releases.anchor)})
+            self._record.note({OWN: own_anchor(self._ledger.dataset, self._ledger.anchor)})
         return anchor
 
-    def check_kept(self, kept: LedgerAnchor | None) -> None:
+    def check_reported(self, reported: LedgerAnchor | None) -> None:
         """Compare with the coordinator's record of this ledger, if it has any.
 
         Raises :class:`RolledBackError` if the ledger lacks that entry, :class:`Violation` if the entry is of another
         ledger.
         """
-        if kept is None:
+        if reported is None:
             return
-        if self._releases is None or kept.key != self._key:
+        if self._ledger is None or reported.key != self._key:
             raise Violation("the coordinator sent an anchor of another ledger than this site's")
         try:
-            self._releases.check_anchor(Anchor(kept.seq, kept.head.hex()))
+            self._ledger.check_anchor(Anchor(reported.seq, reported.head.hex()))
         except RolledBackError as error:
             raise RolledBackError(
-                f"{error} (the coordinator reports entry {kept.seq}; if this ledger never had that entry, the "
+                f"{error} (the coordinator reports entry {reported.seq}; if this ledger never had that entry, the "
                 "report is false: it stops this site but spends nothing)"
             ) from error
 
@@ -136,7 +176,7 @@ class PeerAnchors:
     """
 
     def __init__(
-        self, agreement: Agreement, site: str, journal: Journal, record: AnchorRecord | None
+        self, agreement: Agreement, site: str, journal: Documents, record: AnchorRecord | None
     ) -> None:
         """Load the anchors before this site makes its key for the run. ``record`` is None without a ledger."""
         self._required, self._site = agreement.privacy is not None, site
@@ -159,25 +199,24 @@ class PeerAnchors:
             kept = seen.get((site, anchor.key))
             if kept is not None and anchor.is_behind(kept):
                 raise Violation(_other_ledger(site, anchor, kept))
-        self._keep(
-            *(key.round, key.attempt), seen | {(site, each.key): each for site, each in listed.items()}
-        )
+        newest = seen | {(site, anchor.key): anchor for site, anchor in listed.items()}
+        self._keep(key.round, key.attempt, newest)
         for site, kept in ({} if self._record is None else self._record.note(listed)).items():
             raise Violation(_other_ledger(site, listed[site], kept))
 
     def _anchors(self, active: ActiveList) -> dict[str, LedgerAnchor]:
-        found = {}
-        for each in active.statements:
-            if each.anchor is None and self._required:
+        anchors = {}
+        for statement in active.statements:
+            if statement.anchor is None and self._required:
                 raise Violation(
-                    f"{each.site} states no entry of its privacy ledger, which an agreement with noise requires"
+                    f"{statement.site} states no entry of its privacy ledger, which an agreement with noise requires"
                 )
             # The site's own ledger is checked line by line elsewhere. Without noise, a site may have no ledger.
-            if each.anchor is not None and each.site != self._site:
-                found[each.site] = each.anchor
-        return found
+            if statement.anchor is not None and statement.site != self._site:
+                anchors[statement.site] = statement.anchor
+        return anchors
 
-    def _load(self) -> tuple[tuple[int, int], Seen]:
+    def _load(self) -> tuple[tuple[int, int], dict[Owner, LedgerAnchor]]:
         stored = self._journal.get(_SEEN)
         if stored is None:
             raise RuntimeError("the journal lacks the anchors of peers' ledgers that it had")
@@ -186,15 +225,18 @@ class PeerAnchors:
             (site, LedgerAnchor(bytes.fromhex(key), seq, bytes.fromhex(head)))
             for site, key, seq, head in content["anchors"]
         )
-        return (stored[0], content["attempt"]), {(site, each.key): each for site, each in anchors}
+        return (stored[0], content["attempt"]), {(site, anchor.key): anchor for site, anchor in anchors}
 
     def _keep(self, round_number: int, attempt: int, seen: Mapping[Owner, LedgerAnchor]) -> None:
-        rows = [[site, each.key.hex(), each.seq, each.head.hex()] for (site, _), each in sorted(seen.items())]
+        rows = [
+            [site, anchor.key.hex(), anchor.seq, anchor.head.hex()]
+            for (site, _), anchor in sorted(seen.items())
+        ]
         content = json.dumps({"attempt": attempt, "anchors": rows}).encode()
         self._journal.put(_SEEN, round_number, content)
 
 
-def check_kept_beside(budget: BudgetSection) -> None:
+def check_recorded(budget: BudgetSection) -> None:
     """Raise :class:`RolledBackError` if the ledger is missing or lacks the last entry that this site has shown.
 
     Call this function before opening the ledger, which would create a missing ledger.
@@ -205,7 +247,7 @@ def check_kept_beside(budget: BudgetSection) -> None:
     if not path.exists():
         return
     with AnchorRecord.open(path) as record:
-        kept = kept_of(record, budget.dataset)
+        kept = recorded_anchor(record, budget.dataset)
         fault = None if kept is None else _fault(budget.ledger, kept)
         if kept is None or fault is None:
             return
@@ -214,7 +256,7 @@ def check_kept_beside(budget: BudgetSection) -> None:
                 f"{fault}; if the latest copy is lost, set ledger_lost = true in [privacy] of the site's file, after "
                 f"which data set {budget.dataset!r} has no guarantee"
             )
-        site_ledger(budget).lose(kept.seq)
+        open_site_ledger(budget).record_loss(kept.seq)
         record.forget(OWN, own_anchor(budget.dataset, kept).key)
         _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, kept.seq, budget.ledger)
 

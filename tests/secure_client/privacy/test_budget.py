@@ -10,7 +10,7 @@ import pytest
 
 from agreement import METHODS, Agreement, ConfigError, DpSgdSection, Extractor, Method, PrivacySection
 from secure_client.config import load_site
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from tests.support.small import small_agreement
 
 AGREED = PrivacySection(clip=2.0, noise_multiplier=6.0)

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 
 from agreement import Agreement
-from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.anchor_record import AnchorRecord, anchor_key
 from crypto.keys import StorageKey
 from privacy.errors import RolledBackError
 from privacy.ledger.budget_account import read_account
-from privacy.ledger.hash_chain import Anchor
-from protoseal_wire.ledger_anchor_key import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
 from secure_client.errors import Violation
-from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.exact_releases import ExactReleases
+from secure_client.privacy.ledger_anchors import OwnAnchor, PeerAnchors, check_recorded
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors, check_kept_beside
 from tests.support.anchors import anchor, with_noise
 from tests.support.budgets import DATASET, LIMIT, open_ledger, spending
 from tests.support.small import FEDERATION, RUN, small_agreement
@@ -30,24 +28,8 @@ A, B, C = "clinic-a", "clinic-b", "clinic-c"
 KEY = anchor_key(FEDERATION, A, DATASET)
 
 
-class Books:
-    """A ledger as :class:`OwnAnchor` uses it."""
-
-    dataset = DATASET
-
-    def __init__(self, path: Path) -> None:
-        self.ledger, self._ledger = path, open_ledger(path)
-
-    @property
-    def anchor(self) -> Anchor:
-        return self._ledger.anchor
-
-    def check_anchor(self, anchor: Anchor) -> None:
-        self._ledger.check_anchor(*anchor)
-
-
 def own(path: Path) -> OwnAnchor:
-    return OwnAnchor(with_noise(), A, Books(path), Nothing(), None)
+    return OwnAnchor(with_noise(), A, open_ledger(path), Nothing(), None)
 
 
 class Nothing(Journal):
@@ -78,10 +60,10 @@ def test_a_site_shows_the_last_entry_of_its_ledger(path: Path) -> None:
 
 def test_a_ledger_that_went_on_from_what_was_kept_is_as_it_should_be(path: Path) -> None:
     kept = last(path)
-    own(path).check_kept(None)
-    own(path).check_kept(kept)
+    own(path).check_reported(None)
+    own(path).check_reported(kept)
     open_ledger(path).spend(spending(4))
-    own(path).check_kept(kept)
+    own(path).check_reported(kept)
 
 
 @pytest.mark.parametrize("lines", [0, 2])
@@ -94,16 +76,16 @@ def test_an_older_copy_is_refused_however_far_it_went_on(path: Path, lines: int,
         open_ledger(path).spend(spending(number, "run-2"))
     before = path.read_bytes()
     with pytest.raises(RolledBackError, match=r"the coordinator reports entry 3;.* spends nothing"):
-        own(path).check_kept(kept)
+        own(path).check_reported(kept)
     if before:
         assert path.read_bytes() == before
 
 
 def test_a_kept_anchor_of_another_ledger_is_refused(path: Path) -> None:
     with pytest.raises(Violation, match="another ledger than this site's"):
-        own(path).check_kept(LedgerAnchor(bytes(32), 0, bytes(32)))
+        own(path).check_reported(LedgerAnchor(bytes(32), 0, bytes(32)))
     with pytest.raises(Violation, match="another ledger than this site's"):
-        OwnAnchor(small_agreement(), A, None, Nothing(), None).check_kept(last(path))
+        OwnAnchor(small_agreement(), A, None, Nothing(), None).check_reported(last(path))
 
 
 TORN: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -129,23 +111,23 @@ def test_a_ledger_that_lost_what_the_site_has_shown_is_refused_before_another_be
     path, budget = tmp_path / "heart.ledger", budget_of(tmp_path / "heart.ledger")
     agreed = small_agreement() if exact else with_noise()
     with journal_of(tmp_path, agreed) as journal:
-        check_kept_beside(budget)
+        check_recorded(budget)
         if exact:
             releases = ExactReleases(agreed, budget)
             releases.declare()
-            OwnAnchor(agreed, A, releases, journal, record).show(1)
+            OwnAnchor(agreed, A, releases.ledger, journal, record).show(1)
         else:
             open_ledger(path).spend(spending(1))
-            OwnAnchor(agreed, A, Books(path), journal, record).show(1)
-        check_kept_beside(budget)
+            OwnAnchor(agreed, A, open_ledger(path), journal, record).show(1)
+        check_recorded(budget)
         spoil, told = TORN[harm]
         spoil(path)
         left = path.read_bytes() if path.exists() else None
         with pytest.raises(RolledBackError, match=told):
-            check_kept_beside(budget)
+            check_recorded(budget)
         assert (path.read_bytes() if path.exists() else None) == left
         with pytest.raises(RolledBackError):
-            OwnAnchor(agreed, A, Books(path), journal, record)
+            OwnAnchor(agreed, A, open_ledger(path), journal, record)
 
 
 def test_a_line_that_a_crash_tore_is_no_loss_and_the_next_takes_its_place(
@@ -153,11 +135,11 @@ def test_a_line_that_a_crash_tore_is_no_loss_and_the_next_takes_its_place(
 ) -> None:
     """Tear the line as a later cut would; no anchor has the line."""
     with journal_of(tmp_path, with_noise()) as journal:
-        OwnAnchor(with_noise(), A, Books(path), journal, record).show(1)
+        OwnAnchor(with_noise(), A, open_ledger(path), journal, record).show(1)
         open_ledger(path).spend(spending(4))
         path.write_bytes(path.read_bytes()[:-9])
-        check_kept_beside(budget_of(path))
-        OwnAnchor(with_noise(), A, Books(path), journal, record).check_kept(last(path))
+        check_recorded(budget_of(path))
+        OwnAnchor(with_noise(), A, open_ledger(path), journal, record).check_reported(last(path))
         with caplog.at_level(logging.WARNING):
             open_ledger(path).spend(spending(4))
     assert "a crash while writing" in caplog.text
@@ -173,7 +155,7 @@ def test_a_cut_line_that_the_coordinator_has_seen_is_told_from_a_crash_without_a
     with pytest.raises(
         RolledBackError, match=r"entry 3 was cut after it was acknowledged.*the coordinator reports"
     ):
-        own(path).check_kept(kept)
+        own(path).check_reported(kept)
     assert path.read_bytes() == before
 
 
@@ -181,13 +163,13 @@ def test_by_a_word_in_the_sites_file_a_lost_ledger_goes_on_without_a_guarantee(
     path: Path, record: AnchorRecord, tmp_path: Path
 ) -> None:
     with journal_of(tmp_path, with_noise()) as journal:
-        OwnAnchor(with_noise(), A, Books(path), journal, record).show(1)
+        OwnAnchor(with_noise(), A, open_ledger(path), journal, record).show(1)
     path.unlink()
-    check_kept_beside(budget_of(path, ledger_lost=True))
+    check_recorded(budget_of(path, ledger_lost=True))
     account = read_account(path)
     assert ([each.seq for each in account.losses], account.guaranteed) == ([3], False)
-    check_kept_beside(budget_of(path))  # what is there now is what is held to from here on
-    check_kept_beside(budget_of(path, ledger_lost=True))
+    check_recorded(budget_of(path))  # what is there now is what is held to from here on
+    check_recorded(budget_of(path, ledger_lost=True))
     assert len(read_account(path).lines) == 1
 
 
