@@ -119,7 +119,7 @@ def _check_peers(protection: Protection, settings: Section, secret: bytes, toler
     halves, cohort, stack = protection.peers, _cohort(), _rows()
     if halves is None:
         raise ValueError(f"protection {protection.name!r} serves no peers")
-    weights = partial(peer_weights, weighting=Weighting.DISTANCE, squared=True, tau=1e-4)
+    weights = partial(peer_weights, weighting=Weighting.DISTANCE, tau=1e-4)
     site, server = halves.site(settings, secret, b"one"), halves.server(settings, weights)
     form, plain = halves.form(settings, _CLASSES, _DIM), PlainSite()
     sent, open_ = {}, {}

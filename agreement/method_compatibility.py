@@ -21,14 +21,12 @@ NEEDS = {
 """Needs of each family, all of which a protection must offer. For ``PEERS``, which has alternatives, one is enough."""
 
 
-def check_protection_serves(
-    method: Method, weighting: Weighting, squared: bool, protection: Protection
-) -> None:
+def check_protection_serves(method: Method, weighting: Weighting, protection: Protection) -> None:
     """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
     family = method.traits.family
     by_own_weights = method.weights is not None
     if family is Family.PEERS and not by_own_weights:
-        _check_weighting_served(method, weighting, squared, protection)
+        _check_weighting_served(method, weighting, protection)
         return
     needs = frozenset({Need.GRAM}) if by_own_weights else NEEDS[family]
     if not _values(needs) <= _values(protection.offers):
@@ -65,15 +63,12 @@ def check_noise_is_shared(method: Method, protection: Protection, *, personal: b
         )
 
 
-def _check_weighting_served(
-    method: Method, weighting: Weighting, squared: bool, protection: Protection
-) -> None:
-    needs, offers = sufficient_needs(weighting, squared=squared), protection.offers
+def _check_weighting_served(method: Method, weighting: Weighting, protection: Protection) -> None:
+    needs, offers = sufficient_needs(weighting), protection.offers
     if _values(needs).isdisjoint(_values(offers)):
-        form = weighting.value if squared else f"{weighting.value}, unsquared"
-        others = "weighting 'complement', 'distance' or 'uniform', squared, or "
+        others = "weighting 'complement', 'distance' or 'uniform', or "
         raise ValueError(
-            f"method {method.value} with weighting {form!r} needs {_names(needs)}, but protection"
+            f"method {method.value} with weighting {weighting.value!r} needs {_names(needs)}, but protection"
             f" {protection.value!r} offers {_names(offers)}; choose"
             f" {others if Offer.DISTANCE_WEIGHTS in offers else ''}protection 'plain' or 'masked'"
         )

@@ -135,7 +135,7 @@ class RunSettings(Section):
 
     def check_served(self, method: Method) -> None:
         """Raise ``ValueError`` unless the agreed protection, ``[privacy]`` and ``[training]`` serve this method."""
-        check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        check_protection_serves(method, self.pfpl.weighting, self.protection)
         if self.training.frozen_extractor:
             self._check_frozen(method)
         if self.privacy is not None:

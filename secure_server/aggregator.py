@@ -73,7 +73,7 @@ def weights_of(agreement: Agreement) -> Weights:
     if method.weights is not None:
         return convex(method.weights(agreement.settings_of(method)))
     return partial(
-        peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
+        peer_weights, weighting=pfpl.weighting, tau=agreement.agreement_threshold
     )
 
 

@@ -29,8 +29,6 @@ class PfplSection(Section):
 
     weighting: Weighting = Weighting.COMPLEMENT
     """Weights of peers by distance; `inverse` is not served under `ckks`."""
-    squared: bool = True
-    """Squared distances; `false` is a form of weighting `distance` alone."""
     alpha: Fraction = 0.3
     """α: share of a site's own prototype in its target."""
     alignment: NotNegative = Field(default=3.0, alias="lambda")
@@ -44,14 +42,6 @@ class PfplSection(Section):
         if isinstance(given, Mapping) and given.get("literal_regulariser") is True:
             return {"lambda": 0.1, **given}
         return given
-
-    @model_validator(mode="after")
-    def _unsquared_is_distance(self) -> Self:
-        if not self.squared and self.weighting is not Weighting.DISTANCE:
-            raise ValueError(
-                "squared = false needs weighting 'distance': set weighting = 'distance', or remove squared"
-            )
-        return self
 
 
 class FedpcSection(Section):

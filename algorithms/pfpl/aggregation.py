@@ -27,20 +27,14 @@ class Weighting(StrEnum):
     """Weight w = 1/(cnt − 1): the control that ignores distances."""
 
 
-def sufficient_needs(weighting: Weighting, *, squared: bool = True) -> frozenset[Need]:
-    """Return the needs of which a protection must offer at least *one* to compute these weights.
-
-    Raises ``ValueError`` for an unsquared weighting other than ``distance``.
-    """
-    _check_squared(weighting, squared)
-    if weighting is Weighting.INVERSE or not squared:
+def sufficient_needs(weighting: Weighting) -> frozenset[Need]:
+    """Return the needs of which a protection must offer at least *one* to compute these weights."""
+    if weighting is Weighting.INVERSE:
         return frozenset({Need.GRAM})
     return frozenset({Need.GRAM, Need.DISTANCE_WEIGHTS})
 
 
-def peer_weights(
-    gram: Float, holds: Bool, weighting: Weighting, *, squared: bool = True, tau: float
-) -> NDArray[np.float64]:
+def peer_weights(gram: Float, holds: Bool, weighting: Weighting, *, tau: float) -> NDArray[np.float64]:
     """Return w_im of equation 4, float64 (K, n, n): row i of class k weighs the prototypes that site i receives.
 
     ``gram`` is (K, n, n) with [k, i, m] = ⟨C_i^k, C_m^k⟩; ``holds`` is bool (n, K), with an empty column for a
@@ -48,11 +42,9 @@ def peer_weights(
     that the target is C_i for every α, if site i has no peers or all peers agree with site i (D_i ≤ ``tau`` > 0, in
     the units of the Gram matrix). ``uniform`` ignores D_i, and so does ``complement`` with a single peer, which gets
     weight 1. ``inverse`` raises distances below tau to tau. The rows of sites without the class are zero.
-    ``squared=False`` is the other printed form of ``distance``, w ∝ ‖C_i − C_m‖.
 
-    Raises ``ValueError`` for shapes that do not fit, tau ≤ 0, or squared=False with another weighting.
+    Raises ``ValueError`` for shapes that do not fit, or tau ≤ 0.
     """
-    _check_squared(weighting, squared)
     _check_shapes(gram, holds, tau)
     peers = _peers(holds)
     distances = np.where(peers, squared_distances(gram), 0.0)
@@ -60,7 +52,7 @@ def peer_weights(
     peer_count = peers.sum(axis=-1, keepdims=True)
     agree = (total <= tau) & (peer_count >= _peers_to_compare(weighting))
     alone = (peer_count == 0) | agree
-    scores = np.where(peers, _scores(distances, peers, weighting, squared, tau), 0.0)
+    scores = np.where(peers, _scores(distances, peers, weighting, tau), 0.0)
     return _rows(scores, alone, holds)
 
 
@@ -74,13 +66,6 @@ def personalise(own: Float, peers: Float, alpha: float) -> NDArray[np.float64]:
     if own.shape != peers.shape:
         raise ValueError(f"own prototypes {own.shape} and the peers' {peers.shape} differ in shape")
     return np.asarray(alpha * own + (1.0 - alpha) * peers, dtype=np.float64)
-
-
-def _check_squared(weighting: Weighting, squared: bool) -> None:
-    if not squared and weighting is not Weighting.DISTANCE:
-        raise ValueError(
-            f"squared=False needs weighting 'distance'; {weighting.value!r} has no unsquared form"
-        )
 
 
 def _check_shapes(gram: Float, holds: Bool, tau: float) -> None:
@@ -105,11 +90,11 @@ def _peers_to_compare(weighting: Weighting) -> float:
     return {Weighting.UNIFORM: np.inf, Weighting.COMPLEMENT: 2}.get(weighting, 1)
 
 
-def _scores(distances: Float, peers: Bool, weighting: Weighting, squared: bool, tau: float) -> Float:
+def _scores(distances: Float, peers: Bool, weighting: Weighting, tau: float) -> Float:
     """Return weights before normalisation, (K, n, n); entries where m is no peer of i are meaningless."""
     match weighting:
         case Weighting.DISTANCE:
-            return distances if squared else np.sqrt(distances)
+            return distances
         case Weighting.COMPLEMENT:
             return _complement_scores(distances, peers)
         case Weighting.INVERSE:

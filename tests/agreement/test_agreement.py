@@ -30,7 +30,7 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "95a6340870cb70add207e0ec24e0a80e1c7947b30bcfdab6efb985c442bf3437"
+KNOWN_HASH = "4602fa98f4c173eab8a17b792d9c0e82f91f0194ae96c52021da83f9a7c094e7"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
@@ -84,15 +84,10 @@ def test_deployment_refuses_methods_for_comparison(tmp_path: Path, method: Metho
         load(write(tmp_path / "party.toml", table))
 
 
-@pytest.mark.parametrize(
-    ("pfpl", "named"),
-    [({"weighting": "inverse"}, "'inverse'"), ({"weighting": "distance", "squared": False}, "unsquared")],
-)
-def test_ckks_refuses_weightings_that_need_inner_products(
-    tmp_path: Path, pfpl: dict[str, Any], named: str
-) -> None:
+def test_ckks_refuses_weightings_that_need_inner_products(tmp_path: Path) -> None:
+    pfpl = {"weighting": "inverse"}
     line = problem(tmp_path, pfpl=pfpl)
-    assert named in line
+    assert "'inverse'" in line
     assert (
         "needs 'gram', but protection 'ckks' offers 'clustering' or 'cosine weights' or 'distance weights' or"
         in line

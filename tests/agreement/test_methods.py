@@ -135,7 +135,7 @@ def test_an_unknown_family_is_refused(method: Method, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="has no rounds"):
             Aggregator(session._agreement, tmp_path)
     with pytest.raises(KeyError, match="another"):
-        check_protection_serves(unknown, pfpl.weighting, pfpl.squared, Protection.PLAIN)
+        check_protection_serves(unknown, pfpl.weighting, Protection.PLAIN)
 
 
 @pytest.mark.parametrize("method", AGREED)

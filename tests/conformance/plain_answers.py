@@ -67,11 +67,7 @@ def inputs_from(agreement: Agreement, put: Mapping[str, tuple[Stack, NDArray[np.
 
 def personalised(agreement: Agreement, inputs: Inputs, pfpl: PfplSection) -> Stack:
     """Return answers (n, K, d) in the prototypes' own units, by the server's half of `plain` in float64."""
-    server = PlainServer(
-        partial(
-            peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
-        )
-    )
+    server = PlainServer(partial(peer_weights, weighting=pfpl.weighting, tau=agreement.agreement_threshold))
     payloads = {
         site: Payload("plain/1", arrays=(rows,))
         for site, rows in zip(inputs.cohort.sites, inputs.rows, strict=True)

@@ -15,13 +15,12 @@ from tests.conformance.plain_answers import check_predictions, excess, inputs_of
 from tests.conformance.runs import Record, agreement_for, data_for, holdings, run
 from tests.support.marks import full_but
 
-UNSQUARED = PfplSection(weighting=Weighting.DISTANCE, squared=False)
 BY_DISTANCES = [
     PfplSection(weighting=each) for each in (Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.UNIFORM)
 ]
 """Weightings of a protection that computes weights from distances alone; the others need inner products."""
 SERVED = {
-    Protection.MASKED: [*BY_DISTANCES, PfplSection(weighting=Weighting.INVERSE), UNSQUARED],
+    Protection.MASKED: [*BY_DISTANCES, PfplSection(weighting=Weighting.INVERSE)],
     Protection.CKKS: BY_DISTANCES,
 }
 SHAPES = [(3, 3, 8, 2), (5, 10, 300, 1), (8, 10, 8, 1)]
@@ -32,9 +31,7 @@ PAIR = {"min_holders": 1, "min_sites": 2, "allow_fewer_holders_reveals_peers": T
 each_served = pytest.mark.parametrize(
     ("protection", "pfpl"),
     [
-        pytest.param(
-            protection, pfpl, id=f"{protection}-{pfpl.weighting}{'' if pfpl.squared else '-unsquared'}"
-        )
+        pytest.param(protection, pfpl, id=f"{protection}-{pfpl.weighting}")
         for protection, served in SERVED.items()
         for pfpl in served
     ],
@@ -110,6 +107,3 @@ def test_the_bound_on_rotations_is_beyond_float32(tmp_path: Path) -> None:
 def test_ckks_refuses_weightings_that_need_inner_products() -> None:
     with pytest.raises(ValidationError, match="weighting 'inverse' needs 'gram', but protection 'ckks'"):
         agreement_for(Protection.CKKS, Weighting.INVERSE, classes=3, dim=8)
-    with pytest.raises(ValidationError, match="'distance, unsquared' needs 'gram', but protection 'ckks'"):
-        agreement_for(Protection.CKKS, Weighting.DISTANCE, classes=3, dim=8, pfpl=UNSQUARED)
-    assert agreement_for(Protection.PLAIN, Weighting.DISTANCE, classes=3, dim=8, pfpl=UNSQUARED)

@@ -49,7 +49,7 @@ def near_the_average(settings, recipe):
 def by_distance(settings):
     from algorithms.pfpl import Weighting, peer_weights
 
-    return partial(peer_weights, weighting=Weighting.DISTANCE, squared=True, tau=1e-4)
+    return partial(peer_weights, weighting=Weighting.DISTANCE, tau=1e-4)
 
 
 averaged = Traits(Family.SUMS, ModelPart.MODEL, weighted=True, predicts=Predicts.AGGREGATED)

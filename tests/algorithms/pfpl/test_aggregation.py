@@ -101,19 +101,18 @@ def line(*positions: float) -> tuple[Float, Bool]:
 
 
 @pytest.mark.parametrize(
-    ("weighting", "squared", "expected"),
+    ("weighting", "expected"),
     [
-        (Weighting.DISTANCE, True, [0, 1 / 10, 9 / 10]),
-        (Weighting.DISTANCE, False, [0, 1 / 4, 3 / 4]),
-        (Weighting.COMPLEMENT, True, [0, 9 / 10, 1 / 10]),
-        (Weighting.INVERSE, True, [0, 3 / 4, 1 / 4]),
-        (Weighting.UNIFORM, True, [0, 1 / 2, 1 / 2]),
+        (Weighting.DISTANCE, [0, 1 / 10, 9 / 10]),
+        (Weighting.COMPLEMENT, [0, 9 / 10, 1 / 10]),
+        (Weighting.INVERSE, [0, 3 / 4, 1 / 4]),
+        (Weighting.UNIFORM, [0, 1 / 2, 1 / 2]),
     ],
 )
-def test_known_answers(weighting: Weighting, squared: bool, expected: list[float]) -> None:
+def test_known_answers(weighting: Weighting, expected: list[float]) -> None:
     """Peers at distance 1 and 3 from site 0: d = 1 and 9."""
     stack, holds = line(0.0, 1.0, 3.0)
-    weights = peer_weights(gram(stack), holds, weighting, squared=squared, tau=TAU)
+    weights = peer_weights(gram(stack), holds, weighting, tau=TAU)
     np.testing.assert_allclose(weights[0, 0], expected, atol=1e-12)
 
 
@@ -129,17 +128,14 @@ def test_a_distant_single_peer_has_weight_one(weighting: Weighting) -> None:
     assert peer_weights(gram(stack), holds, weighting, tau=TAU).tolist() == [[[0, 1], [1, 0]]]
 
 
-AGREEING = [(Weighting.DISTANCE, True), (Weighting.COMPLEMENT, True), (Weighting.INVERSE, True)]
-
-
-@pytest.mark.parametrize(("weighting", "squared"), [*AGREEING, (Weighting.DISTANCE, False)])
+@pytest.mark.parametrize("weighting", [Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.INVERSE])
 @pytest.mark.parametrize("factor", [0.99, 1.01])
-def test_peers_agree_up_to_tau(weighting: Weighting, squared: bool, factor: float) -> None:
+def test_peers_agree_up_to_tau(weighting: Weighting, factor: float) -> None:
     """D_0 = 2·step² is just below or just above tau: own row, or weights of 1/2 as both peers are as far."""
     tau = 1e-4
     step = (factor * tau / 2) ** 0.5
     stack, holds = line(0.0, step, -step)
-    row = peer_weights(gram(stack), holds, weighting, squared=squared, tau=tau)[0, 0]
+    row = peer_weights(gram(stack), holds, weighting, tau=tau)[0, 0]
     np.testing.assert_allclose(row, [1, 0, 0] if factor < 1 else [0, 0.5, 0.5], atol=1e-9)
 
 
@@ -225,19 +221,9 @@ def test_shapes_and_settings_that_do_not_fit_are_refused() -> None:
             peer_weights(gram(stack), holds, Weighting.DISTANCE, tau=tau)
 
 
-@pytest.mark.parametrize("weighting", [w for w in ALL if w is not Weighting.DISTANCE])
-def test_only_distance_has_an_unsquared_form(weighting: Weighting) -> None:
-    stack, holds = line(0.0, 1.0)
-    with pytest.raises(ValueError, match="squared=False"):
-        peer_weights(gram(stack), holds, weighting, squared=False, tau=TAU)
-    with pytest.raises(ValueError, match="squared=False"):
-        sufficient_needs(weighting, squared=False)
-
-
 def test_needs_name_what_protections_offer() -> None:
     """The two sides never import each other: they meet by value."""
     assert {need.value for need in Need} <= {offer.value for offer in Offer}
     blind = {w.value for w in ALL if Need.DISTANCE_WEIGHTS in sufficient_needs(w)}
     assert blind == {combination.value for combination in Combination}
     assert sufficient_needs(Weighting.INVERSE) == {Need.GRAM}
-    assert sufficient_needs(Weighting.DISTANCE, squared=False) == {Need.GRAM}
