@@ -151,11 +151,6 @@ class Agreement(RunSettings):
                 f"literal_norms needs vectors with their norms, but protection {self.protection.value!r} shows only"
                 " their directions; set literal_norms = false, or choose protection 'plain'"
             )
-        if self.fedpc.one_extractor and self.method.is_grouped and self.plan.values is Form.CIPHERTEXTS:
-            raise ValueError(
-                f"one_extractor needs a mean over all groups, but under protection {self.protection.value!r} each"
-                " group decrypts its own mixture alone; set one_extractor = false, or choose 'plain' or 'masked'"
-            )
         return self
 
     @model_validator(mode="after")

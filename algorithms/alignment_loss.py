@@ -35,15 +35,6 @@ def distance_of_means(features: Tensor, labels: Tensor, targets: Targets) -> Ten
     return norms(differences).sum()
 
 
-def mean_square_of_means(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-    """Return 1/(|K′|·d) Σ_{k∈K′} ‖P_i^k − P^k‖², K′ the batch's classes that have a target; 0 if K′ is empty.
-
-    P_i^k is as in :func:`distance_of_means`. Features are (B, d), labels (B,).
-    """
-    differences, used = _differences_of_means(features, labels, targets)
-    return differences.square().sum() / (used.sum() * features.shape[1]).clamp(min=1)
-
-
 def _differences_of_means(features: Tensor, labels: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return P_i^k − P^k, (K, d), zero for a class without a sample or target, and the other classes, bool (K,)."""
     members = functional.one_hot(labels, len(targets.present))

@@ -72,9 +72,7 @@ def weights_of(agreement: Agreement) -> Weights:
     method, pfpl = agreement.method, agreement.pfpl
     if method.weights is not None:
         return convex(method.weights(agreement.settings_of(method)))
-    return partial(
-        peer_weights, weighting=pfpl.weighting, tau=agreement.agreement_threshold
-    )
+    return partial(peer_weights, weighting=pfpl.weighting, tau=agreement.agreement_threshold)
 
 
 class Aggregator:

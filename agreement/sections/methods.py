@@ -47,17 +47,13 @@ class PfplSection(Section):
 class FedpcSection(Section):
     """FedPC's settings: equations 2 to 8 of the paper (docs/explanation/notation.md).
 
-    ``groups`` is J, chosen by silhouette when it is not given; ``pca_dim`` is min(n − 1, 10) when it is not given. A
-    group has ``min_holders`` sites or more, so fewer than 2·``min_holders`` sites are always one group, whatever
-    ``groups`` says: then there is nothing to mix between groups (equations 5 to 8).
+    ``groups`` is J, chosen by silhouette when it is not given. A group has ``min_holders`` sites or more, so fewer than
+    2·``min_holders`` sites are always one group, whatever ``groups`` says: then there is nothing to mix between groups
+    (equations 5 to 8).
 
     ``alignment`` is γ of L = (1 − γ)·CE + γ·L_p, 0.5 as printed. L_p is a mean square over samples and channels, as
-    PFPL's. ``batch_means`` takes class means over the batch instead of samples, as equation 3 has class means.
-    ``literal_regulariser`` takes L_p as printed, Σ_k ‖P_i^k − P_j^k‖₂ over batch means: at γ = 0.5 this outweighs the
-    cross-entropy, and features collapse onto targets that hardly separate classes (docs: notation).
-
-    ``one_extractor`` gives all groups one mixture, by the mean of their weights ρ, as algorithm 1 has one global
-    extractor and one set of global prototypes.
+    PFPL's. ``literal_regulariser`` takes L_p as printed, Σ_k ‖P_i^k − P_j^k‖₂ over batch means: at γ = 0.5 this
+    outweighs the cross-entropy, and features collapse onto targets that hardly separate classes (docs: notation).
 
     ``predicts`` selects the model as the site trained it last, or the last averaged extractor with the classifier as
     the site trained it, which has less of DP-SGD's noise. The paper leaves this open.
@@ -65,16 +61,10 @@ class FedpcSection(Section):
 
     groups: Annotated[int, Field(ge=1, le=256)] | None = None
     """J: number of groups; chosen by silhouette unless given."""
-    pca_dim: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Dimension after PCA; min(n − 1, 10) unless given."""
     alignment: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """γ: weight of the alignment loss; the cross-entropy has 1 − γ."""
     literal_regulariser: bool = False
     """Take the alignment loss as printed."""
-    batch_means: bool = False
-    """Align the batch's class means instead of each sample."""
-    one_extractor: bool = False
-    """Give all groups one mixture, by the mean of their weights; not under `ckks`."""
     literal_absent: bool = False
     """Let a group without a class count with zeros, as printed."""
     predicts: Predicts = Predicts.TRAINED

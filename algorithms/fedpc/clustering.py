@@ -13,19 +13,17 @@ from algorithms.gram_matrix import Float
 MOST_GROUPS = 10
 """Largest number of groups J that is tried if none is given."""
 MOST_COMPONENTS = 10
-"""Number of principal components that are used if none is given."""
+"""Largest number of principal components in which sites are compared."""
 _TIED = 1e-9
 
 
-def cluster(
-    gram: Float, *, min_holders: int, groups: int | None, dimension: int | None, seed: int
-) -> NDArray[np.int64]:
+def cluster(gram: Float, *, min_holders: int, groups: int | None, seed: int) -> NDArray[np.int64]:
     """Return each site's group, int64 (n,), numbered 0 … J − 1 in the order of first members.
 
     ``gram`` is (n, n) float64, the inner products of the sites' vectors [K·d], with zeros for classes that a site does
-    not have. PCA (``dimension`` components, min(n − 1, 10) if None, never more than n − 1) is followed by K-means into
-    ``groups``. If None, J is the number in 2 … min(10, ⌊n/min_holders⌋) with the largest silhouette, the smaller J on a
-    tie, or 1 if that range is empty. Then each group of fewer than ``min_holders`` sites joins the group with the
+    not have. PCA into min(n − 1, 10) components is followed by K-means into ``groups``. If None, J is the number in
+    2 … min(10, ⌊n/min_holders⌋) with the largest silhouette, the smaller J on a tie, or 1 if that range is empty. Then
+    each group of fewer than ``min_holders`` sites joins the group with the
     nearest centroid, so that there are at most ``groups``.
 
     Every group has at least ``min_holders`` sites, except that fewer than 2·min_holders sites form one group; the
@@ -36,9 +34,9 @@ def cluster(
     Raises ``ValueError`` for a matrix that is no Gram matrix (not finite, or indefinite beyond rounding) and for
     numbers below 1.
     """
-    _check(min_holders, groups, dimension)
+    _check(min_holders, groups)
     n = len(gram)
-    points = principal_scores(gram, min(dimension or MOST_COMPONENTS, max(n - 1, 0)))
+    points = principal_scores(gram, min(MOST_COMPONENTS, max(n - 1, 0)))
     if n < 2 * min_holders or groups == 1:
         return np.zeros(n, dtype=np.int64)
     equal = resolution(gram)
@@ -79,8 +77,8 @@ def _by_silhouette(points: Float, most: int, seed: int, equal: float) -> Labels:
     return split[first].labels
 
 
-def _check(min_holders: int, groups: int | None, dimension: int | None) -> None:
-    numbers = {"min_holders": min_holders, "groups": groups, "dimension": dimension}
+def _check(min_holders: int, groups: int | None) -> None:
+    numbers = {"min_holders": min_holders, "groups": groups}
     for name, number in numbers.items():
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.alignment_loss import distance_of_means, mean_square, mean_square_of_means
+from algorithms.alignment_loss import distance_of_means, mean_square
 from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Targets
 
@@ -17,15 +17,12 @@ class Objective:
     """Loss (1 − γ) · CE + γ · L_p (equation 4), with CE a batch mean.
 
     ``alignment`` is γ: 0.5 in print, where both terms have the same weight; 0 leaves cross entropy alone. L_p is
-    :func:`algorithms.alignment_loss.mean_square`, with ``batch_means``
-    :func:`~algorithms.alignment_loss.mean_square_of_means`, and with ``literal``, as printed,
-    :func:`~algorithms.alignment_loss.distance_of_means`. ``literal`` has batch means whether
-    ``batch_means`` says so or not. Raises ``ValueError`` unless 0 ≤ γ < 1.
+    :func:`algorithms.alignment_loss.mean_square`, and with ``literal``, as printed,
+    :func:`~algorithms.alignment_loss.distance_of_means`. Raises ``ValueError`` unless 0 ≤ γ < 1.
     """
 
     alignment: float = 0.5
     literal: bool = False
-    batch_means: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alignment < 1.0:
@@ -40,12 +37,7 @@ class Objective:
         classification = functional.cross_entropy(outputs.logits, labels)
         if targets is None:
             return Terms.unaligned(classification)
-        aligned = self._distance(outputs.features, labels, targets)
+        distance = distance_of_means if self.literal else mean_square
+        aligned = distance(outputs.features, labels, targets)
         weight = self.alignment * targets.present.any().to(classification.dtype)
         return Terms((1.0 - weight) * classification + weight * aligned, classification, aligned)
-
-    def _distance(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return L_p (equation 3)."""
-        if self.literal:
-            return distance_of_means(features, labels, targets)
-        return (mean_square_of_means if self.batch_means else mean_square)(features, labels, targets)

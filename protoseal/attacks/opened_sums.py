@@ -7,10 +7,10 @@ With J groups (FedPC), a site receives a mixture of the groups' means. One site 
 mixtures, which are J equations in J means. Only the J·(J − 1)/2 cosines that weigh the mixtures are unknown, and these
 follow from the means: least squares from random starts finds the cosines, and so each group's prototypes and model.
 The other members of the victim's group then subtract their own. For a group of g sites, g + J − 2 colluding sites read
-the last one. With one extractor for two groups, the one result is the plain mean of both groups' means.
+the last one.
 
-Limits: of several solutions, the one that fits best is taken. No solution is attempted with one extractor for more
-groups, for a victim that is alone in its group, or with shared noise. One site solves for nothing.
+Limits: of several solutions, the one that fits best is taken. No solution is attempted for a victim that is alone in its
+group, or with shared noise. One site solves for nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from agreement.aggregation.means import Means
 from agreement.cohorts import group_cohort
 from agreement.payload_forms import limits_of, result_form, sums_form
 from agreement.round_plan import ExchangeKind, Form
-from algorithms.averaging import prototype_means
 from algorithms.fedpc.aggregation import Groups, mix_groups
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool
@@ -244,9 +243,6 @@ def solved_means(run: RecordedRun, victim: str, sites: tuple[str, ...]) -> tuple
     if agreement.distributed_noise or not all(receivers):
         return ()
     hidden = next(index for index, group in enumerate(groups) if victim in group)
-    if agreement.fedpc.one_extractor:
-        solvable = len(groups) == 2 and set(groups[1 - hidden]) <= set(sites)
-        return (_other_of_two(run, victim, groups[1 - hidden]),) if solvable else ()
     results = [means_in(run, site, run.result(site)[1]) for site in receivers]
     mixed = Groups(
         np.array([result.rows for result in results]),
@@ -297,23 +293,6 @@ def _unmixed(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
     return [means(cosines, mixed.theta) for _, cosines in sorted(ends, key=lambda each: each[0])]
 
 
-def _other_of_two(run: RecordedRun, victim: str, known_group: tuple[str, ...]) -> Means:
-    """Return the means of the victim's group from one result for two groups, which weighs both equally."""
-    own, has = _own_means(run, known_group), _has(run, group_of(run, victim))
-    result = means_in(run, known_group[0], run.result(known_group[0])[1])
-    halved = own.has | run.agreement.fedpc.literal_absent
-    rows = np.where(halved[:, None], 2.0 * result.rows - own.rows, result.rows)
-    return Means(rows * has[:, None], has, 2.0 * result.model - own.model)
-
-
 def _has(run: RecordedRun, group: tuple[str, ...]) -> Bool:
     """Return the classes (K,) that the group has."""
     return np.asarray(holds_in(run, group).sum(axis=0) >= run.agreement.min_holders)
-
-
-def _own_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
-    """Return the means of a group whose members all collude."""
-    holds = holds_in(run, group)
-    rows = np.array([run.sites[site].received.local for site in group]) * holds[:, :, None]
-    means, has = prototype_means(rows.sum(axis=0), holds.sum(axis=0), run.agreement.min_holders)
-    return Means(means, has, np.mean([run.sites[site].averaged for site in group], axis=0))

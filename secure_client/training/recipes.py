@@ -65,9 +65,7 @@ def _pfpl(settings: PfplSection) -> BatchLoss:
 
 
 def _fedpc(settings: FedpcSection) -> BatchLoss:
-    return fedpc.Objective(
-        settings.alignment, literal=settings.literal_regulariser, batch_means=settings.batch_means
-    )
+    return fedpc.Objective(settings.alignment, literal=settings.literal_regulariser)
 
 
 def _feddbp(settings: FeddbpSection) -> BatchLoss:

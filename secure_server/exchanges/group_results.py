@@ -87,7 +87,6 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
     groups = mix_groups(
         means,
         literal_absent=agreement.fedpc.literal_absent,
-        one_extractor=agreement.fedpc.one_extractor,
         tau=agreement.agreement_threshold,
     )
     return [_payload_of(groups, index, scheme) for index in range(len(sums))]

@@ -36,13 +36,12 @@ class SiteGrouping(SinglePhaseExchange):
 
     def outcome(self, attempt: Attempt) -> Outcome:
         """Return groups of all members of the run, also of those that took no part."""
-        fedpc, cohort = self._agreement.fedpc, clustering_cohort(attempt.active, self._agreement)
+        cohort = clustering_cohort(attempt.active, self._agreement)
         search = partial(
             cluster,
             self._server.gram(self.payloads(attempt), cohort),
             min_holders=self._agreement.min_holders,
-            groups=fedpc.groups,
-            dimension=fedpc.pca_dim,
+            groups=self._agreement.fedpc.groups,
             seed=self._agreement.training.init_seed,
         )
         labels = search() if self._executor is None else self._executor.submit(search).result()

@@ -111,21 +111,6 @@ def mean_square_loss(features: Matrix, labels: Sequence[int], rows: Matrix, pres
     return sum(squares) / len(squares) if squares else 0.0
 
 
-def mean_square_of_means(
-    features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool]
-) -> float:
-    """Compute equation 3 with squares for norms, as a mean over the batch's classes and channels."""
-    classes = sorted(set(labels))
-    own = [mean([z for z, y in zip(features, labels, strict=True) if y == k]) for k in classes]
-    return mean_square_loss(own, classes, rows, present)
-
-
-def one_for_all(weights: Matrix) -> Matrix:
-    """Compute the weights of algorithm 1's one P_g and θ_g: the mean over groups of their mixtures' weights."""
-    common = mean(weights)
-    return [common for _ in weights]
-
-
 def cross_entropy(logits: Matrix, labels: Sequence[int]) -> float:
     total = 0.0
     for row, y in zip(logits, labels, strict=True):

@@ -212,8 +212,6 @@ def _between(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mi
     literal = transcript.agreement.fedpc.literal_absent
     vectors = [paper.concatenated(rows, has) for rows, has in zip(means.rows, means.has, strict=True)]
     weights = paper.rho(vectors)
-    if transcript.agreement.fedpc.one_extractor:
-        weights = paper.one_for_all(weights)
     rows, has = paper.inter_prototypes(means.rows, means.has, weights, literal=literal)
     theta = paper.inter_theta(means.theta, weights)
     steps, theta_steps = resolutions(transcript, rounded=rounded)
@@ -221,8 +219,6 @@ def _between(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mi
     largest_theta = np.abs(np.array(means.theta)).max(axis=0)
     known = np.array(means.has)
     moved = _weights_moved(np.array(vectors), np.repeat(known, steps.shape[1], axis=1) * steps.ravel() / 2.0)
-    if transcript.agreement.fedpc.one_extractor:
-        moved = np.full_like(moved, moved.mean())
     shares = np.where(has, np.array(weights) @ known, 1.0)
     mixed, mixed_theta = _mixed(
         transcript, np.abs(np.array(means.rows)).sum(axis=0), np.abs(np.array(means.theta)).sum(axis=0)

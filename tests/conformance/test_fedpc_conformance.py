@@ -27,7 +27,6 @@ ROUNDS = 3
 SHAPES: dict[str, tuple[Bool, int, dict[str, Any]]] = {
     "two kinds": (two_kinds(), 16, {}),
     "three kinds": (three_kinds(), 8, {"groups": 3}),
-    "one extractor": (two_kinds(), 8, {"one_extractor": True}),
 }
 """Holders, features, and FedPC's settings: the number of groups is found by silhouette, or given."""
 BOUNDS = {"parameter_bound": 8.0, "buffer_bound": 30.0}
@@ -37,7 +36,7 @@ Transcripts = Callable[[Protection, str, int], Transcript]
 """The run of a shape, with a ring of so many bits."""
 
 each_case = pytest.mark.parametrize(
-    ("shape", "ring"), [("two kinds", 64), ("three kinds", 64), ("one extractor", 64), ("two kinds", 32)]
+    ("shape", "ring"), [("two kinds", 64), ("three kinds", 64), ("two kinds", 32)]
 )
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))

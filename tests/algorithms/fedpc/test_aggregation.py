@@ -61,12 +61,10 @@ def expected_within(sites: Sites) -> Groups:
     return Groups(np.array([rows for rows, _ in means]), np.array([has for _, has in means]), np.array(theta))
 
 
-def expected_between(groups: Groups, *, literal: bool = False, one_extractor: bool = False) -> Groups:
+def expected_between(groups: Groups, *, literal: bool = False) -> Groups:
     rows, has = groups.rows.tolist(), groups.has.tolist()
     vectors = [reference.concatenated(row, each) for row, each in zip(rows, has, strict=True)]
     weights = reference.rho(vectors)
-    if one_extractor:
-        weights = reference.one_for_all(weights)
     mixed, known = reference.inter_prototypes(rows, has, weights, literal=literal)
     theta = reference.inter_theta(groups.theta.tolist(), weights)
     return Groups(np.array(mixed), np.array(known), np.array(theta))
@@ -92,14 +90,6 @@ def test_mixtures_are_those_of_equations_5_to_8(literal: bool, sites: Sites) -> 
     assert same(mix_groups(groups, literal_absent=literal), expected_between(groups, literal=literal))
 
 
-@given(federations())
-def test_one_extractor_is_the_mean_of_the_groups_mixtures(sites: Sites) -> None:
-    found = mix_groups(sites.groups(), one_extractor=True)
-    assert same(found, expected_between(sites.groups(), one_extractor=True))
-    mixtures = expected_between(sites.groups()).theta
-    np.testing.assert_allclose(found.theta, np.broadcast_to(mixtures.mean(axis=0), mixtures.shape))
-
-
 def some_sites() -> Sites:
     """Return nine sites in three groups; group 0 holds classes 0 and 1, group 1 all three, group 2 the last two."""
     rng = np.random.default_rng(4)
@@ -114,7 +104,6 @@ def test_the_comparison_sees_each_departure() -> None:
     right, expected = mix_groups(groups), expected_between(groups)
     assert same(right, expected)
     assert not same(mix_groups(groups, literal_absent=True), expected)
-    assert not same(mix_groups(groups, one_extractor=True), expected)
     assert not same(replace(right, theta=groups.theta.mean(axis=0) + 0.0 * groups.theta), expected)
     assert not same(replace(right, has=groups.has), expected)
     per_class = np.stack(

@@ -72,7 +72,7 @@ def test_groups_are_those_of_scikit_learn_on_the_vectors(seeds: range) -> None:
         vectors, groups = federation(seed)
         scores = PCA(min(len(vectors) - 1, 10), svd_solver="full").fit_transform(vectors)
         expected = KMeans(groups, n_init=20, random_state=0).fit(scores)
-        found = cluster(gram_of(vectors), min_holders=1, groups=groups, dimension=None, seed=1)
+        found = cluster(gram_of(vectors), min_holders=1, groups=groups, seed=1)
         assert adjusted_rand_score(expected.labels_, found) == 1.0, seed
         assert found.dtype == np.int64
 
@@ -83,7 +83,7 @@ def test_the_number_of_groups_is_scikit_learns_by_silhouette(seeds: range) -> No
     for seed in seeds[:14]:
         vectors, _ = federation(seed)
         scores = PCA(min(len(vectors) - 1, 10), svd_solver="full").fit_transform(vectors)
-        found = cluster(gram_of(vectors), min_holders=2, groups=None, dimension=None, seed=1)
+        found = cluster(gram_of(vectors), min_holders=2, groups=None, seed=1)
         candidates = {
             count: KMeans(count, n_init=20, random_state=0).fit_predict(scores)
             for count in range(2, min(10, len(vectors) // 2) + 1)
@@ -140,11 +140,11 @@ def test_near_duplicates_are_told_apart_by_float64_alone() -> None:
     step *= 2.2e-5 / np.linalg.norm(step)
     belongs = np.array([0, 1, 0, 1, 1, 0, 1, 0])
     vectors = base + belongs[:, None] * step + rng.normal(scale=1e-8, size=(8, 512))
-    found = cluster(gram_of(vectors), min_holders=3, groups=None, dimension=None, seed=0)
+    found = cluster(gram_of(vectors), min_holders=3, groups=None, seed=0)
     assert found.tolist() == belongs.tolist()
     narrow = gram_of(vectors.astype(np.float32)).astype(np.float64)
     with pytest.raises(ValueError, match="negative eigenvalue"):
-        cluster(narrow, min_holders=3, groups=None, dimension=None, seed=0)
+        cluster(narrow, min_holders=3, groups=None, seed=0)
 
 
 def test_components_that_are_rounding_are_zero() -> None:
@@ -160,7 +160,7 @@ def test_components_that_are_rounding_are_zero() -> None:
 def test_vectors_equal_within_rounding_form_one_group(groups: int | None) -> None:
     rng = np.random.default_rng(0)
     vectors = np.tile(rng.random(300), (9, 1)) * (1 + 1e-15 * rng.normal(size=(9, 1)))
-    found = cluster(gram_of(vectors), min_holders=2, groups=groups, dimension=None, seed=0)
+    found = cluster(gram_of(vectors), min_holders=2, groups=groups, seed=0)
     assert not found.any()
 
 
@@ -168,29 +168,29 @@ def test_more_groups_than_different_vectors_are_not_made() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.random((2, 300))[[0, 1, 0, 1, 1, 0]]
     for groups in (2, 3, 6, 7, None):
-        found = cluster(gram_of(vectors), min_holders=1, groups=groups, dimension=None, seed=0)
+        found = cluster(gram_of(vectors), min_holders=1, groups=groups, seed=0)
         assert found.tolist() == [0, 1, 0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("vectors", [np.zeros((6, 4)), np.ones((6, 4)), np.ones((1, 4)), np.zeros((1, 4))])
 @pytest.mark.parametrize("groups", [None, 1, 2])
 def test_equal_vectors_are_one_group(vectors: Float, groups: int | None) -> None:
-    found = cluster(gram_of(vectors), min_holders=1, groups=groups, dimension=None, seed=0)
+    found = cluster(gram_of(vectors), min_holders=1, groups=groups, seed=0)
     assert found.tolist() == [0] * len(vectors)
 
 
 @pytest.mark.parametrize("groups", [None, 2, 5])
 def test_too_few_sites_for_two_groups_form_one_group(groups: int | None) -> None:
     vectors = np.random.default_rng(0).random((5, 9))
-    assert not cluster(gram_of(vectors), min_holders=3, groups=groups, dimension=None, seed=0).any()
+    assert not cluster(gram_of(vectors), min_holders=3, groups=groups, seed=0).any()
     vectors = np.repeat(np.eye(2), 3, axis=0)
-    enough = cluster(gram_of(vectors), min_holders=3, groups=groups, dimension=None, seed=0)
+    enough = cluster(gram_of(vectors), min_holders=3, groups=groups, seed=0)
     assert enough.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_asking_for_one_group_gives_one_group() -> None:
     vectors, _ = federation(0)
-    assert not cluster(gram_of(vectors), min_holders=1, groups=1, dimension=None, seed=0).any()
+    assert not cluster(gram_of(vectors), min_holders=1, groups=1, seed=0).any()
 
 
 def bad_grams() -> list[tuple[NDArray[Any], str]]:
@@ -221,7 +221,7 @@ def test_clustering_refuses_a_matrix_that_is_no_gram_matrix(
     gram: NDArray[Any], reason: str, min_holders: int, groups: int | None
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        cluster(gram, min_holders=min_holders, groups=groups, dimension=None, seed=0)
+        cluster(gram, min_holders=min_holders, groups=groups, seed=0)
 
 
 def test_rounding_is_no_reason_to_refuse() -> None:
@@ -229,13 +229,13 @@ def test_rounding_is_no_reason_to_refuse() -> None:
     for seed in range(20):
         vectors = np.random.default_rng(seed).random((3, 2))[[0, 1, 2, 0, 1, 2, 0, 1, 2]]
         noisy = gram_of(vectors) * (1 + 1e-15 * np.random.default_rng(seed).normal(size=(9, 9)))
-        found = cluster(noisy, min_holders=3, groups=3, dimension=None, seed=0)
+        found = cluster(noisy, min_holders=3, groups=3, seed=0)
         assert found.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["min_holders", "groups", "dimension"])
+@pytest.mark.parametrize("name", ["min_holders", "groups"])
 def test_numbers_below_one_are_refused(name: str) -> None:
-    settings_ = {"min_holders": 1, "groups": 2, "dimension": 2, name: 0}
+    settings_ = {"min_holders": 1, "groups": 2, name: 0}
     with pytest.raises(ValueError, match=name):
         cluster(np.eye(4), seed=0, **settings_)
 
@@ -248,21 +248,20 @@ def test_impossible_splits_and_dimensions_are_refused() -> None:
         principal_scores(np.eye(3), 4)
 
 
-@pytest.mark.parametrize(("dimension", "groups"), [(1, 3), (2, 6), (50, 6), (None, 6)])
-def test_the_dimension_is_the_one_asked_for(dimension: int | None, groups: int) -> None:
-    """Three columns of two groups each: the first component is across the columns, and shows only them."""
+def test_every_component_of_few_tells_groups_apart() -> None:
+    """Three columns of two groups each: the first component alone is across the columns, and shows only them."""
     corners = np.array([[x, y] for x in (-9.0, 0.0, 9.0) for y in (0.0, 4.0)])
     vectors = np.repeat(corners, 3, axis=0) + np.random.default_rng(0).normal(scale=0.2, size=(18, 2))
-    found = cluster(gram_of(vectors), min_holders=3, groups=None, dimension=dimension, seed=0)
-    assert found.tolist() == np.repeat(np.arange(groups), 18 // groups).tolist()
+    found = cluster(gram_of(vectors), min_holders=3, groups=None, seed=0)
+    assert found.tolist() == np.repeat(np.arange(6), 3).tolist()
 
 
 def test_no_more_groups_are_tried_than_could_be_large_enough() -> None:
     """Four pairs at 2, 3.5, 0 and 5.5: four groups have the best silhouette, and merging would make them one."""
     vectors = np.repeat([2.0, 3.5, 0.0, 5.5], 2)[:, None]
-    found = cluster(gram_of(vectors), min_holders=3, groups=None, dimension=None, seed=0)
+    found = cluster(gram_of(vectors), min_holders=3, groups=None, seed=0)
     assert found.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    by_four = cluster(gram_of(vectors), min_holders=3, groups=4, dimension=None, seed=0)
+    by_four = cluster(gram_of(vectors), min_holders=3, groups=4, seed=0)
     assert not by_four.any()
 
 
@@ -301,7 +300,7 @@ def test_every_group_has_the_minimum_of_holders_for_any_vectors(
     seed: int, n: int, min_holders: int, groups: int | None
 ) -> None:
     vectors = np.random.default_rng(seed).exponential(size=(n, 3)) ** 3
-    found = cluster(gram_of(vectors), min_holders=min_holders, groups=groups, dimension=None, seed=0)
+    found = cluster(gram_of(vectors), min_holders=min_holders, groups=groups, seed=0)
     assert sizes_hold(found, min_holders)
     assert found.tolist() == in_order_of_appearance(found).tolist()
     assert found.max() < max(2, groups or min(10, n // min_holders))
@@ -312,7 +311,7 @@ def test_without_merging_a_group_would_be_too_small() -> None:
     vectors = np.vstack([np.random.default_rng(0).random((6, 3)), [[50.0, 0.0, 0.0]]])
     scores = principal_scores(gram_of(vectors), 3)
     assert not sizes_hold(kmeans(scores, 2, seed=0).labels, 3)
-    assert sizes_hold(cluster(gram_of(vectors), min_holders=3, groups=2, dimension=None, seed=0), 3)
+    assert sizes_hold(cluster(gram_of(vectors), min_holders=3, groups=2, seed=0), 3)
 
 
 @pytest.mark.parametrize("change", full_but(["order", "rotation"], "rotation"))
@@ -323,8 +322,8 @@ def test_neither_order_nor_rotation_changes_the_groups(change: str) -> None:
         order = rng.permutation(len(vectors)) if change == "order" else np.arange(len(vectors))
         turn = np.linalg.qr(rng.normal(size=(vectors.shape[1],) * 2))[0]
         changed = vectors[order] @ turn if change == "rotation" else vectors[order]
-        before = cluster(gram_of(vectors), min_holders=2, groups=None, dimension=None, seed=5)
-        after = cluster(gram_of(changed), min_holders=2, groups=None, dimension=None, seed=5)
+        before = cluster(gram_of(vectors), min_holders=2, groups=None, seed=5)
+        after = cluster(gram_of(changed), min_holders=2, groups=None, seed=5)
         assert after.tolist() == in_order_of_appearance(before[order]).tolist()
 
 

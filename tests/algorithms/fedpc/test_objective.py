@@ -35,7 +35,6 @@ def test_alignment_is_equation_3(case: Case) -> None:
 
 READINGS = {
     "mean square": (Objective(), reference.mean_square_loss, 29 / 6),
-    "of batch means": (Objective(batch_means=True), reference.mean_square_of_means, 2.5),
     "printed": (Objective(literal=True), reference.prototype_loss, 4.0),
 }
 """Each reading of equation 3: the loss, its reference, and its value in :func:`test_known_answers`."""
@@ -73,7 +72,7 @@ def test_known_answers(reading: str) -> None:
 
 
 def test_both_terms_weigh_the_same_as_printed() -> None:
-    assert Objective() == Objective(alignment=0.5, literal=False, batch_means=False)
+    assert Objective() == Objective(alignment=0.5, literal=False)
 
 
 def test_without_targets_there_is_cross_entropy_alone() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from algorithms.fedpc import aggregation as fedpc_aggregation
 from algorithms.fedpc.aggregation import Groups, mix_groups
 from protoseal.attacks import opened_sums
 from protoseal.attacks.exchanged_models import averaged_model, exchanged
@@ -131,8 +131,9 @@ def test_sites_of_one_group_solve_nothing() -> None:
 
 def test_equations_of_other_weights_have_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The double weighs all groups equally, as no coordinator does that follows the method."""
-    equal = partial(mix_groups, one_extractor=True)
-    monkeypatch.setattr(opened_sums, "mix_groups", equal)
+    monkeypatch.setattr(
+        fedpc_aggregation, "similarity_weights", lambda rows: np.full((len(rows),) * 2, 1 / len(rows))
+    )
     assert opened_sums.solved_means.__wrapped__(recorded_in_groups("masked"), "site-1", COALITION) == ()
 
 
@@ -148,13 +149,6 @@ def test_mixtures_of_more_groups_have_one_solution(groups: int) -> None:
     (solution,) = opened_sums._unmixed(agreement, mixed, has)
     np.testing.assert_allclose(solution.rows, rows, rtol=0, atol=1e-6)
     np.testing.assert_allclose(mix_groups(solution).theta, mixed.theta, rtol=0, atol=1e-9)
-
-
-def test_one_extractor_for_two_groups_is_solved_for_the_victim() -> None:
-    run = recorded_in_groups("plain", one_extractor=True)
-    (learned,), (model,) = readings(run, PEERS, "site-2"), exchanged(run, PEERS, "site-2")
-    check_rows(learned, [mean_over(run, ["site-2"], int(k)) for k in learned.labels])
-    np.testing.assert_allclose(model.vector, run.sites["site-2"].averaged, rtol=0, atol=ERROR)
 
 
 def clusters_by_hand(run: RecordedRun, sites: Sequence[str], victim: str) -> list[np.ndarray[Any, Any]]:

@@ -93,9 +93,8 @@ def test_a_frozen_extractor_refuses_batch_normalisation() -> None:
 
 def test_the_objective_is_the_methods() -> None:
     assert build_recipe(agreement()).objective == FedpcObjective(0.25)
-    printed, means = agreement(fedpc={"literal_regulariser": True}), agreement(fedpc={"batch_means": True})
+    printed = agreement(fedpc={"literal_regulariser": True})
     assert build_recipe(printed).objective == FedpcObjective(literal=True)
-    assert build_recipe(means).objective == FedpcObjective(batch_means=True)
 
 
 @pytest.mark.parametrize(
