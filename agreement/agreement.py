@@ -308,7 +308,6 @@ class Agreement(RunSettings):
             single=self.method.traits.single,
             literal_norms=own and fedplcc.literal_norms,
             uniform=not (own and fedplcc.weighted),
-            weighted_centres=own and fedplcc.weighted_centres,
         )
 
     @property

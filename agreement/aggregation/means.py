@@ -94,8 +94,7 @@ def cluster_means(
     of samples. Raises :class:`MalformedError` for a centre that no sites within the norm bound have. The limit: one
     longer row among shorter ones goes unnoticed in a sum.
     """
-    own = agreement.clustering
-    clusters = global_clusters(total, labels, weighted_centres=own.weighted_centres, uniform=own.uniform)
+    clusters = global_clusters(total, labels, uniform=agreement.clustering.uniform)
     longest = float(np.linalg.norm(clusters.rows, axis=1).max(initial=0.0))
     if not longest <= longest_mean(agreement):  # NaN is refused too
         raise MalformedError(

@@ -18,7 +18,7 @@ class Clustering:
     """Clustering with ``most_prototypes`` for a class at a site, or one where ``single``, and ``most_clusters`` in all.
 
     ``literal_norms`` clusters vectors as they are, not their directions. Where ``uniform``, the clusters of a class
-    have equal weights, else weights by samples; ``weighted_centres`` makes centres means of samples.
+    have equal weights, else weights by samples.
     """
 
     most_prototypes: int
@@ -26,7 +26,6 @@ class Clustering:
     single: bool = False
     literal_norms: bool = False
     uniform: bool = False
-    weighted_centres: bool = False
 
     @property
     def most_local(self) -> int:
@@ -41,7 +40,7 @@ class Clustering:
     @property
     def counted(self) -> bool:
         """True if results depend on sample counts."""
-        return self.weighted_centres or not self.uniform
+        return not self.uniform
 
     def most_counted(self, most_samples: int) -> int:
         """Most samples of a class that a site's prototypes stand for; see :func:`counted_samples`."""
@@ -49,10 +48,8 @@ class Clustering:
 
     def segments(self, clusters: int, dim: int, norm_bound: float, most_samples: int) -> tuple[Segment, ...]:
         """Largest magnitudes in :meth:`vector`."""
-        times = self.most_counted(most_samples) if self.weighted_centres else self.most_local
-        sums = Segment(
-            clusters * dim, times * norm_bound * (1.0 + NORM_SLACK)
-        )  # rounding may leave the quotients above the bound
+        # Rounding may leave the quotients above the bound.
+        sums = Segment(clusters * dim, self.most_local * norm_bound * (1.0 + NORM_SLACK))
         counts = Segment(clusters if self.counted else 0, float(self.most_counted(most_samples)))
         return tuple(each for each in (sums, counts) if each.length)
 

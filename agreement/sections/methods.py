@@ -119,8 +119,8 @@ class FedplccSection(Section):
     """FedPLCC's settings: equations 4 to 11 of the paper (docs/explanation/notation.md); λ1 is its DomainNet's.
 
     ``contrast`` and ``correlation`` are λ1 and λ2, ``nearest`` is φ, ``temperature`` τ, ``sparsity`` α. ``weighted``
-    = false gives all prototypes of a class equal weights. ``weighted_centres`` makes centres the means of samples
-    instead of prototypes. ``literal_norms`` clusters vectors as they are instead of by their directions alone.
+    = false gives all prototypes of a class equal weights. ``literal_norms`` clusters vectors as they are instead of by
+    their directions alone.
     ``most_prototypes`` bounds a site's local prototypes of a class, ``most_clusters`` the clusters of a class over
     all sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much
     (threat-model.md). ``predicts`` selects the model as the site trained it last, or the last average, which is the
@@ -139,8 +139,6 @@ class FedplccSection(Section):
     """α: exponent of the cosine."""
     weighted: bool = True
     """Weigh clusters by samples; `false` weighs all alike."""
-    weighted_centres: bool = False
-    """Centres are means over samples instead of prototypes."""
     literal_norms: bool = False
     """Cluster vectors as they are instead of their directions; `plain` alone."""
     most_prototypes: Annotated[int, Field(ge=1, le=256)] = 64

@@ -169,14 +169,11 @@ class Contribution(NamedTuple):
     counts: Float
 
 
-def contribution(
-    local: LocalClusters, cluster_of_row: Labels, clusters: int, *, weighted_centres: bool = False
-) -> Contribution:
+def contribution(local: LocalClusters, cluster_of_row: Labels, clusters: int) -> Contribution:
     """Return a site's contribution to the clusters that :func:`assign` gave its prototypes.
 
-    ``cluster_of_row`` is int64 (M,). Withheld prototypes are in no sum. With ``weighted_centres`` the sums are of
-    prototypes times their sample counts, for centres that are means of samples. Raises ``ValueError`` for a cluster
-    that is not below ``clusters``.
+    ``cluster_of_row`` is int64 (M,). Withheld prototypes are in no sum. Raises ``ValueError`` for a cluster that is not
+    below ``clusters``.
     """
     if cluster_of_row.shape != local.labels.shape:
         raise ValueError(f"{len(local.labels)} prototypes, but clusters of shape {cluster_of_row.shape}")
@@ -184,9 +181,8 @@ def contribution(
         raise ValueError(f"clusters must be numbered from 0 to {clusters - 1}")
     kept = cluster_of_row != WITHHELD
     parts, counts = cluster_of_row[kept], local.counts[kept].astype(np.float64)
-    rows = local.rows[kept] * counts[:, None] if weighted_centres else local.rows[kept]
     return Contribution(
-        _sums(rows, parts, clusters),
+        _sums(local.rows[kept], parts, clusters),
         _sums(np.ones((len(parts), 1)), parts, clusters)[:, 0],
         _sums(counts[:, None], parts, clusters)[:, 0],
     )
@@ -201,20 +197,17 @@ class GlobalClusters:
     weights: Float
 
 
-def global_clusters(
-    total: Contribution, labels: Labels, *, weighted_centres: bool = False, uniform: bool = False
-) -> GlobalClusters:
+def global_clusters(total: Contribution, labels: Labels, *, uniform: bool = False) -> GlobalClusters:
     """Return centres and weights from the sum of all sites' contributions.
 
-    ``labels`` int64 (G,) are those of :func:`assign`. A centre is the plain mean of the cluster's local prototypes, or
-    with ``weighted_centres``, which must then be set in :func:`contribution` too, the mean of their samples. W_g is the
-    cluster's share of its class's samples (equation 11). With ``uniform``, as in FPL and FedPLVM, all clusters of a
-    class have the same weight, and ``counts`` matters only for weighted centres.
+    ``labels`` int64 (G,) are those of :func:`assign`. A centre is the plain mean of the cluster's local prototypes. W_g
+    is the cluster's share of its class's samples (equation 11). With ``uniform``, as in FPL and FedPLVM, all clusters
+    of a class have the same weight, and ``counts`` does not matter.
 
     Raises ``ValueError`` for shapes that do not fit, or a cluster without members or samples.
     """
-    _check_total(total, labels, weighted_centres or not uniform)
-    rows = weighted_mean(total.sums, total.counts if weighted_centres else total.members)
+    _check_total(total, labels, counted=not uniform)
+    rows = weighted_mean(total.sums, total.members)
     amounts = np.ones(len(labels)) if uniform else total.counts
     of_class = np.bincount(labels, weights=amounts)[labels]
     return GlobalClusters(rows, labels, np.asarray(amounts / of_class, dtype=np.float64))
@@ -257,11 +250,11 @@ def _sums(rows: Float, parts: Labels, clusters: int) -> Float:
     return sums
 
 
-def _check_total(total: Contribution, labels: Labels, needs_counts: bool) -> None:
+def _check_total(total: Contribution, labels: Labels, *, counted: bool) -> None:
     shapes = {labels.shape, total.sums.shape[:1], total.members.shape, total.counts.shape}
     if total.sums.ndim != 2 or len(shapes) != 1:
         raise ValueError(f"labels {labels.shape} and contributions of {total.sums.shape} do not fit together")
     if (labels < 0).any():
         raise ValueError("a cluster's class must not be negative")
-    if not (total.members > 0).all() or (needs_counts and not (total.counts > 0).all()):
+    if not (total.members > 0).all() or (counted and not (total.counts > 0).all()):
         raise ValueError("a cluster has no members, or its members stand for no samples")

@@ -271,7 +271,7 @@ def _local_prototypes(run: RecordedRun, victim: str, accomplice: str) -> Iterato
     known = run.sites[accomplice].received.local
     norm = float(np.median(np.linalg.norm(known[known.any(axis=1)], axis=1)))
     yield Learned("directions of its local prototypes, rotated back by a site's seed", back * norm, labels)
-    norms = None if run.agreement.clustering.weighted_centres else _norms(run, victim, accomplice)
+    norms = _norms(run, victim, accomplice)
     if norms is not None:
         yield Learned(
             "its local prototypes, from directions and clusters' sums", back * norms[:, None], labels
@@ -418,12 +418,11 @@ def cluster_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Ite
     assigned = clusters_of(assignment)
     counts, has = assigned.rows.sum(axis=0), assigned.rows[assigned.sites.index(victim)] > 0
     sums = counts[:, None] * clusters.rows
-    known = [] if run.agreement.clustering.weighted_centres else sites
     for each in assignment.sites:
-        if each.site in known:
+        if each.site in sites:
             np.subtract.at(sums, each.clusters, sent_rows(run, each))
             counts = counts - np.bincount(each.clusters, minlength=len(counts))
-    words = "the clusters with its prototypes" + (_LESS if known else "")
+    words = "the clusters with its prototypes" + (_LESS if sites else "")
     yield Learned(words, sums[has] / counts[has, None], clusters.labels[has])
 
 

@@ -277,17 +277,15 @@ def _compare_clusters(agreement: Agreement, own: Prototypes, total: float, array
         sums, counts = clustering.split(
             vector[: clustering.length(number, agreement.dim)], number, agreement.dim
         )
-        _compare_cluster_sums(
-            own, sums, counts if clustering.counted else None, weighted=clustering.weighted_centres
-        )
+        _compare_cluster_sums(own, sums, counts if clustering.counted else None)
         weight = vector[-1 - extra]
     if agreement.layout.weighted and weight != samples:
         raise _Differs("the model's weight is not the noisy number of samples")
 
 
-def _compare_cluster_sums(own: Prototypes, sums: Float, counts: Float | None, *, weighted: bool) -> None:
+def _compare_cluster_sums(own: Prototypes, sums: Float, counts: Float | None) -> None:
     """Find which prototypes each cluster's sum adds up; noisy prototypes are independent, so that one answer fits."""
-    rows = own.rows * own.counts[:, None] if weighted else own.rows
+    rows = own.rows
     if np.linalg.matrix_rank(rows) < len(rows):
         raise _Unclear("prototypes that depend on each other do not tell which of them a cluster has")
     parts = np.linalg.lstsq(rows.T, sums.T, rcond=None)[0].T  # (G, M), zeros and ones

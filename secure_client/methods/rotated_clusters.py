@@ -73,8 +73,7 @@ class RotatedClusters(PlainClusters):
         asked = group.cohort.holds[group.cohort.index(self._site)][self._trainee.local().labels]
         asked[asked] = clusters != WITHHELD
         self._participants.asked = asked
-        weighted = self._agreement.clustering.weighted_centres
-        return contribution(self._local(group), clusters, len(group.clusters), weighted_centres=weighted)
+        return contribution(self._local(group), clusters, len(group.clusters))
 
     # Results received
 

@@ -59,11 +59,7 @@ class PlainClusters(SinglePhaseExchange):
         return for_members(attempt.groups, [result], repeated)
 
     def _sum(self, found: ClusterAssignment, local: dict[str, LocalClusters]) -> Contribution:
-        weighted = self._agreement.clustering.weighted_centres
-        each = [
-            contribution(local[site], found.of_site[site], len(found.labels), weighted_centres=weighted)
-            for site in sorted(local)
-        ]
+        each = [contribution(local[site], found.of_site[site], len(found.labels)) for site in sorted(local)]
         return Contribution(*(np.sum(parts, axis=0) for parts in zip(*each, strict=True)))
 
     @property

@@ -30,7 +30,7 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "bae146bc1d51070a026e2b3037956e66df3eab8fa31badd8ad6951fcf5dc6f05"
+KNOWN_HASH = "5963a7d1aa35b56c69b2bf30da68c48cbb96d6670c2fe53fc87c973e231fd692"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:

@@ -52,13 +52,10 @@ def total_of(
     federation: Sequence[LocalClusters],
     assignment: Assignment,
     owners: Sequence[Labels],
-    *,
-    weighted_centres: bool,
 ) -> Contribution:
     """Add up each site's own share, which is the work of the protections."""
     clusters = len(assignment.labels)
     shares = [
-        contribution(site, of_site(assignment, owners, i), clusters, weighted_centres=weighted_centres)
-        for i, site in enumerate(federation)
+        contribution(site, of_site(assignment, owners, i), clusters) for i, site in enumerate(federation)
     ]
     return Contribution(*(np.sum([share[field] for share in shares], axis=0) for field in range(3)))

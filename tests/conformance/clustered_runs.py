@@ -155,10 +155,10 @@ def expected(transcript: ClusterTranscript, number: int, *, without: Sequence[st
         for g in range(max(parts) + 1):
             inside = [each for each, part in zip(members, parts, strict=True) if part == g]
             there = [(row, count) for site, row, count in inside if site in staying]
-            rows.append(_centre(there, weighted=own.weighted_centres))
+            rows.append(mean([row for row, _ in there]))
             labels.append(k)
             counts.append(1.0 if own.uniform else float(sum(count for _, count in there)))
-            divisors.append(float(sum(count for _, count in there)) if own.weighted_centres else len(there))
+            divisors.append(len(there))
     of_class = [sum(c for c, y in zip(counts, labels, strict=True) if y == k) for k in labels]
     weights = [count / total for count, total in zip(counts, of_class, strict=True)]
     puts = [transcript.put[number, attempt, site] for site in staying]
@@ -205,13 +205,6 @@ def _most(agreement: Agreement, rows: int) -> int:
         while most > 1 and most * (most + 1) / 2 >= rows:
             most -= 1
     return most
-
-
-def _centre(members: list[tuple[list[float], int]], *, weighted: bool) -> list[float]:
-    if not weighted:
-        return mean([row for row, _ in members])
-    total = sum(count for _, count in members)
-    return [sum(count * row[j] for row, count in members) / total for j in range(len(members[0][0]))]
 
 
 def _steps(

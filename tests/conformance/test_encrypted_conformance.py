@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import FeddbpSection, FedplccSection, Method, Protection
+from agreement import FeddbpSection, Method, Protection
 from tests.conformance import clustered_runs, sum_equations
 from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.grouped_runs import (
@@ -44,7 +44,6 @@ CASES: dict[str, tuple[Method, Bool, dict[str, Any]]] = {
     "fedpc, one group": (Method.FEDPC, FEW, {"fedpc": {"groups": 1}}),
     "fedpc, literal": (Method.FEDPC, two_kinds(), {"fedpc": {"literal_absent": True}}),
     "fedplcc": (Method.FEDPLCC, APART, {}),
-    "fedplcc, weighted centres": (Method.FEDPLCC, APART, {"fedplcc": FedplccSection(weighted_centres=True)}),
     "fpl": (Method.FPL, APART, {}),
 }
 EACH_METHOD = ("feddbp, few", "fedproto", "fedavg", "fedproto-averaged", "fedpc", "fedplcc", "fpl")
@@ -108,7 +107,7 @@ def test_a_first_round_differs_from_plain_by_little_and_is_not_passed_on(
     parameters = [each[: averaging.parameters].max(initial=0.0) for each in averaged]
     buffers = [each[averaging.parameters :].max(initial=0.0) for each in averaged]
     assert max(*rows, *parameters, *buffers) > 0.0
-    assert max(rows) < (1e-5 if case == "fedplcc, weighted centres" else 1e-6)
+    assert max(rows) < 1e-6
     assert max(parameters) < 1e-6
     assert max(buffers) < 1e-10 * averaging.buffer_bound
 
@@ -120,7 +119,7 @@ def test_the_bounds_are_small(transcripts: Transcripts, case: str) -> None:
     """
     averaging = transcripts(Protection.CKKS, case).agreement.averaging
     for rows, averaged in bounds(transcripts(Protection.CKKS, case)):
-        assert rows.max(initial=0.0) < (1e-5 if case == "fedplcc, weighted centres" else 1e-6)
+        assert rows.max(initial=0.0) < 1e-6
         assert averaged[: averaging.parameters].max(initial=0.0) < 1e-6
         assert averaged[averaging.parameters :].max(initial=0.0) < 1e-10 * averaging.buffer_bound
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import PROTECTIONS, Extractor, FeddbpSection, FedplccSection, Method, Protection
+from agreement import PROTECTIONS, Extractor, FeddbpSection, Method, Protection
 from algorithms.pfpl import Weighting
 from tests.conformance import clustered_runs, plain_answers, sum_equations
 from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
@@ -27,7 +27,6 @@ MANY = np.ones((8, 2), dtype=np.bool_)
 """Holders enough for several clusters of a class, each of three sites or more."""
 FUSED: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5)}
 ONE_BRANCH: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5, decision=False)}
-WEIGHTED: dict[str, Any] = {"fedplcc": FedplccSection(weighted_centres=True)}
 CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
     "fedpc": (Method.FEDPC, Extractor.TRAINED, two_kinds(), {}),
     "fedpc, one release": (Method.FEDPC, Extractor.FROZEN, two_kinds(), {}),
@@ -35,7 +34,7 @@ CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
     "feddbp, averaged releases": (Method.FEDDBP, Extractor.FROZEN, FEW, ONE_BRANCH),
     "fedproto": (Method.FEDPROTO, Extractor.TRAINED, FEW, {}),
     "fedplcc": (Method.FEDPLCC, Extractor.TRAINED, MANY, {}),
-    "fedplcc, weighted centres": (Method.FEDPLCC, Extractor.TRAINED, FEW, WEIGHTED),
+    "fedplcc, few": (Method.FEDPLCC, Extractor.TRAINED, FEW, {}),
 }
 
 Transcripts = Callable[[Protection, str], Transcript]

@@ -78,9 +78,8 @@ def test_the_number_of_prototypes_is_bounded(most: int) -> None:
     [
         (Method.FEDPLCC, {}, Clustering(64, 16)),
         (Method.FEDPLCC, {"weighted": False, "most_prototypes": 9}, Clustering(9, 16, uniform=True)),
-        (Method.FEDPLCC, {"weighted_centres": True}, Clustering(64, 16, weighted_centres=True)),
-        (Method.FPL, {"weighted_centres": True}, Clustering(64, 16, single=True, uniform=True)),
-        (Method.FEDPLVM, {"weighted_centres": True}, Clustering(64, 16, uniform=True)),
+        (Method.FPL, {}, Clustering(64, 16, single=True, uniform=True)),
+        (Method.FEDPLVM, {}, Clustering(64, 16, uniform=True)),
     ],
 )
 def test_methods_cluster_as_they_are_described(
@@ -90,13 +89,11 @@ def test_methods_cluster_as_they_are_described(
 
 
 @pytest.mark.parametrize("method", CLUSTERED)
-@pytest.mark.parametrize("weighted_centres", [False, True])
-def test_the_most_that_a_site_may_add_has_room_in_the_words(method: Method, weighted_centres: bool) -> None:
-    agreed = agreement(method, fedplcc={"weighted_centres": weighted_centres})
+def test_the_most_that_a_site_may_add_has_room_in_the_words(method: Method) -> None:
+    agreed = agreement(method)
     own, most = agreed.clustering, agreed.averaging.most_samples
     fixed = agreed.fixed_point(5)
-    times = own.most_counted(most) if own.weighted_centres else own.most_local
-    sums = np.full((5, agreed.dim), times * agreed.norm_bound)
+    sums = np.full((5, agreed.dim), own.most_local * agreed.norm_bound)
     counts = np.full(5, float(own.most_counted(most)))
     model = np.full(agreed.layout.model, agreed.averaging.parameter_bound)
     part = own.vector(sums, counts)

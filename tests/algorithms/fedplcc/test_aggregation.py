@@ -24,21 +24,19 @@ from algorithms.prototypes import Clusters
 from tests.algorithms.clustered_sites import CLASSES, SEEDS, by_class, grams, samples, sites, total_of
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_centres_and_weights_are_those_of_all_prototypes_at_once(weighted: bool) -> None:
+def test_centres_and_weights_are_those_of_all_prototypes_at_once() -> None:
     for seed in SEEDS:
         federation = sites(seed)
         rows, owners = by_class(federation)
         found = assign(grams(rows), owners, 2)
-        total = total_of(federation, found, owners, weighted_centres=weighted)
-        clusters = global_clusters(total, found.labels, weighted_centres=weighted)
+        total = total_of(federation, found, owners)
+        clusters = global_clusters(total, found.labels)
         counts = [
             np.concatenate([site.counts[site.labels == k] for site in federation]) for k in range(CLASSES)
         ]
         for g, k in enumerate(found.labels):
             own = found.of_row[k] == g
-            mean = np.average(rows[k][own], axis=0, weights=counts[k][own] if weighted else None)
-            np.testing.assert_allclose(clusters.rows[g], mean, rtol=1e-12)
+            np.testing.assert_allclose(clusters.rows[g], rows[k][own].mean(axis=0), rtol=1e-12)
             kept = counts[k][found.of_row[k] != WITHHELD]
             assert clusters.weights[g] == pytest.approx(counts[k][own].sum() / kept.sum(), rel=1e-12)
 
@@ -48,9 +46,7 @@ def test_weights_sum_to_one_for_each_class(seed: int, uniform: bool) -> None:
     federation = sites(seed)
     rows, owners = by_class(federation)
     found = assign(grams(rows), owners, 2)
-    clusters = global_clusters(
-        total_of(federation, found, owners, weighted_centres=False), found.labels, uniform=uniform
-    )
+    clusters = global_clusters(total_of(federation, found, owners), found.labels, uniform=uniform)
     for k in np.unique(clusters.labels):
         own = clusters.weights[clusters.labels == k]
         assert own.sum() == pytest.approx(1.0)
@@ -58,21 +54,19 @@ def test_weights_sum_to_one_for_each_class(seed: int, uniform: bool) -> None:
     Clusters.of(clusters.rows, clusters.labels, clusters.weights)
 
 
-def test_sample_weighted_centres_and_uniform_weights_are_not_the_default() -> None:
+def test_uniform_weights_are_not_the_default() -> None:
     total = Contribution(np.array([[4.0], [10.0]]), np.array([2.0, 1.0]), np.array([3.0, 1.0]))
     labels = np.array([0, 0])
     assert global_clusters(total, labels).rows.tolist() == [[2.0], [10.0]]
     assert global_clusters(total, labels).weights.tolist() == [0.75, 0.25]
     assert global_clusters(total, labels, uniform=True).weights.tolist() == [0.5, 0.5]
-    assert global_clusters(total, labels, weighted_centres=True).rows.tolist() == [[4.0 / 3.0], [10.0]]
 
 
 def test_uniform_weights_need_no_sample_counts() -> None:
     total = Contribution(np.array([[4.0]]), np.array([2.0]), np.zeros(1))
     assert global_clusters(total, np.array([0]), uniform=True).weights.tolist() == [1.0]
-    for options in ({}, {"weighted_centres": True}, {"weighted_centres": True, "uniform": True}):
-        with pytest.raises(ValueError, match="no samples"):
-            global_clusters(total, np.array([0]), **options)
+    with pytest.raises(ValueError, match="no samples"):
+        global_clusters(total, np.array([0]))
 
 
 def test_withheld_prototypes_are_in_no_sum() -> None:
@@ -88,9 +82,7 @@ def test_one_prototype_for_each_class_and_site_as_fpl_has_it() -> None:
     federation = [local_clusters(*samples(i), CLASSES, single=True) for i in range(6)]
     rows, owners = by_class(federation)
     found = assign(grams(rows), owners, 2)
-    clusters = global_clusters(
-        total_of(federation, found, owners, weighted_centres=False), found.labels, uniform=True
-    )
+    clusters = global_clusters(total_of(federation, found, owners), found.labels, uniform=True)
     assert isinstance(clusters, GlobalClusters)
     assert [len(each) for each in rows[:2]] == [6, 6]
     assert (found.sites >= 2).all()
