@@ -146,10 +146,10 @@ class Agreement(RunSettings):
     @model_validator(mode="after")
     def _protection_serves_method(self) -> Self:
         self.check_served(self.method)
-        if self.clustering.literal_norms and self.plan.values is not Form.LOCAL_CLUSTERS:
+        if self.clustering.literal and self.plan.values is not Form.LOCAL_CLUSTERS:
             raise ValueError(
-                f"literal_norms needs vectors with their norms, but protection {self.protection.value!r} shows only"
-                " their directions; set literal_norms = false, or choose protection 'plain'"
+                "literal in [fedplcc] needs vectors with their norms, but protection"
+                f" {self.protection.value!r} shows only their directions; set literal = false, or choose protection 'plain'"
             )
         return self
 
@@ -306,7 +306,7 @@ class Agreement(RunSettings):
             most_prototypes=fedplcc.most_prototypes,
             most_clusters=fedplcc.most_clusters,
             single=self.method.traits.single,
-            literal_norms=own and fedplcc.literal_norms,
+            literal=own and fedplcc.literal,
             uniform=not (own and fedplcc.weighted),
         )
 

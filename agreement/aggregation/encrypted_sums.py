@@ -206,7 +206,7 @@ class EncryptedGroups:
             raise ImplausibleError("a decrypted result mixes no possible number of groups")
         has = shares > agreement.agreement_threshold * total
         rows, model = np.split(numbers, [self._rows])
-        divisor = total if agreement.fedpc.literal_absent else np.where(has, shares, 1.0)[:, None]
+        divisor = total if agreement.fedpc.literal else np.where(has, shares, 1.0)[:, None]
         rows = np.where(has[:, None], rows.reshape(classes, -1) / divisor, 0.0)
         if not np.linalg.norm(rows, axis=1).max() <= longest_mean(agreement) * (1.0 + _SLACK):
             raise ImplausibleError("a decrypted result has a prototype that is longer than the norm bound")

@@ -17,14 +17,14 @@ Vector = NDArray[np.float64]
 class Clustering:
     """Clustering with ``most_prototypes`` for a class at a site, or one where ``single``, and ``most_clusters`` in all.
 
-    ``literal_norms`` clusters vectors as they are, not their directions. Where ``uniform``, the clusters of a class
+    ``literal`` clusters vectors as they are, not their directions. Where ``uniform``, the clusters of a class
     have equal weights, else weights by samples.
     """
 
     most_prototypes: int
     most_clusters: int
     single: bool = False
-    literal_norms: bool = False
+    literal: bool = False
     uniform: bool = False
 
     @property

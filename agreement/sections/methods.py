@@ -20,7 +20,7 @@ class PfplSection(Section):
     """PFPL's settings: equations 4 and 5 of the paper (docs/explanation/notation.md).
 
     ``lambda`` weighs a mean square over samples and channels, which has one scale for every feature dimension, batch
-    and number of classes. ``literal_regulariser`` takes ℓ_R as printed, Σ_k ‖C̄^k − mean z^k‖₂ over the batch's classes.
+    and number of classes. ``literal`` takes ℓ_R as printed, Σ_k ‖C̄^k − mean z^k‖₂ over the batch's classes.
     Its pull is the same at every distance and grows with the classes of a batch, so ``lambda`` has another default
     then, and features can collapse from 0.3 on. ``lambda`` has another default under DP-SGD too, whose clip limits
     cross entropy and alignment together. A record's ℓ_R is there that of a batch of this record alone, ‖C̄ − z‖₂ as
@@ -32,14 +32,14 @@ class PfplSection(Section):
     alpha: Fraction = 0.3
     """α: share of a site's own prototype in its target."""
     alignment: NotNegative = Field(default=3.0, alias="lambda")
-    """λ: weight of the alignment loss; with `literal_regulariser` or DP-SGD, 0.1 unless given."""
-    literal_regulariser: bool = False
+    """λ: weight of the alignment loss; with `literal` or DP-SGD, 0.1 unless given."""
+    literal: bool = False
     """Take the alignment loss as printed."""
 
     @model_validator(mode="before")
     @classmethod
     def _printed_form_has_its_own_lambda(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("literal_regulariser") is True:
+        if isinstance(given, Mapping) and given.get("literal") is True:
             return {"lambda": 0.1, **given}
         return given
 
@@ -52,8 +52,9 @@ class FedpcSection(Section):
     (equations 5 to 8).
 
     ``alignment`` is γ of L = (1 − γ)·CE + γ·L_p, 0.5 as printed. L_p is a mean square over samples and channels, as
-    PFPL's. ``literal_regulariser`` takes L_p as printed, Σ_k ‖P_i^k − P_j^k‖₂ over batch means: at γ = 0.5 this
-    outweighs the cross-entropy, and features collapse onto targets that hardly separate classes (docs: notation).
+    PFPL's. ``literal`` takes L_p as printed, Σ_k ‖P_i^k − P_j^k‖₂ over batch means: at γ = 0.5 this outweighs the
+    cross-entropy, and features collapse onto targets that hardly separate classes (docs: notation). ``literal`` also
+    lets a group without a class count with zeros in a mixture of groups, as equation 7 does.
 
     ``predicts`` selects the model as the site trained it last, or the last averaged extractor with the classifier as
     the site trained it, which has less of DP-SGD's noise. The paper leaves this open.
@@ -63,10 +64,8 @@ class FedpcSection(Section):
     """J: number of groups; chosen by silhouette unless given."""
     alignment: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """γ: weight of the alignment loss; the cross-entropy has 1 − γ."""
-    literal_regulariser: bool = False
-    """Take the alignment loss as printed."""
-    literal_absent: bool = False
-    """Let a group without a class count with zeros, as printed."""
+    literal: bool = False
+    """Take the printed formulas of the alignment loss and of mixtures of groups."""
     predicts: Predicts = Predicts.TRAINED
     """Predict with the extractor as trained last, or as averaged last."""
 
@@ -99,12 +98,8 @@ class FeddbpSection(Section):
     """Add the margin for hard negatives (ablation)."""
     personal: bool = True
     """Fuse own and mean prototypes; `false` takes the mean (ablation)."""
-    literal_alignment: bool = False
-    """Sum the shared branch's alignment over channels, as printed."""
-    literal_quotient: bool = False
-    """Take the separation without its logarithm, as printed."""
-    literal_boundary: bool = False
-    """Take the margin for hard negatives as printed."""
+    literal: bool = False
+    """Take the printed formulas: L_s summed over channels, L_d without its logarithm, the printed margin."""
 
     @model_validator(mode="after")
     def _a_branch_is_left(self) -> Self:
@@ -119,7 +114,7 @@ class FedplccSection(Section):
     """FedPLCC's settings: equations 4 to 11 of the paper (docs/explanation/notation.md); λ1 is its DomainNet's.
 
     ``contrast`` and ``correlation`` are λ1 and λ2, ``nearest`` is φ, ``temperature`` τ, ``sparsity`` α. ``weighted``
-    = false gives all prototypes of a class equal weights. ``literal_norms`` clusters vectors as they are instead of by
+    = false gives all prototypes of a class equal weights. ``literal`` clusters vectors as they are instead of by
     their directions alone.
     ``most_prototypes`` bounds a site's local prototypes of a class, ``most_clusters`` the clusters of a class over
     all sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much
@@ -139,7 +134,7 @@ class FedplccSection(Section):
     """α: exponent of the cosine."""
     weighted: bool = True
     """Weigh clusters by samples; `false` weighs all alike."""
-    literal_norms: bool = False
+    literal: bool = False
     """Cluster vectors as they are instead of their directions; `plain` alone."""
     most_prototypes: Annotated[int, Field(ge=1, le=256)] = 64
     """Most local prototypes that a site has of a class."""

@@ -19,8 +19,8 @@ class Objective:
 
     ``decision_weight`` is λ1, ``alignment_weight`` λ2, ``contrast_weight`` λ3, all at least 0; ``temperature`` is
     τ > 0. L_s is :func:`algorithms.alignment_loss.mean_square` on the shared branch, L_d :func:`contrast` on the
-    decision branch. Each departure from print has a switch back: ``literal_alignment`` takes L_s without its 1/d,
-    ``literal_quotient`` L_d without its logarithm, ``literal_boundary`` the printed boundary term M of L_d.
+    decision branch. ``literal`` takes both as printed: L_s without its 1/d, L_d without its logarithm and with the
+    printed boundary term M.
     Ablations: ``share=False`` leaves out CE_s and L_s, ``decision=False`` CE_d and L_d (for a model without a decision
     branch), ``hard=False`` the boundary term M.
 
@@ -31,9 +31,7 @@ class Objective:
     alignment_weight: float = 10.0
     contrast_weight: float = 1.0
     temperature: float = 0.07
-    literal_alignment: bool = False
-    literal_quotient: bool = False
-    literal_boundary: bool = False
+    literal: bool = False
     share: bool = True
     decision: bool = True
     hard: bool = True
@@ -71,7 +69,7 @@ class Objective:
 
     def _shared(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
         """Return L_s (equation 3)."""
-        channels = features.shape[1] if self.literal_alignment else 1
+        channels = features.shape[1] if self.literal else 1
         return channels * mean_square(features, labels, targets)
 
     def _contrast(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
@@ -82,8 +80,7 @@ class Objective:
             targets,
             temperature=self.temperature,
             hard=self.hard,
-            literal_quotient=self.literal_quotient,
-            literal_boundary=self.literal_boundary,
+            literal=self.literal,
         )
 
 
@@ -94,8 +91,7 @@ def contrast(
     *,
     temperature: float,
     hard: bool = True,
-    literal_quotient: bool = False,
-    literal_boundary: bool = False,
+    literal: bool = False,
 ) -> Tensor:
     """Return L_d: z^d's distance from its class's prototype against those from the others (equations 4 to 6), a scalar.
 
@@ -106,7 +102,7 @@ def contrast(
 
     m is halfway between the batch's mean d_{i,y} and its mean d_{i,c≠y}, and gets no gradient. Hard negatives are other
     classes' prototypes nearer than m. M grows as they come nearer, so that the gradient drives the two apart, and jumps
-    by 1 where d_{i,c} crosses m. ``literal_quotient`` drops the logarithm, and ``literal_boundary`` takes the printed
+    by 1 where d_{i,c} crosses m. ``literal`` drops the logarithm and takes the printed
     M_i = Σ_{c≠y} e^{−max(0, m−d_{i,c})/τ}: a term that falls as a hard negative comes nearer, and is 1 for an easy one.
     Without ``hard``, M = 0.
     """
@@ -119,11 +115,11 @@ def contrast(
     scores = torch.where(others | own, -distances / temperature, -torch.inf)
     if hard:
         beyond = (_boundary(distances.detach(), own, others, chosen) - distances).clamp(min=0.0)
-        counted = others if literal_boundary else others & (beyond > 0.0)
-        penalties = (-beyond if literal_boundary else beyond) / temperature
+        counted = others if literal else others & (beyond > 0.0)
+        penalties = (-beyond if literal else beyond) / temperature
         scores = torch.cat([scores, torch.where(counted, penalties, -torch.inf)], dim=1)
     log_shares = -_own_distances(distances, own) / temperature - scores.logsumexp(dim=1)
-    losses = -log_shares.exp() if literal_quotient else -log_shares
+    losses = -log_shares.exp() if literal else -log_shares
     return _mean(losses, chosen)
 
 

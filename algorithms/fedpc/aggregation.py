@@ -63,11 +63,11 @@ def similarity_weights(rows: Float) -> NDArray[np.float64]:
     return np.asarray(cosines / cosines.sum(axis=1, keepdims=True))
 
 
-def mix_groups(groups: Groups, *, literal_absent: bool = False, tau: float = 0.0) -> Groups:
+def mix_groups(groups: Groups, *, literal: bool = False, tau: float = 0.0) -> Groups:
     """Return each group's prototypes and extractor after equations 7 and 8, with one ρ for both.
 
     A class is mixed over the groups that have the class, with their weights divided by the weights' sum, so that groups
-    without the class do not pull it towards zero; ``literal_absent`` omits the division, as printed. A group without a
+    without the class do not pull it towards zero; ``literal`` omits the division, as printed. A group without a
     class thus gets the class from other groups. ``has`` is False and the row zero if the weights of the groups that
     have the class sum to at most ``tau``: under encryption a smaller divisor cannot be distinguished from 0. θ is
     mixed over all groups.
@@ -77,7 +77,7 @@ def mix_groups(groups: Groups, *, literal_absent: bool = False, tau: float = 0.0
     has = np.asarray(shares > tau)
     mixed = np.einsum("jm,mkd->jkd", weights, np.where(groups.has[:, :, None], groups.rows, 0.0))
     mixed[~has] = 0.0
-    divisors = np.ones_like(shares) if literal_absent else np.where(has, shares, 1.0)
+    divisors = np.ones_like(shares) if literal else np.where(has, shares, 1.0)
     return Groups(mixed / divisors[:, :, None], has, weights @ groups.theta)
 
 

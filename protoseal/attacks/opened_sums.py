@@ -262,7 +262,7 @@ def _unmixed(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
     ``mixed`` are the J groups' mixtures; ``has`` (J, K) says which classes each group has.
     """
     upper = np.triu_indices(len(has), 1)
-    literal, scale = agreement.fedpc.literal_absent, float(np.abs(mixed.rows).max()) or 1.0
+    literal, scale = agreement.fedpc.literal, float(np.abs(mixed.rows).max()) or 1.0
 
     def means(cosines: Rows, theta: Rows) -> Groups:
         # The cosines fix the weights of the mixtures, and then the means solve linear equations.
@@ -281,7 +281,7 @@ def _unmixed(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
     def errors(cosines: Rows) -> Rows:
         # At a solution the means have the cosines that were guessed, and so mix to the same results again.
         without_models = means(cosines, np.zeros((len(has), 1)))
-        again = mix_groups(without_models, literal_absent=literal, tau=agreement.agreement_threshold)
+        again = mix_groups(without_models, literal=literal, tau=agreement.agreement_threshold)
         return np.asarray((again.rows - mixed.rows).ravel() / scale)
 
     ends: list[tuple[float, Rows]] = []

@@ -120,7 +120,7 @@ def _weaken(agreement: Agreement, aligned: Method) -> str:
     change, section, keys = _ALIGNMENT[aligned]
     settings = agreement.settings_of(aligned).model_dump(by_alias=True)
     named = " and ".join(f"{key} (now {settings[key]:g})" for key in keys)
-    literal = ", or remove literal_regulariser" if settings.get("literal_regulariser") else ""
+    literal = ", or remove literal" if settings.get("literal") else ""
     return f"{change} {named} in [{section}]{literal}"
 
 

@@ -61,11 +61,11 @@ def site_method(method: Method) -> SiteMethod:
 
 
 def _pfpl(settings: PfplSection) -> BatchLoss:
-    return pfpl.Objective(settings.alignment, literal=settings.literal_regulariser)
+    return pfpl.Objective(settings.alignment, literal=settings.literal)
 
 
 def _fedpc(settings: FedpcSection) -> BatchLoss:
-    return fedpc.Objective(settings.alignment, literal=settings.literal_regulariser)
+    return fedpc.Objective(settings.alignment, literal=settings.literal)
 
 
 def _feddbp(settings: FeddbpSection) -> BatchLoss:
@@ -77,9 +77,7 @@ def _feddbp(settings: FeddbpSection) -> BatchLoss:
         share=settings.share,
         decision=settings.decision,
         hard=settings.hard,
-        literal_alignment=settings.literal_alignment,
-        literal_quotient=settings.literal_quotient,
-        literal_boundary=settings.literal_boundary,
+        literal=settings.literal,
     )
 
 
@@ -173,7 +171,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
         recipe = replace(recipe, dp_sgd=agreement.privacy.dp_sgd)
     if agreement.clusters:
         own = agreement.clustering
-        recipe = replace(recipe, clustered=ClusteredPrototypes(own.single, own.literal_norms, own.most_local))
+        recipe = replace(recipe, clustered=ClusteredPrototypes(own.single, own.literal, own.most_local))
     change = site_method(method).recipe
     return recipe if change is None else change(agreement.settings_of(method), recipe)
 

@@ -73,7 +73,7 @@ def assign_clusters(agreement: Agreement, local: Mapping[str, LocalPrototypes]) 
         ),
         owners,
         agreement.min_holders,
-        literal=own.literal_norms,
+        literal=own.literal,
         most=own.most_clusters,
         hiding=agreement.plan.masked,
     )

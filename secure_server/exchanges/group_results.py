@@ -86,7 +86,7 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
         means = _with_noise(agreement, sums, means)
     groups = mix_groups(
         means,
-        literal_absent=agreement.fedpc.literal_absent,
+        literal=agreement.fedpc.literal,
         tau=agreement.agreement_threshold,
     )
     return [_payload_of(groups, index, scheme) for index in range(len(sums))]

@@ -77,7 +77,7 @@ def test_a_mask_key_that_is_used_again_opens_a_site(
     assert (np.abs(found - secret) <= play.rounding()).all()
 
 
-PRINTED: dict[str, Any] = {"fedpc": FedpcSection(literal_regulariser=True)}
+PRINTED: dict[str, Any] = {"fedpc": FedpcSection(literal=True)}
 WITHOUT_DECAY: dict[str, Any] = {"training": short_training("tests.support.grouped:build", weight_decay=0.0)}
 
 

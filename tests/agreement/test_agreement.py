@@ -30,7 +30,7 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "5963a7d1aa35b56c69b2bf30da68c48cbb96d6670c2fe53fc87c973e231fd692"
+KNOWN_HASH = "9340b1bc5fae108cb86e221bccb02d98aeae99265e19afab7913a63181a582e2"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"pfpl": {"alpha": 0.4}},
         {"pfpl": {"lambda": 2.0}},
         {"pfpl": {"weighting": "uniform"}},
-        {"pfpl": {"literal_regulariser": True}},
-        {"pfpl": {"literal_regulariser": True, "lambda": 3.0}},
+        {"pfpl": {"literal": True}},
+        {"pfpl": {"literal": True, "lambda": 3.0}},
         {"training": {"init_seed": 1}},
         {"training": {"batch_size": 33}},
         {"training": {"optimiser": "sgd"}},

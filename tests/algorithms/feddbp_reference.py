@@ -32,7 +32,7 @@ def log_probability(logits: Vector, y: int) -> float:
 
 
 def shared_loss(
-    features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool], *, literal_alignment: bool
+    features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool], *, literal: bool
 ) -> float:
     """Compute equation 3 over the samples with a target: the mean over channels, or as printed their sum."""
     total, samples = 0.0, 0
@@ -40,7 +40,7 @@ def shared_loss(
         if present[y]:
             samples += 1
             squares = distance(z, rows[y]) ** 2
-            total += squares if literal_alignment else squares / len(z)
+            total += squares if literal else squares / len(z)
     return total / samples if samples else 0.0
 
 
@@ -66,14 +66,13 @@ def decision_loss(
     *,
     tau: float,
     hard: bool,
-    literal_quotient: bool,
-    literal_boundary: bool,
+    literal: bool,
     m: float,
 ) -> float:
     """Compute equations 4 (without ``hard``) and 5 with 6, over the samples and classes that have a target.
 
-    Print has no logarithm (``literal_quotient``). Equation 6 (``literal_boundary``) has a minus before the maximum, and
-    so counts every negative; not in print is the sum over the hard negatives alone, those nearer than m, without it.
+    Print (``literal``) has no logarithm. Equation 6 as printed has a minus before the maximum, and so counts every
+    negative; not in print is the sum over the hard negatives alone, those nearer than m, without it.
     """
     total, samples = 0.0, 0
     for z, y in zip(features, labels, strict=True):
@@ -83,12 +82,12 @@ def decision_loss(
         d = {c: distance(normalised(z), normalised(rows[c])) for c in range(len(rows)) if present[c]}
         below = sum(math.exp(-each / tau) for each in d.values())
         for c, each in d.items():
-            if hard and c != y and literal_boundary:
+            if hard and c != y and literal:
                 below += math.exp(-max(0.0, m - each) / tau)
             elif hard and c != y and each < m:
                 below += math.exp((m - each) / tau)
         ratio = math.exp(-d[y] / tau) / below
-        total -= ratio if literal_quotient else math.log(ratio)
+        total -= ratio if literal else math.log(ratio)
     return total / samples if samples else 0.0
 
 

@@ -115,7 +115,7 @@ def expected_local(transcript: ClusterTranscript, at: At) -> list[tuple[int, lis
     features, labels = transcript.features[at]
     for k in sorted(set(labels)):
         vectors = [row for row, y in zip(features.tolist(), labels, strict=True) if y == k]
-        parts = _parts(vectors, literal=own.literal_norms) if not own.single else [0] * len(vectors)
+        parts = _parts(vectors, literal=own.literal) if not own.single else [0] * len(vectors)
         for g in range(max(parts) + 1):
             members = [row for row, part in zip(vectors, parts, strict=True) if part == g]
             found.append((k, mean(members), len(members)))
@@ -147,7 +147,7 @@ def expected(transcript: ClusterTranscript, number: int, *, without: Sequence[st
         vectors = [row for _, row, _ in members]
         parts = paper.merged(
             vectors,
-            _parts(vectors, literal=own.literal_norms),
+            _parts(vectors, literal=own.literal),
             sites,
             transcript.agreement.min_holders,
             _most(transcript.agreement, len(vectors)),

@@ -209,7 +209,7 @@ def _unmixed(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mi
 
 
 def _between(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mixed]:
-    literal = transcript.agreement.fedpc.literal_absent
+    literal = transcript.agreement.fedpc.literal
     vectors = [paper.concatenated(rows, has) for rows, has in zip(means.rows, means.has, strict=True)]
     weights = paper.rho(vectors)
     rows, has = paper.inter_prototypes(means.rows, means.has, weights, literal=literal)

@@ -127,12 +127,10 @@ def test_the_saved_models_predict_the_same(transcripts: Transcripts, case: str, 
     compare_predictions(transcripts(Protection.MASKED, case), transcripts(Protection.PLAIN, case), number)
 
 
-@pytest.mark.parametrize("literal_norms", [False, True])
-def test_a_cluster_may_be_of_one_site_where_that_is_agreed(tmp_path: Any, literal_norms: bool) -> None:
+@pytest.mark.parametrize("literal", [False, True])
+def test_a_cluster_may_be_of_one_site_where_that_is_agreed(tmp_path: Any, literal: bool) -> None:
     """The papers have one site for each domain; vectors clustered unscaled are tried too."""
-    transcript = clustered(
-        Protection.PLAIN, Method.FEDPLCC, tmp_path, HOLDS, min_holders=1, literal_norms=literal_norms
-    )
+    transcript = clustered(Protection.PLAIN, Method.FEDPLCC, tmp_path, HOLDS, min_holders=1, literal=literal)
     for number in range(1, ROUNDS + 1):
         assert excess(transcript, number) <= 1.0
         assert set(expected(transcript, number).labels) == {0, 1, 2, 3}

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Method, Bool, dict[str, Any]]] = {
     "fedpc": (Method.FEDPC, two_kinds(), {}),
     "fedpc, three groups": (Method.FEDPC, three_kinds(), {"fedpc": {"groups": 3}}),
     "fedpc, one group": (Method.FEDPC, FEW, {"fedpc": {"groups": 1}}),
-    "fedpc, literal": (Method.FEDPC, two_kinds(), {"fedpc": {"literal_absent": True}}),
+    "fedpc, literal": (Method.FEDPC, two_kinds(), {"fedpc": {"literal": True}}),
     "fedplcc": (Method.FEDPLCC, APART, {}),
     "fpl": (Method.FPL, APART, {}),
 }

@@ -39,10 +39,10 @@ def test_vectors_as_they_are_cannot_be_clustered_by_their_directions() -> None:
         with pytest.raises(
             ValidationError, match=f"vectors with their norms, but protection '{protection}' shows"
         ):
-            agreement(fedplcc={"literal_norms": True}, protection=protection)
-    assert agreement(fedplcc={"literal_norms": True}, protection=Protection.PLAIN).clustering.literal_norms
+            agreement(fedplcc={"literal": True}, protection=protection)
+    assert agreement(fedplcc={"literal": True}, protection=Protection.PLAIN).clustering.literal
     # It is FedPLCC's own switch.
-    assert not agreement(Method.FEDPLVM, fedplcc={"literal_norms": True}).clustering.literal_norms
+    assert not agreement(Method.FEDPLVM, fedplcc={"literal": True}).clustering.literal
 
 
 def test_a_ring_of_32_bits_has_no_room_for_samples() -> None:

@@ -23,7 +23,7 @@ def test_the_loss_is_cross_entropy_and_the_mean_square_distance(case: Case, weig
     terms = Objective(weight)(Outputs(features, features @ MIX), labels, targets)
     entropy = reference.cross_entropy((features @ MIX).tolist(), labels.tolist())
     lists = features.tolist(), labels.tolist(), targets.rows.tolist(), targets.present.tolist()
-    aligned = reference.shared_loss(*lists, literal_alignment=False)
+    aligned = reference.shared_loss(*lists, literal=False)
     assert terms.classification.item() == pytest.approx(entropy, rel=1e-12)
     assert terms.alignment.item() == pytest.approx(aligned, rel=1e-12)
     assert terms.total.item() == pytest.approx(entropy + weight * aligned, rel=1e-12)

@@ -23,16 +23,10 @@ from tests.algorithms.plain_lists import distance
 from tests.algorithms.target_cases import CLASSES, DIM, MIX, gradient
 
 TAU = 0.3
-LITERAL = ("literal_alignment", "literal_quotient", "literal_boundary")
-PRINTED = dict.fromkeys(LITERAL, True)
-SWITCHES = [*({name: True} for name in LITERAL), {"hard": False}]
-CONTRASTS = [
-    {"literal_quotient": quotient, "literal_boundary": boundary, "hard": hard}
-    for quotient, boundary, hard in product((False, True), repeat=3)
-    if hard or not boundary
-]
-"""Every form of L_d: without ``hard`` there is no boundary term to print."""
-FORMS = [{"literal_alignment": alignment, **form} for alignment in (False, True) for form in CONTRASTS]
+PRINTED = {"literal": True}
+SWITCHES = [PRINTED, {"hard": False}]
+FORMS = [{"literal": literal, "hard": hard} for literal, hard in product((False, True), repeat=2)]
+"""Every form of L_d, and with it of L_s."""
 ABLATIONS = [{"share": False}, {"decision": False}]
 
 Case = tuple[Tensor, Tensor, Tensor, Targets]
@@ -69,9 +63,7 @@ def by_loops(objective: Objective, case: Case) -> tuple[float, float]:
     classification = alignment = 0.0
     if objective.share:
         classification += reference.cross_entropy((shared @ MIX).tolist(), known)
-        l_s = reference.shared_loss(
-            shared.tolist(), known, rows, present, literal_alignment=objective.literal_alignment
-        )
+        l_s = reference.shared_loss(shared.tolist(), known, rows, present, literal=objective.literal)
         alignment += objective.alignment_weight * l_s
     if objective.decision:
         entropy = reference.cross_entropy((decision @ MIX).tolist(), known)
@@ -82,8 +74,7 @@ def by_loops(objective: Objective, case: Case) -> tuple[float, float]:
             targets,
             temperature=objective.temperature,
             hard=objective.hard,
-            literal_quotient=objective.literal_quotient,
-            literal_boundary=objective.literal_boundary,
+            literal=objective.literal,
         )
         alignment += objective.contrast_weight * l_d
     return classification, alignment
@@ -96,8 +87,7 @@ def contrast_by_loops(
     *,
     temperature: float = TAU,
     hard: bool = True,
-    literal_quotient: bool = False,
-    literal_boundary: bool = False,
+    literal: bool = False,
     m: float | None = None,
 ) -> float:
     batch = features.tolist(), labels.tolist(), targets.rows.tolist(), targets.present.tolist()
@@ -106,8 +96,7 @@ def contrast_by_loops(
         *batch,
         tau=temperature,
         hard=hard,
-        literal_quotient=literal_quotient,
-        literal_boundary=literal_boundary,
+        literal=literal,
         m=middle,
     )
 
@@ -138,9 +127,7 @@ def test_the_comparison_sees_each_switch(other: dict[str, Any]) -> None:
 
 
 def test_the_defaults_are_the_papers_settings() -> None:
-    assert Objective() == Objective(
-        1.0, 10.0, 1.0, 0.07, **dict.fromkeys(PRINTED, False), share=True, decision=True, hard=True
-    )
+    assert Objective() == Objective(1.0, 10.0, 1.0, 0.07, literal=False, share=True, decision=True, hard=True)
 
 
 def test_known_answers() -> None:
@@ -178,7 +165,7 @@ def test_without_targets_there_is_cross_entropy_on_both_branches(switches: dict[
 def test_a_single_target_has_nothing_to_contrast_with() -> None:
     _, decision, labels, targets = some_case(present=(False, True, False, False))
     assert contrast(decision, labels, targets, temperature=TAU).item() == pytest.approx(0.0, abs=1e-12)
-    quotient = contrast(decision, labels, targets, temperature=TAU, literal_quotient=True)
+    quotient = contrast(decision, labels, targets, temperature=TAU, literal=True)
     assert quotient.item() == pytest.approx(-1.0)
 
 
@@ -196,7 +183,7 @@ def test_samples_and_classes_without_a_target_count_nowhere() -> None:
     assert torch.equal(objective(outputs(shared, decision), labels, filled).alignment, before)
 
 
-@pytest.mark.parametrize("switches", CONTRASTS)
+@pytest.mark.parametrize("switches", FORMS)
 @given(case=cases())
 def test_gradients_are_finite_differences_with_the_boundary_held(
     switches: dict[str, Any], case: Case
@@ -255,12 +242,10 @@ def test_a_hard_negative_repels() -> None:
     assert moved_from_the_hard_negative() > 1.0
 
 
-@pytest.mark.parametrize("quotient", [False, True])
-def test_the_printed_boundary_attracts_a_hard_negative(quotient: bool) -> None:
-    """Why it is not the default: the term grows as the hard negative gets farther, with and without a logarithm."""
-    assert moved_from_the_hard_negative(literal_quotient=quotient, literal_boundary=True) < 0.0
-    assert moved_from_the_hard_negative(literal_quotient=quotient) > 0.0
-    assert moved_from_the_hard_negative(literal_quotient=quotient, hard=False) > 0.0
+def test_contrast_as_printed_attracts_a_hard_negative() -> None:
+    """The printed boundary is not the default because it grows as the hard negative gets farther."""
+    assert moved_from_the_hard_negative(literal=True) < 0.0
+    assert moved_from_the_hard_negative(literal=True, hard=False) > 0.0
 
 
 def test_mining_makes_a_hard_negative_repel_more() -> None:
@@ -272,10 +257,10 @@ def test_easy_negatives_count_in_the_printed_boundary_term_alone() -> None:
     features, labels, targets = hard_negative(1.9)
     found, without, printed = (
         contrast(features, labels, targets, temperature=0.07, **switches).item()
-        for switches in ({}, {"hard": False}, {"literal_boundary": True})
+        for switches in ({}, {"hard": False}, PRINTED)
     )
     assert found == without == pytest.approx(0.0, abs=1e-9)
-    assert printed == pytest.approx(np.log(3))
+    assert printed == pytest.approx(-1 / 3)
 
 
 def test_a_negative_adds_one_when_it_crosses_the_boundary() -> None:
@@ -302,7 +287,7 @@ def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
 
 def test_a_hard_negative_is_repelled_seen_from_the_prototype() -> None:
     assert slope_as_the_hard_negative_backs_away() < -1.0
-    assert slope_as_the_hard_negative_backs_away(literal_boundary=True) > 0.0
+    assert slope_as_the_hard_negative_backs_away(literal=True) > 0.0
 
 
 @pytest.mark.parametrize("switches", [{}, PRINTED])

@@ -87,7 +87,7 @@ def test_means_within_groups_are_those_of_the_reference(sites: Sites) -> None:
 @given(sites=federations())
 def test_mixtures_are_those_of_equations_5_to_8(literal: bool, sites: Sites) -> None:
     groups = sites.groups()
-    assert same(mix_groups(groups, literal_absent=literal), expected_between(groups, literal=literal))
+    assert same(mix_groups(groups, literal=literal), expected_between(groups, literal=literal))
 
 
 def some_sites() -> Sites:
@@ -103,7 +103,7 @@ def test_the_comparison_sees_each_departure() -> None:
     groups = some_sites().groups()
     right, expected = mix_groups(groups), expected_between(groups)
     assert same(right, expected)
-    assert not same(mix_groups(groups, literal_absent=True), expected)
+    assert not same(mix_groups(groups, literal=True), expected)
     assert not same(replace(right, theta=groups.theta.mean(axis=0) + 0.0 * groups.theta), expected)
     assert not same(replace(right, has=groups.has), expected)
     per_class = np.stack(
@@ -122,7 +122,7 @@ def test_known_answers() -> None:
     np.testing.assert_allclose(mixed.rows[:, 0], [[5 / 6, 0], [2 / 3, 0]], atol=1e-15)
     np.testing.assert_allclose(mixed.rows[:, 1], [[0, 3**0.5 / 2]] * 2, atol=1e-15)
     assert mixed.has.all()
-    literal = mix_groups(Groups(rows, has, np.array([[3.0], [6.0]])), literal_absent=True)
+    literal = mix_groups(Groups(rows, has, np.array([[3.0], [6.0]])), literal=True)
     np.testing.assert_allclose(literal.rows[0, 1], [0, 3**0.5 / 6], atol=1e-15)
 
 
@@ -166,7 +166,7 @@ def test_a_cosine_below_zero_counts_as_zero() -> None:
 @given(sites=federations())
 def test_a_single_group_keeps_its_means_bit_for_bit(literal: bool, sites: Sites) -> None:
     alone = replace(sites, labels=np.zeros_like(sites.labels)).groups()
-    mixed = mix_groups(alone, literal_absent=literal)
+    mixed = mix_groups(alone, literal=literal)
     np.testing.assert_array_equal(mixed.rows, alone.rows)
     np.testing.assert_array_equal(mixed.has, alone.has)
     np.testing.assert_array_equal(mixed.theta, alone.theta)
@@ -191,7 +191,7 @@ def test_mixtures_stay_between_what_was_mixed(sites: Sites) -> None:
 def test_printed_zeros_do_not_stay_between_what_was_mixed() -> None:
     groups = some_sites().groups()
     had = groups.rows[groups.has[:, 0], 0]
-    literal = mix_groups(groups, literal_absent=True)
+    literal = mix_groups(groups, literal=True)
     assert (literal.rows[2, 0] < had.min(axis=0)).any()
 
 

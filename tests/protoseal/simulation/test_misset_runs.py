@@ -56,9 +56,9 @@ MISSET = {
         "lower lambda (now 1000) in [pfpl]",
     ),
     "alignment of fedpc": (
-        f"{FEDPC}[fedpc]\nalignment = 0.5\nliteral_regulariser = true\n{ADAM}",
+        f"{FEDPC}[fedpc]\nalignment = 0.5\nliteral = true\n{ADAM}",
         Symptom.DROWNED,
-        "lower alignment (now 0.5) in [fedpc], or remove literal_regulariser",
+        "lower alignment (now 0.5) in [fedpc], or remove literal",
     ),
     "low learning rate": (
         f"{PFPL}{SMALL_STEPS}lr = 0.0001\n",

@@ -320,10 +320,10 @@ def test_training_that_fits_is_not_prolonged() -> None:
 
 
 def test_a_remedy_names_the_setting_and_its_value() -> None:
-    agreement = agreement_on(Method.FEDPC, fedpc=FedpcSection(alignment=0.4, literal_regulariser=True))
+    agreement = agreement_on(Method.FEDPC, fedpc=FedpcSection(alignment=0.4, literal=True))
     (found,) = diagnose(agreement, Method.FEDPC, [course(2.0, 2.0, 2.0, loss=9.0)])
     assert "alignment (now 0.4) in [fedpc]" in found.remedy
-    assert "literal_regulariser" in found.remedy
+    assert "literal" in found.remedy
     assert unknown_settings(agreement, [found.remedy]) == set()
     assert found.remedy in found.text
 

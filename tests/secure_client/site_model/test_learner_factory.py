@@ -93,7 +93,7 @@ def test_a_frozen_extractor_refuses_batch_normalisation() -> None:
 
 def test_the_objective_is_the_methods() -> None:
     assert build_recipe(agreement()).objective == FedpcObjective(0.25)
-    printed = agreement(fedpc={"literal_regulariser": True})
+    printed = agreement(fedpc={"literal": True})
     assert build_recipe(printed).objective == FedpcObjective(literal=True)
 
 
@@ -102,8 +102,8 @@ def test_the_objective_is_the_methods() -> None:
     [
         ({}, PfplObjective(3.0)),
         ({"lambda": 2.0}, PfplObjective(2.0)),
-        ({"literal_regulariser": True}, PfplObjective(0.1, literal=True)),
-        ({"literal_regulariser": True, "lambda": 1.0}, PfplObjective(1.0, literal=True)),
+        ({"literal": True}, PfplObjective(0.1, literal=True)),
+        ({"literal": True, "lambda": 1.0}, PfplObjective(1.0, literal=True)),
     ],
 )
 def test_each_form_of_pfpls_regulariser_has_its_own_default_weight(

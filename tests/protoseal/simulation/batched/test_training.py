@@ -85,9 +85,7 @@ def test_batched_training_equals_single_training_for_every_method(
 @pytest.mark.parametrize("literal", [True, False])
 def test_batched_training_equals_single_training_for_two_branches(literal: bool, alone: list[Job]) -> None:
     dual = add_branches(model_of(), DIM, seed=1).double()
-    objective = feddbp.Objective(
-        literal_alignment=literal, literal_quotient=literal, literal_boundary=literal
-    )
+    objective = feddbp.Objective(literal=literal)
     assert_alike(jobs_of(dual, objective))
     assert_alike(jobs_of(dual, feddbp.Objective(), [None] * 6))
     assert alone == []

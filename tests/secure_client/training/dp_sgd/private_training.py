@@ -37,7 +37,7 @@ OBJECTIVES: dict[str, BatchLoss] = {
     "pfpl-literal": pfpl.Objective(1.0, literal=True),
     "fedpc": fedpc.Objective(0.5),
     "feddbp": feddbp.Objective(),
-    "feddbp-literal": feddbp.Objective(literal_alignment=True, literal_quotient=True, literal_boundary=True),
+    "feddbp-literal": feddbp.Objective(literal=True),
     "feddbp-one-branch": feddbp.Objective(share=False),
     "feddbp-without-decision-loss": feddbp.Objective(decision_weight=0.0),
     "fedplcc": fedplcc.Objective(0.1, 1.0),
