@@ -148,8 +148,8 @@ class Agreement(RunSettings):
         self.check_served(self.method)
         if self.clustering.literal and self.plan.values is not Form.LOCAL_CLUSTERS:
             raise ValueError(
-                "literal in [fedplcc] needs vectors with their norms, but protection"
-                f" {self.protection.value!r} shows only their directions; set literal = false, or choose protection 'plain'"
+                f"literal in [fedplcc] needs vectors with their norms, but protection {self.protection.value!r} shows"
+                " only their directions; set literal = false, or choose protection 'plain'"
             )
         return self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,10 +21,10 @@ class AveragingSection(Section):
 
     ``parameters`` and ``buffers`` count its numbers: parameters (FedPC: outside the classifier), and floating-point
     buffers such as batch normalisation's. Write 1 for the parameters, and `protoseal client check` prints both
-    numbers. Before sending, a site clamps values beyond ``parameter_bound`` or ``buffer_bound`` and logs a warning;
-    an initial model beyond the bounds is refused. Sums in fixed point have room for values within the bounds. Where
-    models are weighed by sample counts, ``most_samples`` is such a bound too: a site with more training samples counts
-    as a site with that many, and logs a warning when it starts.
+    numbers. Before sending, a site clamps parameters beyond ``parameter_bound`` and buffers beyond 10⁶, the same in
+    every run, and logs a warning; an initial model beyond the bounds is refused. Sums in fixed point have room for
+    values within the bounds. Where models are weighed by sample counts, ``most_samples`` is such a bound too: a site
+    with more training samples counts as a site with that many, and logs a warning when it starts.
     """
 
     parameters: Elements = 0
@@ -33,10 +33,11 @@ class AveragingSection(Section):
     """Number of averaged floating-point buffers, such as batch normalisation's."""
     parameter_bound: Positive = 60.0  # masked sums over 256 sites then fit in 32 bits
     """Largest absolute value of a parameter; a site sets larger ones to it before it sends any."""
-    buffer_bound: Positive = 1e6
-    """Largest absolute value of a buffer; a site sets larger ones to it."""
     most_samples: Annotated[int, Field(ge=1, le=10**9)] = 100_000
     """Largest number of training samples that a site counts as, where models are weighed by samples."""
+
+    buffer_bound: ClassVar[float] = 1e6
+    """Largest absolute value of a buffer; a site sets larger ones to it."""
 
     @model_validator(mode="after")
     def _buffers_come_with_parameters(self) -> Self:

@@ -90,15 +90,20 @@ def check_initial_bounds(averaged: Float, agreed: AveragingSection) -> None:
     """Raise :class:`BoundError` for an initial model (p + q,) beyond the agreed bounds, before the site joins."""
     parameters, buffers = np.split(np.abs(averaged), [agreed.parameters])
     checked = (
-        ("parameter", parameters, agreed.parameter_bound),
-        ("buffer", buffers, agreed.buffer_bound),
+        (
+            "parameter",
+            parameters,
+            "the agreed parameter_bound =",
+            agreed.parameter_bound,
+            "agree on a larger bound, or ",
+        ),
+        ("buffer", buffers, "the bound of", agreed.buffer_bound, ""),
     )
-    for what, part, bound in checked:
+    for what, part, name, bound, remedy in checked:
         if not (part <= bound).all():
             raise BoundError(
                 f"before training, the averaged part of the model has a {what} of magnitude {part.max():g}, "
-                f"beyond the agreed {what}_bound = {bound:g}: agree on a larger bound, or start from another "
-                "model"
+                f"beyond the {name} {bound:g}: {remedy}start from another model"
             )
 
 
@@ -113,8 +118,8 @@ def saturated(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[
     changed = int((within != averaged).sum())
     if changed:
         _log.warning(
-            "%s: %d numbers of the averaged model were beyond parameter_bound = %g or buffer_bound = %g and were set"
-            " to it; train with a smaller learning rate, or agree on larger bounds",
+            "%s: %d numbers of the averaged model were beyond parameter_bound = %g, or as buffers beyond %g, and were"
+            " set to it; train with a smaller learning rate, or agree on a larger bound",
             *(where, changed, agreed.parameter_bound, agreed.buffer_bound),
         )
     return np.asarray(within, dtype=np.float64)

@@ -30,7 +30,7 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "9340b1bc5fae108cb86e221bccb02d98aeae99265e19afab7913a63181a582e2"
+KNOWN_HASH = "4b416d2f6f54d0a20c71eaad1cb3ea32e6c6785e0894704ef61868d654db09eb"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:

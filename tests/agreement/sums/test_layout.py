@@ -73,13 +73,12 @@ def test_segments_have_room_for_every_contribution_within_the_bounds(layout: Lay
         parameters=layout.parameters,
         buffers=layout.buffers,
         parameter_bound=2.0,
-        buffer_bound=3.0,
         most_samples=most,
     )
     segments = layout.segments(1.5, agreed)
     assert sum(each.length for each in segments) == layout.length
     rows = np.full((layout.classes, layout.dim), -1.5)
-    model = np.repeat([2.0, -3.0], [layout.parameters, layout.buffers])
+    model = np.repeat([2.0, -agreed.buffer_bound], [layout.parameters, layout.buffers])
     fixed = FixedPoint(segments, terms=4)
     vector = layout.contribution(rows, model, most)
     np.testing.assert_array_equal(np.abs(vector), np.repeat(*_bounds(segments)))
