@@ -40,7 +40,7 @@ class Method(Named):
     A built-in method is of any family, and its ``settings`` are a section of the agreement. It states no functions,
     because a site has these in a table of its own (``secure_client/training/recipes.py``). It alone may be
     ``private``: ``[privacy]`` serves it, since it releases only noisy prototypes and what trains with them, or
-    nothing. ``unprojected`` is the reason why ``project_from`` does not serve it; it is empty for a method whose
+    nothing. ``projection_unsupported`` is the reason why ``project_from`` does not serve it, or None for a method whose
     features may have any sign and that computes them in no layer of its own.
 
     ``deployable`` methods may run between institutions, others in a simulation alone.
@@ -86,7 +86,7 @@ class Method(Named):
     weights: Callable[[Any], Weights] | None = None
     recipe: Callable[[Any, Recipe], Recipe] | None = None
     private: bool = False
-    unprojected: str = "nothing says that it can do with projected features"
+    projection_unsupported: str | None = "it is not known to work with projected features"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +148,7 @@ Method.PFPL = Method(
     settings=PfplSection,
     deployable=True,
     private=True,
-    unprojected="",
+    projection_unsupported=None,
 )
 Method.FEDPC = Method(
     name="fedpc",
@@ -156,7 +156,7 @@ Method.FEDPC = Method(
     settings=FedpcSection,
     deployable=True,
     private=True,
-    unprojected=_BELOW_ZERO,
+    projection_unsupported=_BELOW_ZERO,
 )
 Method.FEDDBP = Method(
     name="feddbp",
@@ -164,7 +164,7 @@ Method.FEDDBP = Method(
     settings=FeddbpSection,
     deployable=True,
     private=True,
-    unprojected=_BRANCHES,
+    projection_unsupported=_BRANCHES,
 )
 Method.FEDPLCC = Method(
     name="fedplcc",
@@ -172,17 +172,21 @@ Method.FEDPLCC = Method(
     settings=FedplccSection,
     deployable=True,
     private=True,
-    unprojected="",
+    projection_unsupported=None,
 )
 Method.AVERAGE = Method(
-    name="average", traits=_GROUPED, settings=FedpcSection, private=True, unprojected=_BELOW_ZERO
+    name="average", traits=_GROUPED, settings=FedpcSection, private=True, projection_unsupported=_BELOW_ZERO
 )
-Method.LOCAL = Method(name="local", traits=_ALONE, settings=PfplSection, private=True, unprojected="")
-Method.SELF = Method(name="self", traits=_ALONE, settings=PfplSection, private=True, unprojected="")
+Method.LOCAL = Method(
+    name="local", traits=_ALONE, settings=PfplSection, private=True, projection_unsupported=None
+)
+Method.SELF = Method(
+    name="self", traits=_ALONE, settings=PfplSection, private=True, projection_unsupported=None
+)
 Method.FEDAVG = Method(name="fedavg", traits=_AVERAGED)
 Method.FEDPROX = Method(name="fedprox", traits=_AVERAGED, settings=BaselinesSection)
 Method.FEDPROTO = Method(
-    name="fedproto", traits=_PROTOTYPES, settings=BaselinesSection, private=True, unprojected=""
+    name="fedproto", traits=_PROTOTYPES, settings=BaselinesSection, private=True, projection_unsupported=None
 )
 Method.FEDPROTO_AVERAGED = Method(
     name="fedproto-averaged", traits=replace(_AVERAGED, prototypes=True), settings=BaselinesSection

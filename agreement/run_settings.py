@@ -176,9 +176,9 @@ class RunSettings(Section):
         if agreed.project_from is None:
             return
         agreed.check_projected(self.dim)
-        if method.unprojected:
+        if method.projection_unsupported:
             raise ValueError(
-                f"project_from in [privacy] does not serve {method.value!r}: {method.unprojected}; remove"
+                f"project_from in [privacy] does not serve {method.value!r}: {method.projection_unsupported}; remove"
                 " project_from, and set dim to the model's number of features"
             )
 

@@ -13,7 +13,6 @@ from agreement.toml_loading import Section
 from algorithms.pfpl import Weighting
 
 Sparsity = Annotated[float, Field(gt=0, le=1)]
-Epochs = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class PfplSection(Section):
@@ -147,24 +146,15 @@ class FedplccSection(Section):
 class BaselinesSection(Section):
     """Settings of the methods to compare with, each named after its method.
 
-    ``fedproto-averaged`` reads ``fedproto`` too. ``fedprox`` is μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature``
-    τ; of FedPLVM λ (of both its terms), τ and α. ``fedrep_head_epochs`` come before the extractor's: 1 as in PFLlib
-    (``plocal_epochs``), for a budget near the others'; FedRep's authors train the head for more, about 10.
+    ``fedproto-averaged`` reads ``fedproto`` too. Their other numbers are their authors' (notation.md), and FedRep's one
+    epoch of the head is PFLlib's, for a budget near the others'.
     """
 
     fedprox: NotNegative = 0.01
     """FedProx: μ of the proximal term."""
     fedproto: NotNegative = 1.0
     """FedProto: λ of the alignment."""
-    fedrep_head_epochs: Epochs = 1
-    """FedRep: epochs of the head before those of the extractor."""
     ditto: NotNegative = 0.1
     """Ditto: λ of the personal model's proximal term."""
-    fpl_temperature: Positive = 0.02
-    """FPL: τ."""
     fedplvm: NotNegative = 1.0
     """FedPLVM: λ of both terms; its authors' code has 100."""
-    fedplvm_temperature: Positive = 0.07
-    """FedPLVM: τ."""
-    fedplvm_sparsity: Sparsity = 0.25
-    """FedPLVM: α."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 from agreement import CONTROLS, Agreement, Inference, Method, Optimiser, PrivacySection
 
 _ALIGNMENT = {
-    Method.PFPL: ("lower", "pfpl", ("lambda",)),
-    Method.FEDPC: ("lower", "fedpc", ("alignment",)),
-    Method.FEDDBP: ("lower", "feddbp", ("shared_alignment", "decision_alignment")),
-    Method.FEDPLCC: ("lower", "fedplcc", ("contrast", "correlation")),
-    Method.FEDPROTO: ("lower", "baselines", ("fedproto",)),
-    Method.FEDPROTO_AVERAGED: ("lower", "baselines", ("fedproto",)),
-    Method.FPL: ("raise", "baselines", ("fpl_temperature",)),
-    Method.FEDPLVM: ("lower", "baselines", ("fedplvm",)),
+    Method.PFPL: ("pfpl", ("lambda",)),
+    Method.FEDPC: ("fedpc", ("alignment",)),
+    Method.FEDDBP: ("feddbp", ("shared_alignment", "decision_alignment")),
+    Method.FEDPLCC: ("fedplcc", ("contrast", "correlation")),
+    Method.FEDPROTO: ("baselines", ("fedproto",)),
+    Method.FEDPROTO_AVERAGED: ("baselines", ("fedproto",)),
+    Method.FEDPLVM: ("baselines", ("fedplvm",)),
 }
-"""Direction in which the alignment gets weaker, section, and keys; FPL's terms have no weights."""
+"""Section and keys that weigh the alignment; FPL's terms have no weights."""
 
 READABLE = "make the records readable that the site's log names, then start another run"
 
@@ -93,7 +92,7 @@ def _has_noisy_prototypes(agreement: Agreement, method: Method) -> bool:
     if agreement.inference is Inference.PROTOTYPE:
         return True
     # The classifier reads trained features, which follow prototypes by the alignment alone.
-    _, _, keys = _ALIGNMENT.get(method, ("", "", ()))
+    _, keys = _ALIGNMENT.get(method, ("", ()))
     settings = agreement.settings_of(method).model_dump(by_alias=True)
     return any(settings[key] for key in keys)
 
@@ -117,11 +116,11 @@ def _weaken(agreement: Agreement, aligned: Method) -> str:
     """Return how to weaken the alignment; empty without a known setting, or with features that it cannot change."""
     if aligned not in _ALIGNMENT or agreement.extractor_is_frozen:
         return ""
-    change, section, keys = _ALIGNMENT[aligned]
+    section, keys = _ALIGNMENT[aligned]
     settings = agreement.settings_of(aligned).model_dump(by_alias=True)
     named = " and ".join(f"{key} (now {settings[key]:g})" for key in keys)
     literal = ", or remove literal" if settings.get("literal") else ""
-    return f"{change} {named} in [{section}]{literal}"
+    return f"lower {named} in [{section}]{literal}"
 
 
 def _rate(agreement: Agreement, *, diverged: bool) -> str:

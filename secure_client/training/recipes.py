@@ -104,12 +104,12 @@ def _fedproto(settings: BaselinesSection) -> BatchLoss:
     return fedproto.Objective(settings.fedproto)
 
 
-def _fpl(settings: BaselinesSection) -> BatchLoss:
-    return fpl.Objective(settings.fpl_temperature)
+def _fpl(_: BaselinesSection) -> BatchLoss:
+    return fpl.Objective()
 
 
 def _fedplvm(settings: BaselinesSection) -> BatchLoss:
-    return fedplvm.Objective(settings.fedplvm, settings.fedplvm_sparsity, settings.fedplvm_temperature)
+    return fedplvm.Objective(settings.fedplvm)
 
 
 def _cross_entropy(_: object) -> BatchLoss:
@@ -120,8 +120,9 @@ def _predicting(settings: FedpcSection | FedplccSection, recipe: Recipe) -> Reci
     return replace(recipe, predicts=settings.predicts)
 
 
-def _head_first(settings: BaselinesSection, recipe: Recipe) -> Recipe:
-    head = Stage(Trains.CLASSIFIER, settings.fedrep_head_epochs)
+def _head_first(_: BaselinesSection, recipe: Recipe) -> Recipe:
+    # One epoch of the head as in PFLlib; FedRep's authors train the head for about ten.
+    head = Stage(Trains.CLASSIFIER, epochs=1)
     return replace(recipe, stages=(head, Stage(Trains.EXTRACTOR)))
 
 

@@ -30,7 +30,7 @@ from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agre
 from tests.support.small import small_agreement
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "4b416d2f6f54d0a20c71eaad1cb3ea32e6c6785e0894704ef61868d654db09eb"
+KNOWN_HASH = "f64c3050b314b57f098501815db5e31db66fac3429d8f2a24e2b1840af6db9ba"
 
 
 def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:

@@ -303,7 +303,7 @@ def test_every_remedy_names_settings_of_the_agreement(method: Method) -> None:
     assert unknown_settings(agreement, found) == set()
     drowned, flat, untrained, tested = found
     aligned = method.traits.prototypes or method.traits.family is Family.CLUSTERS or method is Method.SELF
-    assert ("(now " in drowned) is (aligned and method is not Method.AVERAGE)
+    assert ("(now " in drowned) is (aligned and method not in (Method.AVERAGE, Method.FPL))
     assert "(now " in drowned or "the control local" in drowned
     assert "lr (now " in flat
     assert "rounds (now " in untrained
