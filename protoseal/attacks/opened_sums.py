@@ -9,8 +9,8 @@ follow from the means: least squares from random starts finds the cosines, and s
 The other members of the victim's group then subtract their own. For a group of g sites, g + J − 2 colluding sites read
 the last one.
 
-Limits: of several solutions, the one that fits best is taken. No solution is attempted for a victim that is alone in its
-group, or with shared noise. One site solves for nothing.
+Limits: of several solutions, the one that fits best is taken. No solution is attempted for a victim that is alone in
+its group, or with shared noise. One site solves for nothing.
 """
 
 from __future__ import annotations

@@ -89,21 +89,16 @@ class PrototypeBounds:
 def check_initial_bounds(averaged: Float, agreed: AveragingSection) -> None:
     """Raise :class:`BoundError` for an initial model (p + q,) beyond the agreed bounds, before the site joins."""
     parameters, buffers = np.split(np.abs(averaged), [agreed.parameters])
+    larger = f"agreed parameter_bound = {agreed.parameter_bound:g}: agree on a larger bound, or"
     checked = (
-        (
-            "parameter",
-            parameters,
-            "the agreed parameter_bound =",
-            agreed.parameter_bound,
-            "agree on a larger bound, or ",
-        ),
-        ("buffer", buffers, "the bound of", agreed.buffer_bound, ""),
+        ("parameter", parameters, agreed.parameter_bound, larger),
+        ("buffer", buffers, agreed.buffer_bound, f"bound of {agreed.buffer_bound:g}:"),
     )
-    for what, part, name, bound, remedy in checked:
+    for what, part, bound, limit in checked:
         if not (part <= bound).all():
             raise BoundError(
                 f"before training, the averaged part of the model has a {what} of magnitude {part.max():g}, "
-                f"beyond the {name} {bound:g}: {remedy}start from another model"
+                f"beyond the {limit} start from another model"
             )
 
 
