@@ -23,9 +23,9 @@ from art.estimators.classification import (  # type: ignore[import-not-found,unu
     PyTorchClassifier,
 )
 
-from protoseal.attacks.cases import auxiliary
-from protoseal.attacks.exchanged_models import exchanged, model_with
-from protoseal.attacks.model_membership import ExtractorMembership, Shadows, shadows_of
+from protoseal.attacks.cases import divide_test_samples
+from protoseal.attacks.exchanged_models import load_model, read_models
+from protoseal.attacks.model_membership import ModelMembership, Shadows, train_shadows
 from protoseal.attacks.prototype_membership import auc
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, record_run
@@ -45,21 +45,23 @@ _SETTINGS = {
 
 def areas(run: RecordedRun) -> dict[str, float]:
     """Return the area under the ROC curve of each attack, over the candidates of all sites."""
-    shadows, found = shadows_of(run), dict[str, list[tuple[Rows, Rows]]]()
+    shadows, found = train_shadows(run), dict[str, list[tuple[Rows, Rows]]]()
     for name, site in run.sites.items():
-        uploaded, *_ = exchanged(run, Adversary.COORDINATOR, name)
-        classifier = _classifier(run, model_with(run, uploaded.vector))
+        uploaded, *_ = read_models(run, Adversary.COORDINATOR, name)
+        classifier = _classifier(run, load_model(run, uploaded.vector))
         for kind, attack in (
             ("ART, by rule", MembershipInferenceBlackBoxRuleBased(classifier)),
             ("ART, random forest on shadow models", _forest(classifier, shadows)),
         ):
-            scores = [_scores(attack, part) for part in (site.train, auxiliary(run, name).outsiders)]
+            scores = [
+                _scores(attack, part) for part in (site.train, divide_test_samples(run, name).outsiders)
+            ]
             found.setdefault(kind, []).append((scores[0], scores[1]))
     art = {
         kind: auc(*(np.concatenate(part) for part in zip(*pairs, strict=True)))
         for kind, pairs in found.items()
     }
-    own, *_ = ExtractorMembership().measure(run, Adversary.COORDINATOR)
+    own, *_ = ModelMembership().measure(run, Adversary.COORDINATOR)
     return {**art, "offline LiRA of this project": own.value}
 
 

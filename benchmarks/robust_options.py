@@ -25,16 +25,16 @@ from protoseal.attacks.poisoning import (
     BOOST,
     HONEST,
     Poison,
-    malicious_of,
-    multiplied,
-    poisoned,
-    shifted,
-    triggered,
+    add_triggers,
+    choose_malicious,
+    run_poisoned,
+    scale_upload,
+    shift_rows,
 )
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, record_run
 from protoseal.simulation.config import load_simulation
 
-SCALED, SHIFT = multiplied(BOOST), Poison(rows=shifted)
+SCALED, SHIFT = scale_upload(BOOST), Poison(rows=shift_rows)
 _BOUNDS, _WEIGHTINGS = (50.0, 10.0, 2.0), ("distance", "uniform", "complement")
 _SEEDS, _SITES, _GROUP, _ORDERS = 2, (9, 15), 3, 20
 
@@ -45,7 +45,9 @@ def lost_in_runs(seeds: int, **settings: Any) -> float:
     config = load_simulation(None, {**usual, **settings})
     lost = []
     for seed in range(seeds):
-        clean, dirty = (poisoned(config, seed, poison, triggered).accuracy for poison in (HONEST, SCALED))
+        clean, dirty = (
+            run_poisoned(config, seed, poison, add_triggers).accuracy for poison in (HONEST, SCALED)
+        )
         lost.append(np.mean([clean[name] - dirty[name] for name in clean]))
     return float(np.mean(lost))
 
@@ -63,7 +65,7 @@ def lost_in_sums(run: RecordedRun, poison: Poison, size: int, seed: int = 0) -> 
     nearest median of groups, drawn at random. Both are compared with the mean without poison.
     """
     names, bound = sorted(run.sites), run.agreement.norm_bound
-    malicious = malicious_of(names)
+    malicious = choose_malicious(names)
     honest = [run.sites[name] for name in names if name not in malicious]
     clean = np.array([run.sites[name].rows for name in names])
     dirty = clean.copy()

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, t  # type: ignore[import-untyped]  # it ships no types
 
 from protoseal.attacks.readings import Adversary
-from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows
+from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, cached_in_run
 
 FEWEST_CLUSTERS = 8
 """Fewest independent releases or runs that a bootstrap resamples."""
@@ -70,7 +69,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Result of an attack: ``value`` with its 95 % interval, in the unit of the case's metric.
 
     ``trials`` is the number of independent releases or runs behind the interval. ``details`` are further figures by
@@ -92,7 +91,7 @@ class Measured:
             raise ValueError(f"the interval [{self.low}, {self.high}] does not contain {self.value}")
 
 
-def verdict_of(measured: Interval, undefended: Interval, *, chance: float, margin: float) -> Verdict:
+def judge(measured: Interval, undefended: Interval, *, chance: float, margin: float) -> Verdict:
     """Judge ``measured`` beside the same attack ``undefended``; an attack succeeds at ``chance + margin``."""
     success = chance + margin
     if measured.low > chance and measured.value >= success:
@@ -137,7 +136,7 @@ class Case(ABC):
     reader without cryptography understands, and ``ability`` is what success shows, in words that complete "it can";
     ``not_covered`` says what failure does not show. ``by_design`` is true if the protocol itself tells every member
     what the attack asks, under every protection. A ``thinned`` case runs on sites with few samples of each class
-    (:func:`protoseal.attacks.recorded_run.thinned`). ``samples`` is the number of samples behind what is
+    (:func:`protoseal.attacks.recorded_run.thin_scene`). ``samples`` is the number of samples behind what is
     attacked, where the case fixes it. A case that ``reads_values`` reads what sites released and no more, so that the ε
     of a site's own noise covers its success.
     """
@@ -161,10 +160,10 @@ class Case(ABC):
         return self.attack
 
     @abstractmethod
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Run the attack; return one result for each of the adversary's readings, none if the attack has no input."""
 
-    def reference(self, run: RecordedRun) -> Measured | None:  # noqa: ARG002 (for a case's own)
+    def reference(self, run: RecordedRun) -> Measurement | None:  # noqa: ARG002 (for a case's own)
         """Return the same attack on the same run undefended, for a case whose defence is no protection and no noise.
 
         None means that the coordinator of an undefended run (``plain``, without noise) is the reference.
@@ -184,8 +183,8 @@ class Auxiliary:
     public: LabelledImages
 
 
-@lru_cache(maxsize=16)
-def auxiliary(run: RecordedRun, victim: str) -> Auxiliary:
+@cached_in_run
+def divide_test_samples(run: RecordedRun, victim: str) -> Auxiliary:
     """Divide the sites' test samples: half of the victim's as outsiders; all others that equal none of them as public.
 
     Both halves have as equal numbers of each class as possible.
@@ -194,26 +193,26 @@ def auxiliary(run: RecordedRun, victim: str) -> Auxiliary:
     order = rng.permutation(len(own))
     order = order[np.argsort(own.labels[order], kind="stable")]
     outsiders = own.take(order[::2])
-    kept = {each.numpy().tobytes() for each in outsiders.inputs}
+    kept = {image.numpy().tobytes() for image in outsiders.inputs}
     parts = [own.take(order[1::2]), *(site.test for name, site in run.sites.items() if name != victim)]
     seen: set[bytes] = set()
     public = []
     for part in parts:
-        contents = [each.numpy().tobytes() for each in part.inputs]
+        contents = [image.numpy().tobytes() for image in part.inputs]
         fresh = [i for i, content in enumerate(contents) if content not in kept and content not in seen]
         seen.update(contents)
         public.append(part.take(np.array(fresh, dtype=np.int64)))
-    return Auxiliary(outsiders, joined(public))
+    return Auxiliary(outsiders, concatenate_images(public))
 
 
-def joined(parts: Sequence[LabelledImages]) -> LabelledImages:
+def concatenate_images(parts: Sequence[LabelledImages]) -> LabelledImages:
     """Return the samples of all parts, one after the other."""
     return LabelledImages(
-        torch.cat([each.inputs for each in parts]), np.concatenate([each.labels for each in parts])
+        torch.cat([part.inputs for part in parts]), np.concatenate([part.labels for part in parts])
     )
 
 
-def over_clusters(scores: Sequence[Rows], basis: str) -> Measured:
+def measure_over_clusters(scores: Sequence[Rows], basis: str) -> Measurement:
     """Return the mean of all clusters' scores in [0, 1], each (n,), with an interval by resampling whole clusters."""
     value = float(np.concatenate(scores).mean())
 
@@ -222,7 +221,7 @@ def over_clusters(scores: Sequence[Rows], basis: str) -> Measured:
 
     exact = set(np.concatenate(scores).tolist()) == {0.5}  # ties: the reading does not depend on the site
     low, high = (0.5, 0.5) if exact else clustered_interval(mean, len(scores))
-    return Measured(value, min(low, value), max(high, value), len(scores), basis)
+    return Measurement(value, min(low, value), max(high, value), len(scores), basis)
 
 
 def share_interval(right: NDArray[np.bool_]) -> tuple[float, float, float]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from agreement.payload_forms import limits_of
 from crypto.plain import SCHEME as PLAIN
-from protoseal.attacks.cases import Case, Measured, share_interval
-from protoseal.attacks.readings import Adversary, payload_of
+from protoseal.attacks.cases import Case, Measurement, share_interval
+from protoseal.attacks.readings import Adversary, decode_upload
 from protoseal.attacks.recorded_run import RecordedRun, record_run
 from protoseal.simulation.experiment import scene_of
 from protoseal_wire import codec
@@ -49,16 +49,18 @@ class DependentMessages(Case):
     )
     adversaries = (Adversary.COORDINATOR,)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (the interface's)
         """Repeat the run with one record of each site changed, and compare each site's messages of each round."""
         if run.epsilon is not None and run.agreement.protection.name == "plain":
             return []  # values in the clear differ by their noise alone
-        other = neighbour(run)
+        other = record_neighbour(run)
         rounds = range(1, run.agreement.rounds + 1)
         cells = [(site, number) for site in run.sites for number in rounds]
-        differs = np.array([_differ(*(_messages(each, *cell) for each in (run, other))) for cell in cells])
+        differs = np.array(
+            [_differ(*(_list_messages(recorded, *cell) for recorded in (run, other))) for cell in cells]
+        )
         return [
-            Measured(
+            Measurement(
                 *share_interval(differs),
                 len(cells),
                 "the messages of all rounds of two runs that differ in one record",
@@ -66,12 +68,12 @@ class DependentMessages(Case):
         ]
 
 
-def neighbour(run: RecordedRun) -> RecordedRun:
+def record_neighbour(run: RecordedRun) -> RecordedRun:
     """Record the run again with one training record of each site changed: its inputs become the largest value."""
     divided = scene_of(run.config, run.seed).divided
     with tempfile.TemporaryDirectory(prefix="protoseal-neighbour-") as folder:
         for site in divided.sites:
-            data = TrainTest(_changed(site.train), site.test, divided.classes, site.domains)
+            data = TrainTest(_brighten_first_record(site.train), site.test, divided.classes, site.domains)
             write_npz(Path(folder) / f"{site.name}.npz", data)
         update = {
             "dataset": f"sites:{folder}",
@@ -81,23 +83,26 @@ def neighbour(run: RecordedRun) -> RecordedRun:
         return record_run(run.config.model_copy(update=update), run.seed)
 
 
-def _changed(train: Samples) -> Samples:
+def _brighten_first_record(train: Samples) -> Samples:
     inputs = np.array(train.inputs)
     inputs[0] = inputs.max()
     return replace(train, inputs=inputs)
 
 
-def _messages(run: RecordedRun, site: str, number: int) -> list[Message]:
+def _list_messages(run: RecordedRun, site: str, number: int) -> list[Message]:
     """Return a site's messages of one round, in order."""
-    mine = [(each.key, each.content) for each in run.received if each.site == site and each.key is not None]
     return [
-        (key.phase.name, len(content), _in_the_clear(run, key, content))
-        for key, content in mine
-        if key.round == number
+        (
+            received.key.phase.name,
+            len(received.content),
+            _read_clear_content(run, received.key, received.content),
+        )
+        for received in run.received
+        if received.site == site and received.key is not None and received.key.round == number
     ]
 
 
-def _in_the_clear(run: RecordedRun, key: PhaseKey, content: bytes) -> object:
+def _read_clear_content(run: RecordedRun, key: PhaseKey, content: bytes) -> object:
     """Return what a message says in the clear; a noisy run's stated classes and results differ by their noise."""
     if key.phase is Phase.PRESENCE:
         stated = codec.decode_presence(content, limits_of(run.agreement))
@@ -105,8 +110,8 @@ def _in_the_clear(run: RecordedRun, key: PhaseKey, content: bytes) -> object:
         return holds, len(stated.base), stated.keys is None, stated.anchor is None
     if key.phase is Phase.VALUES:
         received = Received("", key, content, 0.0)
-        payload = payload_of(received, run.agreement)
-        return tuple(each.tobytes() for each in payload.arrays) if payload.scheme == PLAIN else None
+        payload = decode_upload(received, run.agreement)
+        return tuple(array.tobytes() for array in payload.arrays) if payload.scheme == PLAIN else None
     return content if key.phase is Phase.RESULT else None
 
 

@@ -25,12 +25,12 @@ import numpy as np
 from agreement import Agreement, Family
 from algorithms.gram_matrix import gram
 from algorithms.pfpl import Weighting, peer_weights
-from protoseal.attacks.cases import Case, Measured, over_clusters
-from protoseal.attacks.poisoning import MaliciousTrainee, Poison, PoisonedFederation, malicious_of
+from protoseal.attacks.cases import Case, Measurement, measure_over_clusters
+from protoseal.attacks.poisoning import MaliciousTrainee, Poison, PoisonedFederation, choose_malicious
 from protoseal.attacks.protected_values import exact_share
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows
-from protoseal.attacks.solved_combinations import MOST_OTHERS, plausible, solutions
+from protoseal.attacks.solved_combinations import MOST_OTHERS, select_plausible, solve_combinations
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from protoseal.simulation.local_federation import LocalFederation
@@ -67,54 +67,56 @@ class EchoingSite(Case):
     )
     adversaries = (Adversary.PEER,)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (the interface's)
         """Run the federation with the first site malicious; nothing for other methods, or without suitable classes."""
-        if not _depends_on_own_row(run.agreement):
+        if not _depends_on_row(run.agreement):
             return ()
-        answers = list(islice(_echoed(run.config, run.seed), MOST_CLASSES))
-        return [_measured(run.agreement, answers, "the results of all rounds")] if answers else ()
+        answers = list(islice(_run_echo(run.config, run.seed), MOST_CLASSES))
+        return [_measure_answers(run.agreement, answers, "the results of all rounds")] if answers else ()
 
-    def reference(self, run: RecordedRun) -> Measured | None:
+    def reference(self, run: RecordedRun) -> Measurement | None:
         """Return the same attack on peers that stand still and answer in every round."""
-        if not _depends_on_own_row(run.agreement):
+        if not _depends_on_row(run.agreement):
             return None
-        answers = list(islice(_of_standing_peers(run), MOST_CLASSES))
+        answers = list(islice(_simulate_standing_peers(run), MOST_CLASSES))
         words = "the results of all rounds, of peers that stand still"
-        return _measured(run.agreement, answers, words) if answers else None
+        return _measure_answers(run.agreement, answers, words) if answers else None
 
 
-def _depends_on_own_row(agreement: Agreement) -> bool:
+def _depends_on_row(agreement: Agreement) -> bool:
     peers = agreement.method.traits.family is Family.PEERS and agreement.method.weights is None
     return peers and agreement.pfpl.weighting is not Weighting.UNIFORM and agreement.own_share < 1.0
 
 
-def _measured(agreement: Agreement, answers: Sequence[Answers], basis: str) -> Measured:
+def _measure_answers(agreement: Agreement, answers: Sequence[Answers], basis: str) -> Measurement:
     """Return the share of numbers read exactly, with classes as the independent parts, and the mean relative error."""
     scores, errors = [], []
-    for each in answers:
-        count = len(each.peers)
+    for answer in answers:
+        count = len(answer.peers)
         last = slice(
             -count - 1, None
         )  # one answer more than peers is enough; peers move least between the last ones
-        own, combined = each.sent[last], each.combined[last]
-        solved = plausible(agreement, own, solutions(agreement, own, combined, count, one_site=True))
+        own, combined = answer.sent[last], answer.combined[last]
+        solved = select_plausible(
+            agreement, own, solve_combinations(agreement, own, combined, count, one_site=True)
+        )
         rows = np.concatenate(solved) if solved else combined[-1:]
-        share = exact_share(rows, each.peers, agreement.norm_bound)
+        share = exact_share(rows, answer.peers, agreement.norm_bound)
         if share is not None:
             scores.append(np.array([share]))
-            distances = np.linalg.norm(rows[:, None] - each.peers, axis=2).min(axis=0)
-            errors.append(distances / np.linalg.norm(each.peers, axis=1).clip(1e-12))
+            distances = np.linalg.norm(rows[:, None] - answer.peers, axis=2).min(axis=0)
+            errors.append(distances / np.linalg.norm(answer.peers, axis=1).clip(1e-12))
     details = {
         "mean relative error of a prototype": float(np.concatenate(errors).mean()),
-        "answers for a class": float(np.mean([len(each.sent) for each in answers])),
+        "answers for a class": float(np.mean([len(answer.sent) for answer in answers])),
     }
-    return replace(over_clusters(scores, basis), details=details)
+    return replace(measure_over_clusters(scores, basis), details=details)
 
 
-def _echoed(config: SimulationConfig, seed: int) -> Iterator[Answers]:
+def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:
     """Run a federation whose first site echoes, and yield what it sent and received of each suitable class."""
     scene = scene_of(config, seed)
-    agreement, (name, *_) = scene.agreement(config.method), malicious_of(list(scene.data))
+    agreement, (name, *_) = scene.agreement(config.method), choose_malicious(list(scene.data))
     results: dict[int, Any] = {}
     rows: Mapping[str, tuple[Rows, Any]] = {}
 
@@ -132,39 +134,39 @@ def _echoed(config: SimulationConfig, seed: int) -> Iterator[Answers]:
         PoisonedFederation(scene, agreement, scene.data, poisons, executor, keep) as federation,
     ):
         federation.run()
-        site = next(each for each in federation.sites if each.name == name)
+        site = next(site for site in federation.sites if site.name == name)
         sent = cast("MaliciousTrainee", site.trainee).sent
     share = agreement.own_share
     for number in range(len(agreement.classes)):
-        rounds = [each for each in sorted(results) if results[each].has_personal[number]]
+        rounds = [number for number in sorted(results) if results[number].has_personal[number]]
         peers = np.array([every[number] for every, held in rows.values() if held[number]])
         if rounds and 2 <= len(peers) <= MOST_OTHERS:
-            own = np.array([sent[each][number] for each in rounds])
-            targets = np.array([results[each].personal[number] for each in rounds])
+            own = np.array([sent[round_number][number] for round_number in rounds])
+            targets = np.array([results[round_number].personal[number] for round_number in rounds])
             yield Answers(own, (targets - share * own) / (1.0 - share), peers)
 
 
-def _of_standing_peers(run: RecordedRun) -> Iterator[Answers]:
+def _simulate_standing_peers(run: RecordedRun) -> Iterator[Answers]:
     """Yield what the first site of a run would send and receive if its peers stood still and answered in every round.
 
     The rounds are those of the run, and as many at least as the equations need.
     """
-    name, *_ = malicious_of(list(run.sites))
+    name, *_ = choose_malicious(list(run.sites))
     rounds = range(max(run.agreement.rounds, MOST_OTHERS + 1))
     for number in np.intersect1d(run.sites[name].labels, np.arange(len(run.agreement.classes))):
-        held = {site: each.rows[each.labels == number] for site, each in run.sites.items()}
+        held = {site: truth.rows[truth.labels == number] for site, truth in run.sites.items()}
         own, peers = held.pop(name)[0], np.concatenate(list(held.values()))
         if not 2 <= len(peers) <= MOST_OTHERS:
             continue
-        sent, combined = [own], [_answer(run.agreement, own, peers)]
+        sent, combined = [own], [_compute_answer(run.agreement, own, peers)]
         for _ in rounds[1:]:
             share = run.agreement.own_share
             sent.append(share * sent[-1] + (1.0 - share) * combined[-1])
-            combined.append(_answer(run.agreement, sent[-1], peers))
+            combined.append(_compute_answer(run.agreement, sent[-1], peers))
         yield Answers(np.array(sent), np.array(combined), peers)
 
 
-def _answer(agreement: Agreement, own: Rows, peers: Rows) -> Rows:
+def _compute_answer(agreement: Agreement, own: Rows, peers: Rows) -> Rows:
     """Return the combination (d,) of the peers' rows for a site's own, rounded as a site keeps it."""
     rows = np.concatenate([own[None], peers]) / agreement.norm_bound
     holds = np.ones((len(rows), 1), dtype=np.bool_)

@@ -16,8 +16,8 @@ import numpy as np
 from agreement import Agreement
 from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum
 from agreement.round_plan import Form
-from protoseal.attacks.opened_sums import clusters_in, decrypted, group_of, means_in, means_known_to
-from protoseal.attacks.readings import Adversary, accomplice_of, colluding_sites, payload_of
+from protoseal.attacks.opened_sums import decrypt_sum, find_group, find_means, open_clusters, open_means
+from protoseal.attacks.readings import Adversary, choose_accomplice, colluding_sites, decode_upload
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal_wire.messages import Phase
 from secure_client.models.prototype_model import PrototypeModel
@@ -26,7 +26,7 @@ from secure_client.training.averaged_parameters import Averaged
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class ExchangedModel:
     """Averaged part of a model, ``vector`` (p + q,), over the uploads of ``sites`` sites, the victim's among them."""
 
     reading: str
@@ -34,35 +34,36 @@ class Exchanged:
     sites: int = 1
 
 
-def exchanged(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Exchanged]:
+def read_models(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[ExchangedModel]:
     """Yield the models that the adversary reads in the last round; none for a method that exchanges no models."""
     agreement = run.agreement
     if not agreement.method.averages:
         return
     encrypted = agreement.protection.ckks_key
     if adversary is Adversary.COORDINATOR or (adversary is Adversary.COLLUSION and not encrypted):
-        yield _uploaded(run, victim)
+        yield _read_upload(run, victim)
     if adversary is Adversary.COLLUSION and encrypted:
-        yield Exchanged(
-            "its model, decrypted by a site's key", _decrypted(run, victim, accomplice_of(run, victim))
+        yield ExchangedModel(
+            "its model, decrypted by a site's key",
+            _decrypt_model(run, victim, choose_accomplice(run, victim)),
         )
     elif adversary is not Adversary.COORDINATOR or not encrypted:
         opens = adversary in (Adversary.COORDINATOR, Adversary.COLLUSION)
         sites = colluding_sites(run, adversary, victim)
-        yield averaged_model(run, victim, sites, coordinator=opens)
+        yield read_average(run, victim, sites, coordinator=opens)
 
 
-def base_of(run: RecordedRun, site: str) -> Rows:
+def find_base(run: RecordedRun, site: str) -> Rows:
     """Return the averaged part (p + q,) that the site's last round began with: a result's, or the initial model's."""
-    earlier = [content for number, content in _results(run, site) if number < run.agreement.rounds]
+    earlier = [content for number, content in _list_results(run, site) if number < run.agreement.rounds]
     if earlier:
-        return _model_in(run, site, earlier[-1])
+        return _open_model(run, site, earlier[-1])
     agreement = run.agreement
     initial = build_agreed_model(agreement, agreement.training.model, run.config.pretrained)
     return Averaged(initial, agreement.method.traits.averaged).vector()
 
 
-def model_with(run: RecordedRun, vector: Rows) -> PrototypeModel:
+def load_model(run: RecordedRun, vector: Rows) -> PrototypeModel:
     """Return the initial model with ``vector`` (p + q,), within the agreed bounds, as its averaged part."""
     agreement = run.agreement
     most = np.full(len(vector), agreement.averaging.buffer_bound)
@@ -72,78 +73,80 @@ def model_with(run: RecordedRun, vector: Rows) -> PrototypeModel:
     return model.eval()
 
 
-def _uploaded(run: RecordedRun, victim: str) -> Exchanged:
+def _read_upload(run: RecordedRun, victim: str) -> ExchangedModel:
     """Read the victim's upload as if it were not protected."""
     agreement = run.agreement
-    payload = payload_of(run.upload(victim), agreement)
+    payload = decode_upload(run.upload(victim), agreement)
     length = agreement.layout.length
     match agreement.plan.values:
         case Form.VECTOR | Form.LOCAL_CLUSTERS:
-            return Exchanged("its model", _split(agreement, payload.arrays[-1]))
+            return ExchangedModel("its model", _divide_by_weight(agreement, payload.arrays[-1]))
         case Form.WORDS:
             words = payload.words[0][-length:]
             signed = words.view(np.int64 if words.dtype == np.uint64 else np.int32).astype(np.float64)
             numbers = signed * agreement.fixed_point().resolution
-            return Exchanged("its masked words, read as numbers", _split(agreement, numbers))
+            return ExchangedModel("its masked words, read as numbers", _divide_by_weight(agreement, numbers))
         case _:
             content = b"".join(payload.blobs)[-8 * length :].ljust(8 * length, b"\0")
             numbers = np.frombuffer(content, dtype="<i8") / 2.0**63
-            return Exchanged("its ciphertexts, read as numbers", _split(agreement, numbers))
+            return ExchangedModel("its ciphertexts, read as numbers", _divide_by_weight(agreement, numbers))
 
 
-def _split(agreement: Agreement, contribution: Rows) -> Rows:
+def _divide_by_weight(agreement: Agreement, contribution: Rows) -> Rows:
     """Return the model (p + q,) of a contribution (L,), divided by its weight."""
     _, model = agreement.layout.split(contribution)
     weight = float(contribution[-1]) if agreement.layout.weighted else 1.0
     return np.asarray(model / (weight or 1.0))
 
 
-def _decrypted(run: RecordedRun, victim: str, accomplice: str) -> Rows:
+def _decrypt_model(run: RecordedRun, victim: str, accomplice: str) -> Rows:
     agreement, length = run.agreement, run.agreement.layout.length
-    payload = payload_of(run.upload(victim), agreement)
+    payload = decode_upload(run.upload(victim), agreement)
     if not agreement.clusters:
-        values = decrypted(run, accomplice, payload, EncryptedSum(agreement))
-        return _split(agreement, values[:length])
-    clusters, _ = clusters_in(run, accomplice, run.result(accomplice)[1])
-    values = decrypted(run, accomplice, payload, EncryptedClusterSum(agreement, len(clusters.labels)))
-    return _split(agreement, values[-length - 1 : -1])
+        values = decrypt_sum(run, accomplice, payload, EncryptedSum(agreement))
+        return _divide_by_weight(agreement, values[:length])
+    clusters, _ = open_clusters(run, accomplice, run.result(accomplice)[1])
+    values = decrypt_sum(run, accomplice, payload, EncryptedClusterSum(agreement, len(clusters.labels)))
+    return _divide_by_weight(agreement, values[-length - 1 : -1])
 
 
-def averaged_model(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> Exchanged:
+def read_average(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> ExchangedModel:
     """Return the averaged model that the adversary has, less the ``known`` sites' own models."""
-    group, mean = group_of(run, victim), _mean_model(run, victim, known, coordinator=coordinator)
+    group, mean = find_group(run, victim), _open_mean_model(run, victim, known, coordinator=coordinator)
     if mean is None:
-        mixed = _model_in(run, known[0], run.result(known[0])[1])
-        return Exchanged("a mixture of all groups' averaged models", mixed, len(run.sites))
+        mixed = _open_model(run, known[0], run.result(known[0])[1])
+        return ExchangedModel("a mixture of all groups' averaged models", mixed, len(run.sites))
     known = [name for name in known if name in group]
     if not known:
-        return Exchanged("the averaged model", mean, len(group))
+        return ExchangedModel("the averaged model", mean, len(group))
     most = run.agreement.averaging.most_samples if run.agreement.layout.weighted else 1
     weights = {name: min(len(run.sites[name].train), most) for name in group}
     own = np.sum([weights[name] * run.sites[name].averaged for name in known], axis=0)
     left = sum(weights.values()) - sum(weights[name] for name in known)
     words = "the averaged model, less the colluding sites' own models"
-    return Exchanged(words, (sum(weights.values()) * mean - own) / left, len(group) - len(known))
+    return ExchangedModel(words, (sum(weights.values()) * mean - own) / left, len(group) - len(known))
 
 
-def _mean_model(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> Rows | None:
+def _open_mean_model(
+    run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool
+) -> Rows | None:
     """Return the averaged model (p + q,) of the victim's sum, None if the adversary only has a mixture."""
     if run.agreement.clusters:
         site = known[0] if known else victim
-        return _model_in(run, site, run.result(site)[1])
-    means = means_known_to(run, victim, known, coordinator=coordinator)
+        return _open_model(run, site, run.result(site)[1])
+    means = find_means(run, victim, known, coordinator=coordinator)
     return means[0].model if means else None
 
 
-def _results(run: RecordedRun, site: str) -> list[tuple[int, bytes]]:
+def _list_results(run: RecordedRun, site: str) -> list[tuple[int, bytes]]:
     given = [
         (key, content) for key, content in run.downloads[site] if key.phase is Phase.RESULT and key.round
     ]
     return [(key.round, content) for key, content in given]
 
 
-def _model_in(run: RecordedRun, site: str, content: bytes) -> Rows:
+def _open_model(run: RecordedRun, site: str, content: bytes) -> Rows:
     """Return the averaged model in a result that the site received, decrypted with its key where it is encrypted."""
     if run.agreement.clusters:
-        return clusters_in(run, site, content)[1]
-    return means_in(run, site, content).model
+        return open_clusters(run, site, content)[1]
+    return open_means(run, site, content).model

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from protoseal.attacks.cases import Verdict
 from protoseal.attacks.findings import WORDS
 from protoseal.attacks.records import CaseRecord, CurveLine
-from protoseal.reports.figures import STYLE, svg_text
+from protoseal.reports.figures import STYLE, draw_legend, legend_handle, new_figure, series_colour, svg_text
 
 Panels = Mapping[str, Mapping[str, Sequence[CaseRecord]]]
 """Cases by panel (adversary), and in a panel by line (configuration)."""
@@ -32,7 +32,6 @@ _MARKS = {
     Verdict.TOO_WEAK: ("#7a5c00", "D"),
 }
 _MARKERS = "osD^vP*h"
-_WIDTH = 7.2
 _COLUMNS = 2
 _LEAST_RATE = 1e-4
 """Least rate that the logarithmic axes of an ROC show."""
@@ -41,7 +40,7 @@ _LEAST_RATE = 1e-4
 def values_by_configuration(rows: Sequence[tuple[str, CaseRecord]]) -> str:
     """Draw the value and interval of each named case, from top to bottom, between lines of chance and of success."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH, 1.1 + 0.24 * len(rows)), layout="constrained")
+        figure = new_figure(1.1 + 0.24 * len(rows))
         axes = figure.add_subplot()
         for place, (_, case) in enumerate(rows):
             colour, marker = _MARKS[case.verdict]
@@ -61,7 +60,7 @@ def values_by_configuration(rows: Sequence[tuple[str, CaseRecord]]) -> str:
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(rows[0][1].metric if rows else "")
         axes.grid(visible=False, axis="y")
-        figure.legend(loc="outside lower center", ncols=3)
+        draw_legend(figure, loc="outside lower center", ncols=3)
         return svg_text(figure)
 
 
@@ -101,8 +100,8 @@ def roc_curves(panels: Panels) -> str:
                 axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
                 axis.set_minor_formatter(NullFormatter())
         rest = [
-            _handle("chance", color="grey", linestyle=":"),
-            _handle(ALLOWED, color="black", linestyle="--"),
+            legend_handle("chance", color="grey", linestyle=":"),
+            legend_handle(ALLOWED, color="black", linestyle="--"),
         ]
         return _with_legend(figure, [*_handles(styles), *(rest if _has_allowed(panels) else rest[:1])])
 
@@ -127,7 +126,7 @@ def is_roc(case: CaseRecord) -> bool:
 
 def _are_rates(line: CurveLine) -> bool:
     x, y = np.array(line.x), np.array(line.y)
-    inside = all(((each >= 0) & (each <= 1)).all() for each in (x, y))
+    inside = all(((numbers >= 0) & (numbers <= 1)).all() for numbers in (x, y))
     return bool(len(x)) and inside and bool((np.diff(y[np.argsort(x, kind="stable")]) >= -1e-9).all())
 
 
@@ -172,26 +171,22 @@ def _thresholds(axes: Axes, cases: Sequence[CaseRecord]) -> None:
         axes.add_line(handle)
 
 
-def _threshold_handles() -> list[Any]:
+def _threshold_handles() -> list[Line2D]:
     return [
-        _handle("chance", color="grey", linestyle=":"),
-        _handle("success begins", color="black", linestyle="--", linewidth=1),
+        legend_handle("chance", color="grey", linestyle=":"),
+        legend_handle("success begins", color="black", linestyle="--", linewidth=1),
     ]
 
 
-def _handles(styles: Mapping[str, Any]) -> list[Any]:
-    return [_handle(name, **style) for name, style in styles.items()]
-
-
-def _handle(label: str, **style: Any) -> Any:
-    return Line2D([], [], label=label, **style)
+def _handles(styles: Mapping[str, Any]) -> list[Line2D]:
+    return [legend_handle(name, **style) for name, style in styles.items()]
 
 
 def _styles(panels: Panels) -> dict[str, Any]:
     """Return a colour and a marker for each line's name: the same in every panel."""
     names = sorted({name for lines in panels.values() for name in lines} - {UNDEFENDED})
     styles = {
-        name: {"color": f"C{index % 10}", "marker": _MARKERS[index % len(_MARKERS)], "markersize": 4}
+        name: {"color": series_colour(index), "marker": _MARKERS[index % len(_MARKERS)], "markersize": 4}
         for index, name in enumerate(names)
     }
     return {UNDEFENDED: {"color": "black", "marker": "x", "markersize": 4}} | styles
@@ -201,7 +196,7 @@ def _panels(panels: Panels, horizontal: str, vertical: str) -> tuple[Figure, lis
     """Return a figure with one named panel for each adversary, all with the same axes."""
     columns = min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(_WIDTH, 0.8 + 2.5 * rows), layout="constrained")
+    figure = new_figure(0.8 + 2.5 * rows)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes, name in zip(grid, panels, strict=False):
         axes.set_title(name, fontsize=9)
@@ -212,6 +207,6 @@ def _panels(panels: Panels, horizontal: str, vertical: str) -> tuple[Figure, lis
     return figure, list(grid[: len(panels)])
 
 
-def _with_legend(figure: Figure, handles: Sequence[Any]) -> str:
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+def _with_legend(figure: Figure, handles: Sequence[Line2D]) -> str:
+    draw_legend(figure, handles, loc="outside upper center", ncols=3)
     return svg_text(figure)

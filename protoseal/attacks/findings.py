@@ -88,11 +88,13 @@ class Standing:
     @property
     def verdict(self) -> Verdict | None:
         """Worst verdict of all findings; None without any."""
-        return min((each.verdict for each in self.findings.values()), key=WORST_FIRST.index, default=None)
+        return min(
+            (finding.verdict for finding in self.findings.values()), key=WORST_FIRST.index, default=None
+        )
 
     def with_verdict(self, verdict: Verdict) -> dict[str, Finding]:
         """Return the findings that have the verdict."""
-        return {name: each for name, each in self.findings.items() if each.verdict is verdict}
+        return {name: finding for name, finding in self.findings.items() if finding.verdict is verdict}
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ class Judged:
             name: Standing(name, _findings((case for case in asked if case.adversary == name), _question))
             for name in names
         }
-        standings = [_with_members(name, own) for name in names]
-        return sorted(standings, key=lambda each: [*WORST_FIRST, None].index(each.verdict))
+        standings = [_add_members(name, own) for name in names]
+        return sorted(standings, key=lambda standing: [*WORST_FIRST, None].index(standing.verdict))
 
     def noise_kind(self, report: AttackReport) -> str | None:
         """Return ``local`` or ``distributed``, or ``trained`` where features have no guarantee; None without noise."""
@@ -140,7 +142,7 @@ class Judged:
         return [case for case in self.cases if case.suite == _AUDIT]
 
     def _cases_on(self, subject: Subject) -> list[CaseRecord]:
-        return [case for case in self.cases if subject_of(case) is subject]
+        return [case for case in self.cases if choose_subject(case) is subject]
 
 
 @dataclass(frozen=True)
@@ -162,14 +164,14 @@ class Column:
         return [case for case in self.cases if case.family == attack]
 
 
-def finding_of(cases: Sequence[CaseRecord]) -> Finding:
+def find_worst(cases: Sequence[CaseRecord]) -> Finding:
     """Return the finding of one case or more.
 
     Numbers of samples with which an attack fails even undefended say nothing, if there are others.
     """
     able = {case.family for case in cases if _tells(case)}
     telling = [case for case in cases if _tells(case) or case.family not in able]
-    found = worst(telling)
+    found = pick_worst(telling)
     every = {case.samples_behind for case in cases}
     same = {case.samples_behind for case in telling if case.verdict is found.verdict}
     all_alike = None in same or (same == every and len(every) > 1)
@@ -180,29 +182,29 @@ def _tells(case: CaseRecord) -> bool:
     return succeeds_undefended(case) or case.verdict is Verdict.NOT_DEFENDED
 
 
-def worst(cases: Iterable[CaseRecord]) -> CaseRecord:
+def pick_worst(cases: Iterable[CaseRecord]) -> CaseRecord:
     """Return the case with the worst verdict; among those, the one that exceeds the success threshold most."""
     return min(
         cases, key=lambda case: (WORST_FIRST.index(case.verdict), case.chance + case.margin - case.value)
     )
 
 
-def judged_of(report: AttackReport) -> list[Judged]:
+def list_judged(report: AttackReport) -> list[Judged]:
     """Return the configurations to judge in short, the weakest first.
 
     These are the report's protection, with each ε if its configuration has noise. If that is just the undefended
     system, or has no cases, all other configurations are judged.
     """
     others = [case for case in report.cases if not is_exact_plain(case)]
-    own = _own_cases(report)
+    own = _select_own_cases(report)
     cases = others if others and all(map(is_exact_plain, own)) else own
     found: dict[str, list[CaseRecord]] = {}
     for case in sorted(cases, key=_strength):
         found.setdefault(case.configuration, []).append(case)
-    return [Judged(*each) for each in found.items()] or [Judged(report.protection, ())]
+    return [Judged(*item) for item in found.items()] or [Judged(report.protection, ())]
 
 
-def _own_cases(report: AttackReport) -> list[CaseRecord]:
+def _select_own_cases(report: AttackReport) -> list[CaseRecord]:
     """Return the cases on the report's protection; with noise if any have it and the configuration has it."""
     cases = [case for case in report.cases if case.protection == report.protection]
     noisy = [case for case in cases if case.epsilon is not None]
@@ -211,20 +213,20 @@ def _own_cases(report: AttackReport) -> list[CaseRecord]:
     return noisy
 
 
-def subject_of(case: CaseRecord) -> Subject:
+def choose_subject(case: CaseRecord) -> Subject:
     """Return what the attack's question is about."""
     if case.suite == _SABOTAGE:
         return Subject.SABOTAGE
     return Subject.BY_DESIGN if case.by_design else Subject.LEARNT
 
 
-def words_of(case: CaseRecord) -> str:
+def describe_verdict(case: CaseRecord) -> str:
     """Return the verdict as a reader sees it: with noise, "defended" is about the noise that this run drew."""
     in_this_run = case.verdict is Verdict.DEFENDED and case.epsilon is not None
     return WORDS[case.verdict] + (" in this run" if in_this_run else "")
 
 
-def reason_text(case: CaseRecord, seeds: Sequence[int]) -> str:
+def explain_undecided(case: CaseRecord, seeds: Sequence[int]) -> str:
     """Return why the verdict is undecided, and which seeds would decide it; empty for another verdict."""
     if case.verdict is not Verdict.TOO_WEAK:
         return ""
@@ -267,7 +269,7 @@ def succeeds_undefended(case: CaseRecord) -> bool:
     return case.undefended_low > case.chance and case.undefended >= case.chance + case.margin
 
 
-def undefended_of(cases: Sequence[CaseRecord]) -> dict[str, list[CaseRecord]]:
+def group_undefended(cases: Sequence[CaseRecord]) -> dict[str, list[CaseRecord]]:
     """Return each attack's cases without its defence, suite by suite.
 
     They are those that ran, or else one for each number of samples, made from the values beside other cases.
@@ -276,10 +278,10 @@ def undefended_of(cases: Sequence[CaseRecord]) -> dict[str, list[CaseRecord]]:
     found: dict[str, list[CaseRecord]] = {}
     for case in sorted(cases, key=lambda case: suites.index(case.suite)):
         found.setdefault(case.family, []).append(case)
-    return {name: baselines_of(mine) or _made_from(mine) for name, mine in found.items()}
+    return {name: list_baselines(mine) or _rebuild_baselines(mine) for name, mine in found.items()}
 
 
-def baselines_of(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+def list_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
     """Return the coordinator's cases on the undefended system, if their attacks are judged beside them.
 
     A case that has a reference of its own, such as half the noise, is judged beside that.
@@ -288,11 +290,11 @@ def baselines_of(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
     return [case for case in exact if not case.own_reference]
 
 
-def _made_from(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+def _rebuild_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
     made: dict[int | None, list[CaseRecord]] = {}
     for case in cases:
         made.setdefault(case.samples_behind, []).append(_without_defence(case))
-    return [worst(each) for each in made.values()]
+    return [pick_worst(alike) for alike in made.values()]
 
 
 def _without_defence(case: CaseRecord) -> CaseRecord:
@@ -312,12 +314,12 @@ def _without_defence(case: CaseRecord) -> CaseRecord:
     return case.model_copy(update=changes)
 
 
-def columns_of(report: AttackReport) -> list[Column]:
+def list_columns(report: AttackReport) -> list[Column]:
     """Return the columns of the matrix beside the undefended one: by adversary, then from the weakest configuration."""
     names = list(dict.fromkeys([*map(str, Adversary), *(case.adversary for case in report.cases)]))
-    judged = {each.configuration for each in judged_of(report)}
+    judged = {judged.configuration for judged in list_judged(report)}
     found: dict[tuple[str, str], list[CaseRecord]] = {}
-    baselines = {id(case) for case in baselines_of(report.cases)}
+    baselines = {id(case) for case in list_baselines(report.cases)}
     for case in sorted(report.cases, key=lambda case: (names.index(case.adversary), _strength(case))):
         if id(case) not in baselines:
             found.setdefault((case.adversary, case.configuration), []).append(case)
@@ -334,23 +336,23 @@ def _findings(cases: Iterable[CaseRecord], key: Callable[[CaseRecord], str]) -> 
     by_key: dict[str, list[CaseRecord]] = {}
     for case in cases:
         by_key.setdefault(key(case), []).append(case)
-    return {name: finding_of(mine) for name, mine in by_key.items()}
+    return {name: find_worst(mine) for name, mine in by_key.items()}
 
 
 def _question(case: CaseRecord) -> str:
     return case.question
 
 
-def _with_members(name: str, own: Mapping[str, Standing]) -> Standing:
+def _add_members(name: str, own: Mapping[str, Standing]) -> Standing:
     """Return the adversary's own standing, with its members' findings where those are worse.
 
     A question that no attack of the coalition asks has a member's finding only if that member succeeds.
     """
     found = dict(own[name].findings)
     for member in MEMBERS.get(name, ()):
-        for question, each in own[member].findings.items():
+        for question, finding in own[member].findings.items():
             mine = found.get(question)
-            worse = mine is not None and WORST_FIRST.index(each.verdict) < WORST_FIRST.index(mine.verdict)
-            if worse or (mine is None and each.verdict in (Verdict.NOT_DEFENDED, Verdict.NOISY_VALUES)):
-                found[question] = each
+            worse = mine is not None and WORST_FIRST.index(finding.verdict) < WORST_FIRST.index(mine.verdict)
+            if worse or (mine is None and finding.verdict in (Verdict.NOT_DEFENDED, Verdict.NOISY_VALUES)):
+                found[question] = finding
     return Standing(name, found)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from protoseal.attacks.cases import Auxiliary, Measured, Picture, clustered_interval
+from protoseal.attacks.cases import Auxiliary, Measurement, Picture, clustered_interval
 from protoseal.attacks.recorded_run import Rows
 
 GALLERY = 10
@@ -40,7 +40,7 @@ class Trial:
     shown: Picture
 
 
-def rivals_of(known: Auxiliary, number: int) -> Tensor | None:
+def choose_rivals(known: Auxiliary, number: int) -> Tensor | None:
     """Return other images of a class, public ones only where outsiders are too few; None if all are too few."""
     others = known.outsiders.of_class(number).inputs
     if len(others) < GALLERY - 1:
@@ -48,29 +48,29 @@ def rivals_of(known: Auxiliary, number: int) -> Tensor | None:
     return others if len(others) >= GALLERY - 1 else None
 
 
-def trial(image: Tensor, made: Tensor, others: Tensor, title: str) -> Trial:
+def run_trial(image: Tensor, made: Tensor, others: Tensor, title: str) -> Trial:
     """Look for an image (…) among ``others`` (N, …) by the reconstruction of ``made`` (B, …) that resembles it most."""
     gallery = torch.cat([image[None], others]).flatten(1)
     mean = gallery.mean(dim=0)  # of the image and its rivals alike, so that chance is exactly one in ten
     likeness = _cosines(gallery - mean, made.flatten(1) - mean)
     best = made[likeness[0].argmax()]
-    return _trial(image, others, likeness.amax(dim=1), title, {"reconstruction": best})
+    return _make_trial(image, others, likeness.amax(dim=1), title, {"reconstruction": best})
 
 
-def scored_trial(image: Tensor, others: Tensor, scores: Rows, title: str) -> Trial:
+def run_scored_trial(image: Tensor, others: Tensor, scores: Rows, title: str) -> Trial:
     """Look for an image (…) among ``others`` (N, …) by ``scores`` (N + 1,), the first of which is the image's."""
     chosen = torch.cat([image[None], others])[int(scores.argmax())]
-    return _trial(image, others, torch.from_numpy(scores), title, {"chosen image": chosen})
+    return _make_trial(image, others, torch.from_numpy(scores), title, {"chosen image": chosen})
 
 
-def _trial(image: Tensor, others: Tensor, scores: Tensor, title: str, best: dict[str, Tensor]) -> Trial:
+def _make_trial(image: Tensor, others: Tensor, scores: Tensor, title: str, best: dict[str, Tensor]) -> Trial:
     """Return the trial of an image by ``scores`` (N + 1,), with the ``best`` guess under its caption."""
     shown = {"original": image, **best, "class mean": others.mean(dim=0)}
     (guess,) = best.values()
     return Trial(
-        _share(scores),
-        similarities(guess[None], image[None], others[:1]),
-        Picture(title, {name: picture(each) for name, each in shown.items()}),
+        _hit_probability(scores),
+        measure_similarities(guess[None], image[None], others[:1]),
+        Picture(title, {name: to_picture(image) for name, image in shown.items()}),
     )
 
 
@@ -79,34 +79,34 @@ def _cosines(images: Tensor, others: Tensor) -> Tensor:
     return products
 
 
-def _share(scores: Tensor) -> float:
+def _hit_probability(scores: Tensor) -> float:
     """Return the probability that the first score exceeds those of nine others, drawn from the rest."""
     below, rest = int((scores[1:] < scores[0]).sum()), len(scores) - 1
     return math.comb(below, GALLERY - 1) / math.comb(rest, GALLERY - 1)
 
 
-def measured_trials(reading: str, releases: Sequence[Sequence[Trial]]) -> Measured:
+def measure_trials(reading: str, releases: Sequence[Sequence[Trial]]) -> Measurement:
     """Return the mean share over images, with an interval over releases: what is behind one release is one trial."""
-    every = [each for trials in releases for each in trials]
+    every = [trial for trials in releases for trial in trials]
     clusters = [trials for trials in releases if trials]
-    shares = [np.array([each.found for each in trials]) for trials in clusters]
+    shares = [np.array([trial.found for trial in trials]) for trials in clusters]
     low, high = clustered_interval(
         lambda chosen: float(np.concatenate([shares[i] for i in chosen]).mean()), len(shares)
     )
     value, exact = float(np.concatenate(shares).mean()), 0.025 ** (1.0 / len(shares))
     low, high = (min(low, exact) if value == 1.0 else low), (max(high, 1.0 - exact) if value == 0.0 else high)
-    return Measured(
+    return Measurement(
         value=value,
         low=min(low, value),
         high=max(high, value),
         trials=len(shares),
         basis=reading,
-        details=_details(np.array([each.similarities for each in every])),
+        details=_mean_similarities(np.array([trial.similarities for trial in every])),
         pictures=tuple(trials[0].shown for trials in releases if trials)[:PICTURES],
     )
 
 
-def _details(figures: Rows) -> dict[str, float]:
+def _mean_similarities(figures: Rows) -> dict[str, float]:
     """Return the mean similarities of (T, 2, 3), without figures that no image has."""
     known = ~np.isnan(figures)
     means = np.where(known, figures, 0.0).sum(axis=0) / known.sum(axis=0).clip(1)
@@ -123,10 +123,10 @@ _LEAST_HAAR = 16
 """Least side of an image that HaarPSI takes."""
 
 
-def unit(images: Tensor) -> Tensor:
+def scale_to_unit(images: Tensor) -> Tensor:
     """Scale images (B, …) to [0, 1], each by its own range."""
     flat = images.flatten(1)
-    low, high = (each.view(-1, *[1] * (images.ndim - 1)) for each in (flat.amin(dim=1), flat.amax(dim=1)))
+    low, high = (end.view(-1, *[1] * (images.ndim - 1)) for end in (flat.amin(dim=1), flat.amax(dim=1)))
     return (images - low) / (high - low).clamp(min=1e-6)
 
 
@@ -137,24 +137,24 @@ def total_variation(images: Tensor) -> Tensor:
     return images.diff(dim=2).abs().mean(dim=(1, 2, 3)) + images.diff(dim=3).abs().mean(dim=(1, 2, 3))
 
 
-def picture(image: Tensor) -> NDArray[np.float64]:
+def to_picture(image: Tensor) -> NDArray[np.float64]:
     """Return an image (C, H, W) as (H, W) or (H, W, 3) in [0, 1]; a vector of features as one row."""
-    scaled = unit(image[None])[0].double()
+    scaled = scale_to_unit(image[None])[0].double()
     if scaled.ndim != 3:
         return scaled.reshape(1, -1).numpy()
     return (scaled[0] if len(scaled) == 1 else scaled.permute(1, 2, 0)[..., :3]).numpy()
 
 
-def similarities(made: Tensor, right: Tensor, other: Tensor) -> NDArray[np.float64]:
+def measure_similarities(made: Tensor, right: Tensor, other: Tensor) -> NDArray[np.float64]:
     """Return PSNR (dB), SSIM and HaarPSI, (2, 3): with the right image, and with another of its class.
 
     Figures that an image is too small for, or that need ``piq`` where it is not installed, are NaN.
     """
-    images = [unit(each) for each in (made, right, other)]
-    return np.array([_of_pair(images[0], each) for each in images[1:]])
+    images = [scale_to_unit(image) for image in (made, right, other)]
+    return np.array([_compare_pair(images[0], image) for image in images[1:]])
 
 
-def _of_pair(made: Tensor, image: Tensor) -> tuple[float, float, float]:
+def _compare_pair(made: Tensor, image: Tensor) -> tuple[float, float, float]:
     error = float((made - image).square().mean())
     psnr = 10.0 * float(np.log10(1.0 / max(error, 1e-10)))
     if image.ndim != 4 or find_spec("piq") is None:

@@ -27,7 +27,7 @@ from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_payload
 from crypto.keys import KEY_BYTES
 from crypto.protection import Combination
-from protoseal.attacks.cases import Case, Measured, share_interval
+from protoseal.attacks.cases import Case, Measurement, share_interval
 from protoseal.attacks.protected_values import EXACT
 from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import RecordedRun
@@ -50,7 +50,7 @@ class NoKey(Exception):
     """Failure of the coordinator to find a secret key in what it was told."""
 
 
-def recovered(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
+def recover_key(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
     """Return the group's secret key, or raise :class:`NoKey`.
 
     ``sent`` is the first ciphertext of a result, of that ``form``, and ``came_back`` its acknowledgement.
@@ -59,12 +59,14 @@ def recovered(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
     if not told:
         raise NoKey("an acknowledgement says nothing")
     try:
-        return _key_for(sent, np.frombuffer(told, dtype=np.uint64)[:POLY_DEGREE].tolist())
+        return _solve_key(sent, np.frombuffer(told, dtype=np.uint64)[:POLY_DEGREE].tolist())
     except NoKey:
-        return _key_for(sent, encoded(np.frombuffer(told, dtype=np.complex128)[: POLY_DEGREE // 2], form))
+        return _solve_key(
+            sent, encode_slots(np.frombuffer(told, dtype=np.complex128)[: POLY_DEGREE // 2], form)
+        )
 
 
-def decrypted_polynomial(secret: CkksSecret, sent: Ciphertext) -> bytes:
+def decrypt_polynomial(secret: CkksSecret, sent: Ciphertext) -> bytes:
     """Return the decryption of a ciphertext before it is decoded: a polynomial's transform, modulo the last prime."""
     _, _, key = secret.to_bytes().partition(b":")
     plaintext = sealapi.Plaintext()
@@ -72,26 +74,26 @@ def decrypted_polynomial(secret: CkksSecret, sent: Ciphertext) -> bytes:
     return np.array([plaintext[i] for i in range(POLY_DEGREE)], dtype=np.uint64).tobytes()
 
 
-def _key_for(sent: Ciphertext, message: Sequence[int]) -> CkksSecret:
+def _solve_key(sent: Ciphertext, message: Sequence[int]) -> CkksSecret:
     """Return the key under which ``sent`` decrypts to ``message``, or raise :class:`NoKey`."""
     prime = int(context().key_context_data().parms().coeff_modulus()[0].value())
     key = [(message[i] - sent[i]) * pow(sent[POLY_DEGREE + i], -1, prime) % prime for i in range(POLY_DEGREE)]
-    return key_of(ternary(key))
+    return make_key(ternary_coefficients(key))
 
 
-def encoded(slots: Slots, form: Form) -> Sequence[int]:
+def encode_slots(slots: Slots, form: Form) -> Sequence[int]:
     """Return a decryption as the polynomial that it was, modulo the last prime: exactly, since a double has 53 bits."""
     plaintext = sealapi.Plaintext()
     sealapi.CKKSEncoder(context()).encode(slots.tolist(), level_id(CkksLevel.ANSWER), form.scale, plaintext)
     return [plaintext[i] for i in range(POLY_DEGREE)]
 
 
-def ternary(transformed: Sequence[int]) -> NDArray[np.int64]:
+def ternary_coefficients(transformed: Sequence[int]) -> NDArray[np.int64]:
     """Return the coefficients (N,) of a polynomial from its number-theoretic transform.
 
     Raises :class:`NoKey` unless they are in {-1, 0, 1}.
     """
-    values = np.array(sealapi.CKKSEncoder(context()).decode_complex(plaintext_of(transformed)))
+    values = np.array(sealapi.CKKSEncoder(context()).decode_complex(make_plaintext(transformed)))
     at_roots = np.zeros(2 * POLY_DEGREE, dtype=np.complex128)
     at_roots[_ROOTS], at_roots[-_ROOTS] = values, values.conj()
     coefficients = np.fft.fft(at_roots)[:POLY_DEGREE].real / POLY_DEGREE
@@ -101,7 +103,7 @@ def ternary(transformed: Sequence[int]) -> NDArray[np.int64]:
     return key.astype(np.int64)
 
 
-def plaintext_of(transformed: Sequence[int]) -> sealapi.Plaintext:
+def make_plaintext(transformed: Sequence[int]) -> sealapi.Plaintext:
     """Return SEAL's plaintext of these numbers at scale 1, by way of its serialization: nothing else sets them."""
     version = dump(sealapi.Plaintext())[3:5]
     body = struct.pack("<4QQd", *level_id(CkksLevel.ANSWER), POLY_DEGREE, 1.0)
@@ -114,7 +116,7 @@ def _with_header(body: bytes, version: bytes) -> bytes:
     return struct.pack("<HB2sBHQ", 0xA15E, 16, version, 0, 0, 16 + len(body)) + body
 
 
-def key_of(coefficients: NDArray[np.int64]) -> CkksSecret:
+def make_key(coefficients: NDArray[np.int64]) -> CkksSecret:
     """Return SEAL's secret key of a ternary polynomial, modulo all primes."""
     at_roots = np.fft.ifft(np.concatenate([coefficients, -coefficients])) * POLY_DEGREE
     plaintext, key = sealapi.Plaintext(), sealapi.SecretKey()
@@ -137,34 +139,34 @@ class KeyRecovery(Case):
     not_covered = "Decryptions that leave a site by another way, and rounded ones."
     adversaries = (Adversary.COORDINATOR,)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (the interface's)
         """Attack every acknowledgement; no result without a CKKS key, or for methods without one prototype a class."""
         if not run.agreement.protection.ckks_key or run.agreement.clusters:
             return []
-        opened = np.array(list(_opened(run)))
+        opened = np.array(list(_attack_acknowledgements(run)))
         basis = "the results sent, and the sites' acknowledgements, of all rounds"
-        return [Measured(*share_interval(opened), len(opened), basis)] if len(opened) else []
+        return [Measurement(*share_interval(opened), len(opened), basis)] if len(opened) else []
 
-    def reference(self, run: RecordedRun) -> Measured | None:
+    def reference(self, run: RecordedRun) -> Measurement | None:
         """Return the attack on the same run, as if acknowledgements held the decryption."""
-        return next(iter(self.measure(told(run), Adversary.COORDINATOR)), None)
+        return next(iter(self.measure(add_decryptions(run), Adversary.COORDINATOR)), None)
 
 
-def _acknowledged(run: RecordedRun) -> list[tuple[bytes, Received]]:
+def _list_acknowledgements(run: RecordedRun) -> list[tuple[bytes, Received]]:
     """Return each result that a site was sent, with the site's answer."""
     sent = {(site, key): content for site, downloads in run.downloads.items() for key, content in downloads}
     return [
-        (sent[each.site, each.key], each)
-        for each in run.received
-        if each.key is not None and each.key.phase is Phase.RESULT
+        (sent[received.site, received.key], received)
+        for received in run.received
+        if received.key is not None and received.key.phase is Phase.RESULT
     ]
 
 
-def _opened(run: RecordedRun) -> Iterator[bool]:
+def _attack_acknowledgements(run: RecordedRun) -> Iterator[bool]:
     """Yield for each acknowledgement whether it gives the key, and the key the site's prototypes."""
-    for result, answer in _acknowledged(run) if run.agreement.method.traits.prototypes else []:
+    for result, answer in _list_acknowledgements(run) if run.agreement.method.traits.prototypes else []:
         try:
-            secret = recovered(*_first_ciphertext(run, result), answer.content)
+            secret = recover_key(*_first_ciphertext(run, result), answer.content)
         except NoKey:
             yield False
             continue
@@ -177,26 +179,27 @@ def _opened(run: RecordedRun) -> Iterator[bool]:
         )
 
 
-def told(run: RecordedRun) -> RecordedRun:
+def add_decryptions(run: RecordedRun) -> RecordedRun:
     """Return the run as if each acknowledgement held the decryption of the result's first ciphertext."""
     if not run.agreement.protection.ckks_key or run.agreement.clusters:
         return run
-    results = {id(answer): result for result, answer in _acknowledged(run)}
+    results = {id(answer): result for result, answer in _list_acknowledgements(run)}
 
     def weakened(received: Received) -> Received:
         if id(received) not in results:
             return received
         secret = CkksSecret.from_bytes(run.setups[received.site].group[KEY_BYTES:])
         ciphertext, _ = _first_ciphertext(run, results[id(received)])
-        return replace(received, content=received.content + decrypted_polynomial(secret, ciphertext))
+        return replace(received, content=received.content + decrypt_polynomial(secret, ciphertext))
 
-    return replace(run, received=[weakened(each) for each in run.received])
+    return replace(run, received=[weakened(received) for received in run.received])
 
 
 def _with_key(run: RecordedRun, secret: CkksSecret) -> RecordedRun:
     """Return the run as a coordinator sees it that has the recovered key, as a colluding site would give it."""
     setups = {
-        site: replace(each, group=bytes(KEY_BYTES) + secret.to_bytes()) for site, each in run.setups.items()
+        site: replace(secrets, group=bytes(KEY_BYTES) + secret.to_bytes())
+        for site, secrets in run.setups.items()
     }
     return replace(run, setups=setups)
 

@@ -28,14 +28,14 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from agreement import ModelPart
 from agreement.payload_forms import limits_of
 from agreement.round_plan import Form
-from protoseal.attacks.cases import Case, Measured, over_clusters, share_interval
+from protoseal.attacks.cases import Case, Measurement, measure_over_clusters, share_interval
 from protoseal.attacks.readings import (
     Adversary,
-    Learned,
-    by_reading,
-    payload_of,
+    LearnedRows,
+    add_length_readings,
+    decode_upload,
+    group_by_reading,
     readings,
-    with_lengths,
 )
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows
 from protoseal.simulation.experiment import scene_of
@@ -71,28 +71,29 @@ class Presence(Case):
     by_design = True
     adversaries = (Adversary.COORDINATOR, Adversary.PEER)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Compare the stated classes with those of the training samples; no result if every site has all classes."""
-        stated = _stated(run, adversary)
-        truth = np.array([_counts(run, site) > 0 for site in stated]).ravel()
+        stated = _read_stated_classes(run, adversary)
+        truth = np.array([_count_records(run, site) > 0 for site in stated]).ravel()
         right = truth == np.array(list(stated.values())).ravel()
         if truth.all() or not truth.any():
             return []
         ends = np.mean([share_interval(right[part]) for part in (truth, ~truth)], axis=0)
-        value, low, high = (float(each) for each in ends)
-        return [Measured(value, low, high, len(truth), "the sites' statements of their classes")]
+        value, low, high = (float(end) for end in ends)
+        return [Measurement(value, low, high, len(truth), "the sites' statements of their classes")]
 
 
-def _stated(run: RecordedRun, adversary: Adversary) -> Mapping[str, Bools]:
+def _read_stated_classes(run: RecordedRun, adversary: Adversary) -> Mapping[str, Bools]:
     """Return the classes in the sites' last statements, as the coordinator has them, or another site's active list."""
     if adversary is Adversary.COORDINATOR:
         mine = {site: run.upload(site, Phase.PRESENCE).content for site in run.sites}
         return {
-            site: codec.decode_presence(each, limits_of(run.agreement)).holds for site, each in mine.items()
+            site: codec.decode_presence(content, limits_of(run.agreement)).holds
+            for site, content in mine.items()
         }
     first = min(run.sites)
     lists = [active for _, content in run.downloads[first] for active in _active_lists(run, content)]
-    return {each.site: each.holds for each in lists[-1].statements if each.site != first}
+    return {statement.site: statement.holds for statement in lists[-1].statements if statement.site != first}
 
 
 def _active_lists(run: RecordedRun, content: bytes) -> Iterator[ActiveList]:
@@ -113,11 +114,11 @@ class ClassFrequencies(Case):
     not_covered = "Attacks that simulate sites with known counts, and changes of counts between rounds."
     adversaries = (Adversary.COORDINATOR, Adversary.COLLUSION)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Rank each site's classes by each estimate; no result if counts are equal."""
         estimates = [*_estimates_from_prototypes(run, adversary), *_estimates_from_other_parts(run)]
-        results = (_ranked(run, each) for each in estimates)
-        return [each for each in results if each is not None]
+        results = (_measure_ranks(run, estimate) for estimate in estimates)
+        return [result for result in results if result is not None]
 
 
 @dataclass(frozen=True)
@@ -128,17 +129,20 @@ class Estimate:
     by_site: Mapping[str, NDArray[Any]]
 
 
-def _ranked(run: RecordedRun, estimate: Estimate) -> Measured | None:
+def _measure_ranks(run: RecordedRun, estimate: Estimate) -> Measurement | None:
     """Return the mean rank correlation by Fisher's transformation, with the variance of Fieller et al. (1957)."""
-    found = [_rank_correlation(_counts(run, site), each) for site, each in estimate.by_site.items()]
-    known = np.array([each for each in found if each is not None]).reshape(-1, 2)
-    if not len(known):
+    by_site = (
+        _rank_correlation(_count_records(run, site), frequencies)
+        for site, frequencies in estimate.by_site.items()
+    )
+    correlations = np.array([pair for pair in by_site if pair is not None]).reshape(-1, 2)
+    if not len(correlations):
         return None
-    weights = known[:, 1] - 3.0
-    mean = float(np.arctanh(known[:, 0].clip(-_NEAR_ONE, _NEAR_ONE)) @ weights / weights.sum())
+    weights = correlations[:, 1] - 3.0
+    mean = float(np.arctanh(correlations[:, 0].clip(-_NEAR_ONE, _NEAR_ONE)) @ weights / weights.sum())
     reach = 1.96 * np.sqrt(1.06 / weights.sum())
-    value, low, high = (float(np.tanh(each)) for each in (mean, mean - reach, mean + reach))
-    return Measured(value, low, high, int(known[:, 1].sum()), estimate.basis)
+    value, low, high = (float(np.tanh(number)) for number in (mean, mean - reach, mean + reach))
+    return Measurement(value, low, high, int(correlations[:, 1].sum()), estimate.basis)
 
 
 def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, int] | None:
@@ -154,8 +158,10 @@ def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, in
 def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterator[Estimate]:
     """Yield, for each reading, how much longer a site's prototype of a class is than the sites' mean."""
     learned = {site: readings(run, adversary, site) for site in run.sites}
-    for reading, by_site in by_reading(learned).items():
-        lengths = np.array([_lengths(each, len(run.agreement.classes)) for each in by_site.values()])
+    for reading, by_site in group_by_reading(learned).items():
+        lengths = np.array(
+            [_mean_lengths(learned, len(run.agreement.classes)) for learned in by_site.values()]
+        )
         held = np.isfinite(lengths)
         mean = np.where(held, lengths, 0.0).sum(axis=0) / np.maximum(held.sum(axis=0), 1)
         own = lengths - mean
@@ -165,7 +171,7 @@ def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterat
         yield Estimate(f"lengths of {reading}", dict(zip(by_site, excess, strict=True)))
 
 
-def _lengths(learned: Learned, classes: int) -> Rows:
+def _mean_lengths(learned: LearnedRows, classes: int) -> Rows:
     """Return the mean length of each class's rows, (K,), NaN for none."""
     lengths = np.linalg.norm(learned.rows, axis=1)
     counts = np.bincount(learned.labels, minlength=classes)
@@ -176,27 +182,27 @@ def _lengths(learned: Learned, classes: int) -> Rows:
 def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
     agreement, classes = run.agreement, len(run.agreement.classes)
     if agreement.plan.values is Form.LOCAL_CLUSTERS:
-        arrays = {site: payload_of(run.upload(site), agreement).arrays for site in run.sites}
+        arrays = {site: decode_upload(run.upload(site), agreement).arrays for site in run.sites}
         counts = {site: np.bincount(a[1].astype(np.int64), a[2], classes) for site, a in arrays.items()}
-        counts = {site: np.where(each > 0, each, np.nan) for site, each in counts.items()}
+        counts = {site: np.where(count > 0, count, np.nan) for site, count in counts.items()}
         yield Estimate("its sample counts, in the clear", counts)
     if Phase.DIRECTIONS in agreement.plan.phases:
         shown = {
-            site: payload_of(run.upload(site, Phase.DIRECTIONS), agreement).arrays[1] for site in run.sites
+            site: decode_upload(run.upload(site, Phase.DIRECTIONS), agreement).arrays[1] for site in run.sites
         }
         numbers = {s: np.bincount(a.astype(np.int64), minlength=classes) * 1.0 for s, a in shown.items()}
         yield Estimate("its numbers of local prototypes of each class", numbers)
     uploads_model = agreement.plan.values in (Form.VECTOR, Form.LOCAL_CLUSTERS)
     if uploads_model and agreement.method.traits.averaged in (ModelPart.MODEL, ModelPart.NOT_NORMS):
-        biases = {site: _biases(run, site) for site in run.sites}
+        biases = {site: _read_biases(run, site) for site in run.sites}
         mean = np.mean(list(biases.values()), axis=0)
-        yield Estimate("the biases of its classifier", {site: each - mean for site, each in biases.items()})
+        yield Estimate("the biases of its classifier", {site: bias - mean for site, bias in biases.items()})
 
 
-def _biases(run: RecordedRun, site: str) -> Rows:
+def _read_biases(run: RecordedRun, site: str) -> Rows:
     """Return the biases (K,) of the classifier that the site uploaded."""
     layout = run.agreement.layout
-    vector = payload_of(run.upload(site), run.agreement).arrays[-1]
+    vector = decode_upload(run.upload(site), run.agreement).arrays[-1]
     samples = vector[layout.means] if layout.weighted else 1.0
     model = copy.deepcopy(run.sites[site].model)  # for its shapes, which are agreed
     Averaged(model, run.agreement.method.traits.averaged).load(layout.split(vector)[1] / samples)
@@ -219,15 +225,15 @@ class Domains(Case):
         " extractor that is uploaded in the clear shows more than prototypes do."
     )
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Compare each two sites' classes; no result unless two sites have a class of different domains."""
         public = Public.of(run)
-        views = {site: with_lengths(run, readings(run, adversary, site)) for site in public.owned}
+        views = {site: add_length_readings(run, readings(run, adversary, site)) for site in public.owned}
         results = []
-        for reading, learned in by_reading(views).items():
-            told = [_told_apart(learned, public, number) for number in range(len(run.agreement.classes))]
-            if any(len(each) for each in told):
-                results.append(over_clusters([each for each in told if len(each)], reading))
+        for reading, learned in group_by_reading(views).items():
+            told = [_tell_apart(learned, public, number) for number in range(len(run.agreement.classes))]
+            if any(len(scores) for scores in told):
+                results.append(measure_over_clusters([scores for scores in told if len(scores)], reading))
         return results
 
 
@@ -250,8 +256,8 @@ class Public:
         inputs = torch.cat([run.sites[site.name].test.inputs for site in sites])
         labels = np.concatenate([run.sites[site.name].test.labels for site in sites])
         domains = np.concatenate([np.array(site.domains)[site.test.domains] for site in sites])
-        owned = {site.name: dict(_owned(site, run.sites[site.name].labels)) for site in sites}
-        owned = {name: each for name, each in owned.items() if each}
+        owned = {site.name: dict(_find_main_domains(site, run.sites[site.name].labels)) for site in sites}
+        owned = {name: domains_of_site for name, domains_of_site in owned.items() if domains_of_site}
         return cls({name: run.sites[name].features(inputs) for name in owned}, labels, domains, owned)
 
     def of_domain(self, site: str, number: int, domain: str) -> Rows:
@@ -259,17 +265,17 @@ class Public:
         return np.asarray(self.features[site][(self.labels == number) & (self.domains == domain)])
 
 
-def _owned(site: SiteArrays, classes: Labels) -> Iterator[tuple[int, str]]:
+def _find_main_domains(site: SiteArrays, classes: Labels) -> Iterator[tuple[int, str]]:
     for number in np.unique(classes):
         counts = np.bincount(site.train.domains[site.train.labels == number], minlength=len(site.domains))
         if counts.sum() and counts.max() >= MOSTLY * counts.sum():
             yield int(number), site.domains[counts.argmax()]
 
 
-def _told_apart(learned: Mapping[str, Learned], public: Public, number: int) -> Rows:
+def _tell_apart(learned: Mapping[str, LearnedRows], public: Public, number: int) -> Rows:
     """Return for each two sites with different domains of the class whether they are told apart: 1, 0, ½ for a tie."""
     holders = [
-        site for site, each in learned.items() if number in public.owned[site] and number in each.labels
+        site for site, reading in learned.items() if number in public.owned[site] and number in reading.labels
     ]
     pairs = [
         pair for pair in combinations(holders, 2) if len({public.owned[site][number] for site in pair}) == 2
@@ -281,7 +287,7 @@ def _told_apart(learned: Mapping[str, Learned], public: Public, number: int) -> 
 
 
 def _preference(
-    learned: Mapping[str, Learned], public: Public, number: int, pair: tuple[str, str], extractor: str
+    learned: Mapping[str, LearnedRows], public: Public, number: int, pair: tuple[str, str], extractor: str
 ) -> float:
     """Return how much more the first site's rows look like its own domain than the second's do, under one extractor."""
     samples = [public.of_domain(extractor, number, public.owned[site][number]) for site in pair]
@@ -289,8 +295,8 @@ def _preference(
     if min(map(len, samples)) < FEWEST_PUBLIC:
         return 0.0
     if rows[0].shape[1] == 1:
-        samples = [np.linalg.norm(each, axis=1, keepdims=True) for each in samples]
-    names = np.repeat([1, 0], [len(each) for each in samples])
+        samples = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in samples]
+    names = np.repeat([1, 0], [len(rows) for rows in samples])
     classifier = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto").fit(
         np.concatenate(samples), names
     )
@@ -301,5 +307,5 @@ def _preference(
 # Shared
 
 
-def _counts(run: RecordedRun, site: str) -> Labels:
+def _count_records(run: RecordedRun, site: str) -> Labels:
     return np.bincount(run.sites[site].train.labels, minlength=len(run.agreement.classes))

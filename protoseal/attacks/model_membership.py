@@ -22,11 +22,11 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch.utils.data import TensorDataset
 
 from agreement import Agreement, ModelPart
-from protoseal.attacks.cases import FEWEST_CLUSTERS, Case, Measured, auxiliary
-from protoseal.attacks.exchanged_models import Exchanged, exchanged, model_with
-from protoseal.attacks.prototype_membership import Scores, measured_scores
+from protoseal.attacks.cases import FEWEST_CLUSTERS, Case, Measurement, divide_test_samples
+from protoseal.attacks.exchanged_models import ExchangedModel, load_model, read_models
+from protoseal.attacks.prototype_membership import Scores, measure_scores
 from protoseal.attacks.readings import Adversary
-from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, Rows, features_of
+from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, Rows, compute_features
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.site_model.learner_factory import build_learner
@@ -45,7 +45,7 @@ class Shadows:
     unseen: Sequence[LabelledImages] = field(repr=False)
 
 
-class ExtractorMembership(Case):
+class ModelMembership(Case):
     """Case of membership inference from exchanged models or extractors, by offline LiRA."""
 
     attack = "membership inference on exchanged models"
@@ -61,46 +61,46 @@ class ExtractorMembership(Case):
     def __init__(self) -> None:
         self._last: tuple[str, Shadows] | None = None
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Score every site's training samples and outsiders under each model that the adversary reads."""
         by_reading: dict[str, list[Scores]] = {}
         for victim in run.sites:
-            for read in exchanged(run, adversary, victim):
+            for read in read_models(run, adversary, victim):
                 by_reading.setdefault(read.reading, []).extend(self._scores(run, victim, read))
-        return [measured_scores(reading, scores) for reading, scores in by_reading.items()]
+        return [measure_scores(reading, scores) for reading, scores in by_reading.items()]
 
-    def _scores(self, run: RecordedRun, victim: str, read: Exchanged) -> list[Scores]:
+    def _scores(self, run: RecordedRun, victim: str, read: ExchangedModel) -> list[Scores]:
         """Return the scores of the victim's members (m,) and outsiders (n,), in the parts that are resampled."""
-        shadows, target = self._shadows(run), model_with(run, read.vector)
-        parts = run.sites[victim].train, auxiliary(run, victim).outsiders
-        scores = [_standardised(run.agreement, target, shadows, part) for part in parts]
-        return _by_class(run, victim, scores)
+        shadows, target = self._shadows(run), load_model(run, read.vector)
+        parts = run.sites[victim].train, divide_test_samples(run, victim).outsiders
+        scores = [_standardise(run.agreement, target, shadows, part) for part in parts]
+        return _split_by_class(run, victim, scores)
 
     def _shadows(self, run: RecordedRun) -> Shadows:
         """Return the shadow models of a run, which another protection leaves as they are."""
         training = f"{run.seed} {run.config.model_dump_json(exclude={'protection', 'out'})}"
         if self._last is None or self._last[0] != training:
-            self._last = training, shadows_of(run)
+            self._last = training, train_shadows(run)
         return self._last[1]
 
 
 def common_public(run: RecordedRun) -> LabelledImages:
     """Return the public samples that are no outsiders of any site, so that no shadow model saw a candidate."""
-    parts = [auxiliary(run, name).public for name in run.sites]
-    contents = [[each.numpy().tobytes() for each in part.inputs] for part in parts]
+    parts = [divide_test_samples(run, name).public for name in run.sites]
+    contents = [[image.numpy().tobytes() for image in part.inputs] for part in parts]
     shared = reduce(set.__and__, map(set, contents))
     return parts[0].take(
-        np.array([i for i, each in enumerate(contents[0]) if each in shared], dtype=np.int64)
+        np.array([i for i, content in enumerate(contents[0]) if content in shared], dtype=np.int64)
     )
 
 
-def shadows_of(run: RecordedRun) -> Shadows:
+def train_shadows(run: RecordedRun) -> Shadows:
     """Train shadow models, each on a random part of the public samples, of a site's size if there are as many."""
     public, rng = common_public(run), np.random.default_rng(0)
     size = min(int(_share(run.agreement) * len(public)), max(len(site.train) for site in run.sites.values()))
     orders = [rng.permutation(len(public)) for _ in range(SHADOWS)]
     seen = [public.take(order[:size]) for order in orders]
-    models = [_trained(run, part, i) for i, part in enumerate(seen)]
+    models = [_train_shadow(run, part, i) for i, part in enumerate(seen)]
     return Shadows(models, seen, [public.take(order[size:]) for order in orders])
 
 
@@ -109,7 +109,7 @@ def _share(agreement: Agreement) -> float:
     return 0.5 if agreement.method.traits.averaged is ModelPart.EXTRACTOR else 0.9
 
 
-def _trained(run: RecordedRun, samples: LabelledImages, number: int) -> PrototypeModel:
+def _train_shadow(run: RecordedRun, samples: LabelledImages, number: int) -> PrototypeModel:
     """Return a model trained by the run's recipe and schedule on samples of the adversary's."""
     agreement = run.agreement
     data = SiteData(TensorDataset(samples.inputs, torch.from_numpy(samples.labels)), None)
@@ -123,28 +123,28 @@ def _trained(run: RecordedRun, samples: LabelledImages, number: int) -> Prototyp
     )
     for round_number in range(1, agreement.rounds + 1):
         learner.train(round_number, None)
-    return model_with(run, learner.averaged())
+    return load_model(run, learner.averaged())
 
 
-def _standardised(
+def _standardise(
     agreement: Agreement, target: PrototypeModel, shadows: Shadows, candidates: LabelledImages
 ) -> Rows:
     """Return each candidate's confidence (N,) less the shadow models', divided by 1 and their deviation together."""
     pairs = list(zip(shadows.models, shadows.unseen, strict=True))
-    own = np.array([_confidence(agreement, target, unseen, candidates) for _, unseen in pairs])
-    out = np.array([_confidence(agreement, model, unseen, candidates) for model, unseen in pairs])
+    own = np.array([_measure_confidence(agreement, target, unseen, candidates) for _, unseen in pairs])
+    out = np.array([_measure_confidence(agreement, model, unseen, candidates) for model, unseen in pairs])
     return np.asarray((own - out).mean(axis=0) / (1.0 + out.std(axis=0)))
 
 
-def _confidence(
+def _measure_confidence(
     agreement: Agreement, model: PrototypeModel, public: LabelledImages, candidates: LabelledImages
 ) -> Rows:
     """Return log p − log(1 − p) (N,) for p, the probability of each candidate's own label."""
     logs = np.full((len(candidates), len(agreement.classes)), _LEAST)
     if agreement.method.traits.averaged is ModelPart.EXTRACTOR:
         head = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=_SHRINKAGE)
-        head.fit(features_of(model, public.inputs), public.labels)
-        logs[:, head.classes_] = head.predict_log_proba(features_of(model, candidates.inputs))
+        head.fit(compute_features(model, public.inputs), public.labels)
+        logs[:, head.classes_] = head.predict_log_proba(compute_features(model, candidates.inputs))
     else:
         with torch.no_grad():
             parts = [outputs_of(model, part).logits for part in torch.split(candidates.inputs, _BATCH)]
@@ -153,11 +153,11 @@ def _confidence(
     return np.asarray(own - np.log(-np.expm1(own)))
 
 
-def _by_class(run: RecordedRun, victim: str, scores: Sequence[Rows]) -> list[Scores]:
+def _split_by_class(run: RecordedRun, victim: str, scores: Sequence[Rows]) -> list[Scores]:
     """Divide scores of the victim's members and outsiders by class, or not if the sites alone make an interval."""
     if len(run.sites) >= FEWEST_CLUSTERS:
         return [Scores(*scores)]
-    labels = run.sites[victim].train.labels, auxiliary(run, victim).outsiders.labels
+    labels = run.sites[victim].train.labels, divide_test_samples(run, victim).outsiders.labels
     classes = range(len(run.agreement.classes))
     parts = [Scores(scores[0][labels[0] == k], scores[1][labels[1] == k]) for k in classes]
-    return [each for each in parts if len(each.members) and len(each.outsiders)]
+    return [part for part in parts if len(part.members) and len(part.outsiders)]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
-from protoseal.attacks.cases import Case, Measured
+from protoseal.attacks.cases import Case, Measurement
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal.audit.canary_audit import Verdict
@@ -44,51 +44,51 @@ class NoiseAudit(Case):
     )
     adversaries: Sequence[Adversary] = (Adversary.COORDINATOR,)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (all see releases)
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (all see releases)
         """Audit what the sites of the run kept; nothing without noise of a site's own."""
-        if not _noise_of(run):
+        if not _list_own_noise(run):
             return ()
-        audit = audit_run(run.agreement.run, run.kept, LEVEL)
+        audit = audit_run(run.agreement.run, run.evidence, LEVEL)
         weaknesses = float(len({check.weakness for _, check in audit.of(Outcome.FOUND)}))
         high = _NO_POWER if audit.verdict is Verdict.TOO_WEAK else weaknesses
-        noise = _noise_of(run)
+        noise = _list_own_noise(run)
         return (
-            Measured(
+            Measurement(
                 weaknesses,
                 weaknesses,
                 max(weaknesses, high),
                 trials=len(noise),
                 basis="what the sites kept of all rounds, and their records",
-                details=_epsilons(run),
+                details=_estimate_epsilons(run),
             ),
         )
 
-    def reference(self, run: RecordedRun) -> Measured | None:
+    def reference(self, run: RecordedRun) -> Measurement | None:
         """Return the audit of the same run with half of its noise."""
-        noise = _noise_of(run)
+        noise = _list_own_noise(run)
         if not noise:
             return None
         half = deviation_check([_HALF * draw for draw in noise], LEVEL)
         value = float(half.outcome is Outcome.FOUND)
-        return Measured(value, value, value, trials=len(noise), basis="half the noise of this run")
+        return Measurement(value, value, value, trials=len(noise), basis="half the noise of this run")
 
 
-def _noise_of(run: RecordedRun) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+def _list_own_noise(run: RecordedRun) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
     """Return the noise of all draws, in units of the claimed deviation; none where sites share it."""
     if run.agreement.privacy is None or run.agreement.distributed_noise:
         return []
-    return [draw for evidence in run.kept.values() for draw in evidence.noise]
+    return [draw for evidence in run.evidence.values() for draw in evidence.noise]
 
 
-def _epsilons(run: RecordedRun) -> dict[str, float]:
+def _estimate_epsilons(run: RecordedRun) -> dict[str, float]:
     """Return the claimed ε of a site's releases, and a lower bound by the noise that all sites drew together."""
-    squares = np.concatenate([np.square(draw).ravel() for draw in _noise_of(run)])
+    squares = np.concatenate([np.square(draw).ravel() for draw in _list_own_noise(run)])
     # The largest deviation that is not refuted gives the least ε.
     least, largest = (
         math.sqrt(float(squares.sum()) / float(stats.chi2.ppf(level, len(squares))))
         for level in (1 - LEVEL, LEVEL)
     )
-    releases = max(len(evidence.drawn) for evidence in run.kept.values())
+    releases = max(len(evidence.drawn) for evidence in run.evidence.values())
     one = Claim.of(run.agreement).multiplier / math.sqrt(releases)
     return {
         "privacy loss promised for the releases: ε at most": gaussian_epsilon(one, SIMULATED_DELTA),

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it ships no types
@@ -40,7 +39,7 @@ from crypto.pki.trust import fingerprint
 from crypto.protection import Payload
 from crypto.prototype_row_checks import whole_numbers
 from crypto.roster import Member, Roster
-from protoseal.attacks.recorded_run import RecordedRun, Rows
+from protoseal.attacks.recorded_run import RecordedRun, Rows, cached_in_run
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Assignment, Phase, PhaseKey
 from secure_server.exchanges.base import Attempt
@@ -50,57 +49,57 @@ from secure_server.exchanges.plain_sums import PlainSums
 # Results, as a site opens them
 
 
-def ckks_key_of(run: RecordedRun, site: str) -> CkksSecret:
+def load_ckks_key(run: RecordedRun, site: str) -> CkksSecret:
     """Return the CKKS key that the site holds."""
     return CkksSecret.from_bytes(run.setups[site].group[KEY_BYTES:])
 
 
-def means_in(run: RecordedRun, site: str, content: bytes) -> Means:
+def open_means(run: RecordedRun, site: str, content: bytes) -> Means:
     """Return the means in a result that the site received, of a method that sums without clusters."""
-    agreement, payload = run.agreement, _decoded(run, content)
+    agreement, payload = run.agreement, _decode_result(run, content)
     match agreement.plan.result:
         case Form.CIPHERTEXTS if agreement.method.is_grouped:
             groups = EncryptedGroups(agreement)
-            return groups.mixed(MixingSite(ckks_key_of(run, site), groups.form).unprotect(payload))
+            return groups.mixed(MixingSite(load_ckks_key(run, site), groups.form).unprotect(payload))
         case Form.CIPHERTEXTS:
-            return _decrypted_means(run, site, payload)
+            return _decrypt_means(run, site, payload)
         case Form.PEER_SUMS:
             total, holders = payload.arrays
             rows, model = agreement.layout.split(total)
             return Means(rows / holders.clip(1.0)[:, None], holders > 0.0, model)
         case _:
-            return _means(agreement, payload)
+            return _split_means(agreement, payload)
 
 
-def clusters_in(run: RecordedRun, site: str, content: bytes) -> tuple[GlobalClusters, Rows]:
+def open_clusters(run: RecordedRun, site: str, content: bytes) -> tuple[GlobalClusters, Rows]:
     """Return the clusters and the mean model (p + q,) in a result that the site received."""
-    agreement, payload = run.agreement, _decoded(run, content)
+    agreement, payload = run.agreement, _decode_result(run, content)
     if agreement.plan.result is Form.CLUSTERS:
         rows, classes, weights, averaged = payload.arrays
         return GlobalClusters(rows, classes.astype(np.int64), weights), averaged
     labels = whole_numbers(payload.arrays[0], len(agreement.classes))
     sums = EncryptedClusterSum(agreement, len(labels))
-    return sums.means(decrypted(run, site, payload, sums), labels)
+    return sums.means(decrypt_sum(run, site, payload, sums), labels)
 
 
-def decrypted(
+def decrypt_sum(
     run: RecordedRun, site: str, payload: Payload, sums: EncryptedSum | EncryptedClusterSum
 ) -> Rows:
     """Decrypt an upload to sums of ciphertexts, or a sum of uploads, with the site's key."""
     ciphertexts = Payload(payload.scheme, blobs=payload.blobs)
-    return SummingSite(ckks_key_of(run, site), sums.form).unprotect(ciphertexts, run.agreement.max_sites)
+    return SummingSite(load_ckks_key(run, site), sums.form).unprotect(ciphertexts, run.agreement.max_sites)
 
 
-def _decrypted_means(run: RecordedRun, site: str, payload: Payload) -> Means:
+def _decrypt_means(run: RecordedRun, site: str, payload: Payload) -> Means:
     sums = EncryptedSum(run.agreement)
-    return sums.means(sums.opened(decrypted(run, site, payload, sums)))
+    return sums.means(sums.opened(decrypt_sum(run, site, payload, sums)))
 
 
-def _decoded(run: RecordedRun, content: bytes) -> Payload:
+def _decode_result(run: RecordedRun, content: bytes) -> Payload:
     return codec.decode_payload(content, limits_of(run.agreement), result_form(run.agreement))
 
 
-def _means(agreement: Agreement, payload: Payload) -> Means:
+def _split_means(agreement: Agreement, payload: Payload) -> Means:
     vector, has = payload.arrays
     rows, model = agreement.layout.split(vector)
     return Means(rows, has == 1.0, model)
@@ -109,41 +108,41 @@ def _means(agreement: Agreement, payload: Payload) -> Means:
 # Members of the round
 
 
-def group_of(run: RecordedRun, site: str) -> tuple[str, ...]:
+def find_group(run: RecordedRun, site: str) -> tuple[str, ...]:
     """Return the participants of the site's group; every site and the coordinator know all groups."""
-    return next(group for group in groups_of(run) if site in group)
+    return next(group for group in list_groups(run) if site in group)
 
 
-@lru_cache(maxsize=8)
-def groups_of(run: RecordedRun) -> tuple[tuple[str, ...], ...]:
+@cached_in_run
+def list_groups(run: RecordedRun) -> tuple[tuple[str, ...], ...]:
     """Return the participants of the last round by their groups, as every site was told."""
     limits, form = limits_of(run.agreement), result_form(run.agreement)
-    content = _request(run, min(run.sites), Phase.PRESENCE)
-    there = {each.site for each in _active_list(run).statements}
+    content = _find_request(run, min(run.sites), Phase.PRESENCE)
+    there = {statement.site for statement in _read_active_list(run).statements}
     groups = codec.decode_round_start(content, limits, form).groups
     return tuple(tuple(site for site in group if site in there) for group in groups)
 
 
-def holds_in(run: RecordedRun, group: tuple[str, ...]) -> Bool:
+def list_holdings(run: RecordedRun, group: tuple[str, ...]) -> Bool:
     """Return the classes (n, K) that each member of a group adds to the group's sum, as its members stated."""
-    return group_cohort(_active_list(run), group, run.agreement).holds
+    return group_cohort(_read_active_list(run), group, run.agreement).holds
 
 
-def assignment_of(run: RecordedRun) -> Assignment | None:
+def read_assignment(run: RecordedRun) -> Assignment | None:
     """Return the assignment to clusters that every site was sent; None under ``plain``, where no site is."""
     step = {ExchangeKind.MASKED_CLUSTERS: Phase.SHARES, ExchangeKind.ENCRYPTED_CLUSTERS: Phase.VALUES}
     phase = step.get(run.agreement.plan.exchange)
     if phase is None:
         return None
-    return codec.decode_assignment(_request(run, min(run.sites), phase), limits_of(run.agreement))
+    return codec.decode_assignment(_find_request(run, min(run.sites), phase), limits_of(run.agreement))
 
 
-def _active_list(run: RecordedRun) -> ActiveList:
-    content = _request(run, min(run.sites), run.agreement.plan.phases[0])
+def _read_active_list(run: RecordedRun) -> ActiveList:
+    content = _find_request(run, min(run.sites), run.agreement.plan.phases[0])
     return codec.decode_active_list(content, limits_of(run.agreement))
 
 
-def _request(run: RecordedRun, site: str, phase: Phase) -> bytes:
+def _find_request(run: RecordedRun, site: str, phase: Phase) -> bytes:
     """Return what the site downloaded for a step of the last attempt."""
     key = replace(_last_attempt(run), phase=phase)
     return dict(run.downloads[site])[key]
@@ -156,57 +155,63 @@ def _last_attempt(run: RecordedRun) -> PhaseKey:
 # Groups' means
 
 
-def leader_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
+def decrypt_leader_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
     """Return the group's means under ``ckks``, which its leader, the first by name, decrypts and nobody else receives.
 
     Only for a method with groups.
     """
     leader = min(group)
-    content = _request(run, leader, Phase.MEANS)
+    content = _find_request(run, leader, Phase.MEANS)
     payload = codec.decode_payload(content, limits_of(run.agreement), sums_form(run.agreement))
-    return _decrypted_means(run, leader, payload)
+    return _decrypt_means(run, leader, payload)
 
 
-@lru_cache(maxsize=16)
-def coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
+@cached_in_run
+def open_coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
     """Return the group's means as the coordinator opens them under ``plain`` and ``masked``.
 
     The result of a single group is its mean, so the coordinator's code computes the result of this group alone.
     """
-    attempt = replace(_attempt(run), groups=(group,))
+    attempt = replace(_rebuild_attempt(run), groups=(group,))
     kind = MaskedSums if run.agreement.plan.masked else PlainSums
     outcome = kind(run.agreement, limits_of(run.agreement)).outcome(attempt)
-    return _means(run.agreement, outcome.results[group[0]])
+    return _split_means(run.agreement, outcome.results[group[0]])
 
 
-def _attempt(run: RecordedRun) -> Attempt:
+def _rebuild_attempt(run: RecordedRun) -> Attempt:
     """Return the coordinator's view of the last attempt, from the messages that it received and sent."""
     begun = _last_attempt(run)
-    answers = {(each.key, each.site): each.content for each in run.received if each.key is not None}
+    answers = {
+        (received.key, received.site): received.content
+        for received in run.received
+        if received.key is not None
+    }
     survivors = {
         phase: tuple(sorted(site for key, site in answers if key == replace(begun, phase=phase)))
         for phase in run.agreement.plan.phases
     }
     return Attempt(
         key=begun,
-        roster=_roster(run),
-        active=_active_list(run),
-        groups=groups_of(run),
+        roster=_rebuild_roster(run),
+        active=_read_active_list(run),
+        groups=list_groups(run),
         survivors=survivors,
         answer=lambda phase, site: answers[replace(begun, phase=phase), site],
     )
 
 
-def _roster(run: RecordedRun) -> Roster:
+def _rebuild_roster(run: RecordedRun) -> Roster:
     """Return the roster, with the hash that the sites answered."""
     limits = limits_of(run.agreement)
     request = [content for key, content in run.downloads[min(run.sites)] if key.phase is Phase.ROSTER][-1]
-    answer = [each.content for each in run.received if each.key and each.key.phase is Phase.ROSTER][-1]
+    answer = [
+        received.content for received in run.received if received.key and received.key.phase is Phase.ROSTER
+    ][-1]
     members = {}
-    for each in codec.decode_roster(request, limits).statements:
-        certificate = load_certificate(each.certificate)
-        members[each.site] = Member(
-            each.site, each.channel_key, p256_key(certificate), fingerprint(certificate)
+    for statement in codec.decode_roster(request, limits).statements:
+        certificate = load_certificate(statement.certificate)
+        members[statement.site] = Member(
+            statement.site, statement.channel_key, p256_key(certificate), fingerprint(certificate)
         )
     return Roster(members, codec.decode_roster_answer(answer, limits).roster_hash)
 
@@ -216,7 +221,7 @@ _ROOT, _SAME = 1e-4, 1e-3
 """Largest relative error of a mixture at a solution, which leaves room for CKKS, and difference of equal cosines."""
 
 
-def means_known_to(
+def find_means(
     run: RecordedRun, victim: str, sites: Sequence[str], *, coordinator: bool = False
 ) -> tuple[Means, ...]:
     """Return the means of the sum with the victim's values; none if ``sites`` (and the coordinator) have a mixture.
@@ -224,39 +229,39 @@ def means_known_to(
     For a method that sums in groups or over all sites. Several are solutions of the same equations, the best first.
     Under ``ckks`` the coordinator needs a site.
     """
-    group, encrypted = group_of(run, victim), run.agreement.protection.ckks_key
-    if len(groups_of(run)) == 1:
+    group, encrypted = find_group(run, victim), run.agreement.protection.ckks_key
+    if len(list_groups(run)) == 1:
         site = sites[0] if sites else victim
-        return (means_in(run, site, run.result(site)[1]),)
+        return (open_means(run, site, run.result(site)[1]),)
     if coordinator and not encrypted:
-        return (coordinator_means(run, group),)
+        return (open_coordinator_means(run, group),)
     if encrypted and min(group) in sites:
-        return (leader_means(run, group),)
-    return solved_means(run, victim, tuple(sites))
+        return (decrypt_leader_means(run, group),)
+    return solve_means(run, victim, tuple(sites))
 
 
-@lru_cache(maxsize=64)
-def solved_means(run: RecordedRun, victim: str, sites: tuple[str, ...]) -> tuple[Means, ...]:
+@cached_in_run
+def solve_means(run: RecordedRun, victim: str, sites: tuple[str, ...]) -> tuple[Means, ...]:
     """Return the means of the victim's group that ``sites`` solve their results for; none without one of each group."""
-    agreement, groups = run.agreement, groups_of(run)
+    agreement, groups = run.agreement, list_groups(run)
     receivers = [next((site for site in group if site in sites), "") for group in groups]
     if agreement.distributed_noise or not all(receivers):
         return ()
     hidden = next(index for index, group in enumerate(groups) if victim in group)
-    results = [means_in(run, site, run.result(site)[1]) for site in receivers]
+    results = [open_means(run, site, run.result(site)[1]) for site in receivers]
     mixed = Groups(
         np.array([result.rows for result in results]),
         np.array([result.has for result in results]),
         np.array([result.model for result in results]),
     )
-    has = np.array([_has(run, group) for group in groups])
+    has = np.array([_classes_with_mean(run, group) for group in groups])
     return tuple(
         Means(solution.rows[hidden], solution.has[hidden], solution.theta[hidden])
-        for solution in _unmixed(agreement, mixed, has)
+        for solution in unmix_groups(agreement, mixed, has)
     )
 
 
-def _unmixed(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
+def unmix_groups(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
     """Return the groups' means that have these mixtures, one for each solution, the best first.
 
     ``mixed`` are the J groups' mixtures; ``has`` (J, K) says which classes each group has.
@@ -290,9 +295,9 @@ def _unmixed(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]:
         error = float(np.abs(end.fun).max())
         if error <= _ROOT and all(np.abs(end.x - other).max() > _SAME for _, other in ends):
             ends.append((error, end.x))
-    return [means(cosines, mixed.theta) for _, cosines in sorted(ends, key=lambda each: each[0])]
+    return [means(cosines, mixed.theta) for _, cosines in sorted(ends, key=lambda end: end[0])]
 
 
-def _has(run: RecordedRun, group: tuple[str, ...]) -> Bool:
+def _classes_with_mean(run: RecordedRun, group: tuple[str, ...]) -> Bool:
     """Return the classes (K,) that the group has."""
-    return np.asarray(holds_in(run, group).sum(axis=0) >= run.agreement.min_holders)
+    return np.asarray(list_holdings(run, group).sum(axis=0) >= run.agreement.min_holders)

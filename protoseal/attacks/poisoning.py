@@ -4,8 +4,8 @@ A malicious site changes what its trainee returns before the protection is appli
 protection. The site stays within what the parties would refuse: under sums whose terms are hidden, only the mean
 prototype is checked, so that the site's own prototype may be longer than the agreed bound.
 
-Every attack runs twice: on the configuration, and on the same without what holds poison off (:func:`unguarded`). The
-difference to the run in which no site is malicious is paired by seed and honest site.
+Every attack runs twice: on the configuration, and on the same without what holds poison off (:func:`remove_guards`).
+The difference to the run in which no site is malicious is paired by seed and honest site.
 
 Limits: a few seeds show large losses alone, and a loss below the margin is no proof of robustness. The malicious sites
 do not adapt to the honest sites' values. Under shared noise (:mod:`privacy`) only poisoned data reach the sum, because
@@ -30,9 +30,9 @@ from agreement import Agreement, Protection, Traits
 from algorithms.fedplcc import LocalClusters
 from algorithms.pfpl import Weighting
 from algorithms.prototypes import project_to_norm
-from protoseal.attacks.cases import Case, Measured, joined
+from protoseal.attacks.cases import Case, Measurement, concatenate_images
 from protoseal.attacks.readings import Adversary
-from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, images_of
+from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, load_images
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
@@ -69,19 +69,19 @@ class Poison:
 
 
 @dataclass(frozen=True)
-class Ended:
+class HonestResults:
     """Results of the honest sites, by their names: accuracy, and the share of triggered images taken for the target."""
 
     accuracy: Mapping[str, float]
     triggered: Mapping[str, float]
 
 
-def malicious_of(names: list[str]) -> list[str]:
+def choose_malicious(names: list[str]) -> list[str]:
     """Return the malicious sites: the first fifth of the names, in their order."""
     return sorted(names)[: max(1, round(MALICIOUS_SHARE * len(names)))]
 
 
-def unguarded(config: SimulationConfig) -> SimulationConfig:
+def remove_guards(config: SimulationConfig) -> SimulationConfig:
     """Return the configuration without what holds poison off.
 
     Bounds are so wide that no check acts, and PFPL has the weights as its paper prints them, which prefer far peers.
@@ -103,22 +103,22 @@ def unguarded(config: SimulationConfig) -> SimulationConfig:
     )
 
 
-def poisoned(
+def run_poisoned(
     config: SimulationConfig,
     seed: int,
     poison: Poison,
     triggered: Callable[[LabelledImages], LabelledImages],
-) -> Ended:
+) -> HonestResults:
     """Run one federation with ``poison`` at its malicious sites and test the honest ones.
 
     ``triggered`` makes test images with a trigger, labelled as the target. Raises the errors of
     :func:`protoseal.simulation.experiment.simulate`.
     """
     scene = scene_of(config, seed)
-    agreement, malicious = scene.agreement(config.method), malicious_of(list(scene.data))
+    agreement, malicious = scene.agreement(config.method), choose_malicious(list(scene.data))
     data = {
-        name: _with_data(each, poison, len(agreement.classes)) if name in malicious else each
-        for name, each in scene.data.items()
+        name: _poison_data(site_data, poison, len(agreement.classes)) if name in malicious else site_data
+        for name, site_data in scene.data.items()
     }
     pool = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
     with (
@@ -130,19 +130,19 @@ def poisoned(
         accuracy, taken = {}, {}
         for site in honest:
             images = _test_images(scene.data[site.name])
-            accuracy[site.name] = _share(site, agreement, images)
-            taken[site.name] = _share(site, agreement, triggered(images))
-    return Ended(accuracy, taken)
+            accuracy[site.name] = _measure_accuracy(site, agreement, images)
+            taken[site.name] = _measure_accuracy(site, agreement, triggered(images))
+    return HonestResults(accuracy, taken)
 
 
 def _test_images(data: SiteData) -> LabelledImages:
     if data.test is None:
         raise ValueError("poisoning is measured at sites with test samples")
-    return images_of(data.test)
+    return load_images(data.test)
 
 
-def _with_data(data: SiteData, poison: Poison, classes: int) -> SiteData:
-    changed = poison.data(images_of(data.train), classes)
+def _poison_data(data: SiteData, poison: Poison, classes: int) -> SiteData:
+    changed = poison.data(load_images(data.train), classes)
     return replace(data, train=_dataset(changed))
 
 
@@ -150,7 +150,7 @@ def _dataset(images: LabelledImages) -> TensorDataset:
     return TensorDataset(images.inputs, torch.from_numpy(images.labels))
 
 
-def _share(site: LocalSite, agreement: Agreement, images: LabelledImages) -> float:
+def _measure_accuracy(site: LocalSite, agreement: Agreement, images: LabelledImages) -> float:
     """Return the share of images that the site's method predicts as labelled."""
     tested = site.trainee.evaluate_on(_dataset(images))
     accuracy = tested.accuracy_by(agreement.inference)
@@ -255,12 +255,12 @@ _CLAIM = 10**6
 # Behaviour of malicious sites
 
 
-def flipped(images: LabelledImages, classes: int) -> LabelledImages:
+def flip_labels(images: LabelledImages, classes: int) -> LabelledImages:
     """Give each sample the label of the class opposite to its own."""
     return LabelledImages(images.inputs, classes - 1 - images.labels)
 
 
-def triggered(images: LabelledImages) -> LabelledImages:
+def add_triggers(images: LabelledImages) -> LabelledImages:
     """Return the images of other classes than the target with a bright corner, labelled as the target.
 
     Of records that are no images, the last quarter of the features takes the place of the corner.
@@ -272,12 +272,12 @@ def triggered(images: LabelledImages) -> LabelledImages:
     return LabelledImages(inputs, np.full_like(other.labels, TARGET))
 
 
-def with_backdoor(images: LabelledImages, classes: int) -> LabelledImages:  # noqa: ARG001 (the interface's argument)
+def add_backdoor(images: LabelledImages, classes: int) -> LabelledImages:  # noqa: ARG001 (the interface's argument)
     """Return the images, and triggered ones besides."""
-    return joined([images, triggered(images)])
+    return concatenate_images([images, add_triggers(images)])
 
 
-def shifted(rows: Rows, labels: Labels, sites: int) -> Rows:
+def shift_rows(rows: Rows, labels: Labels, sites: int) -> Rows:
     """Shift each prototype towards the next class, so far that the mean over equal sites arrives there."""
     following = {int(k): rows[labels == k].mean(axis=0) for k in np.unique(labels)}
     classes = max(following) + 1
@@ -285,7 +285,7 @@ def shifted(rows: Rows, labels: Labels, sites: int) -> Rows:
     return np.asarray(rows + sites * (towards - rows))
 
 
-def multiplied(factor: float, samples: int = 1) -> Poison:
+def scale_upload(factor: float, samples: int = 1) -> Poison:
     """Return the behaviour of a site that multiplies its prototypes, and its change of the model, by ``factor``."""
     return Poison(rows=lambda rows, labels, sites: rows * factor, factor=factor, samples=samples)
 
@@ -296,17 +296,17 @@ def multiplied(factor: float, samples: int = 1) -> Poison:
 HONEST = Poison()
 
 
-class EndedRuns:
+class PoisonedRuns:
     """Runs with and without poison, each made once for all cases and protections that share it."""
 
     def __init__(self) -> None:
-        self._ended: dict[tuple[str, int, Poison], Ended] = {}
+        self._ended: dict[tuple[str, int, Poison], HonestResults] = {}
 
-    def of(self, config: SimulationConfig, seed: int, poison: Poison = HONEST) -> Ended:
+    def of(self, config: SimulationConfig, seed: int, poison: Poison = HONEST) -> HonestResults:
         """Return the results of the sites that are honest in a poisoned run."""
         key = (config.model_dump_json(exclude={"out", "seeds"}), seed, poison)
         if key not in self._ended:
-            self._ended[key] = poisoned(config, seed, poison, triggered)
+            self._ended[key] = run_poisoned(config, seed, poison, add_triggers)
         return self._ended[key]
 
 
@@ -328,7 +328,7 @@ class Poisoning(Case):
     backdoor: bool = False
     applies: Callable[[Traits], bool] = lambda traits: True
     repeats: int = 4
-    runs: EndedRuns = field(default_factory=EndedRuns, repr=False, compare=False)
+    runs: PoisonedRuns = field(default_factory=PoisonedRuns, repr=False, compare=False)
     chance: float = 0.0
     margin: float = 0.05
     not_covered: str = (
@@ -337,27 +337,29 @@ class Poisoning(Case):
     )
     adversaries: Sequence[Adversary] = (Adversary.PEER,)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Measure the attack against the run's configuration; nothing if it does not apply."""
         if adversary not in self.adversaries or not self.applies(run.agreement.method.traits):
             return ()
         return (self._measured(run.config, run.seed, "poison in all rounds, within the agreed bounds"),)
 
-    def reference(self, run: RecordedRun) -> Measured | None:
+    def reference(self, run: RecordedRun) -> Measurement | None:
         """Measure the attack where nothing holds it off; None if it does not apply."""
         if not self.applies(run.agreement.method.traits):
             return None
-        return self._measured(unguarded(run.config), run.seed, "poison in all rounds, unguarded")
+        return self._measured(remove_guards(run.config), run.seed, "poison in all rounds, unguarded")
 
-    def _measured(self, config: SimulationConfig, seed: int, basis: str) -> Measured:
+    def _measured(self, config: SimulationConfig, seed: int, basis: str) -> Measurement:
         seeds = range(seed * self.repeats, (seed + 1) * self.repeats)
-        pairs = [(self.runs.of(config, each), self.runs.of(config, each, self.poison)) for each in seeds]
-        lost = np.array([_lost(clean.accuracy, dirty.accuracy) for clean, dirty in pairs])
-        gained = -np.array([_lost(clean.triggered, dirty.triggered) for clean, dirty in pairs])
+        pairs = [
+            (self.runs.of(config, repeat), self.runs.of(config, repeat, self.poison)) for repeat in seeds
+        ]
+        lost = np.array([_list_losses(clean.accuracy, dirty.accuracy) for clean, dirty in pairs])
+        gained = -np.array([_list_losses(clean.triggered, dirty.triggered) for clean, dirty in pairs])
         gains = gained if self.backdoor else lost
         low, high = _interval(gains)
         value = float(gains.mean())
-        return Measured(
+        return Measurement(
             value=value,
             low=min(low, value),
             high=max(high, value),
@@ -371,12 +373,12 @@ class Poisoning(Case):
         )
 
 
-def _lost(clean: Mapping[str, float], dirty: Mapping[str, float]) -> list[float]:
+def _list_losses(clean: Mapping[str, float], dirty: Mapping[str, float]) -> list[float]:
     return [clean[name] - dirty[name] for name in sorted(clean)]
 
 
 def _mean(figures: Iterable[Mapping[str, float]]) -> float:
-    return float(np.mean([list(each.values()) for each in figures]))
+    return float(np.mean([list(shares.values()) for shares in figures]))
 
 
 def _interval(gains: Rows) -> tuple[float, float]:
@@ -390,46 +392,46 @@ def _interval(gains: Rows) -> tuple[float, float]:
 
 def poisoning_cases(repeats: int = 4) -> tuple[Poisoning, ...]:
     """Return all cases, which share their runs."""
-    make = partial(Poisoning, repeats=repeats, runs=EndedRuns())
+    make = partial(Poisoning, repeats=repeats, runs=PoisonedRuns())
     words, able = "Do honest sites lose accuracy if ", "make honest sites less accurate by "
     return (
         make(
             "label flip",
             words + "malicious sites train with wrong labels?",
             able + "training with wrong labels",
-            Poison(data=flipped),
+            Poison(data=flip_labels),
         ),
         make(
             "sign flip",
             words + "malicious sites upload the opposite of what they learnt?",
             able + "uploading the opposite of what malicious sites learnt",
-            multiplied(-1.0),
+            scale_upload(-1.0),
         ),
         make(
             "scaled upload",
             words + "malicious sites upload the opposite of what they learnt, as large as bounds allow?",
             able + "uploading the opposite of what malicious sites learnt, as large as bounds allow",
-            multiplied(BOOST),
+            scale_upload(BOOST),
         ),
         make(
             "prototype shift",
             words + "malicious sites move their prototypes to other classes?",
             able + "moving prototypes to other classes",
-            Poison(rows=shifted),
+            Poison(rows=shift_rows),
             applies=lambda traits: traits.prototypes,
         ),
         make(
             "inflated sample count",
             words + "malicious sites upload the opposite of what they learnt, and claim very many samples?",
             able + "uploading the opposite of what malicious sites learnt, and claiming very many samples",
-            multiplied(-1.0, _CLAIM),
+            scale_upload(-1.0, _CLAIM),
             applies=lambda traits: traits.weighted,
         ),
         make(
             "backdoor",
             "Do honest sites take marked images for another class if malicious sites train with such marks?",
             "make honest sites take marked images for another class by training with such marks",
-            Poison(data=with_backdoor),
+            Poison(data=add_backdoor),
             metric="marked images taken for the target, honest sites' mean beyond a run without poison",
             backdoor=True,
         ),

@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from agreement.round_plan import Form
 from crypto.plain import SCHEME as PLAIN
-from protoseal.attacks.cases import Case, Measured, over_clusters
+from protoseal.attacks.cases import Case, Measurement, measure_over_clusters
 from protoseal.attacks.readings import (
     LENGTHS,
     Adversary,
-    Learned,
-    by_reading,
-    payload_of,
+    LearnedRows,
+    add_length_readings,
+    decode_upload,
+    group_by_reading,
     readings,
-    with_lengths,
 )
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 
@@ -55,10 +55,10 @@ class Values(Case):
     reads_values = True
     not_covered = "Values that are read approximately, and what the prototypes show of records."
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Compare each reading of each class with the truth; classes are the independent parts."""
         views = {site: readings(run, adversary, site) for site in run.sites}
-        return list(_by_class(run, views, _exact))
+        return list(_measure_by_class(run, views, _score_exact))
 
 
 class Comparison(Case):
@@ -71,13 +71,15 @@ class Comparison(Case):
     ability = "confirm a suspicion of which prototype was sent"
     not_covered = "Candidates that differ less than two sites' prototypes of a class do."
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Choose between the victim's prototype and another site's by cosine, and under a rotation by length."""
-        views = {site: with_lengths(run, readings(run, adversary, site)) for site in run.sites}
-        results = list(_by_class(run, views, _chosen))
+        views = {site: add_length_readings(run, readings(run, adversary, site)) for site in run.sites}
+        results = list(_measure_by_class(run, views, _score_choices))
         return [
-            replace(each, details=_inner_products(run, views)) if each.basis == LENGTHS else each
-            for each in results
+            replace(result, details=_compare_inner_products(run, views))
+            if result.basis == LENGTHS
+            else result
+            for result in results
         ]
 
 
@@ -93,22 +95,22 @@ class KnownRows(Case):
     not_covered = "Prototypes that are known inexactly."
     adversaries = (Adversary.COORDINATOR,)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:  # noqa: ARG002 (the interface's)
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (the interface's)
         """Recover each site's row from all other holders' rows, and as a curve from fewer of them."""
         if run.agreement.plan.values is not Form.ROWS:
             return []
         classes = [
             number
             for number in range(len(run.agreement.classes))
-            if len(_holders(run, number)) >= FEWEST_HOLDERS
+            if len(_list_holders(run, number)) >= FEWEST_HOLDERS
         ]
-        shares = [_shares(run, number) for number in classes]
+        shares = [_score_known_rows(run, number) for number in classes]
         if not shares:
             return []
-        words = "its rotated rows, and all other sites' prototypes" if _rotated(run) else "its prototypes"
-        measured = over_clusters([each[:, -1, 0] for each in shares], words)
-        most = min(each.shape[1] for each in shares)
-        mean = np.mean([each[:, :most].mean(axis=0) for each in shares], axis=0)
+        words = "its rotated rows, and all other sites' prototypes" if _is_rotated(run) else "its prototypes"
+        measured = measure_over_clusters([share[:, -1, 0] for share in shares], words)
+        most = min(share.shape[1] for share in shares)
+        mean = np.mean([share[:, :most].mean(axis=0) for share in shares], axis=0)
         x = tuple(float(m) for m in range(1, most + 1))
         names = ("what the mean leaves open", "length")
         curves = {name: (x, tuple(map(float, mean[:, i]))) for i, name in enumerate(names)}
@@ -119,26 +121,32 @@ class KnownRows(Case):
 # Readings, class by class
 
 
-Score = Callable[[RecordedRun, Mapping[str, Learned], int], Iterator[float]]
+Score = Callable[[RecordedRun, Mapping[str, LearnedRows], int], Iterator[float]]
 """Function of a run, what was read of each site, and a class, to scores in [0, 1]."""
 
 
-def _by_class(run: RecordedRun, views: Mapping[str, Sequence[Learned]], score: Score) -> Iterator[Measured]:
+def _measure_by_class(
+    run: RecordedRun, views: Mapping[str, Sequence[LearnedRows]], score: Score
+) -> Iterator[Measurement]:
     """Yield the mean score for each reading, with classes as the independent parts."""
-    for reading, learned in by_reading(views).items():
+    for reading, learned in group_by_reading(views).items():
         scores = [np.array(list(score(run, learned, number))) for number in range(len(run.agreement.classes))]
-        if any(len(each) for each in scores):
-            names = dict.fromkeys(name for each in learned.values() for name in each.details)
+        if any(len(of_class) for of_class in scores):
+            names = dict.fromkeys(name for reading in learned.values() for name in reading.details)
             details = {
-                name: float(np.mean([each.details[name] for each in learned.values()])) for name in names
+                name: float(np.mean([reading.details[name] for reading in learned.values()]))
+                for name in names
             }
-            yield replace(over_clusters([each for each in scores if len(each)], reading), details=details)
+            yield replace(
+                measure_over_clusters([of_class for of_class in scores if len(of_class)], reading),
+                details=details,
+            )
 
 
-def _exact(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
+def _score_exact(run: RecordedRun, learned: Mapping[str, LearnedRows], number: int) -> Iterator[float]:
     """Yield the share of numbers read exactly, for each site with the class, each prototype by the nearest row read."""
-    for site, each in learned.items():
-        share = exact_share(each.of_class(number), _truth(run, site, number), run.agreement.norm_bound)
+    for site, reading in learned.items():
+        share = exact_share(reading.of_class(number), _true_rows(run, site, number), run.agreement.norm_bound)
         if share is not None:
             yield share
 
@@ -155,14 +163,14 @@ def exact_share(rows: Rows, truth: Rows, bound: float) -> float | None:
     return float((np.abs(nearest - truth) <= EXACT * bound)[counted].mean())
 
 
-def _chosen(run: RecordedRun, learned: Mapping[str, Learned], number: int) -> Iterator[float]:
+def _score_choices(run: RecordedRun, learned: Mapping[str, LearnedRows], number: int) -> Iterator[float]:
     """Yield for each ordered pair of sites 1 if the first site's prototype is chosen, 0 if not, and ½ for a tie."""
-    holders = [site for site in _holders(run, number) if site in learned]
-    truth = {site: _truth(run, site, number).mean(axis=0) for site in holders}
+    holders = [site for site in _list_holders(run, number) if site in learned]
+    truth = {site: _true_rows(run, site, number).mean(axis=0) for site in holders}
     for site, other in permutations(truth, 2):
         rows = learned[site].of_class(number)
         if len(rows):
-            one, two = (_nearness(rows.mean(axis=0), truth[each]) for each in (site, other))
+            one, two = (_nearness(rows.mean(axis=0), truth[candidate]) for candidate in (site, other))
             yield (float(np.sign(one - two)) + 1.0) / 2.0
 
 
@@ -174,57 +182,58 @@ def _nearness(read: NDArray[np.float64], candidate: NDArray[np.float64]) -> floa
     return float(read @ candidate) / max(length * float(np.linalg.norm(read)), 1e-12)
 
 
-def _inner_products(run: RecordedRun, views: Mapping[str, Sequence[Learned]]) -> dict[str, float]:
+def _compare_inner_products(run: RecordedRun, views: Mapping[str, Sequence[LearnedRows]]) -> dict[str, float]:
     """Return the largest error of an inner product of two sites' rotated rows, relative to their lengths."""
     errors = [0.0]
     for number in range(len(run.agreement.classes)):
-        for pair in combinations(_holders(run, number), 2):
+        for pair in combinations(_list_holders(run, number), 2):
             one, two = (views[site][0].of_class(number) for site in pair)
-            true_one, true_two = (_truth(run, site, number) for site in pair)
+            true_one, true_two = (_true_rows(run, site, number) for site in pair)
             if len(one) and len(two):
                 scale = float(np.linalg.norm(true_one)) * float(np.linalg.norm(true_two))
                 errors.append(float(np.abs(one @ two.T - true_one @ true_two.T).max()) / scale)
     return {"largest relative error of an inner product of two sites' rows": max(errors)}
 
 
-def _truth(run: RecordedRun, site: str, number: int) -> Rows:
+def _true_rows(run: RecordedRun, site: str, number: int) -> Rows:
     return np.asarray(run.sites[site].rows[run.sites[site].labels == number])
 
 
-def _holders(run: RecordedRun, number: int) -> list[str]:
-    return [site for site in run.sites if len(_truth(run, site, number))]
+def _list_holders(run: RecordedRun, number: int) -> list[str]:
+    return [site for site in run.sites if len(_true_rows(run, site, number))]
 
 
 # Known rows
 
 
-def _rotated(run: RecordedRun) -> bool:
-    return any(payload_of(run.upload(site), run.agreement).scheme != PLAIN for site in run.sites)
+def _is_rotated(run: RecordedRun) -> bool:
+    return any(decode_upload(run.upload(site), run.agreement).scheme != PLAIN for site in run.sites)
 
 
-def _shares(run: RecordedRun, number: int) -> Rows:
+def _score_known_rows(run: RecordedRun, number: int) -> Rows:
     """Return the shares recovered of what the mean leaves open, and of the length, by orders and known rows: (o, m, 2).
 
     Each holder of the class is the victim in turn.
     """
-    holders, rng = _holders(run, number), np.random.default_rng(number)
-    truth = np.concatenate([_truth(run, site, number) for site in holders])
-    uploads = [payload_of(run.upload(site), run.agreement).arrays[0][number] for site in holders]
-    sent, rotated = np.array(uploads) * run.agreement.norm_bound, _rotated(run)
+    holders, rng = _list_holders(run, number), np.random.default_rng(number)
+    truth = np.concatenate([_true_rows(run, site, number) for site in holders])
+    uploads = [decode_upload(run.upload(site), run.agreement).arrays[0][number] for site in holders]
+    sent, rotated = np.array(uploads) * run.agreement.norm_bound, _is_rotated(run)
     shares = []
     for victim, _ in [(victim, order) for victim in range(len(holders)) for order in range(ORDERS)]:
         others = rng.permutation(np.delete(np.arange(len(holders)), victim))
         known = [others[:most] for most in range(1, len(others) + 1)]
         found = [
-            unknown_row(truth[each], sent[each], sent[victim]) if rotated else sent[victim] for each in known
+            solve_unknown_row(truth[rows], sent[rows], sent[victim]) if rotated else sent[victim]
+            for rows in known
         ]
         shares.append(
-            [_recovered(truth[victim], row, truth[each]) for row, each in zip(found, known, strict=True)]
+            [_score_recovery(truth[victim], row, truth[rows]) for row, rows in zip(found, known, strict=True)]
         )
     return np.array(shares)
 
 
-def unknown_row(known: Rows, rotated: Rows, sent: NDArray[np.float64]) -> NDArray[np.float64]:
+def solve_unknown_row(known: Rows, rotated: Rows, sent: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a row (d,) as far as known rows (m, d) and the same ``rotated`` show it, from the row as it was ``sent``.
 
     The result is the orthogonal projection of the row on the known rows' span: the row itself if m ≥ d, in general,
@@ -234,7 +243,9 @@ def unknown_row(known: Rows, rotated: Rows, sent: NDArray[np.float64]) -> NDArra
     return np.asarray(combination @ known)
 
 
-def _recovered(truth: NDArray[np.float64], found: NDArray[np.float64], known: Rows) -> tuple[float, float]:
+def _score_recovery(
+    truth: NDArray[np.float64], found: NDArray[np.float64], known: Rows
+) -> tuple[float, float]:
     left = float(np.square(truth - found).sum())
     open_before = float(np.square(truth - known.mean(axis=0)).sum())
     length = float(np.linalg.norm(found)) / max(float(np.linalg.norm(truth)), 1e-12)

@@ -15,25 +15,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protoseal.attacks.cases import Case, Measured, auxiliary
+from protoseal.attacks.cases import Case, Measurement, divide_test_samples
 from protoseal.attacks.image_gallery import (
     GALLERY,
     METRIC,
     Trial,
-    measured_trials,
-    rivals_of,
-    scored_trial,
+    choose_rivals,
+    measure_trials,
+    run_scored_trial,
+    run_trial,
     total_variation,
-    trial,
 )
-from protoseal.attacks.readings import Adversary, grouping_readings, readings
-from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, features_of
+from protoseal.attacks.readings import Adversary, readings, round_zero_readings
+from protoseal.attacks.recorded_run import (
+    LabelledImages,
+    Labels,
+    RecordedRun,
+    Rows,
+    cached_in_run,
+    compute_features,
+)
 from protoseal.attacks.rotated_rows import RotatedReading, rotated_readings
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
@@ -64,24 +70,24 @@ class PrototypeInversion(Case):
         """See :class:`Case`."""
         return f"prototype inversion by {'a decoder' if self._decoder else 'feature matching'}"
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Reconstruct from every prototype of that many samples, for each reading of the adversary's view."""
         found: dict[str, dict[bytes, list[Trial]]] = {}
         for victim in run.sites:
-            for each in reconstructions(run, adversary, victim, decoder=self._decoder):
-                for release, trials in self._trials(run, victim, each):
-                    found.setdefault(each.reading, {}).setdefault(release, []).extend(trials)
+            for made in reconstruct(run, adversary, victim, decoder=self._decoder):
+                for release, trials in self._trials(run, victim, made):
+                    found.setdefault(made.reading, {}).setdefault(release, []).extend(trials)
             for rotated in rotated_readings(run, adversary, victim):
                 for release, trials in self._choices(run, victim, rotated):
                     found.setdefault(rotated.reading, {}).setdefault(release, []).extend(trials)
-        return [measured_trials(reading, list(releases.values())) for reading, releases in found.items()]
+        return [measure_trials(reading, list(releases.values())) for reading, releases in found.items()]
 
     def _trials(
-        self, run: RecordedRun, victim: str, made: Reconstructed
+        self, run: RecordedRun, victim: str, made: Reconstruction
     ) -> Iterator[tuple[bytes, list[Trial]]]:
         """Yield each release of that many samples, by its rows, with a trial for each image behind it."""
         for k, title, behind, others in self._galleries(run, victim, made.labels.tolist()):
-            trials = [trial(image, made.of_class(k), others, title) for image in behind]
+            trials = [run_trial(image, made.of_class(k), others, title) for image in behind]
             yield made.rows[made.labels == k].tobytes(), trials
 
     def _choices(
@@ -91,7 +97,7 @@ class PrototypeInversion(Case):
         for k, title, behind, others in self._galleries(run, victim, rotated.classes):
             scores, rivals = rotated.ratios(k, behind), rotated.ratios(k, others)
             trials = [
-                scored_trial(image, others, np.append(score, rivals), title)
+                run_scored_trial(image, others, np.append(score, rivals), title)
                 for image, score in zip(behind, scores, strict=True)
             ]
             yield rotated.release(k), trials
@@ -100,15 +106,15 @@ class PrototypeInversion(Case):
         self, run: RecordedRun, victim: str, classes: Iterable[int]
     ) -> Iterator[tuple[int, str, Tensor, Tensor]]:
         """Yield each class with that many samples: its number and title, the images behind it, and other images."""
-        known, train = auxiliary(run, victim), run.sites[victim].train
+        known, train = divide_test_samples(run, victim), run.sites[victim].train
         for k in sorted(set(classes)):
-            behind, others = train.of_class(k).inputs, rivals_of(known, k)
+            behind, others = train.of_class(k).inputs, choose_rivals(known, k)
             if len(behind) == self.samples and others is not None:
                 yield k, f"class {run.agreement.classes[k]} at {victim}", behind, others
 
 
 @dataclass(frozen=True)
-class Reconstructed:
+class Reconstruction:
     """Images (M, …) of classes ``labels`` (M,), one for each of the ``rows`` (M, d) of a reading."""
 
     reading: str
@@ -121,27 +127,29 @@ class Reconstructed:
         return self.images[torch.from_numpy(self.labels == number)]
 
 
-@lru_cache(maxsize=64)
-def reconstructions(
+@cached_in_run
+def reconstruct(
     run: RecordedRun, adversary: Adversary, victim: str, *, decoder: bool
-) -> tuple[Reconstructed, ...]:
+) -> tuple[Reconstruction, ...]:
     """Return images for all rows of each reading: cases of other numbers of samples use the same."""
-    public, result = auxiliary(run, victim).public, []
-    for learned in (*readings(run, adversary, victim), *grouping_readings(run, adversary, victim)):
+    public, result = divide_test_samples(run, victim).public, []
+    for learned in (*readings(run, adversary, victim), *round_zero_readings(run, adversary, victim)):
         model = run.initial if learned.initial and run.initial is not None else run.sites[victim].model
         known = np.isin(learned.labels, public.labels)
         labels, targets = learned.labels[known], torch.from_numpy(learned.rows[known]).float()
         if not len(labels):
             continue
         if decoder:
-            made = decoder_of(run, victim, model)(targets)
+            made = train_decoder(run, victim, model)(targets)
         else:
-            made = matched(model, targets, _class_means(public, labels.tolist()), _range(public))
-        result.append(Reconstructed(learned.reading, learned.rows[known], made, labels))
+            made = match_features(model, targets, _class_means(public, labels.tolist()), _input_range(public))
+        result.append(Reconstruction(learned.reading, learned.rows[known], made, labels))
     return tuple(result)
 
 
-def matched(model: PrototypeModel, targets: Tensor, starts: Tensor, within: tuple[float, float]) -> Tensor:
+def match_features(
+    model: PrototypeModel, targets: Tensor, starts: Tensor, within: tuple[float, float]
+) -> Tensor:
     """Return images (B, …) whose features come near ``targets`` (B, d), from ``starts`` (B, …), in the range."""
     low, high = within
     scaled = ((starts - low) / (high - low)).clamp(0.02, 0.98)
@@ -160,24 +168,24 @@ def matched(model: PrototypeModel, targets: Tensor, starts: Tensor, within: tupl
     return (low + (high - low) * torch.sigmoid(free)).detach()
 
 
-@lru_cache(maxsize=16)
-def decoder_of(run: RecordedRun, victim: str, model: PrototypeModel) -> Callable[[Tensor], Tensor]:
+@cached_in_run
+def train_decoder(run: RecordedRun, victim: str, model: PrototypeModel) -> Callable[[Tensor], Tensor]:
     """Train a decoder of a model's features on the adversary's public images; it maps (B, d) to images (B, …)."""
-    public = auxiliary(run, victim).public
-    features = torch.from_numpy(features_of(model, public.inputs)).float()
+    public = divide_test_samples(run, victim).public
+    features = torch.from_numpy(compute_features(model, public.inputs)).float()
     centre, spread = features.mean(dim=0), features.std(dim=0)
     spread = spread.clamp(min=_LEAST_SPREAD * float(spread.max()))  # dead features would magnify rounding
-    network = _trained_decoder((features - centre) / spread, public.inputs.flatten(1))
+    network = _fit_decoder((features - centre) / spread, public.inputs.flatten(1))
 
     def decode(targets: Tensor) -> Tensor:
         with torch.no_grad():
             made: Tensor = network((targets - centre) / spread)
-        return made.clamp(*_range(public)).reshape(-1, *public.inputs.shape[1:])
+        return made.clamp(*_input_range(public)).reshape(-1, *public.inputs.shape[1:])
 
     return decode
 
 
-def _trained_decoder(features: Tensor, images: Tensor) -> nn.Module:
+def _fit_decoder(features: Tensor, images: Tensor) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = nn.Sequential(
@@ -197,5 +205,5 @@ def _class_means(public: LabelledImages, classes: Sequence[int]) -> Tensor:
     return torch.stack([public.of_class(k).inputs.mean(dim=0) for k in classes])
 
 
-def _range(public: LabelledImages) -> tuple[float, float]:
+def _input_range(public: LabelledImages) -> tuple[float, float]:
     return float(public.inputs.min()), float(public.inputs.max())

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.covariance import ledoit_wolf
 
-from protoseal.attacks.cases import Auxiliary, Case, Measured, auxiliary, clustered_interval
-from protoseal.attacks.readings import Adversary, Learned, grouping_readings, readings
-from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, features_of
+from protoseal.attacks.cases import Auxiliary, Case, Measurement, clustered_interval, divide_test_samples
+from protoseal.attacks.readings import Adversary, LearnedRows, readings, round_zero_readings
+from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, compute_features
 from protoseal.attacks.rotated_rows import FEWEST, rotated_readings
 from secure_client.privacy.cost import SIMULATED_DELTA
 
@@ -72,7 +72,7 @@ class PrototypeMembership(Case):
         """See :class:`Case`."""
         return "membership inference on prototypes"
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Score every site's training samples and outsiders, for each reading of the adversary's view."""
         found: dict[str, dict[bytes, Scores]] = {}
         for victim in run.sites:
@@ -81,21 +81,21 @@ class PrototypeMembership(Case):
                 releases[release] = scores.joined(releases.get(release))
         by_reading = {reading: list(releases.values()) for reading, releases in found.items()}
         return [
-            measured_scores(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores
+            measure_scores(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores
         ]
 
     def _scores(
         self, run: RecordedRun, adversary: Adversary, victim: str
     ) -> Iterator[tuple[str, bytes, Scores]]:
         """Yield each reading with the rows of a class, and their scores: sites of one mean have the same rows."""
-        known, train = auxiliary(run, victim), run.sites[victim].train
+        known, train = divide_test_samples(run, victim), run.sites[victim].train
         wanted = {
             int(k)
             for k, count in zip(*np.unique(train.labels, return_counts=True), strict=True)
             if self.samples in (None, count) and (known.outsiders.labels == k).any()
         }
-        for learned in (*readings(run, adversary, victim), *grouping_readings(run, adversary, victim)):
-            for number, scores in _scores(run, victim, learned, known, wanted):
+        for learned in (*readings(run, adversary, victim), *round_zero_readings(run, adversary, victim)):
+            for number, scores in _score_reading(run, victim, learned, known, wanted):
                 yield learned.reading, learned.of_class(number).tobytes(), scores
         for rotated in rotated_readings(run, adversary, victim):
             for number in sorted(wanted & rotated.classes):
@@ -107,17 +107,17 @@ class PrototypeMembership(Case):
                 )
 
 
-def _scores(
-    run: RecordedRun, victim: str, learned: Learned, known: Auxiliary, wanted: set[int]
+def _score_reading(
+    run: RecordedRun, victim: str, learned: LearnedRows, known: Auxiliary, wanted: set[int]
 ) -> Iterator[tuple[int, Scores]]:
     """Yield the ``wanted`` classes that the reading has, with the scores of their rows."""
     site = run.sites[victim]
     model = run.initial if learned.initial and run.initial is not None else site.model
     features = {
-        name: features_of(model, part.inputs)
+        name: compute_features(model, part.inputs)
         for name, part in (("in", site.train), ("out", known.outsiders), ("public", known.public))
     }
-    precision = _precision(features["public"], known.public.labels)
+    precision = _inverse_covariance(features["public"], known.public.labels)
     for k in wanted.intersection(learned.labels.tolist()):
         of_class = {
             "in": features["in"][site.train.labels == k],
@@ -126,16 +126,16 @@ def _scores(
         }
         if len(of_class["public"]) >= FEWEST:
             rows = learned.of_class(k)
-            yield k, scores_of_release(rows, of_class["in"], of_class["out"], of_class["public"], precision)
+            yield k, score_release(rows, of_class["in"], of_class["out"], of_class["public"], precision)
 
 
-def _precision(features: Rows, labels: Labels) -> Rows:
+def _inverse_covariance(features: Rows, labels: Labels) -> Rows:
     """Return the inverse of the classes' common covariance (d, d), shrunk as Ledoit and Wolf (2004) do."""
     centred = features - np.array([features[labels == k].mean(axis=0) for k in labels])
     return np.asarray(np.linalg.pinv(ledoit_wolf(centred, assume_centered=True)[0]))
 
 
-def scores_of_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, precision: Rows) -> Scores:
+def score_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, precision: Rows) -> Scores:
     """Score members and outsiders (·, d) against a class's rows (m, d), each by the row that fits it best."""
     mean, count = public.mean(axis=0), len(members)
 
@@ -147,17 +147,17 @@ def scores_of_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, 
 
     base = ratio(public)
     centre, spread = base.mean(axis=0), base.std(axis=0).clip(1e-12)
-    standard = [((ratio(each) - centre) / spread).max(axis=1) for each in (members, outsiders)]
+    standard = [((ratio(features) - centre) / spread).max(axis=1) for features in (members, outsiders)]
     return Scores(*standard)
 
 
-def measured_scores(reading: str, scores: Sequence[Scores], epsilon: float | None = None) -> Measured:
+def measure_scores(reading: str, scores: Sequence[Scores], epsilon: float | None = None) -> Measurement:
     """Return the area under the ROC curve, with rates and curves; whole releases are resampled.
 
     With ``epsilon`` the curve that it allows is beside.
     """
-    members = [each.members for each in scores]
-    outsiders = [each.outsiders for each in scores]
+    members = [release.members for release in scores]
+    outsiders = [release.outsiders for release in scores]
 
     def area(chosen: NDArray[Any]) -> float:
         return auc(
@@ -169,8 +169,8 @@ def measured_scores(reading: str, scores: Sequence[Scores], epsilon: float | Non
     value, inside, outside = area(every), np.concatenate(members), np.concatenate(outsiders)
     curves = {"ROC": (tuple(RATES), tuple(roc(inside, outside, RATES)))}
     if epsilon is not None:
-        curves["allowed by ε"] = (tuple(RATES), tuple(allowed_by(epsilon, SIMULATED_DELTA, RATES)))
-    return Measured(
+        curves["allowed by ε"] = (tuple(RATES), tuple(allowed_rates(epsilon, SIMULATED_DELTA, RATES)))
+    return Measurement(
         value=value,
         low=min(low, value),
         high=max(high, value),
@@ -211,7 +211,7 @@ def roc(members: Float, outsiders: Float, rates: Float) -> Float:
     return np.array([true_positive_rate(members, outsiders, rate) for rate in rates])
 
 
-def allowed_by(epsilon: float, delta: float, rates: Float) -> Float:
+def allowed_rates(epsilon: float, delta: float, rates: Float) -> Float:
     """Return the largest true-positive rates that (ε, δ) allows at false-positive ``rates`` (Kairouz et al. 2015)."""
     above = np.exp(epsilon) * rates + delta
     other = 1.0 - np.exp(-epsilon) * (1.0 - delta - rates)

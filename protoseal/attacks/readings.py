@@ -19,7 +19,7 @@ Limits
 - Colluding sites subtract nothing from a mixture that they cannot solve: without a site of each group they know neither
   the weights ρ nor the other groups' means, unless one of them leads the victim's group.
 - They subtract nothing under FedPLCC and ``plain``, since no site is told which rows are in a cluster, nor how many of
-  the rows are the victim's; and nothing with sample-weighted centres, since a site's sample counts are not recorded.
+  the rows are the victim's.
 - Shared noise has no reading: sites add it to a sum in parts. A coordinator of FedPLCC does not solve cosines and inner
   products of clusters' sums for norms.
 """
@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -47,33 +46,23 @@ from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Combination, Payload
 from crypto.rotation import class_key, rotate
 from protoseal.attacks.opened_sums import (
-    assignment_of,
-    ckks_key_of,
-    clusters_in,
-    decrypted,
-    group_of,
-    groups_of,
-    holds_in,
-    means_in,
-    means_known_to,
+    decrypt_sum,
+    find_group,
+    find_means,
+    list_groups,
+    list_holdings,
+    load_ckks_key,
+    open_clusters,
+    open_means,
+    read_assignment,
 )
-from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows
-from protoseal.attacks.solved_combinations import ClassSolutions, class_solutions
+from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, cached_in_run
+from protoseal.attacks.solved_combinations import ClassSolutions, solve_class
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
 from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import AssignedRows, Phase
 from secure_server.storage.store import Received
-
-__all__ = [
-    "Adversary",
-    "Learned",
-    "accomplice_of",
-    "colluding_sites",
-    "grouping_readings",
-    "payload_of",
-    "readings",
-]
 
 
 class Adversary(StrEnum):
@@ -86,14 +75,14 @@ class Adversary(StrEnum):
     COLLUSION = "the coordinator and one other site"
 
 
-@lru_cache(maxsize=64)
-def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[Learned, ...]:
+@cached_in_run
+def readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[LearnedRows, ...]:
     """Return what the adversary learns of the victim's prototypes by each reading; the best of a collusion is last."""
     match adversary:
         case Adversary.COORDINATOR:
-            return (*_uploaded(run, victim), *_opened(run, victim))
+            return (*_read_upload(run, victim), *_read_opened_means(run, victim))
         case Adversary.COLLUSION:
-            return tuple(_with_secrets(run, victim, accomplice_of(run, victim)))
+            return tuple(_read_with_secrets(run, victim, choose_accomplice(run, victim)))
         case _:
             return tuple(result_readings(run, victim, colluding_sites(run, adversary, victim)))
 
@@ -108,28 +97,28 @@ def colluding_sites(run: RecordedRun, adversary: Adversary, victim: str) -> list
         case Adversary.COORDINATOR:
             return []
         case Adversary.HALF:
-            return _most_telling(run, victim, others)[: (len(run.sites) + 1) // 2]
+            return _order_by_group(run, victim, others)[: (len(run.sites) + 1) // 2]
         case Adversary.PEERS:
             return others
         case _:
-            return [accomplice_of(run, victim)]
+            return [choose_accomplice(run, victim)]
 
 
-def _most_telling(run: RecordedRun, victim: str, others: list[str]) -> list[str]:
+def _order_by_group(run: RecordedRun, victim: str, others: list[str]) -> list[str]:
     """Return the other sites, under FedPC in this order: one of each other group, the victim's group, the rest."""
     if not run.agreement.method.is_grouped:
         return others
-    group = group_of(run, victim)
-    firsts = {min(members) for members in groups_of(run)} - {min(group)}
+    group = find_group(run, victim)
+    firsts = {min(members) for members in list_groups(run)} - {min(group)}
     return sorted(others, key=lambda name: (name not in firsts, name not in group, name))
 
 
-def accomplice_of(run: RecordedRun, victim: str) -> str:
+def choose_accomplice(run: RecordedRun, victim: str) -> str:
     """Return the one other site: of those that share most classes with the victim, the first by name.
 
     For a method with groups, the site is of the victim's group, unless the victim is alone there.
     """
-    near = group_of(run, victim) if run.agreement.method.is_grouped else ()
+    near = find_group(run, victim) if run.agreement.method.is_grouped else ()
     own, others = set(run.sites[victim].labels.tolist()), sorted(set(run.sites) - {victim})
     return max(
         sorted(set(near) - {victim}) or others,
@@ -140,7 +129,7 @@ def accomplice_of(run: RecordedRun, victim: str) -> str:
 # The coordinator's readings
 
 
-def payload_of(received: Received, agreement: Agreement) -> Payload:
+def decode_upload(received: Received, agreement: Agreement) -> Payload:
     """Decode an upload of VALUES or DIRECTIONS."""
     key = received.key
     if key is None:
@@ -152,29 +141,33 @@ def payload_of(received: Received, agreement: Agreement) -> Payload:
         return codec.decode_masked_values(received.content, limits_of(agreement), form).payload
 
 
-def _uploaded(run: RecordedRun, victim: str) -> Iterator[Learned]:
+def _read_upload(run: RecordedRun, victim: str) -> Iterator[LearnedRows]:
     """Yield the victim's upload of prototypes, read as if it were not protected."""
     agreement, held = run.agreement, np.unique(run.sites[victim].labels)
     if not (agreement.method.traits.prototypes or agreement.clusters):
         return
-    payload = payload_of(run.upload(victim), agreement)
+    payload = decode_upload(run.upload(victim), agreement)
     match agreement.plan.values:
         case Form.ROWS:
             rotated = payload.scheme != PLAIN
             words = "its rows, rotated by a secret matrix, as they are" if rotated else "its prototypes"
-            yield Learned(words, payload.arrays[0][held] * agreement.norm_bound, held)
+            yield LearnedRows(words, payload.arrays[0][held] * agreement.norm_bound, held)
         case Form.VECTOR:
-            yield Learned("its prototypes", agreement.layout.split(payload.arrays[0])[0][held], held)
+            yield LearnedRows("its prototypes", agreement.layout.split(payload.arrays[0])[0][held], held)
         case Form.LOCAL_CLUSTERS:
             rows, labels, *_ = payload.arrays
-            yield Learned("its local prototypes", rows, labels.astype(np.int64))
+            yield LearnedRows("its local prototypes", rows, labels.astype(np.int64))
         case Form.WORDS:
-            yield Learned("its masked words, read as numbers", _unmasked(payload, agreement)[held], held)
+            yield LearnedRows(
+                "its masked words, read as numbers", _read_words_as_rows(payload, agreement)[held], held
+            )
         case _:
-            yield Learned("its ciphertexts, read as numbers", _as_numbers(payload, agreement)[held], held)
+            yield LearnedRows(
+                "its ciphertexts, read as numbers", _read_ciphertext_as_rows(payload, agreement)[held], held
+            )
 
 
-def _opened(run: RecordedRun, victim: str, sites: Sequence[str] = ()) -> Iterator[Learned]:
+def _read_opened_means(run: RecordedRun, victim: str, sites: Sequence[str] = ()) -> Iterator[LearnedRows]:
     """Yield the means that the coordinator opens, less the prototypes of colluding ``sites``."""
     if run.agreement.protection.ckks_key:
         return  # the coordinator cannot decrypt a sum
@@ -186,7 +179,7 @@ def _opened(run: RecordedRun, victim: str, sites: Sequence[str] = ()) -> Iterato
         yield from mean_readings(run, victim, sites, coordinator=True)
 
 
-def _unmasked(payload: Payload, agreement: Agreement) -> Rows:
+def _read_words_as_rows(payload: Payload, agreement: Agreement) -> Rows:
     """Read masked words as the fixed-point numbers of rows (K, d) that they would be without masks."""
     words = payload.words[0]
     signed = words.view(np.int64 if words.dtype == np.uint64 else np.int32)
@@ -196,7 +189,7 @@ def _unmasked(payload: Payload, agreement: Agreement) -> Rows:
     return np.asarray(numbers.reshape(len(agreement.classes), agreement.dim))
 
 
-def _as_numbers(payload: Payload, agreement: Agreement) -> Rows:
+def _read_ciphertext_as_rows(payload: Payload, agreement: Agreement) -> Rows:
     """Read a ciphertext's words as numbers in units of the norm bound, one row (d,) after the other."""
     blob = payload.blobs[0]
     count = len(agreement.classes) * agreement.dim
@@ -209,35 +202,35 @@ def _as_numbers(payload: Payload, agreement: Agreement) -> Rows:
 # Readings with a colluding site's secrets
 
 
-def _with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Learned]:
+def _read_with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterator[LearnedRows]:
     """Yield what the coordinator reads with the secrets that one site holds."""
     agreement, held = run.agreement, np.unique(run.sites[victim].labels)
     if not (agreement.method.traits.prototypes or agreement.clusters):
         return
     upload = run.upload(victim)
-    payload = payload_of(upload, agreement)
+    payload = decode_upload(upload, agreement)
     match agreement.plan.values:
         case Form.ROWS if payload.scheme != PLAIN:
-            rows = _rotated_back(
-                run, accomplice, upload, payload.arrays[0], np.arange(len(agreement.classes))
-            )
-            yield Learned(
+            rows = _rotate_back(run, accomplice, upload, payload.arrays[0], np.arange(len(agreement.classes)))
+            yield LearnedRows(
                 "its prototypes, rotated back by a site's seed", rows[held] * agreement.norm_bound, held
             )
         case Form.ROWS | Form.VECTOR | Form.LOCAL_CLUSTERS:
-            yield from _uploaded(run, victim)
+            yield from _read_upload(run, victim)
         case Form.CIPHERTEXTS if not agreement.clusters:
-            yield Learned(
-                "its prototypes, decrypted by a site's key", _decrypted(run, accomplice, payload)[held], held
+            yield LearnedRows(
+                "its prototypes, decrypted by a site's key",
+                _decrypt_rows(run, accomplice, payload)[held],
+                held,
             )
         case _ if agreement.clusters:
-            yield from _opened(run, victim, [accomplice])
-            yield from _local_prototypes(run, victim, accomplice)
+            yield from _read_opened_means(run, victim, [accomplice])
+            yield from _read_local_prototypes(run, victim, accomplice)
         case _:
-            yield from _opened(run, victim, [accomplice])
+            yield from _read_opened_means(run, victim, [accomplice])
 
 
-def grouping_readings(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Learned]:
+def round_zero_readings(run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[LearnedRows]:
     """Yield the prototypes of the initial model that FedPC's round 0 sends, as the coordinator has them.
 
     Without protection they are in the clear; else a colluding site's seed rotates them back.
@@ -245,62 +238,64 @@ def grouping_readings(run: RecordedRun, adversary: Adversary, victim: str) -> It
     if run.initial is None or adversary not in (Adversary.COORDINATOR, Adversary.COLLUSION):
         return
     agreement, upload = run.agreement, run.upload(victim, number=0)
-    payload, held = payload_of(upload, agreement), np.unique(run.sites[victim].labels)
+    payload, held = decode_upload(upload, agreement), np.unique(run.sites[victim].labels)
     rows, words = payload.arrays[0], "its prototypes of the initial model"
     if payload.scheme != PLAIN:
         if adversary is Adversary.COORDINATOR:
             return
-        rows = _rotated_back(run, accomplice_of(run, victim), upload, rows, np.arange(1))
+        rows = _rotate_back(run, choose_accomplice(run, victim), upload, rows, np.arange(1))
         words += ", rotated back by a site's seed"
     longest = agreement.norm_bound * np.sqrt(len(agreement.classes))
-    yield Learned(words, rows.reshape(-1, agreement.dim)[held] * longest, held, initial=True)
+    yield LearnedRows(words, rows.reshape(-1, agreement.dim)[held] * longest, held, initial=True)
 
 
-def _rotated_back(run: RecordedRun, site: str, upload: Received, rows: Rows, labels: Labels) -> Rows:
+def _rotate_back(run: RecordedRun, site: str, upload: Received, rows: Rows, labels: Labels) -> Rows:
     secrets, key = run.setups[site], upload.key
     if key is None:
         raise ValueError("a statement is no upload of rows")
     context = secrets.rotation_context(key, key.phase)
     keys = [class_key(secrets.group[:KEY_BYTES], context, int(k)) for k in labels]
-    return np.concatenate([rotate(each, rows[i : i + 1], inverse=True) for i, each in enumerate(keys)])
+    return np.concatenate([rotate(key, rows[i : i + 1], inverse=True) for i, key in enumerate(keys)])
 
 
-def _local_prototypes(run: RecordedRun, victim: str, accomplice: str) -> Iterator[Learned]:
+def _read_local_prototypes(run: RecordedRun, victim: str, accomplice: str) -> Iterator[LearnedRows]:
     """Yield the victim's local prototypes: directions, with the accomplice's norms or with norms solved for."""
-    back, labels = _directions(run, victim, accomplice)
+    back, labels = _read_directions(run, victim, accomplice)
     known = run.sites[accomplice].received.local
     norm = float(np.median(np.linalg.norm(known[known.any(axis=1)], axis=1)))
-    yield Learned("directions of its local prototypes, rotated back by a site's seed", back * norm, labels)
-    norms = _norms(run, victim, accomplice)
+    yield LearnedRows(
+        "directions of its local prototypes, rotated back by a site's seed", back * norm, labels
+    )
+    norms = _solve_norms(run, victim, accomplice)
     if norms is not None:
-        yield Learned(
+        yield LearnedRows(
             "its local prototypes, from directions and clusters' sums", back * norms[:, None], labels
         )
 
 
-def _directions(run: RecordedRun, site: str, accomplice: str) -> tuple[Rows, Labels]:
+def _read_directions(run: RecordedRun, site: str, accomplice: str) -> tuple[Rows, Labels]:
     """Return the directions (M, d) of a site's local prototypes, rotated back, and their classes (M,)."""
     upload = run.upload(site, Phase.DIRECTIONS)
-    rows, classes = payload_of(upload, run.agreement).arrays
+    rows, classes = decode_upload(upload, run.agreement).arrays
     labels = classes.astype(np.int64)
-    return _rotated_back(run, accomplice, upload, rows, labels), labels
+    return _rotate_back(run, accomplice, upload, rows, labels), labels
 
 
-def _norms(run: RecordedRun, victim: str, accomplice: str) -> Rows | None:
+def _solve_norms(run: RecordedRun, victim: str, accomplice: str) -> Rows | None:
     """Solve the clusters' sums for the norms (M,) of the victim's rows; None if they do not determine the norms.
 
     The sums are over all sites' rows, or under ``ckks`` over the victim's, whose upload the site's key decrypts.
     """
-    assignment = assignment_of(run)
+    assignment = read_assignment(run)
     if assignment is None:
         raise ValueError("no site is sent an assignment under plain")
-    own = next(each.clusters for each in assignment.sites if each.site == victim)
+    own = next(assigned.clusters for assigned in assignment.sites if assigned.site == victim)
     encrypted = run.agreement.protection.ckks_key
-    owners = [each for each in assignment.sites if each.site == victim or not encrypted]
-    directions = np.concatenate([_directions(run, each.site, accomplice)[0] for each in owners])
-    clusters = np.concatenate([each.clusters for each in owners])
-    is_own = np.concatenate([np.full(len(each.clusters), each.site == victim) for each in owners])
-    sums, norms = _cluster_sums(run, victim, accomplice, clusters_of(assignment)), np.zeros(len(own))
+    owners = [assigned for assigned in assignment.sites if assigned.site == victim or not encrypted]
+    directions = np.concatenate([_read_directions(run, owner.site, accomplice)[0] for owner in owners])
+    clusters = np.concatenate([owner.clusters for owner in owners])
+    is_own = np.concatenate([np.full(len(owner.clusters), owner.site == victim) for owner in owners])
+    sums, norms = _open_cluster_sums(run, victim, accomplice, clusters_of(assignment)), np.zeros(len(own))
     for number in np.unique(own):
         among = clusters == number
         found, _, rank, _ = np.linalg.lstsq(directions[among].T, sums[number], rcond=None)
@@ -310,27 +305,27 @@ def _norms(run: RecordedRun, victim: str, accomplice: str) -> Rows | None:
     return norms
 
 
-def _cluster_sums(run: RecordedRun, victim: str, accomplice: str, assigned: AssignedClusters) -> Rows:
+def _open_cluster_sums(run: RecordedRun, victim: str, accomplice: str, assigned: AssignedClusters) -> Rows:
     """Return the sums (G, d) over clusters: of all sites' rows, or under ``ckks`` of the victim's."""
     agreement, number = run.agreement, len(assigned.labels)
     if agreement.protection.ckks_key:
-        payload = payload_of(run.upload(victim), agreement)
-        values = decrypted(run, accomplice, payload, EncryptedClusterSum(agreement, number))
+        payload = decode_upload(run.upload(victim), agreement)
+        values = decrypt_sum(run, accomplice, payload, EncryptedClusterSum(agreement, number))
         own = agreement.clustering
         return own.split(values[: own.length(number, agreement.dim)], number, agreement.dim)[0]
-    clusters, _ = clusters_in(run, victim, run.result(victim)[1])
+    clusters, _ = open_clusters(run, victim, run.result(victim)[1])
     return np.asarray(clusters.rows * assigned.rows.sum(axis=0)[:, None])
 
 
-def _decrypted(run: RecordedRun, site: str, payload: Payload) -> Rows:
+def _decrypt_rows(run: RecordedRun, site: str, payload: Payload) -> Rows:
     """Decrypt an upload of prototypes: rows (K, d) in feature units."""
-    agreement, secret = run.agreement, ckks_key_of(run, site)
+    agreement, secret = run.agreement, load_ckks_key(run, site)
     if agreement.sums:
-        values = decrypted(run, site, payload, EncryptedSum(agreement))
+        values = decrypt_sum(run, site, payload, EncryptedSum(agreement))
         return agreement.layout.split(values[: agreement.layout.length])[0]
     packing = Packing(len(agreement.classes), agreement.dim)
     forms = upload_forms(Combination(agreement.pfpl.weighting.value), packing.parts)
-    vectors = [secret.decrypt(each) for each in read_payload(payload, forms)[: packing.parts]]
+    vectors = [secret.decrypt(ciphertext) for ciphertext in read_payload(payload, forms)[: packing.parts]]
     return packing.unpack(vectors) * agreement.norm_bound
 
 
@@ -338,7 +333,7 @@ _LESS = ", less the colluding sites' own prototypes"
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedRows:
     """Vectors for the victim's prototypes: ``rows`` (M, d) in feature units, of classes ``labels`` (M,).
 
     ``reading`` says in words what the vectors are. ``initial`` is true if they are features of the initial model, not
@@ -356,7 +351,7 @@ class Learned:
         return np.asarray(self.rows[self.labels == number])
 
 
-def result_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iterator[Learned]:
+def result_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iterator[LearnedRows]:
     """Yield what colluding ``sites`` learn from their results and their own prototypes."""
     match run.agreement.method.traits.family:
         case Family.PEERS:
@@ -372,27 +367,29 @@ def result_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iter
 
 def mean_readings(
     run: RecordedRun, victim: str, sites: Sequence[str], *, coordinator: bool = False
-) -> Iterator[Learned]:
+) -> Iterator[LearnedRows]:
     """Yield the mean over the holders of each class in the victim's sum, less the prototypes of colluding ``sites``."""
     agreement = run.agreement
     if not agreement.layout.classes or agreement.distributed_noise:
         return
-    group, means = group_of(run, victim), means_known_to(run, victim, sites, coordinator=coordinator)
+    group, means = find_group(run, victim), find_means(run, victim, sites, coordinator=coordinator)
     colluders = sorted(set(sites) & set(group)) if means else []
-    mean = means[0] if means else means_in(run, sites[0], run.result(sites[0])[1])
-    sent = np.intersect1d(np.flatnonzero(holds_in(run, group)[group.index(victim)]), run.sites[victim].labels)
+    mean = means[0] if means else open_means(run, sites[0], run.result(sites[0])[1])
+    sent = np.intersect1d(
+        np.flatnonzero(list_holdings(run, group)[group.index(victim)]), run.sites[victim].labels
+    )
     shared = sent[mean.has[sent]]
-    left = [_mean_without(run, group, colluders, int(k), mean.rows[k]) for k in shared]
+    left = [_subtract_colluders(run, group, colluders, int(k), mean.rows[k]) for k in shared]
     words = (_name_of_mean(run) if means else "a mixture of all groups' means") + (_LESS if colluders else "")
-    details = {"solutions of the groups' mixtures": float(len(means))} if len(groups_of(run)) > 1 else {}
-    yield Learned(words, np.array(left).reshape(-1, agreement.dim), shared, details=details)
+    details = {"solutions of the groups' mixtures": float(len(means))} if len(list_groups(run)) > 1 else {}
+    yield LearnedRows(words, np.array(left).reshape(-1, agreement.dim), shared, details=details)
 
 
 def _name_of_mean(run: RecordedRun) -> str:
-    return "the mean over sites" if len(groups_of(run)) == 1 else "the mean over its group's sites"
+    return "the mean over sites" if len(list_groups(run)) == 1 else "the mean over its group's sites"
 
 
-def _mean_without(
+def _subtract_colluders(
     run: RecordedRun, group: Sequence[str], known: Sequence[str], number: int, mean: Rows
 ) -> Rows:
     """Return the mean (d,) of one class over the group's holders, less the ``known`` ones."""
@@ -404,29 +401,29 @@ def _mean_without(
 # Sums over clusters
 
 
-def cluster_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iterator[Learned]:
+def cluster_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iterator[LearnedRows]:
     """Yield the means of the clusters with a row of the victim, less the rows of colluding ``sites``.
 
     Without sites, the clusters are the coordinator's. Without an assignment, all clusters are read as they are.
     """
     site = sites[0] if sites else victim
-    clusters, _ = clusters_in(run, site, run.result(site)[1])
-    assignment = assignment_of(run)
+    clusters, _ = open_clusters(run, site, run.result(site)[1])
+    assignment = read_assignment(run)
     if assignment is None:
-        yield Learned("the clusters of all sites", clusters.rows, clusters.labels)
+        yield LearnedRows("the clusters of all sites", clusters.rows, clusters.labels)
         return
     assigned = clusters_of(assignment)
     counts, has = assigned.rows.sum(axis=0), assigned.rows[assigned.sites.index(victim)] > 0
     sums = counts[:, None] * clusters.rows
-    for each in assignment.sites:
-        if each.site in sites:
-            np.subtract.at(sums, each.clusters, sent_rows(run, each))
-            counts = counts - np.bincount(each.clusters, minlength=len(counts))
+    for site_rows in assignment.sites:
+        if site_rows.site in sites:
+            np.subtract.at(sums, site_rows.clusters, assigned_rows(run, site_rows))
+            counts = counts - np.bincount(site_rows.clusters, minlength=len(counts))
     words = "the clusters with its prototypes" + (_LESS if sites else "")
-    yield Learned(words, sums[has] / counts[has, None], clusters.labels[has])
+    yield LearnedRows(words, sums[has] / counts[has, None], clusters.labels[has])
 
 
-def sent_rows(run: RecordedRun, assigned: AssignedRows) -> Rows:
+def assigned_rows(run: RecordedRun, assigned: AssignedRows) -> Rows:
     """Return the site's local prototypes (M, d) as assigned: those of classes that are not withheld."""
     site = run.sites[assigned.site]
     return np.asarray(site.rows[np.isin(site.labels, assigned.classes)])
@@ -435,7 +432,7 @@ def sent_rows(run: RecordedRun, assigned: AssignedRows) -> Rows:
 # Combinations of peers
 
 
-def _combination_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iterator[Learned]:
+def _combination_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Iterator[LearnedRows]:
     """Yield the combination of peers that a site received, or the prototypes that several sites solve theirs for.
 
     The equations do not say whose a solved row is, so that a class has the rows of all sites that were solved for. A
@@ -446,53 +443,55 @@ def _combination_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -
         for k in np.unique(run.sites[victim].labels)
         if any(run.sites[name].received.has_personal[k] for name in sites)
     ]
-    solved = {k: class_solutions(run, tuple(sites), k) for k in shared}
+    solved = {k: solve_class(run, tuple(sites), k) for k in shared}
     if len(sites) == 1:
-        yield _of_classes(run, "the combination of its peers that it received", solved)
+        yield _join_classes(run, "the combination of its peers that it received", solved)
     elif run.agreement.pfpl.weighting is Weighting.UNIFORM:
-        yield _of_classes(run, "the mean over sites" + _LESS, solved)
+        yield _join_classes(run, "the mean over sites" + _LESS, solved)
     else:
-        yield _with_numbers(_of_classes(run, "prototypes solved from the sites' results", solved), solved)
-    if all(run.earlier.values()) and any(len(each.plausible) > 1 for each in solved.values()):
-        before = {k: class_solutions(run, tuple(sites), k, earlier=True) for k in shared}
-        chosen = {k: each.near(before[k]) for k, each in solved.items()}
+        yield _with_solution_counts(
+            _join_classes(run, "prototypes solved from the sites' results", solved), solved
+        )
+    if all(run.earlier.values()) and any(len(solution.plausible) > 1 for solution in solved.values()):
+        before = {k: solve_class(run, tuple(sites), k, earlier=True) for k in shared}
+        chosen = {k: solution.near(before[k]) for k, solution in solved.items()}
         words = "prototypes solved from two rounds of the sites' results"
-        yield _with_numbers(_of_classes(run, words, chosen), chosen)
+        yield _with_solution_counts(_join_classes(run, words, chosen), chosen)
 
 
-def _of_classes(run: RecordedRun, reading: str, solved: Mapping[int, ClassSolutions]) -> Learned:
-    rows = [each.rows for each in solved.values()]
-    labels = np.repeat(np.array([*solved], dtype=np.int64), [len(each) for each in rows])
-    return Learned(reading, np.concatenate([np.empty((0, run.agreement.dim)), *rows]), labels)
+def _join_classes(run: RecordedRun, reading: str, solved: Mapping[int, ClassSolutions]) -> LearnedRows:
+    rows = [solution.rows for solution in solved.values()]
+    labels = np.repeat(np.array([*solved], dtype=np.int64), [len(part) for part in rows])
+    return LearnedRows(reading, np.concatenate([np.empty((0, run.agreement.dim)), *rows]), labels)
 
 
-def _with_numbers(learned: Learned, solved: Mapping[int, ClassSolutions]) -> Learned:
+def _with_solution_counts(learned: LearnedRows, solved: Mapping[int, ClassSolutions]) -> LearnedRows:
     """Return the reading with the mean numbers of solutions of a class's equations."""
     numbers = {
-        "solutions of a class": [len(each.every) for each in solved.values()],
-        "plausible solutions of a class": [len(each.plausible) for each in solved.values()],
+        "solutions of a class": [len(solution.every) for solution in solved.values()],
+        "plausible solutions of a class": [len(solution.plausible) for solution in solved.values()],
     }
-    details = {name: float(np.mean(each)) for name, each in numbers.items() if each}
+    details = {name: float(np.mean(counts)) for name, counts in numbers.items() if counts}
     return replace(learned, details=details)
 
 
 LENGTHS = "lengths of its rows, which a rotation keeps"
 
 
-def by_reading(views: Mapping[str, Sequence[Learned]]) -> dict[str, dict[str, Learned]]:
+def group_by_reading(views: Mapping[str, Sequence[LearnedRows]]) -> dict[str, dict[str, LearnedRows]]:
     """Return for each reading what was read of each site that has it."""
-    found: dict[str, dict[str, Learned]] = {}
+    found: dict[str, dict[str, LearnedRows]] = {}
     for site, every in views.items():
         for learned in every:
             found.setdefault(learned.reading, {})[site] = learned
     return found
 
 
-def with_lengths(run: RecordedRun, learned: Sequence[Learned]) -> list[Learned]:
+def add_length_readings(run: RecordedRun, learned: Sequence[LearnedRows]) -> list[LearnedRows]:
     """Return the readings, and after rotated rows their lengths, (M, 1)."""
-    return list(chain.from_iterable([each, *_lengths_kept(run, each)] for each in learned))
+    return list(chain.from_iterable([reading, *_lengths_kept(run, reading)] for reading in learned))
 
 
-def _lengths_kept(run: RecordedRun, learned: Learned) -> Iterator[Learned]:
+def _lengths_kept(run: RecordedRun, learned: LearnedRows) -> Iterator[LearnedRows]:
     if run.agreement.plan.values is Form.ROWS and "as they are" in learned.reading:
         yield replace(learned, reading=LENGTHS, rows=np.linalg.norm(learned.rows, axis=1, keepdims=True))

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from agreement import Agreement
-from crypto.work_pool import Pool
 from protoseal.audit.release_checks import SiteEvidence
 from protoseal.audit.run_audit import evidence_of_federation
 from protoseal.simulation.config import SimulationConfig
@@ -36,14 +36,17 @@ from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_files import SitePrototypes
 from secure_client.protocol.setup import Setup
 from secure_client.protocol.single_phase_exchange import rotation_context
+from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.batches import in_order, open_source
 from secure_server.process_pool import Workers
 from secure_server.storage.store import Received
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Rows = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-KEPT = 8
+MOST_EARLIER_ROUNDS = 8
 """Most rounds before the last of which a record keeps the sites' models."""
 _CPU = torch.device("cpu")
 _BATCH = 256
@@ -88,7 +91,7 @@ class SiteTruth:
 
     def features(self, inputs: Tensor) -> Rows:
         """Return features (N, d) of inputs under this site's model."""
-        return features_of(self.model, inputs)
+        return compute_features(self.model, inputs)
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,9 @@ class RecordedRun:
     ``epsilon`` is the ε that the sites spent in the whole run, None without noise. ``downloads`` maps a site to the
     results that it received. ``setups`` are the sites' halves of the set-up, from which a colluding site gives its
     secrets away. ``received`` has the uploads of every round. ``earlier`` has each site's earlier rounds that sent
-    rows, the last :data:`KEPT` of them, oldest first; it is empty for a method without prototypes. ``initial`` is the
-    common model whose features a round 0 sends, None without a round 0. ``kept`` has what each site kept of its noisy
-    releases.
+    rows, the last :data:`MOST_EARLIER_ROUNDS` of them, oldest first; it is empty for a method without prototypes.
+    ``initial`` is the common model whose features a round 0 sends, None without a round 0. ``evidence`` has what each
+    site kept of its noisy releases. ``cache`` holds what :func:`cached_in_run` functions computed from the run.
     """
 
     config: SimulationConfig
@@ -122,11 +125,12 @@ class RecordedRun:
     setups: Mapping[str, GroupSecrets] = field(repr=False)
     earlier: Mapping[str, Sequence[EarlierRound]] = field(repr=False)
     initial: PrototypeModel | None = field(repr=False)
-    kept: Mapping[str, SiteEvidence] = field(default_factory=dict, repr=False)
+    evidence: Mapping[str, SiteEvidence] = field(default_factory=dict, repr=False)
+    cache: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def upload(self, site: str, phase: Phase = Phase.VALUES, number: int | None = None) -> Received:
         """Return the site's last upload of the phase, or its upload of the round ``number``."""
-        mine = [
+        uploads = [
             received
             for received in self.received
             if received.site == site
@@ -134,7 +138,7 @@ class RecordedRun:
             and received.key.phase is phase
             and number in (None, received.key.round)
         ]
-        return mine[-1]
+        return uploads[-1]
 
     @property
     def last_round(self) -> int:
@@ -143,13 +147,31 @@ class RecordedRun:
 
     def models(self, site: str) -> Mapping[int, PrototypeModel]:
         """Return the model of each round, in order, whose features the site's rows of the round average."""
-        start = {} if self.initial is None else {0: self.initial}
-        earlier = {each.number: each.model for each in self.earlier.get(site, ())}
-        return {**start, **earlier, self.last_round: self.sites[site].model}
+        models = {} if self.initial is None else {0: self.initial}
+        models |= {earlier.number: earlier.model for earlier in self.earlier.get(site, ())}
+        return {**models, self.last_round: self.sites[site].model}
 
     def result(self, site: str) -> tuple[PhaseKey, bytes]:
         """Return the last RESULT that the site received."""
-        return [each for each in self.downloads[site] if each[0].phase is Phase.RESULT][-1]
+        return [(key, content) for key, content in self.downloads[site] if key.phase is Phase.RESULT][-1]
+
+
+def cached_in_run(
+    compute: Callable[Concatenate[RecordedRun, P], R],
+) -> Callable[Concatenate[RecordedRun, P], R]:
+    """Return the function with its results kept on the run, so that they are freed with the run.
+
+    Arguments besides the run must be hashable.
+    """
+
+    @wraps(compute)
+    def cached(run: RecordedRun, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (compute, args, tuple(sorted(kwargs.items())))
+        if key not in run.cache:
+            run.cache[key] = compute(run, *args, **kwargs)
+        return cast("R", run.cache[key])
+
+    return cached
 
 
 @dataclass(frozen=True)
@@ -182,22 +204,17 @@ def record_run(config: SimulationConfig, seed: int, *, samples: Sequence[int] = 
     :func:`protoseal.simulation.experiment.simulate`.
     """
     scene = scene_of(config, seed)
-    return record_scene(thinned(scene, samples) if samples else scene)
+    return record_scene(thin_scene(scene, samples) if samples else scene)
 
 
 def record_scene(scene: Scene) -> RecordedRun:
     """Simulate and record one run on a scene's data."""
-    config = scene.config
-    pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
-    with pool as executor:
-        return _recorded(scene, scene.agreement(config.method), executor)
-
-
-def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> RecordedRun:
+    config, agreement = scene.config, scene.agreement(scene.config.method)
     ends: list[RecordedRun] = []
-    earlier: dict[str, deque[EarlierRound]] = {name: deque(maxlen=KEPT) for name in scene.data}
-    sends_prototypes = agreement.method.traits.prototypes or agreement.clusters
+    earlier: dict[str, deque[EarlierRound]] = {name: deque(maxlen=MOST_EARLIER_ROUNDS) for name in scene.data}
     downloads: dict[str, list[tuple[PhaseKey, bytes]]] = {name: [] for name in scene.data}
+    initial: PrototypeModel | None = None
+    sends_prototypes = agreement.method.traits.prototypes or agreement.clusters
 
     # Later rounds repeat prototypes and send none, so that an attack on their messages would prove nothing.
     last = max(number for number in range(1, agreement.rounds + 1) if agreement.sends_rows(number))
@@ -205,83 +222,83 @@ def _recorded(scene: Scene, agreement: Agreement, pool: Pool | None) -> Recorded
     def keep(federation: LocalFederation, number: int) -> None:
         if number < last and agreement.sends_rows(number) and sends_prototypes:
             for site in federation.sites:
-                model = site.trainee.embedding_model().to(_CPU).eval()
-                earlier[site.name].append(EarlierRound(number, model, site.trainee.prototypes()))
+                earlier[site.name].append(
+                    EarlierRound(number, _copy_model(site.trainee), site.trainee.prototypes())
+                )
         if number == last:
-            ends.append(_end_of(federation, scene, downloads, earlier, initial))
+            ends.append(
+                RecordedRun(
+                    config=config,
+                    seed=scene.seed,
+                    agreement=agreement,
+                    epsilon=_largest_epsilon(federation),
+                    sites={site.name: _read_truth(site, scene, agreement) for site in federation.sites},
+                    received=list(federation.store.received()),
+                    downloads={name: list(contents) for name, contents in downloads.items()},
+                    setups={
+                        site.name: _read_secrets(site, party, agreement)
+                        for site, party in zip(federation.sites, federation.parties, strict=True)
+                    },
+                    earlier={name: tuple(rounds) for name, rounds in earlier.items()},
+                    initial=initial,
+                )
+            )
         if number == agreement.rounds:
-            kept = evidence_of_federation(federation, scene.data)
-            ends.append(replace(ends[-1], epsilon=_spent(federation), kept=kept))
+            evidence = evidence_of_federation(federation, scene.data)
+            ends.append(replace(ends[-1], epsilon=_largest_epsilon(federation), evidence=evidence))
 
-    initial: PrototypeModel | None = None
-    with LocalFederation(
-        agreement,
-        scene.data,
-        training=scene.training,
-        executor=pool,
-        record=True,
-        keep_releases=True,
-        on_completed=keep,
-    ) as federation:
+    pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
+    with (
+        pool as executor,
+        LocalFederation(
+            agreement,
+            scene.data,
+            training=scene.training,
+            executor=executor,
+            record=True,
+            keep_releases=True,
+            on_completed=keep,
+        ) as federation,
+    ):
         for site in federation.sites:
             site.transport = _Tap(site.transport, downloads[site.name])
         if agreement.method.is_grouped:
-            initial = federation.sites[0].trainee.embedding_model().to(_CPU).eval()
+            initial = _copy_model(federation.sites[0].trainee)
         federation.run()
     return ends[-1]
 
 
-def _end_of(
-    federation: LocalFederation,
-    scene: Scene,
-    downloads: Mapping[str, list[tuple[PhaseKey, bytes]]],
-    earlier: Mapping[str, Sequence[EarlierRound]],
-    initial: PrototypeModel | None,
-) -> RecordedRun:
-    agreement = federation.agreement
-    return RecordedRun(
-        config=scene.config,
-        seed=scene.seed,
-        agreement=agreement,
-        epsilon=_spent(federation),
-        sites={site.name: _truth_of(site, scene, agreement) for site in federation.sites},
-        received=list(federation.store.received()),
-        downloads={name: list(each) for name, each in downloads.items()},
-        earlier={name: tuple(rounds) for name, rounds in earlier.items()},
-        initial=initial,
-        setups={
-            site.name: _secrets_of(site, party, agreement)
-            for site, party in zip(federation.sites, federation.parties, strict=True)
-        },
-    )
+def _copy_model(trainee: Trainee) -> PrototypeModel:
+    """Return the model that embeds a site's samples, on the CPU."""
+    return trainee.embedding_model().to(_CPU).eval()
 
 
-def _spent(federation: LocalFederation) -> float | None:
+def _largest_epsilon(federation: LocalFederation) -> float | None:
     releases = [site.trainee.releases for site in federation.sites]
     spent = [release.spent_budget().epsilon for release in releases if release is not None]
     return max(spent, default=None)
 
 
-def _secrets_of(site: LocalSite, party: Any, agreement: Agreement) -> GroupSecrets:
+def _read_secrets(site: LocalSite, party: Any, agreement: Agreement) -> GroupSecrets:
     setup = Setup(agreement, party, site.journal, lambda: datetime.now(UTC))
     return GroupSecrets(
         setup.group_secret(), lambda key, phase: rotation_context(agreement, setup, key, phase)
     )
 
 
-def _truth_of(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
+def _read_truth(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
     data, trainee = scene.data[site.name], site.trainee
     if agreement.clusters:
         local = trainee.local()
         rows, labels = np.asarray(local.rows), np.asarray(local.labels)
     else:
-        every, held = trainee.latest()
-        rows, labels = every[held], np.flatnonzero(held)
+        class_rows, held = trainee.latest()
+        rows, labels = class_rows[held], np.flatnonzero(held)
     return SiteTruth(
         name=site.name,
-        train=images_of(data.train),
-        test=images_of(data.test) if data.test is not None else images_of(data.train).take(np.arange(0)),
-        model=trainee.embedding_model().to(_CPU).eval(),
+        train=load_images(data.train),
+        test=load_images(data.test) if data.test is not None else load_images(data.train).take(np.arange(0)),
+        model=_copy_model(trainee),
         rows=np.array(rows, dtype=np.float64),
         labels=labels.astype(np.int64),
         averaged=trainee.averaged() if agreement.method.averages else np.empty(0),
@@ -289,11 +306,13 @@ def _truth_of(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
     )
 
 
-def thinned(scene: Scene, samples: Sequence[int]) -> Scene:
+def thin_scene(scene: Scene, samples: Sequence[int]) -> Scene:
     """Return the scene with ``samples[(i + k) mod len(samples)]`` training samples of class k at site i, at most."""
     classes, rng = range(len(scene.divided.classes)), np.random.default_rng(scene.seed)
     sites = tuple(
-        replace(site, train=_thin(site.train, [samples[(i + k) % len(samples)] for k in classes], rng))
+        replace(
+            site, train=_draw_samples(site.train, [samples[(i + k) % len(samples)] for k in classes], rng)
+        )
         for i, site in enumerate(scene.divided.sites)
     )
     divided = replace(scene.divided, sites=sites)
@@ -301,13 +320,13 @@ def thinned(scene: Scene, samples: Sequence[int]) -> Scene:
     return replace(scene, divided=divided, data=data)
 
 
-def _thin(train: Samples, most: Sequence[int], rng: np.random.Generator) -> Samples:
-    """Draw samples of each class: the first ones may be of another distribution than the rest."""
-    kept = [rng.permutation(np.flatnonzero(train.labels == k))[:count] for k, count in enumerate(most)]
-    return train.take(np.sort(np.concatenate(kept)))
+def _draw_samples(train: Samples, counts: Sequence[int], rng: np.random.Generator) -> Samples:
+    # Drawn, not the first ones, which may be of another distribution than the rest.
+    drawn = [rng.permutation(np.flatnonzero(train.labels == k))[:count] for k, count in enumerate(counts)]
+    return train.take(np.sort(np.concatenate(drawn)))
 
 
-def images_of(dataset: Dataset[Any]) -> LabelledImages:
+def load_images(dataset: Dataset[Any]) -> LabelledImages:
     """Return all samples of a data set, on the CPU."""
     source = open_source(dataset, _CPU)
     parts = list(source.batches(in_order(len(source), _BATCH)))
@@ -316,7 +335,7 @@ def images_of(dataset: Dataset[Any]) -> LabelledImages:
     return LabelledImages(inputs, cast("Labels", labels.numpy().astype(np.int64)))
 
 
-def features_of(model: PrototypeModel, inputs: Tensor) -> Rows:
+def compute_features(model: PrototypeModel, inputs: Tensor) -> Rows:
     """Return features float64 (N, d) in ``eval()`` mode."""
     model.eval()
     with torch.no_grad():

@@ -1,18 +1,27 @@
-"""Records in ``attacks.json``: each attack by each adversary on each configuration, with its verdict."""
+"""Records in ``attacks.json``: each attack by each adversary on each configuration, with its verdict.
+
+A run's file has outcomes, one for each attack, adversary and reading. The report combines the outcomes of all seeds and
+judges them beside the undefended system.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
-from agreement.storage.run_files import Record, write_text
-from protoseal.attacks.cases import Verdict
+from agreement.storage.run_files import Record, write_json
+from protoseal.attacks.cases import Case, Measurement, Verdict, judge
+from protoseal.attacks.image_gallery import to_png
 from secure_client.data.sources import is_public
 
 ATTACKS, REPORT = "attacks.json", "report.html"
+REFERENCE = "undefended"
+"""Adversary of the outcome of a case's own undefended system."""
 
 
 class CurveLine(Record):
@@ -27,6 +36,32 @@ class PictureFile(Record):
 
     title: str
     images: dict[str, str]
+
+
+class CaseOutcome(Record):
+    """Result of one case by one adversary with one reading, in one run."""
+
+    attack: str
+    adversary: str
+    value: float
+    low: float
+    high: float
+    trials: int
+    reading: str
+    details: dict[str, float]
+    curves: dict[str, CurveLine]
+    pictures: tuple[PictureFile, ...]
+
+
+class RunOutcomes(Record):
+    """Content of a run's file: all outcomes, and the configuration that they belong to."""
+
+    config: dict[str, Any]
+    data_sha256: str
+    epsilon: float | None
+    attacks: tuple[str, ...]
+    outcomes: tuple[CaseOutcome, ...]
+    seconds: float = Field(ge=0)
 
 
 class CaseRecord(Record):
@@ -98,7 +133,7 @@ class AttackReport(Record):
     complete: bool
 
 
-def notices_of(dataset: str, *, pictures: bool) -> tuple[str, str]:
+def list_notices(dataset: str, *, pictures: bool) -> tuple[str, str]:
     """Return two sentences for the first screen: whose records results show, and whether they hold pictures of them."""
     if is_public(dataset):
         whose = f"These results are computed from public records: {dataset}."
@@ -113,7 +148,7 @@ def notices_of(dataset: str, *, pictures: bool) -> tuple[str, str]:
     return whose, "No pictures of records are stored in the results (--pictures would store them)."
 
 
-def without_pictures(folder: Path) -> bool:
+def holds_no_pictures(folder: Path) -> bool:
     """Return True if ``attacks.json`` in the folder says that the results hold no pictures of records."""
     try:
         content = json.loads((folder / ATTACKS).read_text(encoding="utf-8"))
@@ -124,4 +159,90 @@ def without_pictures(folder: Path) -> bool:
 
 def write_attacks(folder: Path, report: AttackReport) -> Path:
     """Write ``attacks.json`` and return its path."""
-    return write_text(folder / ATTACKS, report.model_dump_json(by_alias=True, indent=2) + "\n")
+    return write_json(folder / ATTACKS, report)
+
+
+# From outcomes to records
+
+
+def make_outcome(case: Case, adversary: str, measured: Measurement) -> CaseOutcome:
+    """Return the outcome of a case in a run's file, with its pictures as PNG."""
+    return CaseOutcome(
+        attack=case.attack,
+        adversary=adversary,
+        value=measured.value,
+        low=measured.low,
+        high=measured.high,
+        trials=measured.trials,
+        reading=measured.basis,
+        details=dict(measured.details),
+        curves={name: CurveLine(x=x, y=y) for name, (x, y) in measured.curves.items()},
+        pictures=tuple(
+            PictureFile(
+                title=picture.title, images={name: to_png(image) for name, image in picture.images.items()}
+            )
+            for picture in measured.pictures
+        ),
+    )
+
+
+def combine_seeds(outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
+    """Return the mean over seeds, weighted by trials; half widths of the intervals add up as independent errors."""
+    weights = np.array([float(max(outcome.trials, 1)) for outcome in outcomes])
+    weights /= weights.sum()
+    values, lows, highs = (
+        np.array([getattr(outcome, name) for outcome in outcomes]) for name in ("value", "low", "high")
+    )
+    value = float(weights @ values)
+    below, above = (float(np.linalg.norm(weights * width)) for width in (values - lows, highs - values))
+    details = {
+        name: float(np.mean([outcome.details[name] for outcome in outcomes if name in outcome.details]))
+        for name in outcomes[0].details
+    }
+    update = {
+        "value": value,
+        "low": value - below,
+        "high": value + above,
+        "trials": sum(outcome.trials for outcome in outcomes),
+        "details": details,
+    }
+    return outcomes[0].model_copy(update=update)
+
+
+def make_record(
+    suite: str,
+    case: Case,
+    protection: str,
+    epsilon: float | None,
+    outcome: CaseOutcome,
+    undefended: CaseOutcome,
+    *,
+    covers: bool,
+) -> CaseRecord:
+    """Return the record of a case; ``covers`` says whether ε, if there is one, covers the values of one site."""
+    verdict = judge(outcome, undefended, chance=case.chance, margin=case.margin)
+    if verdict is Verdict.NOT_DEFENDED and case.reads_values and covers and epsilon is not None:
+        verdict = Verdict.NOISY_VALUES
+    reading = outcome.reading
+    return CaseRecord(
+        **dict(outcome)
+        | {"reading": reading if "round" in reading or not reading else f"{reading}, of one round"},
+        family=case.family,
+        suite=suite,
+        question=case.question,
+        ability=case.ability,
+        protection=protection,
+        epsilon=epsilon,
+        by_design=case.by_design,
+        samples_behind=case.samples,
+        metric=case.metric,
+        undefended=undefended.value,
+        undefended_low=undefended.low,
+        undefended_high=undefended.high,
+        own_reference=undefended.adversary == REFERENCE,
+        chance=case.chance,
+        margin=case.margin,
+        defended=None if verdict is Verdict.TOO_WEAK else verdict is Verdict.DEFENDED,
+        verdict=verdict,
+        not_covered=case.not_covered,
+    )

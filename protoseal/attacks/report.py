@@ -31,18 +31,18 @@ from protoseal.attacks.findings import (
     Finding,
     Standing,
     Subject,
-    columns_of,
-    finding_of,
-    judged_of,
-    reason_text,
-    subject_of,
-    undefended_of,
-    words_of,
-    worst,
+    choose_subject,
+    describe_verdict,
+    explain_undecided,
+    find_worst,
+    group_undefended,
+    list_columns,
+    list_judged,
+    pick_worst,
 )
-from protoseal.attacks.poisoning import malicious_of
+from protoseal.attacks.poisoning import choose_malicious
 from protoseal.attacks.readings import Adversary
-from protoseal.attacks.records import REPORT, AttackReport, CaseRecord, notices_of
+from protoseal.attacks.records import REPORT, AttackReport, CaseRecord, list_notices
 from protoseal.reports import pages
 from protoseal.reports.pages import Filters, data_uri, json_text
 
@@ -108,36 +108,36 @@ class Topic:
     @property
     def partial(self) -> bool:
         """True if a finding holds for some numbers of samples alone."""
-        return any(found.samples for each in self.columns for found in each.standing.findings.values())
+        return any(found.samples for column in self.columns for found in column.standing.findings.values())
 
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
         """Columns by adversary."""
-        return [(name, list(group)) for name, group in groupby(self.columns, lambda each: each.adversary)]
+        return [(name, list(group)) for name, group in groupby(self.columns, lambda column: column.adversary)]
 
     @property
     def suites(self) -> list[tuple[str, list[Section]]]:
         """Sections by suite."""
-        return [(name, list(group)) for name, group in groupby(self.sections, lambda each: each.suite)]
+        return [(name, list(group)) for name, group in groupby(self.sections, lambda section: section.suite)]
 
 
-def write_page(folder: Path, report: AttackReport) -> Path:
+def write_report(folder: Path, report: AttackReport) -> Path:
     """Write the page and return its path. The page loads nothing from elsewhere."""
-    columns = columns_of(report)
+    columns = list_columns(report)
     ran = {id(case) for case in report.cases}
     sections = [
-        _section(name, cases, [case for case in cases if id(case) in ran], columns)
-        for name, cases in undefended_of(report.cases).items()
+        _make_section(name, cases, [case for case in cases if id(case) in ran], columns)
+        for name, cases in group_undefended(report.cases).items()
     ]
-    filters: Filters = {**_FILTERS, "reason": partial(reason_text, seeds=report.seeds)}
+    filters: Filters = {**_FILTERS, "reason": partial(explain_undecided, seeds=report.seeds)}
     return pages.write_page(
         folder / REPORT,
         TEMPLATE,
         filters,
         report=report,
-        notices=notices_of(report.dataset, pictures=report.pictures),
-        judged=judged_of(report),
-        topics=[topic for topic in _topics(columns, sections) if topic.sections],
+        notices=list_notices(report.dataset, pictures=report.pictures),
+        judged=list_judged(report),
+        topics=[topic for topic in _make_topics(columns, sections) if topic.sections],
         sections=sections,
         numbers={section.attack: number for number, section in enumerate(sections, 1)},
         who=WHO,
@@ -146,30 +146,32 @@ def write_page(folder: Path, report: AttackReport) -> Path:
         noise_check=NOISE_CHECK,
         privacy=report.config.get("privacy") or {},
         Verdict=Verdict,
-        malicious=len(malicious_of([str(number) for number in range(report.sites)])),
+        malicious=len(choose_malicious([str(number) for number in range(report.sites)])),
         WORST_FIRST=WORST_FIRST,
         config=json_text(report.config),
     )
 
 
-def _topics(columns: Sequence[Column], sections: Sequence[Section]) -> Iterator[Topic]:
+def _make_topics(columns: Sequence[Column], sections: Sequence[Section]) -> Iterator[Topic]:
     for subject in Subject:
         own = [
-            replace(each, cases=[case for case in each.cases if subject_of(case) is subject])
-            for each in columns
+            replace(column, cases=[case for case in column.cases if choose_subject(case) is subject])
+            for column in columns
         ]
         yield Topic(
             subject,
-            [each for each in own if each.cases],
-            [each for each in sections if subject_of(each.undefended.case) is subject],
+            [column for column in own if column.cases],
+            [section for section in sections if choose_subject(section.undefended.case) is subject],
         )
 
 
-def worst_first(questions: Iterable[str], standings: Sequence[Standing]) -> list[str]:
+def sort_worst_first(questions: Iterable[str], standings: Sequence[Standing]) -> list[str]:
     """Return each question once, the worst answered first and those without an answer last."""
 
     def rank(question: str) -> int:
-        found = [each.findings[question].verdict for each in standings if question in each.findings]
+        found = [
+            standing.findings[question].verdict for standing in standings if question in standing.findings
+        ]
         return min(map(WORST_FIRST.index, found), default=len(WORST_FIRST))
 
     return sorted(dict.fromkeys(questions), key=rank)
@@ -178,47 +180,47 @@ def worst_first(questions: Iterable[str], standings: Sequence[Standing]) -> list
 # Sections
 
 
-def _section(
+def _make_section(
     name: str, undefended: Sequence[CaseRecord], ran: Sequence[CaseRecord], columns: Sequence[Column]
 ) -> Section:
     """Return the section of an attack, of whose undefended cases some ``ran`` and others were made."""
     mine = [(column, cases) for column in columns if (cases := column.of(name))]
-    baseline = finding_of(undefended)
+    baseline = find_worst(undefended)
     rows = [(UNDEFENDED, baseline.case)]
     panels: dict[str, dict[str, Sequence[CaseRecord]]] = {}
     for column, cases in mine:
-        rows.append((f"{column.adversary}: {column.configuration}", worst(cases)))
+        rows.append((f"{column.adversary}: {column.configuration}", pick_worst(cases)))
         panels.setdefault(column.adversary, {UNDEFENDED: undefended})[column.configuration] = cases
     return Section(
         attack=name,
         suite=undefended[0].suite,
         undefended=baseline,
         cases=[*ran, *(case for _, cases in mine for case in cases)],
-        drawings=list(_drawings(rows, panels or {baseline.case.adversary: {UNDEFENDED: undefended}})),
+        drawings=list(_draw_section(rows, panels or {baseline.case.adversary: {UNDEFENDED: undefended}})),
     )
 
 
-def _drawings(rows: Sequence[tuple[str, CaseRecord]], panels: Panels) -> Iterator[Drawing]:
+def _draw_section(rows: Sequence[tuple[str, CaseRecord]], panels: Panels) -> Iterator[Drawing]:
     yield Drawing(
         "Value by configuration, with its 95 % interval",
         data_uri(values_by_configuration(rows)),
         "value and interval for each adversary and configuration, beside chance and the threshold of success; "
         "the table below has the same numbers",
     )
-    if sampled := _kept(panels, _by_samples):
+    if sampled := _filter_panels(panels, _pick_by_samples):
         yield Drawing(
             "Value over the number of samples behind a prototype",
             data_uri(values_over_samples(sampled)),
             "value over the number of samples, a panel for each adversary; the table below has the same numbers",
         )
-    curves = _kept(panels, _worst_with_curves)
-    if rates := _kept(curves, lambda cases: [case for case in cases if is_roc(case)]):
+    curves = _filter_panels(panels, _pick_curves)
+    if rates := _filter_panels(curves, lambda cases: [case for case in cases if is_roc(case)]):
         yield Drawing(
             "ROC: share of members that are recognised, over the share of others that are taken for members",
             data_uri(roc_curves(rates)),
             "true-positive over false-positive rate, both axes logarithmic, a panel for each adversary",
         )
-    if others := _kept(curves, lambda cases: [case for case in cases if not is_roc(case)]):
+    if others := _filter_panels(curves, lambda cases: [case for case in cases if not is_roc(case)]):
         yield Drawing(
             "Further curves",
             data_uri(other_curves(others)),
@@ -226,7 +228,7 @@ def _drawings(rows: Sequence[tuple[str, CaseRecord]], panels: Panels) -> Iterato
         )
 
 
-def _kept(panels: Panels, keep: Callable[[Sequence[CaseRecord]], list[CaseRecord]]) -> Panels:
+def _filter_panels(panels: Panels, keep: Callable[[Sequence[CaseRecord]], list[CaseRecord]]) -> Panels:
     """Return what ``keep`` leaves of each line, without empty lines and without panels that show nothing of their own.
 
     A panel with only the undefended line stays if there is no other panel.
@@ -239,16 +241,18 @@ def _kept(panels: Panels, keep: Callable[[Sequence[CaseRecord]], list[CaseRecord
     return own or {name: lines for name, lines in list(kept.items())[:1] if lines}
 
 
-def _worst_with_curves(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+def _pick_curves(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
     drawn = [case for case in cases if case.curves]
-    return [worst(drawn)] if drawn else []
+    return [pick_worst(drawn)] if drawn else []
 
 
-def _by_samples(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+def _pick_by_samples(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
     """Return the worst reading for each number of samples, none if there are fewer than two numbers."""
     counts = sorted({case.samples_behind for case in cases if case.samples_behind})
     return (
-        [worst(c for c in cases if c.samples_behind == count) for count in counts] if len(counts) > 1 else []
+        [pick_worst(c for c in cases if c.samples_behind == count) for count in counts]
+        if len(counts) > 1
+        else []
     )
 
 
@@ -283,10 +287,10 @@ _FILTERS: Filters = {
     "number": number_text,
     "short": lambda number: f"{round(number, 3):.3g}",
     "samples": samples_text,
-    "worst_first": worst_first,
-    "finding": lambda cases: finding_of(cases) if cases else None,
+    "worst_first": sort_worst_first,
+    "finding": lambda cases: find_worst(cases) if cases else None,
     "css": _CLASSES.__getitem__,
     "symbol": _SYMBOLS.__getitem__,
     "words": WORDS.__getitem__,
-    "case_words": words_of,
+    "case_words": describe_verdict,
 }

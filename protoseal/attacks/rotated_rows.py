@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,9 +36,9 @@ from torch import Tensor
 
 from agreement.round_plan import Form
 from crypto.plain import SCHEME as PLAIN
-from protoseal.attacks.cases import auxiliary
-from protoseal.attacks.readings import LENGTHS, Adversary, payload_of
-from protoseal.attacks.recorded_run import RecordedRun, Rows, features_of
+from protoseal.attacks.cases import divide_test_samples
+from protoseal.attacks.readings import LENGTHS, Adversary, decode_upload
+from protoseal.attacks.recorded_run import RecordedRun, Rows, cached_in_run, compute_features
 from protoseal_wire.messages import Phase
 from secure_client.privacy.releases import build_query
 
@@ -110,7 +110,7 @@ class RotatedRows:
         self._run, self._victim, self._shown = run, victim, shown
         self._last, self.directions = shown[max(shown)], run.agreement.clusters
         self._spreads: dict[tuple[int, str], dict[int, Spread]] = {}
-        self._auxiliary = auxiliary(run, victim)
+        self._auxiliary = divide_test_samples(run, victim)
         self._one_extractor = run.initial is not None or (
             run.config.extractor_is_frozen and not run.config.models
         )
@@ -193,7 +193,7 @@ class RotatedRows:
 
     def _listed(self, site: str, number: int) -> Tensor:
         """Return the adversary's list of candidates for a site's records of a class."""
-        outsiders = auxiliary(self._run, site).outsiders
+        outsiders = divide_test_samples(self._run, site).outsiders
         return torch.cat([part.of_class(number).inputs for part in (self._run.sites[site].train, outsiders)])
 
     def _with_class(
@@ -242,7 +242,7 @@ class RotatedRows:
         """Return the moments of a class's part of the forms; without ``features`` those of no candidate."""
         middle = self._middle(at, number, others)
         if number not in row.classes:
-            return forms_of(np.zeros((1, len(middle.mean))), np.zeros_like(middle.covariance), middle)
+            return form_moments(np.zeros((1, len(middle.mean))), np.zeros_like(middle.covariance), middle)
         spread, count = self._spread(at, self._victim)[number], self._records(row, number)
         public = int((self._auxiliary.public.labels == number).sum())
         noise = self._noise_variance() / count**2 * np.eye(len(spread.mean))
@@ -251,7 +251,7 @@ class RotatedRows:
         else:
             left = (count - 1.0) / count
             means, share = spread.mean + (features - spread.mean) / count, left / count + left**2 / public
-        return forms_of(means, share * spread.covariance + noise, middle)
+        return form_moments(means, share * spread.covariance + noise, middle)
 
     def _middle(self, at: int, number: int, others: Sequence[RotatedRow]) -> Spread:
         """Return the distribution of the mean of other sites' rows of a class."""
@@ -279,7 +279,7 @@ class RotatedRows:
 
     def _features(self, at: int, site: str, inputs: Tensor) -> Rows:
         """Return features as a site's rows of a round average them: clipped under noise, scaled for directions."""
-        features, privacy = features_of(self._run.models(site)[at], inputs), self._run.agreement.privacy
+        features, privacy = compute_features(self._run.models(site)[at], inputs), self._run.agreement.privacy
         lengths = np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
         if self.directions:
             return np.asarray(features / lengths)
@@ -292,18 +292,18 @@ class RotatedRows:
             public = self._auxiliary.public
             features = self._features(at, site, public.inputs)
             self._spreads[at, site] = {
-                int(k): _spread_of(features[public.labels == k])
+                int(k): _estimate_spread(features[public.labels == k])
                 for k in filter(self._is_public, np.unique(public.labels))
             }
         return self._spreads[at, site]
 
 
-def _spread_of(features: Rows) -> Spread:
+def _estimate_spread(features: Rows) -> Spread:
     """Return mean and covariance (d, d), shrunk as Ledoit and Wolf (2004) do."""
     return Spread(features.mean(axis=0), np.asarray(ledoit_wolf(features)[0]))
 
 
-def forms_of(means: Rows, covariance: Rows, others: Spread) -> Moments:
+def form_moments(means: Rows, covariance: Rows, others: Spread) -> Moments:
     """Return the moments of C·C, C·M and M·M for independent Gaussian C, of N ``means`` (N, d), and M (``others``)."""
     weighed, crossed = means @ covariance, means @ others.covariance
     ones = np.ones(len(means))
@@ -343,12 +343,12 @@ class RotatedReading:
     ratios: Callable[[int, Tensor], Rows] = field(repr=False)
 
 
-@lru_cache(maxsize=64)
+@cached_in_run
 def rotated_readings(run: RecordedRun, adversary: Adversary, victim: str) -> tuple[RotatedReading, ...]:
     """Return the adversary's readings of the victim's rotated rows; none if it sees none."""
     if adversary is not Adversary.COORDINATOR:
         return ()
-    shown = rows_shown(run, victim)
+    shown = list_shown_rows(run, victim)
     if not shown:
         return ()
     rows = RotatedRows(run, victim, shown)
@@ -362,13 +362,13 @@ def rotated_readings(run: RecordedRun, adversary: Adversary, victim: str) -> tup
     return (*scores, RotatedReading(PAIRS + where, rows.paired, rows.release, rows.matches))
 
 
-def rows_shown(run: RecordedRun, victim: str) -> dict[int, list[RotatedRow]]:
+def list_shown_rows(run: RecordedRun, victim: str) -> dict[int, list[RotatedRow]]:
     """Return every site's rotated rows by round, for the recorded rounds with a row of the victim."""
-    shown = {number: list(_shown_in(run, number)) for number in run.models(victim)}
+    shown = {number: list(_list_rows_of_round(run, number)) for number in run.models(victim)}
     return {number: rows for number, rows in shown.items() if any(row.site == victim for row in rows)}
 
 
-def _shown_in(run: RecordedRun, number: int) -> Iterator[RotatedRow]:
+def _list_rows_of_round(run: RecordedRun, number: int) -> Iterator[RotatedRow]:
     """Yield every site's rotated rows of a round, in feature units; directions have length 1."""
     agreement = run.agreement
     directions = Phase.DIRECTIONS in agreement.plan.phases
@@ -376,7 +376,7 @@ def _shown_in(run: RecordedRun, number: int) -> Iterator[RotatedRow]:
         return
     for name in run.sites:
         upload = run.upload(name, Phase.DIRECTIONS if directions else Phase.VALUES, number)
-        payload = payload_of(upload, agreement)
+        payload = decode_upload(upload, agreement)
         if payload.scheme == PLAIN:
             return
         rows = payload.arrays[0]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import permutations
 
 import numpy as np
@@ -26,7 +25,7 @@ from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it s
 
 from agreement import Agreement
 from algorithms.pfpl import Weighting
-from protoseal.attacks.recorded_run import RecordedRun, Rows
+from protoseal.attacks.recorded_run import RecordedRun, Rows, cached_in_run
 
 MOST_OTHERS = 3
 """Most sites that are solved for at once."""
@@ -66,8 +65,8 @@ class ClassSolutions:
         return ClassSolutions(self.every, nearest[:1], self.combination)
 
 
-@lru_cache(maxsize=512)
-def class_solutions(
+@cached_in_run
+def solve_class(
     run: RecordedRun, sites: tuple[str, ...], number: int, *, earlier: bool = False
 ) -> ClassSolutions:
     """Solve the results of colluding ``sites``, of the last round or the one before, for the others with the class.
@@ -89,11 +88,11 @@ def class_solutions(
         mean = (peers * combined[:1] - own[1:].sum(axis=0)) / max(len(others), 1)
         last = [mean] if len(others) == 1 else []
         return ClassSolutions(last, last, mean)
-    every = solutions(agreement, own, combined, len(others)) if others else []
-    return ClassSolutions(every, plausible(agreement, own, every), combined[:1])
+    every = solve_combinations(agreement, own, combined, len(others)) if others else []
+    return ClassSolutions(every, select_plausible(agreement, own, every), combined[:1])
 
 
-def solutions(
+def solve_combinations(
     agreement: Agreement, own: Rows, combined: Rows, others: int, *, one_site: bool = False
 ) -> list[Rows]:
     """Return the prototypes (h, d) of ``others`` sites that solve the equations of weights that depend on distances.
@@ -121,7 +120,7 @@ def solutions(
         rows = scale * coordinates.reshape(others, -1)
         distances = np.square(near[:receivers, None] - rows).sum(axis=-1)
         squares = np.hstack([between[peers].reshape(receivers, known), distances])
-        weights = weights_of(agreement, squares)
+        weights = distance_weights(agreement, squares)
         of_colluders = np.zeros_like(between)
         of_colluders[peers] = weights[:, :known].ravel()
         left = of_colluders @ near + weights[:, known:] @ rows - results
@@ -144,7 +143,7 @@ def solutions(
     return roots
 
 
-def plausible(agreement: Agreement, own: Rows, every: Sequence[Rows]) -> list[Rows]:
+def select_plausible(agreement: Agreement, own: Rows, every: Sequence[Rows]) -> list[Rows]:
     """Return the solutions that can be prototypes: within the norm bound, and not negative where no own row is."""
     most = (1.0 + _BELOW_ZERO) * agreement.norm_bound
     within = [rows for rows in every if np.linalg.norm(rows, axis=1).max() <= most]
@@ -160,7 +159,7 @@ def movement(rows: Rows, others: Rows) -> float:
     return min(float(np.linalg.norm(rows[list(order)] - others)) for order in permutations(range(len(rows))))
 
 
-def weights_of(agreement: Agreement, distances: Rows) -> Rows:
+def distance_weights(agreement: Agreement, distances: Rows) -> Rows:
     """Return PFPL's weights (c, m) for c receivers at squared ``distances`` (c, m) from their m peers."""
     total, count = distances.sum(axis=1, keepdims=True), distances.shape[1]
     match agreement.pfpl.weighting:

@@ -9,7 +9,7 @@ from protoseal.attacks.dependent_messages import DependentMessages
 from protoseal.attacks.echoing_site import EchoingSite
 from protoseal.attacks.key_recovery import KeyRecovery
 from protoseal.attacks.label_inference import ClassFrequencies, Domains, Presence
-from protoseal.attacks.model_membership import ExtractorMembership
+from protoseal.attacks.model_membership import ModelMembership
 from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.poisoning import poisoning_cases
 from protoseal.attacks.protected_values import Comparison, KnownRows, Values
@@ -36,7 +36,7 @@ def _membership() -> list[Case]:
 
 
 def _models() -> list[Case]:
-    return [*map(UpdateInversion, (1, 4, None)), StandStill(), ExtractorMembership()]
+    return [*map(UpdateInversion, (1, 4, None)), StandStill(), ModelMembership()]
 
 
 def _labels() -> list[Case]:
@@ -64,12 +64,12 @@ SUITES: dict[str, Callable[[], Sequence[Case]]] = {
 QUICK, ALL = "quick", "all"
 
 
-def suite_names() -> tuple[str, ...]:
-    """Return the names that :func:`cases_of` takes."""
+def list_suites() -> tuple[str, ...]:
+    """Return the names that :func:`make_cases` takes."""
     return (QUICK, ALL, *SUITES)
 
 
-def cases_of(name: str) -> dict[str, Sequence[Case]]:
+def make_cases(name: str) -> dict[str, Sequence[Case]]:
     """Return the cases of a suite, of all suites, or short attacks of four kinds (``quick``), by suite."""
     if name == QUICK:
         return {
@@ -78,4 +78,4 @@ def cases_of(name: str) -> dict[str, Sequence[Case]]:
             "protection": [Values()],
             "audit": [NoiseAudit()],
         }
-    return {each: make() for each, make in SUITES.items() if name in (ALL, each)}
+    return {suite: make() for suite, make in SUITES.items() if name in (ALL, suite)}

@@ -26,16 +26,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protoseal.attacks.cases import Case, Measured, auxiliary
-from protoseal.attacks.exchanged_models import Exchanged, averaged_model, base_of, exchanged, model_with
+from protoseal.attacks.cases import Case, Measurement, divide_test_samples
+from protoseal.attacks.exchanged_models import (
+    ExchangedModel,
+    find_base,
+    load_model,
+    read_average,
+    read_models,
+)
 from protoseal.attacks.image_gallery import (
     GALLERY,
     METRIC,
     Trial,
-    measured_trials,
-    rivals_of,
+    choose_rivals,
+    measure_trials,
+    run_trial,
     total_variation,
-    trial,
 )
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows, record_scene
@@ -57,7 +63,7 @@ class Update:
 
     run: RecordedRun
     victim: str
-    read: Exchanged
+    read: ExchangedModel
     base: Rows
 
     @property
@@ -85,47 +91,47 @@ class UpdateInversion(Case):
         self._last: tuple[RecordedRun, Sequence[RecordedRun]] | None = None
         self._made: dict[bytes, Tensor] = {}
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measured]:
+    def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Recover images from every site's update, for each reading of the adversary's view."""
         if not run.agreement.method.averages:
             return ()
         updates = [
-            Update(step, victim, read, base_of(step, victim))
+            Update(step, victim, read, find_base(step, victim))
             for step in self._runs(run)
             for victim in step.sites
             for read in self._readings(step, adversary, victim)
         ]
         self._recover(updates)
         found: dict[str, dict[bytes, list[Trial]]] = {}
-        for each in updates:
-            of_update = found.setdefault(each.read.reading, {}).setdefault(each.name, [])
-            of_update.extend(_trials(each, self._made[each.name]))
+        for update in updates:
+            of_update = found.setdefault(update.read.reading, {}).setdefault(update.name, [])
+            of_update.extend(_run_trials(update, self._made[update.name]))
         results = {reading: list(by_update.values()) for reading, by_update in found.items()}
-        return [measured_trials(reading, trials) for reading, trials in results.items() if any(trials)]
+        return [measure_trials(reading, trials) for reading, trials in results.items() if any(trials)]
 
-    def _readings(self, run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[Exchanged]:
-        yield from exchanged(run, adversary, victim)
+    def _readings(self, run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[ExchangedModel]:
+        yield from read_models(run, adversary, victim)
 
     def _runs(self, run: RecordedRun) -> Sequence[RecordedRun]:
         if self.samples is None:
             return [run]
         if self._last is None or self._last[0] is not run:
-            self._last = run, [single_step(run, self.samples, number) for number in range(REPEATS)]
+            self._last = run, [record_single_step(run, self.samples, number) for number in range(REPEATS)]
         return self._last[1]
 
     def _recover(self, updates: Sequence[Update]) -> None:
         """Recover images from the updates that are new; the sites of one sum have one update."""
         alike: dict[tuple[bytes, int], dict[bytes, Update]] = {}
-        for each in updates:
-            if each.name not in self._made:
-                count = min(each.read.sites * (self.samples or GALLERY), _MOST_IMAGES)
-                alike.setdefault((each.base.tobytes(), count), {})[each.name] = each
+        for update in updates:
+            if update.name not in self._made:
+                count = min(update.read.sites * (self.samples or GALLERY), _MOST_IMAGES)
+                alike.setdefault((update.base.tobytes(), count), {})[update.name] = update
         for (_, count), asked in alike.items():
             at_once = max(1, _MOST_NUMBERS // max(1, len(next(iter(asked.values())).base)))
             names = list(asked)
             for i in range(0, len(names), at_once):
                 part = names[i : i + at_once]
-                self._made |= zip(part, _recovered([asked[name] for name in part], count), strict=True)
+                self._made |= zip(part, _recover_images([asked[name] for name in part], count), strict=True)
 
 
 class StandStill(UpdateInversion):
@@ -146,26 +152,26 @@ class StandStill(UpdateInversion):
         run: RecordedRun,
         adversary: Adversary,  # noqa: ARG002 (the coordinator alone)
         victim: str,
-    ) -> Iterator[Exchanged]:
+    ) -> Iterator[ExchangedModel]:
         """Yield the victim's model from the opened mean of a round in which no peer's model changed."""
         others = sorted(set(run.sites) - {victim})
         if not run.agreement.protection.ckks_key:
-            read = averaged_model(run, victim, others, coordinator=True)
+            read = read_average(run, victim, others, coordinator=True)
             if read.sites == 1:
                 yield replace(read, reading="the sum, less the base that all peers sent back unchanged")
 
 
-def single_step(run: RecordedRun, samples: int, number: int) -> RecordedRun:
+def record_single_step(run: RecordedRun, samples: int, number: int) -> RecordedRun:
     """Record one round, under the run's protection, of one step of SGD on ``samples`` images at each site."""
     own = run.config.training.model_dump(mode="json", exclude_unset=True)
     config = changed(run.config, {"rounds": 1, "training": own | _ONE_STEP | {"batch_size": samples}})
     scene, rng = scene_of(config, run.seed), np.random.default_rng(number)
-    sites = tuple(replace(site, train=_few(site.train, samples, rng)) for site in scene.divided.sites)
+    sites = tuple(replace(site, train=_draw_few(site.train, samples, rng)) for site in scene.divided.sites)
     data = {site.name: site.to_data(scene.divided.preprocessing) for site in sites}
     return record_scene(replace(scene, divided=replace(scene.divided, sites=sites), data=data))
 
 
-def _few(train: Samples, count: int, rng: np.random.Generator) -> Samples:
+def _draw_few(train: Samples, count: int, rng: np.random.Generator) -> Samples:
     """Return ``count`` samples, of different classes as far as there are any."""
     order = rng.permutation(len(train.labels))
     _, firsts = np.unique(train.labels[order], return_index=True)
@@ -173,21 +179,21 @@ def _few(train: Samples, count: int, rng: np.random.Generator) -> Samples:
     return train.take(order[np.concatenate([rng.permutation(firsts), rest])[:count]])
 
 
-def _recovered(updates: Sequence[Update], count: int) -> Tensor:
+def _recover_images(updates: Sequence[Update], count: int) -> Tensor:
     """Return ``count`` images for each of the updates, (T, count, …), which have one base."""
-    run, public = updates[0].run, auxiliary(updates[0].run, updates[0].victim).public.inputs
-    base, low, high = model_with(run, updates[0].base), float(public.min()), float(public.max())
+    run, public = updates[0].run, divide_test_samples(updates[0].run, updates[0].victim).public.inputs
+    base, low, high = load_model(run, updates[0].base), float(public.min()), float(public.max())
     before = dict(base.named_parameters())
     steps = []
-    for each in updates:
-        after = dict(model_with(run, each.read.vector).named_parameters())
+    for update in updates:
+        after = dict(load_model(run, update.read.vector).named_parameters())
         steps.append({name: (before[name] - after[name]).detach() for name in before})
     noise = torch.rand((len(updates), count, *public.shape[1:]), generator=torch.Generator().manual_seed(0))
-    unit = matched(base, steps, noise.clamp(0.02, 0.98), (low, high))
+    unit = match_gradients(base, steps, noise.clamp(0.02, 0.98), (low, high))
     return low + (high - low) * unit
 
 
-def matched(
+def match_gradients(
     base: PrototypeModel, steps: Sequence[Mapping[str, Tensor]], start: Tensor, within: tuple[float, float]
 ) -> Tensor:
     """Return images in [0, 1] like ``start`` (T, B, …) whose gradients at ``base`` point along ``steps``, by parameter.
@@ -195,13 +201,13 @@ def matched(
     ``within`` is the range of inputs that [0, 1] stands for.
     """
     low, high = within
-    moved = [name for name in steps[0] if any(bool(each[name].any()) for each in steps)]
+    moved = [name for name in steps[0] if any(bool(step[name].any()) for step in steps)]
     if not moved:
         return start
     network = Logits(base)
-    fixed = {name: each.detach() for name, each in network.named_parameters()}
+    fixed = {name: parameter.detach() for name, parameter in network.named_parameters()}
     moving = {f"model.{name}": fixed.pop(f"model.{name}") for name in moved}
-    wanted = torch.stack([torch.cat([each[name].flatten() for name in moved]) for each in steps])
+    wanted = torch.stack([torch.cat([step[name].flatten() for name in moved]) for step in steps])
 
     def loss(parameters: dict[str, Tensor], unit: Tensor, labels: Tensor) -> Tensor:
         logits = torch.func.functional_call(network, fixed | parameters, (low + (high - low) * unit,))
@@ -210,17 +216,17 @@ def matched(
     def off(free: Tensor, labels: Tensor, step: Tensor) -> Tensor:
         unit = torch.sigmoid(free)
         gradients = torch.func.grad(loss)(moving, unit, labels)
-        flat = torch.cat([each.flatten() for each in gradients.values()])
+        flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
         return 1.0 - torch.cosine_similarity(flat, step, dim=0) + _SMOOTHING * total_variation(unit).mean()
 
     free = torch.logit(start).requires_grad_()
-    labels = torch.stack([_labels(step, base, part) for step, part in zip(steps, start, strict=True)])
+    labels = torch.stack([_infer_labels(step, base, part) for step, part in zip(steps, start, strict=True)])
     sought = [free] if bool(labels.any()) else [free, labels.requires_grad_()]
     optimiser = torch.optim.Adam(sought, lr=_RATE)
     for _ in range(_STEPS):
         total = torch.func.vmap(off)(free, labels, wanted).sum()
-        for each, gradient in zip(sought, torch.autograd.grad(total, sought), strict=True):
-            each.grad = gradient
+        for tensor, gradient in zip(sought, torch.autograd.grad(total, sought), strict=True):
+            tensor.grad = gradient
         optimiser.step()
     return torch.sigmoid(free).detach()
 
@@ -237,7 +243,7 @@ class Logits(nn.Module):
         return outputs_of(self.model, inputs).logits
 
 
-def _labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tensor) -> Tensor:
+def _infer_labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tensor) -> Tensor:
     """Return logits (B, K) of the images' labels: those that the bias's change tells, or zeros.
 
     A class with c of B images changes the bias by a multiple of c / B − 1 / K, if all classes are about as likely.
@@ -246,7 +252,7 @@ def _labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tensor) ->
         logits = outputs_of(base, start).logits
     count, classes = logits.shape
     biases = [
-        each for name, each in steps.items() if name.startswith("classifier.") and each.shape == (classes,)
+        step for name, step in steps.items() if name.startswith("classifier.") and step.shape == (classes,)
     ]
     if not biases or not bool(biases[-1].any()):
         return torch.zeros_like(logits)
@@ -259,12 +265,12 @@ def _labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tensor) ->
     return labels
 
 
-def _trials(update: Update, made: Tensor) -> Iterator[Trial]:
+def _run_trials(update: Update, made: Tensor) -> Iterator[Trial]:
     """Look for images behind an update, one of each class, among those that were recovered."""
     run, victim = update.run, update.victim
-    known, train = auxiliary(run, victim), run.sites[victim].train
+    known, train = divide_test_samples(run, victim), run.sites[victim].train
     for k in np.unique(train.labels)[:GALLERY]:
-        others = rivals_of(known, int(k))
+        others = choose_rivals(known, int(k))
         if others is not None:
             title = f"class {run.agreement.classes[k]} at {victim}"
-            yield trial(train.of_class(int(k)).inputs[0], made, others, title)
+            yield run_trial(train.of_class(int(k)).inputs[0], made, others, title)

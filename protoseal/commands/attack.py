@@ -16,7 +16,7 @@ from protoseal.commands.option_types import example
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:
-    from protoseal.attacks.grid import Part
+    from protoseal.attacks.grid import PlannedRun
     from protoseal.attacks.records import AttackReport
 
 SUITE_NAMES = (
@@ -96,17 +96,17 @@ def attack(
     are chosen because of them are themselves a release: run these tests on public records that resemble yours instead,
     and choose by their results. Pictures of records are kept with --pictures alone.
     """
-    from protoseal.attacks.findings import TOLD_BY_DESIGN, judged_of
+    from protoseal.attacks.findings import TOLD_BY_DESIGN, list_judged
     from protoseal.attacks.grid import AttackGrid
-    from protoseal.attacks.report import write_page
-    from protoseal.attacks.suites import cases_of
+    from protoseal.attacks.report import write_report
+    from protoseal.attacks.suites import make_cases
     from protoseal.simulation.config import load_simulation
 
     loaded = load_simulation(config, {**flags, "out": out}, settings)
     command = " ".join(["protoseal", *sys.argv[1:]])
     grid = AttackGrid(
         loaded,
-        cases_of(suite),
+        make_cases(suite),
         loaded.out,
         protections=protections,
         epsilons=epsilons,
@@ -120,16 +120,16 @@ def attack(
     )
     announcer = _Announcer(grid.runs)
 
-    def publish(part: Part, report: AttackReport) -> None:
-        announcer(part)
-        write_page(loaded.out, report)
+    def publish(planned: PlannedRun, report: AttackReport) -> None:
+        announcer(planned)
+        write_report(loaded.out, report)
 
     report = grid.run(publish)
     if as_json:
         click.echo(report.model_dump_json(by_alias=True, indent=2))
         return
     click.echo("\n".join(_lines(report)))
-    for kind in dict.fromkeys(each.noise_kind(report) for each in judged_of(report)):
+    for kind in dict.fromkeys(judged.noise_kind(report) for judged in list_judged(report)):
         click.echo(f"Told by design: {TOLD_BY_DESIGN[kind]}")
     click.echo(f"Everything is in {loaded.out}")
 
@@ -138,13 +138,15 @@ class _Announcer:
     """Printer of a line on standard error after each run, with the time that remains."""
 
     def __init__(self, runs: int) -> None:
-        self._runs, self._done, self._begun = runs, 0, time.monotonic()
+        self._runs = runs
+        self._done = 0
+        self._start = time.monotonic()
 
-    def __call__(self, part: Part) -> None:
+    def __call__(self, planned: PlannedRun) -> None:
         self._done += 1
-        left = (time.monotonic() - self._begun) / self._done * (self._runs - self._done)
+        left = (time.monotonic() - self._start) / self._done * (self._runs - self._done)
         remaining = f"; about {_minutes(left)} remain" if left else ""
-        click.echo(f"run {self._done} of {self._runs} attacked: {part.words}{remaining}", err=True)
+        click.echo(f"run {self._done} of {self._runs} attacked: {planned.description}{remaining}", err=True)
 
 
 def _minutes(seconds: float) -> str:
@@ -153,26 +155,33 @@ def _minutes(seconds: float) -> str:
 
 def _lines(report: AttackReport) -> Iterator[str]:
     """Yield what each adversary can do on each configuration, a line for each verdict."""
-    from protoseal.attacks.findings import WORST_FIRST, Subject, columns_of, reason_text, subject_of, words_of
+    from protoseal.attacks.findings import (
+        WORST_FIRST,
+        Subject,
+        choose_subject,
+        describe_verdict,
+        explain_undecided,
+        list_columns,
+    )
 
     yield f"Test attacks on method {report.method}, {report.dataset}, {report.sites} sites"
-    for column in columns_of(report):
+    for column in list_columns(report):
         findings = [
             (name, finding.case)
             for name, finding in column.standing.findings.items()
-            if subject_of(finding.case) is not Subject.BY_DESIGN
+            if choose_subject(finding.case) is not Subject.BY_DESIGN
         ]
         if findings:
             yield f"{column.configuration}: {column.adversary}"
         for verdict in WORST_FIRST:
             same = [(name, case) for name, case in findings if case.verdict is verdict]
-            reasons = [reason_text(case, report.seeds) for _, case in same]
+            reasons = [explain_undecided(case, report.seeds) for _, case in same]
             figures = [
                 f"{name} ({case.value:.2f}{f'; {why}' if why else ''})"
                 for (name, case), why in zip(same, reasons, strict=True)
             ]
             if same:
-                yield f"  {words_of(same[0][1])}: {', '.join(figures)}"
+                yield f"  {describe_verdict(same[0][1])}: {', '.join(figures)}"
 
 
-attack.params.extend(each for each in simulate.params if each.name not in _NOT_HERE)
+attack.params.extend(parameter for parameter in simulate.params if parameter.name not in _NOT_HERE)

@@ -22,7 +22,7 @@ from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import load, read_payload
 from crypto.ckks.sums import SummingSite
 from crypto.protection import Combination, Payload
-from protoseal.attacks.key_recovery import ACKNOWLEDGED, NoKey, Slots, recovered
+from protoseal.attacks.key_recovery import ACKNOWLEDGED, NoKey, Slots, recover_key
 from secure_client.session import Session
 from tests.adversary.conftest import Open, OpenMasked
 from tests.adversary.encrypted_play import EncryptedAttempt, play_quickly
@@ -77,7 +77,7 @@ def of_peers(weighting: Weighting, open_play: Open) -> Attack:
         uploads = play.all_values(active)
         result = play.combine(uploads, active)[A]
         forms = answer_forms(Combination(weighting.value), 1)
-        secret = recovered(read_payload(result, forms)[0], forms[0], play.give_result(A, result))
+        secret = recover_key(read_payload(result, forms)[0], forms[0], play.give_result(A, result))
         return play.decrypt(secret, uploads[B], active), play.rows(B)
 
     return attack
@@ -92,7 +92,7 @@ def of_a_sum(method: Method, open_masked: OpenMasked) -> Attack:
         begun = EncryptedAttempt(play, *EVERYONE)
         total = begun.summed(*EVERYONE)
         first, *_ = read_payload(total, begun.sums.form.answers)
-        secret = recovered(first, begun.sums.form.answers[0], begun.give(A, total))
+        secret = recover_key(first, begun.sums.form.answers[0], begun.give(A, total))
         return _clinic_b(begun, secret)
 
     return attack
@@ -109,7 +109,7 @@ def of_mixed_groups(open_masked: OpenMasked) -> Attack:
         means = begun.means(A, begun.summed(*EVERYONE))
         (mixed,) = MixingServer(form, play._keys_path, None).mix([means])
         first, *_ = read_payload(mixed, form.answers)
-        return _clinic_b(begun, recovered(first, form.answers[0], begun.give(A, mixed)))
+        return _clinic_b(begun, recover_key(first, form.answers[0], begun.give(A, mixed)))
 
     return attack
 
@@ -151,6 +151,6 @@ def test_the_decryption_of_another_ciphertext_gives_no_key() -> None:
     told = {
         name: ACKNOWLEDGED + secret.decrypt(each).tobytes() for name, each in (("own", one), ("other", other))
     }
-    assert recovered(one, form, told["own"]).to_bytes()
+    assert recover_key(one, form, told["own"]).to_bytes()
     with pytest.raises(NoKey, match="does not go with"):
-        recovered(one, form, told["other"])
+        recover_key(one, form, told["other"])

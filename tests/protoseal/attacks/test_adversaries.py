@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.attacks.readings import Adversary, Learned, readings
+from protoseal.attacks.readings import Adversary, LearnedRows, readings
 from protoseal.attacks.recorded_run import RecordedRun
 from tests.protoseal.attacks.recorded import record_anew, recorded, recorded_in_groups, recorded_peer_sum
 
@@ -40,7 +40,7 @@ PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in ENCRYPTED[1:] els
 """Readings of one encrypted run are enough for `make test`."""
 
 
-def nearest(run: RecordedRun, learned: Learned) -> np.ndarray[Any, Any]:
+def nearest(run: RecordedRun, learned: LearnedRows) -> np.ndarray[Any, Any]:
     """Return the cosine of each of the victim's prototypes with the nearest row that was read of its class."""
     site, cosines = run.sites[VICTIM], []
     for own, k in zip(site.rows, site.labels, strict=True):

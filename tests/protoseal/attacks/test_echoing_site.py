@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agreement import Agreement
-from protoseal.attacks.cases import Measured, Verdict, verdict_of
+from protoseal.attacks.cases import Measurement, Verdict, judge
 from protoseal.attacks.echoing_site import EchoingSite
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
@@ -25,11 +25,11 @@ def frozen() -> RecordedRun:
     return record_anew("pfpl", "masked", rounds=4, training=training, norm_bound=1.0)
 
 
-def measured(run: RecordedRun) -> tuple[Measured, Verdict]:
+def measured(run: RecordedRun) -> tuple[Measurement, Verdict]:
     """Return the attack on a run, and the verdict beside peers that stand still."""
     (result,), reference = CASE.measure(run, Adversary.PEER), CASE.reference(run)
     assert reference is not None
-    return result, verdict_of(result, reference, chance=CASE.chance, margin=CASE.margin)
+    return result, judge(result, reference, chance=CASE.chance, margin=CASE.margin)
 
 
 def test_peers_that_stand_still_and_answer_in_each_round_are_read(

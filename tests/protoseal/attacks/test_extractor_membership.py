@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from protoseal.attacks import model_membership
-from protoseal.attacks.cases import Verdict, verdict_of
-from protoseal.attacks.exchanged_models import exchanged
-from protoseal.attacks.model_membership import ExtractorMembership, common_public
+from protoseal.attacks.cases import Verdict, judge
+from protoseal.attacks.exchanged_models import read_models
+from protoseal.attacks.model_membership import ModelMembership, common_public
 from protoseal.attacks.readings import Adversary
 from tests.protoseal.attacks.recorded import record_anew, recorded
 from tests.protoseal.attacks.test_verdicts import leave_out_masks
@@ -28,7 +28,7 @@ FEW, LONG = (8,), {"training": {"local_epochs": 15}}
 def test_some_adversaries_read_the_victims_model(method: str, protection: str, adversary: Adversary) -> None:
     run = recorded(method, protection)
     victim = min(run.sites)
-    (read, *_) = exchanged(run, adversary, victim)
+    (read, *_) = read_models(run, adversary, victim)
     assert read.sites == 1
     assert read.vector == pytest.approx(run.sites[victim].averaged, abs=1e-6)
 
@@ -36,7 +36,7 @@ def test_some_adversaries_read_the_victims_model(method: str, protection: str, a
 def test_a_mean_over_sites_is_no_sites_model() -> None:
     run = recorded("fedavg", "masked")
     victim = min(run.sites)
-    words, mean = exchanged(run, Adversary.COORDINATOR, victim)
+    words, mean = read_models(run, Adversary.COORDINATOR, victim)
     own = run.sites[victim].averaged
     assert np.abs(words.vector - own).max() > 1.0
     assert np.abs(mean.vector - own).max() > 1e-3
@@ -52,7 +52,7 @@ def test_shadow_models_see_no_candidate() -> None:
 
 
 def test_a_method_without_models_gives_no_input() -> None:
-    assert not ExtractorMembership().measure(recorded("pfpl"), Adversary.COORDINATOR)
+    assert not ModelMembership().measure(recorded("pfpl"), Adversary.COORDINATOR)
 
 
 @pytest.mark.full
@@ -60,7 +60,7 @@ def test_members_of_a_long_training_are_found_unless_masks_hide_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(model_membership, "SHADOWS", 4)
-    case = ExtractorMembership()
+    case = ModelMembership()
     plain, masked = (record_anew("fedavg", protection, FEW, **LONG) for protection in ("plain", "masked"))
     leave_out_masks(monkeypatch)
     unmasked = record_anew("fedavg", "masked", FEW, **LONG)
@@ -68,7 +68,7 @@ def test_members_of_a_long_training_are_found_unless_masks_hide_the_model(
         case.measure(run, Adversary.COORDINATOR)[0] for run in (plain, masked, unmasked)
     )
     verdicts = [
-        verdict_of(each, undefended, chance=case.chance, margin=case.margin)
+        judge(each, undefended, chance=case.chance, margin=case.margin)
         for each in (undefended, hidden, shown)
     ]
     assert verdicts[0] is verdicts[2] is Verdict.NOT_DEFENDED

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from protoseal.attacks import label_inference
-from protoseal.attacks.cases import Case, Measured, Verdict, over_clusters, share_interval, verdict_of
+from protoseal.attacks.cases import Case, Measurement, Verdict, judge, measure_over_clusters, share_interval
 from protoseal.attacks.label_inference import ClassFrequencies, Domains, Presence
-from protoseal.attacks.readings import Adversary, Learned, readings
+from protoseal.attacks.readings import Adversary, LearnedRows, readings
 from protoseal.attacks.recorded_run import RecordedRun
 from tests.protoseal.attacks.recorded import record_anew, recorded
 
@@ -27,8 +27,8 @@ def run_on(split: str, method: str = "pfpl", protection: str = "plain") -> Recor
     return record_anew(method, protection, split=split, sites=5)
 
 
-def verdict(case: Case, measured: Measured, undefended: Measured) -> Verdict:
-    return verdict_of(measured, undefended, chance=case.chance, margin=case.margin)
+def verdict(case: Case, measured: Measurement, undefended: Measurement) -> Verdict:
+    return judge(measured, undefended, chance=case.chance, margin=case.margin)
 
 
 @pytest.mark.parametrize("adversary", [Adversary.COORDINATOR, Adversary.PEER])
@@ -69,7 +69,7 @@ def test_domains_are_at_chance_over_many_rotations(monkeypatch: pytest.MonkeyPat
 
         def rotated(
             run: RecordedRun, adversary: Adversary, site: str, by: Rotations = rotations
-        ) -> list[Learned]:
+        ) -> list[LearnedRows]:
             (plain,) = readings(run, adversary, site)
             rows = [row @ by[number] for row, number in zip(plain.rows, plain.labels, strict=True)]
             return [replace(plain, rows=np.array(rows))]
@@ -99,7 +99,7 @@ def unrotated(key: bytes, vectors: NDArray[np.float64], inverse: bool = False) -
 
 
 def test_ties_are_exactly_chance() -> None:
-    measured = over_clusters([np.full(3, 0.5)], "the same for every site")
+    measured = measure_over_clusters([np.full(3, 0.5)], "the same for every site")
     assert (measured.low, measured.value, measured.high) == (0.5, 0.5, 0.5)
 
 

@@ -11,8 +11,8 @@ import torch
 from scipy.optimize import nnls  # type: ignore[import-untyped]  # it ships no types
 from scipy.stats import norm  # type: ignore[import-untyped]  # it ships no types
 
-from protoseal.attacks.cases import auxiliary
-from protoseal.attacks.prototype_membership import Scores, allowed_by, scores_of_release, true_positive_rate
+from protoseal.attacks.cases import divide_test_samples
+from protoseal.attacks.prototype_membership import Scores, allowed_rates, score_release, true_positive_rate
 from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import Rows
 from tests.protoseal.attacks.recorded import recorded_frozen
@@ -40,7 +40,7 @@ def _one_release(rng: np.random.Generator, records: int, noise: float) -> Scores
     """Score one release; public records come in pairs of opposite sign, so that their mean is the true one."""
     members, outsiders, public = (_drawn(rng, count, noise) for count in (records, OUTSIDERS, OUTSIDERS // 2))
     total = members.sum(axis=0, keepdims=True) + rng.normal(size=(1, FEATURES)) * noise * CLIP
-    return scores_of_release(
+    return score_release(
         total / records, members, outsiders, np.concatenate([public, -public]), np.eye(FEATURES)
     )
 
@@ -68,7 +68,7 @@ def test_members_of_a_mean_are_found_at_the_known_rates(records: int, releases: 
 @pytest.mark.full
 def test_noise_keeps_the_rate_below_what_epsilon_allows_and_half_of_it_does_not() -> None:
     """Members are found at 0.24 % at ε = 1, which allows 0.27 %, and at 0.52 % with half the noise."""
-    allowed = float(allowed_by(1.0, DELTA, np.array([RATE]))[0])
+    allowed = float(allowed_rates(1.0, DELTA, np.array([RATE]))[0])
     claimed, weakened = rate(300, 50, NOISE), rate(300, 50, NOISE / 2)
     assert claimed == pytest.approx(expected(50, NOISE), abs=0.0013)
     assert expected(50, NOISE) < allowed < expected(50, NOISE / 2)
@@ -84,7 +84,7 @@ def test_the_stated_limit_a_list_of_all_records_solves_an_exact_mean(protection:
     # A sum is of all sites' records, which the list then has as well.
     lists = [
         run.sites["site-2"].train,
-        auxiliary(run, "site-2").outsiders,
+        divide_test_samples(run, "site-2").outsiders,
         *(others if protection == "masked" else []),
     ]
     weights = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protoseal.attacks.cases import Verdict, verdict_of
+from protoseal.attacks.cases import Verdict, judge
 from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.readings import Adversary
 from tests.protoseal.attacks.recorded import record_anew, recorded
@@ -24,7 +24,7 @@ def verdict(double: str | None, patch: pytest.MonkeyPatch) -> Verdict:
     (measured,) = CASE.measure(run, Adversary.COORDINATOR)
     reference = CASE.reference(run)
     assert reference is not None
-    return verdict_of(measured, reference, chance=CASE.chance, margin=CASE.margin)
+    return judge(measured, reference, chance=CASE.chance, margin=CASE.margin)
 
 
 def test_noise_as_claimed_is_defended(monkeypatch: pytest.MonkeyPatch) -> None:

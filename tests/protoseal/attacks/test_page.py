@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protoseal.attacks.cases import Measured, Verdict, verdict_of
+from protoseal.attacks.cases import Measurement, Verdict, judge
 from protoseal.attacks.figures import is_roc
 from protoseal.attacks.findings import (
     TOLD_BY_DESIGN,
     Standing,
-    columns_of,
-    finding_of,
-    judged_of,
-    reason_text,
+    describe_verdict,
+    explain_undecided,
+    find_worst,
+    group_undefended,
+    list_columns,
+    list_judged,
+    pick_worst,
     seeds_to_decide,
-    undefended_of,
-    words_of,
-    worst,
 )
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.records import AttackReport, CaseRecord, CurveLine, PictureFile
-from protoseal.attacks.report import samples_text, worst_first, write_page
+from protoseal.attacks.report import samples_text, sort_worst_first, write_report
 
 NASTY = '"><script>alert(1)</script>'
 RATES = tuple(np.geomspace(1e-3, 1, 5).tolist())
@@ -38,9 +38,9 @@ LOADING = {"script", "link", "iframe", "object", "embed", "base", "form"}
 
 def case(value: float = 0.5, half: float = 0.02, undefended: float = 0.95, **fields: Any) -> CaseRecord:
     """Return a case whose verdict follows from its values, at chance 0.5 with margin 0.1."""
-    measured = Measured(value, value - half, value + half, 40)
-    baseline = Measured(undefended, undefended - 0.02, undefended + 0.02, 40)
-    verdict = verdict_of(measured, baseline, chance=0.5, margin=0.1)
+    measured = Measurement(value, value - half, value + half, 40)
+    baseline = Measurement(undefended, undefended - 0.02, undefended + 0.02, 40)
+    verdict = judge(measured, baseline, chance=0.5, margin=0.1)
     made: dict[str, Any] = {
         "attack": "membership",
         "suite": "records",
@@ -172,7 +172,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     found = report(
         *coordinator, *inversion, weak, sabotage(), command=NASTY, config={"privacy": {NASTY: NASTY}}
     )
-    return Page(write_page(tmp_path_factory.mktemp("attacks"), found))
+    return Page(write_report(tmp_path_factory.mktemp("attacks"), found))
 
 
 def test_the_page_loads_and_runs_nothing(page: Page) -> None:
@@ -234,7 +234,7 @@ def test_an_undecided_verdict_has_one_label(page: Page) -> None:
 
 def test_a_report_without_cases_claims_nothing(tmp_path: Path) -> None:
     """No adversary is called held off before an attack has run."""
-    text = Page(write_page(tmp_path, report(complete=False))).text
+    text = Page(write_report(tmp_path, report(complete=False))).text
     assert "Incomplete" in text
     assert "says nothing about its safety" in text
     assert "No success for" not in text[: text.index("Words and verdicts")]
@@ -246,14 +246,14 @@ def test_a_report_without_cases_claims_nothing(tmp_path: Path) -> None:
 )
 def test_a_finding_is_the_worst_verdict(values: tuple[float, float], verdict: Verdict) -> None:
     """One successful reading decides, and an undecided one is never passed over."""
-    found = finding_of([case(value, half=0.03) for value in values])
+    found = find_worst([case(value, half=0.03) for value in values])
     assert (found.verdict, found.case.value) == (verdict, values[1])
 
 
 def test_a_standing_is_never_better_than_any_of_its_attacks() -> None:
     """An adversary with one attack held off and one too weak is undecided; without attacks it has no verdict."""
     cases = [case(epsilon=1.0), case(attack="other", undefended=0.5, epsilon=1.0)]
-    standings = {each.adversary: each for each in judged_of(report(*cases))[0].standings}
+    standings = {each.adversary: each for each in list_judged(report(*cases))[0].standings}
     assert standings[Adversary.COORDINATOR].verdict is Verdict.TOO_WEAK
     assert {name: each.verdict for name, each in standings.items() if name != Adversary.COORDINATOR} == {
         str(name): None for name in Adversary if name is not Adversary.COORDINATOR
@@ -266,13 +266,13 @@ def test_sample_numbers_of_one_attack_make_one_finding() -> None:
         case(value, samples_behind=count, attack=f"x, {count} samples", family="x")
         for count, value in ((2, 0.9), (5, 0.5))
     ]
-    assert finding_of(cases).samples == (2,)
-    assert finding_of(cases[:1]).samples == (2,)
-    assert finding_of([cases[0], case(0.8, samples_behind=3, attack="x, 3 samples")]).samples == ()
+    assert find_worst(cases).samples == (2,)
+    assert find_worst(cases[:1]).samples == (2,)
+    assert find_worst([cases[0], case(0.8, samples_behind=3, attack="x, 3 samples")]).samples == ()
     weak = case(0.5, undefended=0.55, samples_behind=20, attack="x, 20 samples", family="x")
     assert weak.verdict is Verdict.TOO_WEAK
-    assert finding_of([cases[1], weak]).verdict is Verdict.DEFENDED
-    assert finding_of([cases[1], weak]).samples == (5,)
+    assert find_worst([cases[1], weak]).verdict is Verdict.DEFENDED
+    assert find_worst([cases[1], weak]).samples == (5,)
     assert samples_text((1,)) == "of 1 record"
     assert samples_text((1, 2, 5)) == "of 1, 2 or 5 records"
 
@@ -296,21 +296,21 @@ def test_the_reports_own_configuration_is_judged(
     cases: list[CaseRecord], fields: dict[str, Any], judged: list[CaseRecord]
 ) -> None:
     """Noise counts only if the configuration has it; another configuration stands in for the undefended only."""
-    found = judged_of(report(*cases, **fields))
+    found = list_judged(report(*cases, **fields))
     assert [list(each.cases) for each in found] == [[each] for each in judged]
     assert [each.configuration for each in found] == [each.configuration for each in judged]
 
 
 def test_only_the_undefended_system_run_so_far_says_nothing_of_another() -> None:
     """An interrupted report does not judge its protection by the undefended cases."""
-    assert [list(each.cases) for each in judged_of(report(undefended()))] == [[]]
+    assert [list(each.cases) for each in list_judged(report(undefended()))] == [[]]
 
 
 def test_columns_go_from_weak_to_strong() -> None:
     """The undefended case is no column; plain comes before a protection, and no noise before noise."""
     peer = str(Adversary.PEER)
     cases = [NOISY, OTHER, case(epsilon=8.0), EXACT, case(protection="plain", adversary=peer), undefended()]
-    assert [(each.adversary, each.configuration) for each in columns_of(report(*cases))] == [
+    assert [(each.adversary, each.configuration) for each in list_columns(report(*cases))] == [
         (Adversary.COORDINATOR, "ckks, no noise"),
         (Adversary.COORDINATOR, "masked, no noise"),
         (Adversary.COORDINATOR, "masked, ε = 8"),
@@ -322,24 +322,24 @@ def test_columns_go_from_weak_to_strong() -> None:
 @pytest.mark.parametrize(("value", "verdict"), [(0.95, Verdict.NOT_DEFENDED), (0.55, Verdict.TOO_WEAK)])
 def test_the_undefended_value_is_known_without_its_run(value: float, verdict: Verdict) -> None:
     """A case has the undefended value beside its own, with the verdict that it deserves."""
-    (made,) = undefended_of([case(undefended=value)])["membership"]
+    (made,) = group_undefended([case(undefended=value)])["membership"]
     assert (made.value, made.verdict, made.epsilon) == (value, verdict, None)
-    assert worst([made]) == made
+    assert pick_worst([made]) == made
 
 
 def test_a_case_with_its_own_reference_has_that_as_undefended() -> None:
     """The coordinator's case on the undefended system is then a column like any other."""
     own = case(0.5, protection="plain", undefended=0.9, own_reference=True)
-    (made,) = undefended_of([own])["membership"]
+    (made,) = group_undefended([own])["membership"]
     assert made.value == own.undefended
-    assert [column.cases for column in columns_of(report(own))] == [[own]]
-    assert not columns_of(report(undefended()))
+    assert [column.cases for column in list_columns(report(own))] == [[own]]
+    assert not list_columns(report(undefended()))
 
 
 def test_too_weak_has_its_reason() -> None:
     """An attack that fails undefended differs from one whose interval is too wide."""
     undecided = (case(undefended=0.5), case(0.59, half=0.05), case(0.5999, half=0.05))
-    fails, wide, near, decided = (reason_text(each, (2, 3)) for each in (*undecided, case()))
+    fails, wide, near, decided = (explain_undecided(each, (2, 3)) for each in (*undecided, case()))
     assert len({fails, wide, near}) == 3
     assert "--seeds 2-51" in wide
     assert "--seeds" not in fails + near
@@ -356,9 +356,9 @@ def test_as_many_seeds_as_are_named_decide_if_values_stay(
 
     def verdict(seeds: int) -> Verdict:
         shrunk = (2 / seeds) ** 0.5
-        measured = Measured(value, value - half * shrunk, value + half * shrunk, 40)
-        baseline = Measured(undefended, undefended - 0.02 * shrunk, undefended + 0.02 * shrunk, 40)
-        return verdict_of(measured, baseline, chance=0.5, margin=0.1)
+        measured = Measurement(value, value - half * shrunk, value + half * shrunk, 40)
+        baseline = Measurement(undefended, undefended - 0.02 * shrunk, undefended + 0.02 * shrunk, 40)
+        return judge(measured, baseline, chance=0.5, margin=0.1)
 
     needed = seeds_to_decide(case(value, half, undefended), 2)
     assert needed is not None
@@ -376,21 +376,21 @@ def test_what_the_protocol_tells_every_member_is_no_success(tmp_path: Path) -> N
         epsilon=3.0,
         by_design=True,
     )
-    (judged,) = judged_of(report(told, case(0.5, epsilon=3.0)))
+    (judged,) = list_judged(report(told, case(0.5, epsilon=3.0)))
     assert {each.verdict for each in judged.standings} == {Verdict.DEFENDED, None}
     assert set(judged.by_design.findings) == {told.question}
-    short = Page(write_page(tmp_path, report(told))).text
+    short = Page(write_report(tmp_path, report(told))).text
     assert "Not safe against" not in short
     assert short.index("Told by design") < short.index("list classes")
 
 
 def test_a_defence_by_noise_is_about_this_run(tmp_path: Path) -> None:
     """A verdict with noise says so, and the page has the claimed ε beside what was measured."""
-    words = [words_of(each) for each in (case(), case(epsilon=3.0), case(0.9, epsilon=3.0))]
+    words = [describe_verdict(each) for each in (case(), case(epsilon=3.0), case(0.9, epsilon=3.0))]
     assert words == ["defended", "defended in this run", "not defended"]
     measured = case(0.5, attack="audit", suite="audit", epsilon=3.0, details={"ε at least": 0.25})
     for found, bound in (([measured], True), ([case(epsilon=3.0)], False)):
-        text = Page(write_page(tmp_path, report(*found))).text
+        text = Page(write_report(tmp_path, report(*found))).text
         claimed = text.index("Noise claimed masked, ε = 3")
         assert ("ε at least 0.250" in text[claimed : text.index("What each adversary can learn")]) == bound
 
@@ -407,7 +407,7 @@ def test_noisy_values_that_are_read_are_no_break_but_exact_ones_are(tmp_path: Pa
         map(str, MEMBERS_OF_PEERS), Verdict.NOISY_VALUES
     )
     for each, red in ((read, False), (case(0.9, epsilon=3.0, adversary=peer), True)):
-        text = Page(write_page(tmp_path, report(each))).text
+        text = Page(write_report(tmp_path, report(each))).text
         assert ("Not safe against" in text) == red
         assert (f"Noisy values alone for {peer}" in text) != red
 
@@ -426,7 +426,7 @@ def test_the_page_says_of_the_class_list_what_holds_for_its_noise(
 ) -> None:
     """Each kind of noise has the sentence that holds for it, and no other."""
     found = report(case(epsilon=3.0 if privacy else None), config={"privacy": privacy})
-    text = Page(write_page(tmp_path, found)).text
+    text = Page(write_report(tmp_path, found)).text
     assert [name for name, words in TOLD_BY_DESIGN.items() if words in text] == [kind]
 
 
@@ -443,7 +443,7 @@ def test_only_rising_rates_are_an_roc() -> None:
 
 def standings_of(*cases: CaseRecord) -> dict[str, Standing]:
     """Return the standings of the one configuration of the cases, by adversary."""
-    (judged,) = judged_of(report(*cases))
+    (judged,) = list_judged(report(*cases))
     return {each.adversary: each for each in judged.standings}
 
 
@@ -463,7 +463,7 @@ def test_a_coalition_can_do_what_its_member_can() -> None:
 def test_sabotage_leaks_nothing() -> None:
     """A malicious site's success is no finding on what it can learn, and the reverse."""
     poison, learnt = sabotage(), case(0.5, epsilon=3.0, adversary=str(Adversary.PEER))
-    (judged,) = judged_of(report(poison, learnt))
+    (judged,) = list_judged(report(poison, learnt))
     assert judged.sabotage.verdict is Verdict.NOT_DEFENDED
     assert set(judged.sabotage.findings) == {poison.question}
     assert standings_of(poison, learnt)[Adversary.PEER].verdict is Verdict.DEFENDED
@@ -479,7 +479,7 @@ def test_questions_go_from_the_worst_answer_to_none() -> None:
         case(0.9, epsilon=1.0, question="succeeds for a peer", adversary=str(Adversary.PEER)),
     ]
     asked = ["not tried", *(each.question for each in cases)]
-    assert worst_first(asked, list(standings_of(*cases).values())) == [
+    assert sort_worst_first(asked, list(standings_of(*cases).values())) == [
         "succeeds for a peer",
         "undecided",
         "held off",

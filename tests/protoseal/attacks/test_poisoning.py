@@ -14,28 +14,28 @@ from algorithms.prototypes import project_to_norm
 from benchmarks.robust_options import lost_in_sums, median_of_groups
 from crypto.errors import MalformedError
 from protoseal.attacks import poisoning
-from protoseal.attacks.cases import Measured
+from protoseal.attacks.cases import Measurement
 from protoseal.attacks.poisoning import (
     BOOST,
     TARGET,
     Poison,
     Poisoning,
     _interval,
-    flipped,
-    malicious_of,
-    multiplied,
-    poisoned,
+    add_backdoor,
+    add_triggers,
+    choose_malicious,
+    flip_labels,
     poisoning_cases,
-    shifted,
-    triggered,
-    with_backdoor,
+    run_poisoned,
+    scale_upload,
+    shift_rows,
 )
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, record_run
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from secure_server.exchanges import plain_sums
 
-SCALED = multiplied(BOOST)
+SCALED = scale_upload(BOOST)
 BOUND = 2.0
 """Norm bound below the norms of honest prototypes, so that all uploads are equally long."""
 FAST = ("batched=never", "dim=32", "training.lr=0.003", "training.local_epochs=3", f"norm_bound={BOUND}")
@@ -66,7 +66,7 @@ def case_of(poison: Poison, **changes: Any) -> Poisoning:
     )
 
 
-def succeeds(case: Poisoning, measured: Measured) -> bool:
+def succeeds(case: Poisoning, measured: Measurement) -> bool:
     """Return whether the loss in one seed exceeds the margin; a verdict needs several seeds."""
     return measured.value >= case.chance + case.margin
 
@@ -114,20 +114,20 @@ def test_sites_without_poison_cost_nothing() -> None:
 def test_a_coordinator_that_sees_uploads_refuses_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poisoning, "project_to_norm", lambda rows, bound: (rows, 0))
     with pytest.raises(MalformedError):
-        poisoned(config_of("fedproto", split="iid:per=30"), 0, SCALED, triggered)
+        run_poisoned(config_of("fedproto", split="iid:per=30"), 0, SCALED, add_triggers)
 
 
 def test_two_malicious_sites_stay_within_the_bound_of_a_masked_mean_together() -> None:
     config = config_of("pfpl", split="iid:per=30", protection="masked")
     weighting = config.pfpl.model_copy(update={"weighting": Weighting.UNIFORM})
     uniform = config.model_copy(update={"norm_bound": 50.0, "dim": 128, "pfpl": weighting})
-    assert len(poisoned(uniform, 0, SCALED, triggered).accuracy) == 8
+    assert len(run_poisoned(uniform, 0, SCALED, add_triggers).accuracy) == 8
 
 
 @pytest.mark.parametrize("method", ["fedproto", "pfpl", "fedpc", "fedplcc"])
 def test_a_poisoned_run_completes_under_masks(method: str) -> None:
     config = config_of(method, split="iid:per=30", protection="masked")
-    assert len(poisoned(config, 0, Poison(rows=shifted, factor=-1.0), triggered).accuracy) == 8
+    assert len(run_poisoned(config, 0, Poison(rows=shift_rows, factor=-1.0), add_triggers).accuracy) == 8
 
 
 def test_cases_apply_to_methods_with_the_values_that_they_change() -> None:
@@ -143,23 +143,23 @@ def test_cases_apply_to_methods_with_the_values_that_they_change() -> None:
 def test_poisoned_data() -> None:
     images = LabelledImages(torch.zeros(3, 1, 8, 8), np.array([TARGET, 1, 9]))
     images.inputs[0] = 1.0
-    assert flipped(images, 10).labels.tolist() == [9, 8, 0]
-    marked = triggered(images)
+    assert flip_labels(images, 10).labels.tolist() == [9, 8, 0]
+    marked = add_triggers(images)
     assert marked.labels.tolist() == [TARGET, TARGET]
     assert marked.inputs[0].sum() == marked.inputs[0, 0, -2:, -2:].sum() == 4.0
-    assert len(with_backdoor(images, 10)) == 5
+    assert len(add_backdoor(images, 10)) == 5
     assert not images.inputs[1:].any()
 
 
 def test_a_shift_moves_the_mean_over_equal_sites_to_the_next_class() -> None:
     rows, labels = np.random.default_rng(0).normal(size=(4, 3)), np.arange(4)
-    mean = (4 * rows + shifted(rows, labels, 5)) / 5
+    mean = (4 * rows + shift_rows(rows, labels, 5)) / 5
     np.testing.assert_allclose(mean, rows[(labels + 1) % 4])
 
 
 def test_malicious_sites_are_one_in_five_and_at_least_one() -> None:
-    assert malicious_of(["b", "a", "c"]) == ["a"]
-    assert malicious_of([f"{i:02}" for i in range(15)]) == ["00", "01", "02"]
+    assert choose_malicious(["b", "a", "c"]) == ["a"]
+    assert choose_malicious([f"{i:02}" for i in range(15)]) == ["00", "01", "02"]
 
 
 # Robust options

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from crypto.protection import Words
 from protoseal.attacks import dependent_messages
-from protoseal.attacks.cases import Case, Measured, Verdict, verdict_of
-from protoseal.attacks.dependent_messages import DependentMessages, neighbour
+from protoseal.attacks.cases import Case, Measurement, Verdict, judge
+from protoseal.attacks.dependent_messages import DependentMessages, record_neighbour
 from protoseal.attacks.key_recovery import KeyRecovery
-from protoseal.attacks.protected_values import Comparison, KnownRows, Values, unknown_row
+from protoseal.attacks.protected_values import Comparison, KnownRows, Values, solve_unknown_row
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire.messages import Phase
@@ -31,8 +31,8 @@ def run_of(method: str, protection: str, split: str = SMALL) -> RecordedRun:
     return record_anew(method, protection, split=split, rounds=2)
 
 
-def verdict(case: Case, measured: Measured, undefended: Measured) -> Verdict:
-    return verdict_of(measured, undefended, chance=case.chance, margin=case.margin)
+def verdict(case: Case, measured: Measurement, undefended: Measurement) -> Verdict:
+    return judge(measured, undefended, chance=case.chance, margin=case.margin)
 
 
 @pytest.mark.parametrize("case", [Values(), Comparison()])
@@ -88,11 +88,11 @@ def test_known_rows_show_the_unknown_one_on_their_span_alone() -> None:
     rotation, _ = np.linalg.qr(rng.normal(size=(8, 8)))
     known, row = rng.normal(size=(8, 8)), rng.normal(size=8)
     for most in (3, 8):
-        found = unknown_row(known[:most], known[:most] @ rotation, row @ rotation)
+        found = solve_unknown_row(known[:most], known[:most] @ rotation, row @ rotation)
         assert (np.linalg.norm(found - row) < 1e-9) == (most == 8)
     within = rng.normal(size=3) @ known[:3]
     np.testing.assert_allclose(
-        unknown_row(known[:3], known[:3] @ rotation, within @ rotation), within, atol=1e-9
+        solve_unknown_row(known[:3], known[:3] @ rotation, within @ rotation), within, atol=1e-9
     )
 
 
@@ -123,7 +123,7 @@ def test_one_record_shows_in_plain_messages_and_in_no_masked_one() -> None:
 
 
 def test_a_site_whose_messages_are_as_long_as_its_data_are_bright(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dependent_messages, "neighbour", lambda run: lengthened(neighbour(run)))
+    monkeypatch.setattr(dependent_messages, "record_neighbour", lambda run: lengthened(record_neighbour(run)))
     double = lengthened(run_of("feddbp", "masked"))
     (measured,) = DependentMessages().measure(double, COORDINATOR)
     assert verdict(DependentMessages(), measured, measured) is Verdict.NOT_DEFENDED

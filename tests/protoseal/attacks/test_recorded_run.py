@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from protoseal.attacks.recorded_run import features_of
+from protoseal.attacks.recorded_run import compute_features
 from tests.protoseal.attacks.recorded import record_anew, recorded_in_groups
 
 SITE = "site-2"
@@ -16,7 +16,7 @@ def test_each_rounds_model_gives_the_prototypes_that_the_site_sent() -> None:
     sent = {run.last_round: run.sites[SITE].received, 1: run.earlier[SITE][0].received}
     assert [*models] == [1, 2]
     for number, model in models.items():
-        features = features_of(model, train.inputs)
+        features = compute_features(model, train.inputs)
         means = [features[train.labels == k].mean(axis=0) for k in range(len(run.agreement.classes))]
         np.testing.assert_allclose(means, sent[number].local, atol=1e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import pytest
 from algorithms.fedpc import aggregation as fedpc_aggregation
 from algorithms.fedpc.aggregation import Groups, mix_groups
 from protoseal.attacks import opened_sums
-from protoseal.attacks.exchanged_models import averaged_model, exchanged
-from protoseal.attacks.opened_sums import assignment_of
-from protoseal.attacks.readings import Adversary, Learned, readings, result_readings
+from protoseal.attacks.exchanged_models import read_average, read_models
+from protoseal.attacks.opened_sums import read_assignment
+from protoseal.attacks.readings import Adversary, LearnedRows, readings, result_readings
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire.cluster_assignment import clusters_of
 from tests.protoseal.attacks.recorded import recorded_in_clusters, recorded_in_groups
@@ -52,7 +53,7 @@ def mean_over(run: RecordedRun, sites: Sequence[str], number: int) -> np.ndarray
     return np.asarray(np.concatenate(rows).mean(axis=0))
 
 
-def check_rows(learned: Learned, expected: Sequence[np.ndarray[Any, Any]]) -> None:
+def check_rows(learned: LearnedRows, expected: Sequence[np.ndarray[Any, Any]]) -> None:
     assert len(learned.labels)
     np.testing.assert_allclose(learned.rows, np.array(expected), rtol=0, atol=ERROR)
 
@@ -83,7 +84,7 @@ def test_a_groups_mean_is_read_less_the_colluding_sites(
     protection: str, adversary: Adversary, victim: str, sites: list[str]
 ) -> None:
     run = recorded_in_groups(protection)
-    learned, model = readings(run, adversary, victim)[-1], [*exchanged(run, adversary, victim)][-1]
+    learned, model = readings(run, adversary, victim)[-1], [*read_models(run, adversary, victim)][-1]
     check_rows(learned, [mean_over(run, sites, int(k)) for k in learned.labels])
     assert model.sites == len(sites)
     expected = np.mean([run.sites[site].averaged for site in sites], axis=0)
@@ -93,7 +94,7 @@ def test_a_groups_mean_is_read_less_the_colluding_sites(
 @pytest.mark.parametrize("protection", ["plain", "masked", pytest.param("ckks", marks=FULL)])
 def test_one_site_reads_a_mixture_of_groups(protection: str) -> None:
     run = recorded_in_groups(protection)
-    (learned,), (model,) = readings(run, PEER, "site-2"), exchanged(run, PEER, "site-2")
+    (learned,), (model,) = readings(run, PEER, "site-2"), read_models(run, PEER, "site-2")
     both = [int(k) for k in learned.labels if held(run, SMALL)[k]]
     found = np.concatenate([learned.of_class(k) for k in both])
     np.testing.assert_allclose(found, [mixed_by_hand(run, k) for k in both], rtol=0, atol=ERROR)
@@ -119,7 +120,7 @@ def test_the_rest_of_a_group_reads_its_last_member_with_a_leader_or_one_site_of_
     (learned,) = result_readings(run, victim, sites)
     check_rows(learned, [mean_over(run, [victim], int(k)) for k in learned.labels])
     assert learned.details == {"solutions of the groups' mixtures": 1.0}
-    model = averaged_model(run, victim, sites, coordinator=False)
+    model = read_average(run, victim, sites, coordinator=False)
     np.testing.assert_allclose(model.vector, run.sites[victim].averaged, rtol=0, atol=ERROR)
 
 
@@ -134,7 +135,7 @@ def test_equations_of_other_weights_have_no_solution(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         fedpc_aggregation, "similarity_weights", lambda rows: np.full((len(rows),) * 2, 1 / len(rows))
     )
-    assert opened_sums.solved_means.__wrapped__(recorded_in_groups("masked"), "site-1", COALITION) == ()
+    assert opened_sums.solve_means(replace(recorded_in_groups("masked")), "site-1", COALITION) == ()
 
 
 @pytest.mark.parametrize("groups", [3, 4])
@@ -146,14 +147,14 @@ def test_mixtures_of_more_groups_have_one_solution(groups: int) -> None:
     rows = random.uniform(size=(groups, 5, 12)) * has[:, :, None]
     mixed = mix_groups(Groups(rows, has, random.normal(size=(groups, 7))))
     agreement = recorded_in_groups("masked").agreement
-    (solution,) = opened_sums._unmixed(agreement, mixed, has)
+    (solution,) = opened_sums.unmix_groups(agreement, mixed, has)
     np.testing.assert_allclose(solution.rows, rows, rtol=0, atol=1e-6)
     np.testing.assert_allclose(mix_groups(solution).theta, mixed.theta, rtol=0, atol=1e-9)
 
 
 def clusters_by_hand(run: RecordedRun, sites: Sequence[str], victim: str) -> list[np.ndarray[Any, Any]]:
     """Return the mean of the true rows of ``sites`` in each cluster with a row of the victim."""
-    assignment = assignment_of(run)
+    assignment = read_assignment(run)
     assert assignment is not None
     assert len(clusters_of(assignment).labels) > len(run.agreement.classes)
     clusters = {each.site: each.clusters for each in assignment.sites}
@@ -188,7 +189,7 @@ def test_the_coordinator_and_one_site_solve_for_the_victims_rows(protection: str
 
 def test_sites_are_sent_no_assignment_under_plain() -> None:
     run = recorded_in_clusters("plain")
-    assert assignment_of(run) is None
+    assert read_assignment(run) is None
     (learned,) = readings(run, PEERS, "site-2")
     assert learned.reading == "the clusters of all sites"
 
@@ -211,7 +212,7 @@ def test_colluding_sites_subtract_their_models_by_samples(
 ) -> None:
     """Site 1 is the one other site."""
     run, victim = recorded_in_clusters(protection), "site-2"
-    model = [*exchanged(run, adversary, victim)][-1]
+    model = [*read_models(run, adversary, victim)][-1]
     sites = {6: sorted(run.sites), 5: sorted(set(run.sites) - {"site-1"}), 1: [victim]}[left]
     samples = [len(run.sites[site].train) for site in sites]
     expected = np.average([run.sites[site].averaged for site in sites], axis=0, weights=samples)

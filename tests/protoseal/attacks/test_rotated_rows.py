@@ -8,20 +8,20 @@ from functools import cache
 import numpy as np
 import pytest
 
-from protoseal.attacks.cases import Case, Measured, Verdict, verdict_of
+from protoseal.attacks.cases import Case, Measurement, Verdict, judge
 from protoseal.attacks.prototype_inversion import PrototypeInversion
 from protoseal.attacks.prototype_membership import PrototypeMembership
-from protoseal.attacks.readings import LENGTHS, Adversary, grouping_readings
-from protoseal.attacks.recorded_run import RecordedRun, features_of
+from protoseal.attacks.readings import LENGTHS, Adversary, round_zero_readings
+from protoseal.attacks.recorded_run import RecordedRun, compute_features
 from protoseal.attacks.rotated_rows import (
     PAIRS,
     PRODUCTS,
     Moments,
     RotatedRows,
     Spread,
-    forms_of,
+    form_moments,
+    list_shown_rows,
     rotated_readings,
-    rows_shown,
 )
 from tests.protoseal.attacks.recorded import (
     record_anew,
@@ -39,7 +39,7 @@ IMAGE, IMAGE_OF_20 = (PrototypeInversion(samples, decoder=True) for samples in (
 
 
 @cache
-def measured(case: Case, run: RecordedRun) -> Mapping[str, Measured]:
+def measured(case: Case, run: RecordedRun) -> Mapping[str, Measurement]:
     """Return the coordinator's results by what they are read from."""
     return {each.basis: each for each in case.measure(run, COORDINATOR)}
 
@@ -48,7 +48,7 @@ def verdict(case: Case, run: RecordedRun) -> Verdict:
     """Return the worst verdict of the readings by lengths and inner products, beside the undefended run."""
     (undefended,) = measured(case, recorded_frozen("plain")).values()
     results = [each for basis, each in measured(case, run).items() if basis in ROTATED]
-    verdicts = [verdict_of(each, undefended, chance=case.chance, margin=case.margin) for each in results]
+    verdicts = [judge(each, undefended, chance=case.chance, margin=case.margin) for each in results]
     return max(verdicts, key=(Verdict.DEFENDED, Verdict.TOO_WEAK, Verdict.NOT_DEFENDED).index)
 
 
@@ -131,7 +131,7 @@ def test_min_count_withholds_the_class_of_one_record() -> None:
 
 def test_ratios_of_several_rounds_are_added_up() -> None:
     run = record_anew("pfpl", "masked", rounds=2)
-    shown, inputs = rows_shown(run, SITE), run.sites[SITE].test.inputs[:9]
+    shown, inputs = list_shown_rows(run, SITE), run.sites[SITE].test.inputs[:9]
     assert [*shown] == [1, 2]
     one, two, both = (
         RotatedRows(run, SITE, rounds).ratios(0, inputs, products=True)
@@ -144,11 +144,11 @@ def test_ratios_of_several_rounds_are_added_up() -> None:
 def test_round_zero_is_read_with_the_initial_model() -> None:
     """A colluding site rotates its rows back; the coordinator alone has their length and products."""
     run = recorded_in_groups("masked")
-    assert list(grouping_readings(run, COORDINATOR, SITE)) == []
-    (learned,) = grouping_readings(run, Adversary.COLLUSION, SITE)
+    assert list(round_zero_readings(run, COORDINATOR, SITE)) == []
+    (learned,) = round_zero_readings(run, Adversary.COLLUSION, SITE)
     train, initial = run.sites[SITE].train, run.initial
     assert initial is not None
-    features = features_of(initial, train.inputs)
+    features = compute_features(initial, train.inputs)
     means = np.array([features[train.labels == k].mean(axis=0) for k in learned.labels])
     np.testing.assert_allclose(learned.rows, means, atol=1e-5)
     assert [each.reading for each in rotated_readings(run, COORDINATOR, SITE)] == [
@@ -165,7 +165,7 @@ def test_moments_of_forms_are_those_of_drawn_vectors() -> None:
     own, others = (Spread(rng.normal(size=4), factor @ factor.T) for factor in factors)
     drawn = [rng.multivariate_normal(each.mean, each.covariance, size=200_000) for each in (own, others)]
     forms = np.array([(drawn[i] * drawn[j]).sum(axis=1) for i, j in ((0, 0), (0, 1), (1, 1))])
-    expected: Moments = forms_of(own.mean[None], own.covariance, others)
+    expected: Moments = form_moments(own.mean[None], own.covariance, others)
     np.testing.assert_allclose(forms.mean(axis=1), expected.means[0], rtol=0.02)
     np.testing.assert_allclose(np.cov(forms), expected.covariances[0], rtol=0.05, atol=0.05)
 

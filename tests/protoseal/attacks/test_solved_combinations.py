@@ -15,10 +15,10 @@ from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal.attacks.solved_combinations import (
     ClassSolutions,
-    class_solutions,
     movement,
-    plausible,
-    solutions,
+    select_plausible,
+    solve_class,
+    solve_combinations,
 )
 from tests.protoseal.attacks.recorded import record_anew, recorded, recorded_peer_sum
 from tests.support.small import small_agreement
@@ -60,7 +60,7 @@ def test_combinations_of_half_of_the_sites_have_the_others_among_their_solutions
 ) -> None:
     rows = drawn(sites)
     received = combined(rows, weighting)[:colluding]
-    found = solutions(agreement(weighting), rows[:colluding], received, sites - colluding)
+    found = solve_combinations(agreement(weighting), rows[:colluding], received, sites - colluding)
     assert nearest(found, rows[colluding:]) < 1e-7
     assert colluding == sites / 2 or len(found) == 1
 
@@ -68,28 +68,29 @@ def test_combinations_of_half_of_the_sites_have_the_others_among_their_solutions
 def test_equations_of_other_weights_have_no_true_solution() -> None:
     rows = drawn(4)
     received = combined(rows, Weighting.COMPLEMENT)[:2]
-    assert nearest(solutions(agreement(Weighting.DISTANCE), rows[:2], received, 2), rows[2:]) > 0.1
+    assert nearest(solve_combinations(agreement(Weighting.DISTANCE), rows[:2], received, 2), rows[2:]) > 0.1
 
 
 def test_fewer_than_half_of_the_sites_have_no_solution() -> None:
     rows = drawn(5)
     received = combined(rows, Weighting.COMPLEMENT)[:2]
-    assert not solutions(agreement(Weighting.COMPLEMENT), rows[:2], received, 3)
+    assert not solve_combinations(agreement(Weighting.COMPLEMENT), rows[:2], received, 3)
 
 
 def test_a_solution_with_negative_numbers_is_implausible_where_no_own_row_has_any() -> None:
     agreed = agreement(Weighting.COMPLEMENT)
     short = np.full((2, DIM), agreed.norm_bound / DIM)
     mixed, too_long = np.where(np.arange(DIM) == 3, -0.5, short), DIM * short
-    assert [rows is short for rows in plausible(agreed, short, [short, mixed, too_long])] == [True]
-    assert len(plausible(agreed, -short, [short, mixed, too_long])) == 2
+    assert [rows is short for rows in select_plausible(agreed, short, [short, mixed, too_long])] == [True]
+    assert len(select_plausible(agreed, -short, [short, mixed, too_long])) == 2
 
 
 def test_of_several_solutions_a_second_round_chooses_the_one_that_hardly_moved() -> None:
     weighting = Weighting.COMPLEMENT
     rounds = [drawn(4), drawn(4) + 0.02 * drawn(4, seed=1)]
     before, now = (
-        solutions(agreement(weighting), rows[:2], combined(rows, weighting)[:2], 2) for rows in rounds
+        solve_combinations(agreement(weighting), rows[:2], combined(rows, weighting)[:2], 2)
+        for rows in rounds
     )
     assert len(now) > 1
     chosen = ClassSolutions(now, now, now[0]).near(ClassSolutions(before, before, before[0]))
@@ -128,10 +129,10 @@ def test_half_of_the_sites_read_the_others_whatever_the_protection(protection: s
 def test_weights_as_printed_are_solved_in_both_rounds(by_distance: RecordedRun) -> None:
     run = by_distance
     for victim in HIDDEN:
-        assert worst(run, victim, lambda k: class_solutions(run, HALF, k).rows) < EXACT
+        assert worst(run, victim, lambda k: solve_class(run, HALF, k).rows) < EXACT
         earlier = run.earlier[victim][-1].received.local
         errors = [
-            np.linalg.norm(class_solutions(run, HALF, k, earlier=True).rows - row, axis=1).min()
+            np.linalg.norm(solve_class(run, HALF, k, earlier=True).rows - row, axis=1).min()
             / np.linalg.norm(row)
             for k, row in enumerate(earlier)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protoseal.attacks import update_inversion
-from protoseal.attacks.cases import Measured, Verdict, verdict_of
+from protoseal.attacks.cases import Measurement, Verdict, judge
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.update_inversion import StandStill, UpdateInversion
 from tests.protoseal.attacks.recorded import recorded
@@ -18,12 +18,12 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_inversion, "_STEPS", 60)
 
 
-def one_step(method: str = "fedavg", protection: str = "plain", samples: int = 1) -> Measured:
+def one_step(method: str = "fedavg", protection: str = "plain", samples: int = 1) -> Measurement:
     return UpdateInversion(samples).measure(recorded(method, protection), Adversary.COORDINATOR)[0]
 
 
-def verdict(found: Measured, undefended: Measured) -> Verdict:
-    return verdict_of(found, undefended, chance=UpdateInversion.chance, margin=UpdateInversion.margin)
+def verdict(found: Measurement, undefended: Measurement) -> Verdict:
+    return judge(found, undefended, chance=UpdateInversion.chance, margin=UpdateInversion.margin)
 
 
 @pytest.mark.full

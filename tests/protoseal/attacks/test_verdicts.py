@@ -11,10 +11,10 @@ import pytest
 from crypto import rotation
 from crypto.pairwise import masks, unmask
 from crypto.protection import Words
-from protoseal.attacks.cases import Measured, Verdict, clustered_interval, verdict_of
+from protoseal.attacks.cases import Measurement, Verdict, clustered_interval, judge
 from protoseal.attacks.image_gallery import GALLERY
 from protoseal.attacks.prototype_inversion import PrototypeInversion
-from protoseal.attacks.prototype_membership import PrototypeMembership, allowed_by, auc, true_positive_rate
+from protoseal.attacks.prototype_membership import PrototypeMembership, allowed_rates, auc, true_positive_rate
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from tests.protoseal.attacks.recorded import record_anew, recorded
@@ -25,8 +25,8 @@ SEVERITY = (Verdict.DEFENDED, Verdict.TOO_WEAK, Verdict.NOT_DEFENDED)
 CASE = PrototypeMembership()
 
 
-def measured(value: float, low: float, high: float) -> Measured:
-    return Measured(value, low, high, trials=20)
+def measured(value: float, low: float, high: float) -> Measurement:
+    return Measurement(value, low, high, trials=20)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def measured(value: float, low: float, high: float) -> Measured:
 def test_a_defence_counts_only_if_the_attack_succeeds_without_it(
     found: tuple[float, float, float], undefended: tuple[float, float, float], verdict: Verdict
 ) -> None:
-    assert verdict_of(measured(*found), measured(*undefended), chance=0.5, margin=0.1) is verdict
+    assert judge(measured(*found), measured(*undefended), chance=0.5, margin=0.1) is verdict
 
 
 def test_a_measurement_lies_in_its_interval() -> None:
@@ -82,7 +82,7 @@ def test_rates_at_a_threshold_are_those_of_sorted_scores() -> None:
 def test_epsilon_allows_the_known_rates() -> None:
     """ε = 1 allows e · 0.1 % at 0.1 % false positives, and ε = 3 allows e³ · 0.1 %, plus δ."""
     for epsilon, allowed in ((1.0, 0.00273), (3.0, 0.0201)):
-        assert allowed_by(epsilon, 1e-5, np.array([0.001]))[0] == pytest.approx(allowed, rel=0.01)
+        assert allowed_rates(epsilon, 1e-5, np.array([0.001]))[0] == pytest.approx(allowed, rel=0.01)
 
 
 # Doubles
@@ -92,8 +92,7 @@ def worst(run: RecordedRun, undefended: RecordedRun, adversary: Adversary = Adve
     """Return the worst verdict over the adversary's readings."""
     baseline = CASE.measure(undefended, Adversary.COORDINATOR)[0]
     verdicts = [
-        verdict_of(each, baseline, chance=CASE.chance, margin=CASE.margin)
-        for each in CASE.measure(run, adversary)
+        judge(each, baseline, chance=CASE.chance, margin=CASE.margin) for each in CASE.measure(run, adversary)
     ]
     return max(verdicts, key=SEVERITY.index)
 
@@ -140,7 +139,7 @@ def test_a_key_given_away_is_found() -> None:
 
 
 @pytest.fixture(scope="module")
-def inverted() -> dict[str, Measured]:
+def inverted() -> dict[str, Measurement]:
     """Return inversions of prototypes of one sample and of twenty, and of one sample under a rotation."""
     plain, masked = (recorded("pfpl", protection, (1, 20)) for protection in ("plain", "masked"))
     one, many = (PrototypeInversion(samples, decoder=True) for samples in (1, 20))
@@ -155,7 +154,7 @@ def inverted() -> dict[str, Measured]:
 
 
 def test_one_image_is_found_from_its_prototype_and_one_of_twenty_is_not(
-    inverted: dict[str, Measured],
+    inverted: dict[str, Measurement],
 ) -> None:
     chance = 1 / GALLERY
     assert inverted["one"].low > chance + 0.2
@@ -163,12 +162,12 @@ def test_one_image_is_found_from_its_prototype_and_one_of_twenty_is_not(
     assert inverted["many"].high < inverted["one"].low
 
 
-def test_a_rotated_prototype_gives_no_image(inverted: dict[str, Measured]) -> None:
+def test_a_rotated_prototype_gives_no_image(inverted: dict[str, Measurement]) -> None:
     assert inverted["rotated"].low <= 0.2
     assert inverted["rotated"].high < inverted["one"].low
 
 
-def test_a_reconstruction_is_shown_beside_the_original(inverted: dict[str, Measured]) -> None:
+def test_a_reconstruction_is_shown_beside_the_original(inverted: dict[str, Measurement]) -> None:
     shown = inverted["one"].pictures[0].images
     assert set(shown) == {"original", "reconstruction", "class mean"}
     assert all(each.shape == (8, 8) and 0 <= each.min() <= each.max() <= 1 for each in shown.values())

@@ -14,14 +14,14 @@ from click.testing import CliRunner, Result
 from protoseal.attacks import grid as grid_module
 from protoseal.attacks import model_membership, update_inversion
 from protoseal.attacks import suites as suites_module
-from protoseal.attacks.cases import Case, Measured, Picture
-from protoseal.attacks.image_gallery import picture
+from protoseal.attacks.cases import Case, Measurement, Picture
+from protoseal.attacks.image_gallery import to_picture
 from protoseal.attacks.poisoning import poisoning_cases
 from protoseal.attacks.protected_values import EXACT
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from protoseal.attacks.records import notices_of
-from protoseal.attacks.suites import cases_of, suite_names
+from protoseal.attacks.records import list_notices
+from protoseal.attacks.suites import list_suites, make_cases
 from protoseal.cli import main
 from protoseal.commands.attack import SUITE_NAMES
 
@@ -134,9 +134,9 @@ class Drawn(Case):
     question, ability, not_covered = "Is it drawn?", "draw", "Others."
     adversaries = (Adversary.COORDINATOR,)
 
-    def measure(self, run: RecordedRun, adversary: Adversary) -> list[Measured]:  # noqa: ARG002 (the interface's)
-        images = {name: picture(site.train.inputs[0]) for name, site in run.sites.items()}
-        return [Measured(1.0, 0.9, 1.0, 9, pictures=(Picture("first images", images),))]
+    def measure(self, run: RecordedRun, adversary: Adversary) -> list[Measurement]:  # noqa: ARG002 (the interface's)
+        images = {name: to_picture(site.train.inputs[0]) for name, site in run.sites.items()}
+        return [Measurement(1.0, 0.9, 1.0, 9, pictures=(Picture("first images", images),))]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_pictures_of_private_records_are_kept_only_when_asked(
         assert done.exit_code == 0, done.output
         report = json.loads((tmp_path / "out" / "attacks.json").read_text(encoding="utf-8"))
         page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-        notices = notices_of(report["dataset"], pictures=pictured)
+        notices = list_notices(report["dataset"], pictures=pictured)
         assert (report["public_records"], report["pictures"], report["sites"]) == (False, pictured, 4)
         assert all(each in " ".join(done.stderr.split()) for each in notices)
         assert all(page.index(each) < page.index("In short") for each in notices)
@@ -221,9 +221,9 @@ def test_a_wrong_request_names_its_remedy(tmp_path: Path, arguments: tuple[str, 
 
 
 def test_every_suite_has_cases_and_its_name_in_the_help() -> None:
-    assert set(SUITE_NAMES) == set(suite_names())
+    assert set(SUITE_NAMES) == set(list_suites())
     for name in SUITE_NAMES:
-        cases = [case for every in cases_of(name).values() for case in every]
+        cases = [case for every in make_cases(name).values() for case in every]
         assert len({case.attack for case in cases}) == len(cases) > 0
         assert all(case.question.endswith("?") and case.margin > 0 for case in cases)
 
@@ -240,4 +240,4 @@ def test_every_attack_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "out" / "attacks.json").read_text(encoding="utf-8"))
     suites = {case["suite"] for case in report["cases"]}
-    assert suites == set(cases_of("all")) - {"audit"}  # without noise there is none to audit
+    assert suites == set(make_cases("all")) - {"audit"}  # without noise there is none to audit
