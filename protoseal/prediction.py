@@ -18,6 +18,8 @@ from agreement import Agreement, Inference
 from agreement.storage.run_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
+from secure_client.checkpoints.learner_factory import build_agreed_model
+from secure_client.checkpoints.predictor import deciding_guide, inference_guide
 from secure_client.data.input_ranges import InputRanges
 from secure_client.data.table import describe_table, parse_table
 from secure_client.data.table_scale import scale_rows, warn_of_units
@@ -25,8 +27,6 @@ from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_files import MODEL, SitePrototypes, read_agreement, read_prototypes
 from secure_client.output.site_log import SiteLog, read_site_log
-from secure_client.site_model.learner_factory import build_agreed_model
-from secure_client.site_model.prototype_targets import deciding_guide, inference_guide
 from secure_client.table_format import format_beside
 from secure_client.training.learner import choose_device
 from secure_client.user_code import describe_failure

@@ -20,6 +20,7 @@ from privacy.errors import LedgerError
 from privacy.ledger.lines import Fact
 from protoseal_files.sqlite import closed_on_error
 from protoseal_wire.messages import Finished, Phase, Stopped
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.client_loop import take_part
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
@@ -40,7 +41,6 @@ from secure_client.protocol.answer_delays import AnswerDelays
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.learner import Learner
 from secure_client.training.loop import flush_denormals
 from secure_client.transport import GrpcTransport
@@ -229,7 +229,7 @@ def _run(
     for ranges in learner.ranges:
         for warning in ranges.warnings:
             _log.warning("%s: %s", ranges.where, warning)
-    trainee = build_trainee(agreement, learner, journal, releases)
+    trainee = build_checkpointed_learner(agreement, learner, journal, releases)
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(config, party))
         peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None

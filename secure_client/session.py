@@ -36,6 +36,7 @@ from protoseal_wire.messages import (
     PhaseKey,
     Work,
 )
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.methods.base import ResultSummary, SiteExchange
 from secure_client.methods.exchange_factory import build_exchange
@@ -47,7 +48,6 @@ from secure_client.protocol.participants import Participants
 from secure_client.protocol.phase_order import Order
 from secure_client.protocol.sent_values import check_released, encode_answer, keep_values
 from secure_client.protocol.setup import Party, Setup
-from secure_client.site_model.checkpointed_learner import Trainee
 
 
 class Session:
@@ -57,7 +57,7 @@ class Session:
         self,
         agreement: Agreement,
         party: Party,
-        trainee: Trainee,
+        trainee: CheckpointedLearner,
         journal: Journal,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -177,12 +177,12 @@ class Session:
             case Phase.RESULT:
                 return self._result(key, request)
             case _:
-                check_released(self._agreement, self._trainee.released)
+                check_released(self._agreement, self._trainee.values.released)
                 with _Stopwatch(self._seconds, "protect"):
                     answer = self._exchange.step(key, request)
                     encoded = encode_answer(self._agreement, key, answer)
                     if self._kept is not None and not (key.round and self._agreement.distributed_noise):
-                        by = self._trainee.released, self._participants.asked
+                        by = self._trainee.values.released, self._participants.asked
                         keep_values(self._kept, self._agreement, key, *by, answer, encoded)
                     return encoded
 
@@ -197,14 +197,14 @@ class Session:
         roster = self._setup.roster()
         self._seconds = {"train": 0.0, "protect": 0.0}
         with _Stopwatch(self._seconds, "train"):
-            self._trainee.trained(key.round)
-        check_released(self._agreement, self._trainee.released)
+            self._trainee.train_round(key.round)
+        check_released(self._agreement, self._trainee.values.released)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
         base, keys = self._exchange.stated(key)
-        holds = stated_classes(self._agreement, key.round, self._trainee.held_classes())
+        holds = stated_classes(self._agreement, key.round, self._trainee.values.held_classes())
         if self._kept is not None:
-            self._kept.keep_sent(key, self._trainee.released, holds)
+            self._kept.keep_sent(key, self._trainee.values.released, holds)
         anchor = self._anchor.show(key.round)
         statement = sign_presence(
             self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=anchor
@@ -218,7 +218,7 @@ class Session:
         return codec.encode_acknowledgement(Acknowledgement())
 
     def _report(self, key: PhaseKey) -> None:
-        withheld = self._trainee.held_classes() & ~self._given.classes
+        withheld = self._trainee.values.held_classes() & ~self._given.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         trainee = self._trainee
         tested = trainee.evaluate() if self._tests_in(key.round) else None
@@ -230,13 +230,13 @@ class Session:
             tested,
             self._seconds,
             inference=self._agreement.inference,
-            shortened=trainee.shortened,
+            shortened=trainee.values.shortened,
         )
         figures = figures.model_copy(
             update={"trained": trainee.losses is not None, "unreadable": trainee.unreadable}
         )
         if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
-            figures = figures.model_copy(update=loss_figures(trainee.losses, trainee.label_entropy))
+            figures = figures.model_copy(update=loss_figures(trainee.losses, trainee.values.label_entropy))
         if self._spending is not None:
             spent = self._spending.spent_budget()
             of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}

@@ -41,6 +41,7 @@ from secure_client.app import (
     rounds_received,
     sketch_records,
 )
+from secure_client.checkpoints.learner_factory import build_initial_model, check_averaged
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData
 from secure_client.data.class_names import warn_of_own_numbers
@@ -59,7 +60,6 @@ from secure_client.privacy.releases import count_units, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party
 from secure_client.proxy import proxy_to, split_target
-from secure_client.site_model.learner_factory import build_initial_model, check_averaged
 from secure_client.training.batches import open_source
 from secure_client.training.learner import choose_device, read_labels
 from secure_client.user_code import describe_failure

@@ -125,7 +125,7 @@ def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:
         if agreement.sends_rows(number):
             trainees = {site.name: site.trainee for site in federation.sites}
             results[number] = trainees.pop(name).prototypes()
-            rows = {site: trainee.latest() for site, trainee in trainees.items()}
+            rows = {site: trainee.values.latest() for site, trainee in trainees.items()}
 
     pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
     poisons = {name: Poison(echoes=True)}

@@ -20,8 +20,8 @@ from protoseal.attacks.opened_sums import decrypt_sum, find_group, find_means, o
 from protoseal.attacks.readings import Adversary, choose_accomplice, colluding_sites, decode_upload
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal_wire.messages import Phase
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.models.prototype_model import PrototypeModel
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 
 

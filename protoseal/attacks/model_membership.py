@@ -27,9 +27,9 @@ from protoseal.attacks.exchanged_models import ExchangedModel, load_model, read_
 from protoseal.attacks.prototype_membership import Scores, measure_scores
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, Rows, compute_features
+from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
-from secure_client.site_model.learner_factory import build_learner
 
 SHADOWS = 8
 """Shadow models of a run."""

@@ -36,11 +36,12 @@ from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, 
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.data import SiteData
 from secure_client.privacy.bounds import saturated
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_server.process_pool import Workers
 
 MALICIOUS_SHARE = 0.2
@@ -174,27 +175,28 @@ class PoisonedFederation(LocalFederation):
             agreement, data, training=scene.training, executor=executor, on_completed=on_completed
         )
 
-    def _open_trainee(self, party: Party, position: int) -> tuple[Trainee, Journal]:
+    def _open_trainee(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
         honest, journal = super()._open_trainee(party, position)
         poison = self._poisons.get(party.name)
         if poison is None:
             return honest, journal
         malicious = MaliciousTrainee(honest, poison, self.agreement, len(self._data), len(self._poisons))
-        return cast("Trainee", malicious), journal
+        return cast("CheckpointedLearner", malicious), journal
 
 
 class MaliciousTrainee:
-    """Trainee of one of ``malicious`` sites of ``sites``: it trains as an honest one and changes its uploads.
+    """Learner of one of ``malicious`` sites of ``sites``: it trains as an honest one and changes its uploads.
 
     ``sent`` has the rows (K, d) of each round as they were sent.
     """
 
     def __init__(
-        self, honest: Trainee, poison: Poison, agreement: Agreement, sites: int, malicious: int
+        self, honest: CheckpointedLearner, poison: Poison, agreement: Agreement, sites: int, malicious: int
     ) -> None:
         self._honest, self._poison, self._agreement = honest, poison, agreement
         self._sites, self._malicious = sites, malicious
-        self._start = honest.averaged()
+        self._start = honest.values.averaged()
+        self.values = _MaliciousValues(self, honest.values)
         self.sent: dict[int, Rows] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -203,14 +205,14 @@ class MaliciousTrainee:
     def begin(self, round_number: int) -> None:
         """Begin a round's training, and keep the parameters that it starts from."""
         self._honest.begin(round_number)
-        self._start = self._honest.averaged()
+        self._start = self._honest.values.averaged()
 
-    def trained(self, round_number: int) -> tuple[Rows, Labels]:
+    def train_round(self, round_number: int) -> tuple[Rows, Labels]:
         """Return the changed prototypes, and the claimed numbers of samples."""
         if not self._honest.is_trained_for(round_number):
             self.begin(round_number)
             self._honest.finish(round_number, self._honest.run(round_number))
-        rows, counts = self._honest.trained(round_number)
+        rows, counts = self._honest.train_round(round_number)
         if self._poison.echoes:
             last = self._honest.prototypes()
             rows = np.where(last.has_personal[:, np.newaxis], last.personal, rows)
@@ -218,14 +220,13 @@ class MaliciousTrainee:
         self.sent[round_number] = self._changed(rows, np.arange(len(rows)), seen=grouping)
         return self.sent[round_number], counts * self._poison.samples
 
-    def local(self) -> LocalClusters:
+    def change_local(self, local: LocalClusters) -> LocalClusters:
         """Return the changed local prototypes."""
-        local = self._honest.local()
         return replace(local, rows=self._changed(local.rows, local.labels, seen=False))
 
-    def averaged(self) -> Rows:
+    def change_averaged(self, trained: Rows) -> Rows:
         """Return the averaged part with the changed parameters; buffers stay, since none of them may be negative."""
-        trained, most = self._honest.averaged(), self._agreement.averaging.parameters
+        most = self._agreement.averaging.parameters
         changed = trained.copy()
         changed[:most] = self._start[:most] + self._poison.factor * (trained - self._start)[:most]
         return saturated(changed, self._agreement.averaging, "a malicious site")
@@ -243,6 +244,22 @@ class MaliciousTrainee:
         # share what remains of the mean's bound: together they would exceed it, and the round would be abandoned.
         most = max(bound, _CAUTION * (sites * bound - (sites - malicious) * longest) / malicious)
         return np.asarray(np.clip(project_to_norm(changed, most)[0], -bound, bound))
+
+
+class _MaliciousValues:
+    """Values of an honest learner, of which a malicious one changes those that it sends."""
+
+    def __init__(self, learner: MaliciousTrainee, honest: ExchangedValues) -> None:
+        self._learner, self._honest = learner, honest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._honest, name)
+
+    def local(self) -> LocalClusters:
+        return self._learner.change_local(self._honest.local())
+
+    def averaged(self) -> Rows:
+        return self._learner.change_averaged(self._honest.averaged())
 
 
 TARGET = 0

@@ -289,10 +289,10 @@ def _read_secrets(site: LocalSite, party: Any, agreement: Agreement) -> GroupSec
 def _read_truth(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
     data, trainee = scene.data[site.name], site.trainee
     if agreement.clusters:
-        local = trainee.local()
+        local = trainee.values.local()
         rows, labels = np.asarray(local.rows), np.asarray(local.labels)
     else:
-        class_rows, held = trainee.latest()
+        class_rows, held = trainee.values.latest()
         rows, labels = class_rows[held], np.flatnonzero(held)
     return SiteTruth(
         name=site.name,
@@ -301,7 +301,7 @@ def _read_truth(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTrut
         model=_copy_model(trainee),
         rows=np.array(rows, dtype=np.float64),
         labels=labels.astype(np.int64),
-        averaged=trainee.averaged() if agreement.method.averages else np.empty(0),
+        averaged=trainee.values.averaged() if agreement.method.averages else np.empty(0),
         received=trainee.prototypes(),
     )
 

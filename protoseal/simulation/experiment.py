@@ -27,10 +27,10 @@ from protoseal.simulation.run_folder import COMPARED, RunFolder
 from protoseal.simulation.saved_run import SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.output.site_log import SiteRound
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.process_pool import Workers
 

@@ -16,10 +16,10 @@ from crypto.keys import KEY_BYTES, StorageKey
 from protoseal.simulation.local_federation import Outcome
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner
 from secure_client.data import SiteData
 from secure_client.output.site_log import site_round
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.learner_factory import build_trainee
 from secure_server.round_log import CoordinatorRound
 
 
@@ -52,7 +52,7 @@ class LocalControl:
             )
             self._log = self._stack.enter_context(RunLog(self._state / "log.sqlite"))
             self._sites = {
-                name: build_trainee(
+                name: build_checkpointed_learner(
                     agreement,
                     training.learner(agreement, name, data[name], at),
                     self._journal(name),
@@ -105,12 +105,12 @@ class LocalControl:
 
     def _round(self, name: str, number: int) -> None:
         trainee, start = self._sites[name], time.perf_counter()
-        trainee.trained(number)
+        trainee.train_round(number)
         seconds = {"train": time.perf_counter() - start, "protect": 0.0}
         if self._control is Method.SELF:
-            trainee.take_targets(number, *trainee.latest())
+            trainee.take_targets(number, *trainee.values.latest())
         tested = trainee.evaluate() if self._trainees.tests_in(number) else None
-        shortened = trainee.shortened if self._control is Method.SELF else None
+        shortened = trainee.values.shortened if self._control is Method.SELF else None
         how = self._agreement.inference
         figures = site_round(number, 1, 1, (), tested, seconds, inference=how, shortened=shortened)
         self._trainees.tell(name, figures)

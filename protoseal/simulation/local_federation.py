@@ -50,6 +50,8 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner
 from secure_client.client_loop import step
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
@@ -62,8 +64,6 @@ from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_trainee
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
@@ -143,7 +143,7 @@ class LocalSite:
 
     session: Session
     transport: DirectTransport
-    trainee: Trainee
+    trainee: CheckpointedLearner
     journal: Journal
 
     @property
@@ -263,7 +263,7 @@ class LocalFederation:
     def save(self, out: Path) -> Outcome:
         """Run the final tests, and write every site's files to ``out/sites/NAME``."""
 
-        def save_site(name: str, trainee: Trainee) -> None:
+        def save_site(name: str, trainee: CheckpointedLearner) -> None:
             folder = site_folder(out, name)
             trainee.save(folder)
             write_agreement(folder, self.agreement)
@@ -302,11 +302,13 @@ class LocalFederation:
         run, path = self.agreement.run, self._state / "coordinator.sqlite"
         return Store.open(path, run, self.agreement.hash(), record=self._record, durable=False)
 
-    def _open_trainee(self, party: Party, position: int) -> tuple[Trainee, Journal]:
+    def _open_trainee(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
         path = self._state / "sites" / party.name / "journal.sqlite"
         journal = self._stack.enter_context(open_journal(path, self.agreement, party, durable=False))
         learner = self._training.learner(self.agreement, party.name, self._data[party.name], position)
-        return build_trainee(self.agreement, learner, journal, self._releases(party, path.parent)), journal
+        return build_checkpointed_learner(
+            self.agreement, learner, journal, self._releases(party, path.parent)
+        ), journal
 
     def _releases(self, party: Party, folder: Path) -> Releases | None:
         """Return the releases of a simulated site, with its own ledger that has room for just the run."""
@@ -315,7 +317,7 @@ class LocalFederation:
         kept = KeptReleases(folder / RELEASES) if self._keep_releases else None
         return open_releases(self.agreement, simulated_budget(self.agreement, party.name, folder), kept)
 
-    def _open_site(self, party: Party, trainee: Trainee, journal: Journal) -> LocalSite:
+    def _open_site(self, party: Party, trainee: CheckpointedLearner, journal: Journal) -> LocalSite:
         def tell(figures: SiteRound) -> None:
             self._on_round(party.name, self.trainees.tell(party.name, figures))
 

@@ -15,12 +15,12 @@ from agreement import Agreement, Method
 from protoseal.reports.run_results import mean
 from protoseal.simulation.batched.training import Batching, run_together
 from protoseal.simulation.run_log import RunLog
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_learner, warn_of_fedavg
 from secure_client.data import SiteData
 from secure_client.error_containment import contained
 from secure_client.errors import DataError
 from secure_client.output.site_log import SiteLog, SiteRound, loss_figures, site_round
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, warn_of_fedavg
 from secure_client.training.evaluation import Evaluation
 from secure_client.training.job import Losses
 from secure_client.training.learner import Learner
@@ -91,7 +91,7 @@ class Trainees:
 
     def __init__(
         self,
-        trainees: Mapping[str, Trainee],
+        trainees: Mapping[str, CheckpointedLearner],
         data: Mapping[str, SiteData],
         log: RunLog,
         *,
@@ -157,7 +157,7 @@ class Trainees:
         # Each site's time is an equal share of the common training's time.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
         update: dict[str, Any] = {"seconds": seconds}
-        update |= loss_figures(trainee.losses, trainee.label_entropy)
+        update |= loss_figures(trainee.losses, trainee.values.label_entropy)
         validation = self._data[name].validation
         if self._testing.patience is not None and validation is not None:
             validated = trainee.evaluate_on(validation)
@@ -198,7 +198,7 @@ class Trainees:
 
     # End of the run
 
-    def close(self, save: Callable[[str, Trainee], None] = lambda name, trainee: None) -> None:
+    def close(self, save: Callable[[str, CheckpointedLearner], None] = lambda name, trainee: None) -> None:
         """Run the final tests of the reported models, and ``save`` them.
 
         With early stopping the sites return to the best round's model first. Logs a warning on rounds in which a site's
@@ -241,7 +241,7 @@ class Trainees:
                 *(self._method.value, failed, len(rounds)),
             )
 
-    def _together(self, waiting: Sequence[Trainee], round_number: int) -> Sequence[Losses | None]:
+    def _together(self, waiting: Sequence[CheckpointedLearner], round_number: int) -> Sequence[Losses | None]:
         for stage in zip(*(each.jobs(round_number) for each in waiting), strict=True):
             losses = run_together(stage, self._training.batching)
         return losses
@@ -257,7 +257,7 @@ class Trainees:
         value = mean(each.accuracy_validation for each in reports)
         return -1.0 if value is None or len(reports) < len(self._reports) else value
 
-    def _closing(self, trainee: Trainee, figures: SiteRound) -> SiteRound:
+    def _closing(self, trainee: CheckpointedLearner, figures: SiteRound) -> SiteRound:
         update: dict[str, Any] = {}
         if self._testing.patience is not None or self._testing.per_class:
             tested = trainee.evaluate()
@@ -281,7 +281,7 @@ class Trainees:
         return update
 
 
-def _one_by_one(waiting: Sequence[Trainee], round_number: int) -> list[Losses | None]:
+def _one_by_one(waiting: Sequence[CheckpointedLearner], round_number: int) -> list[Losses | None]:
     """Train each site by itself from the start of the round, so that a diverging site affects no other."""
     for each in waiting:
         each.undo()

@@ -9,12 +9,12 @@ from agreement import Agreement
 from algorithms.gram_matrix import Bool
 from crypto.pairwise.wire_values import MaskKeys
 from protoseal_wire.messages import PhaseKey, RoundStart
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import MaskedSum
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.sent_values import Answer
 from secure_client.protocol.setup import Setup
-from secure_client.site_model.checkpointed_learner import Trainee
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ExchangeParts:
 
     agreement: Agreement
     site: str
-    trainee: Trainee
+    trainee: CheckpointedLearner
     journal: Journal
     setup: Setup
     participants: Participants

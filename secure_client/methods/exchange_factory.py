@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from agreement import Agreement
 from agreement.round_plan import ExchangeKind
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.methods.base import ExchangeParts, SiteExchange
 from secure_client.methods.encrypted_clusters import EncryptedClusters
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
@@ -20,7 +21,6 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import MaskedSum
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.setup import Party, Setup
-from secure_client.site_model.checkpointed_learner import Trainee
 
 _EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeParts], SiteExchange]] = {
     ExchangeKind.PLAIN_PEERS: PeerCombinations,
@@ -42,7 +42,7 @@ _EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeParts], SiteExchange]] = {
 def build_exchange(
     agreement: Agreement,
     party: Party,
-    trainee: Trainee,
+    trainee: CheckpointedLearner,
     journal: Journal,
     setup: Setup,
     participants: Participants,

@@ -59,7 +59,7 @@ class GroupMembers:
         keys = {each.site: each.keys for each in statements if each.keys is not None}
         cohort = group_cohort(active, own, self._agreement)
         self._participants.asked = cohort.holds[cohort.index(self._site)]
-        return Group(cohort, keys, self._trainee.base)
+        return Group(cohort, keys, self._trainee.base_hash)
 
     def _check_earlier_sums_cannot_open(self, key: PhaseKey, group: Group) -> None:
         """Check that no sum with this site's masked vector from an earlier attempt of the round can open.
@@ -107,7 +107,7 @@ class GroupMembers:
 
     def _check_same_base(self, bases: Sequence[bytes]) -> None:
         """Check that all members state one base: the coordinator could track a base given to one member alone."""
-        if set(bases) != {self._trainee.base}:
+        if set(bases) != {self._trainee.base_hash}:
             raise Violation("the members of the group do not all train from the same result")
 
     def _check_keys(self, active: ActiveList) -> None:

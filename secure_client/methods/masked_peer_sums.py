@@ -74,7 +74,7 @@ class MaskedPeerSums:
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.base.SiteExchange`, here and below."""
-        caught_up = self._starts.checked(key, start, self._trainee.base)
+        caught_up = self._starts.checked(key, start, self._trainee.base_hash)
         if caught_up is None:
             return
         summed = self._read(key.run, caught_up)
@@ -84,7 +84,7 @@ class MaskedPeerSums:
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys]:
         """Return the hash of the result that the model was trained from, and fresh keys."""
-        return self._trainee.base, self._masks.fresh_keys(key)
+        return self._trainee.base_hash, self._masks.fresh_keys(key)
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer one of the masked sum's steps."""
@@ -108,7 +108,7 @@ class MaskedPeerSums:
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return the prototypes (K·d,), zeros for classes withheld in the attempt, and keep them as rounded."""
-        rows, _ = self._trainee.trained(key.round)
+        rows, _ = self._trainee.train_round(key.round)
         holds = group.cohort.holds[group.cohort.index(self._site)]
         vector = np.where(holds[:, None], rows, 0.0).ravel()
         if not self._agreement.sends_rows(key.round):
@@ -142,7 +142,7 @@ class MaskedPeerSums:
             given = np.zeros(len(summed.rows), dtype=np.bool_)
             self._trainee.take_base(round_number, base, np.zeros_like(summed.rows), given, nothing)
             return given
-        rows, held = self._trainee.latest()
+        rows, held = self._trainee.values.latest()
         given = np.asarray(held & (summed.holders > 0))
         # A class that the site does not hold keeps its own row, so that the sum of others' leaves no trace here.
         peers = np.where(given[:, None], self._peers(rows, summed), rows)
@@ -226,7 +226,7 @@ class MaskedPeerSums:
         """
         members = summed.members
         key = PhaseKey(run, members.round, members.attempt, Phase.SHARES)
-        if members.base != self._trainee.base or not self._journal.request(key):
+        if members.base != self._trainee.base_hash or not self._journal.request(key):
             return
         cohort = self._members.agreed(key).cohort
         staying = np.isin(cohort.sites, members.signed.sites)

@@ -86,7 +86,7 @@ class PeerCombinations:
 
     def _rows(self, key: PhaseKey) -> Rows:
         """Return this round's prototypes in units of the norm bound: (K, d), norms at most 1."""
-        rows, _ = self._trainee.trained(key.round)
+        rows, _ = self._trainee.train_round(key.round)
         return np.asarray(rows / self._agreement.norm_bound)
 
     def _half(self, key: PhaseKey, cohort: Cohort) -> SiteHalf:

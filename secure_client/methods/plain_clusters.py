@@ -58,7 +58,7 @@ class PlainClusters:
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.base.SiteExchange`, here and below."""
-        caught_up = self._starts.checked(key, start, self._trainee.base)
+        caught_up = self._starts.checked(key, start, self._trainee.base_hash)
         if caught_up is not None:
             # The base belongs to the round before: a model already trained in this round from another base is
             # discarded.
@@ -67,7 +67,7 @@ class PlainClusters:
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
         """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked."""
         keys = self._masks.fresh_keys(key) if self._agreement.plan.masked else None
-        return self._trainee.base, keys
+        return self._trainee.base_hash, keys
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer VALUES: local prototypes of the classes that are not withheld, and the model."""
@@ -94,17 +94,17 @@ class PlainClusters:
 
     def _local(self, group: Group) -> LocalClusters:
         """Return the local prototypes of classes that are active in the group, with counts as they are sent."""
-        local, holds = self._trainee.local(), group.cohort.holds[group.cohort.index(self._site)]
+        local, holds = self._trainee.values.local(), group.cohort.holds[group.cohort.index(self._site)]
         sent = holds[local.labels]
         counts = counted_samples(local.counts, self._agreement.averaging.most_samples)
         return LocalClusters(local.rows[sent], local.labels[sent], counts[sent])
 
     def _model(self, key: PhaseKey) -> NDArray[np.float64]:
         """Return the model's vector (p + q + 1,), in the order of the layout."""
-        _, counts = self._trainee.trained(key.round)
+        _, counts = self._trainee.train_round(key.round)
         samples = model_weight(counts, self._agreement.averaging.most_samples)
         none = np.empty((0, self._agreement.dim))
-        return self._agreement.layout.contribution(none, self._trainee.averaged(), samples)
+        return self._agreement.layout.contribution(none, self._trainee.values.averaged(), samples)
 
     # Results received
 

@@ -57,7 +57,7 @@ class PlainSums:
         if key.round == 0:
             check_nothing_given(key, start)
             return
-        caught_up = self._starts.checked(key, start, self._trainee.base)
+        caught_up = self._starts.checked(key, start, self._trainee.base_hash)
         if caught_up is not None:
             # The base belongs to the round before: a model already trained in this round from another base is
             # discarded.
@@ -75,8 +75,8 @@ class PlainSums:
             return b"", None
         keys = self._masks.fresh_keys(key) if self._agreement.plan.masked else None
         if self._agreement.layout.noisy:
-            self._masks.keep_noise(key, self._trainee.draw_share(key.round))
-        return self._trainee.base, keys
+            self._masks.keep_noise(key, self._trainee.draw_noise_share(key.round))
+        return self._trainee.base_hash, keys
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
         """Answer VALUES: of FedPC's grouping in round 0, of a sum in later rounds."""
@@ -103,7 +103,7 @@ class PlainSums:
     def _grouping(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Return all prototypes as one row of norm at most 1, absent classes as zeros."""
         cohort = clustering_cohort(self._participants.verified(key, request), self._agreement)
-        rows, _ = self._trainee.trained(0)
+        rows, _ = self._trainee.train_round(0)
         longest = self._agreement.norm_bound * np.sqrt(len(rows))
         row = np.asarray(rows.reshape(1, -1) / longest)
         return ProtectedPayload(shown_half(self._agreement, self._setup, key), row, self._site, cohort)
@@ -113,17 +113,17 @@ class PlainSums:
         layout = self._agreement.layout
         if layout.noisy:
             return self._noisy_vector(key, group)
-        rows, counts = self._trainee.trained(key.round)
+        rows, counts = self._trainee.train_round(key.round)
         sent = np.where(self._sent_classes(group)[:, None], rows, 0.0) if layout.classes else rows[:0]
         samples = model_weight(counts, self._agreement.averaging.most_samples)
-        return layout.contribution(sent, self._trainee.averaged(), samples)
+        return layout.contribution(sent, self._trainee.values.averaged(), samples)
 
     def _noisy_vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return the vector with a share of the noise in every class, held or not, for this attempt alone."""
         share = self._masks.take_noise(key)
-        vectors, weights = self._trainee.noisy_term(key.round, len(group.cohort.sites), share)
+        vectors, weights = self._trainee.noisy_sum_term(key.round, len(group.cohort.sites), share)
         whole = vectors.astype(np.float64), weights.astype(np.float64)
-        return self._agreement.layout.noisy_contribution(*whole, self._trainee.averaged())
+        return self._agreement.layout.noisy_contribution(*whole, self._trainee.values.averaged())
 
     def _sent_classes(self, group: Group) -> Bool:
         """Return the classes (K,) of which this site sends rows."""
@@ -159,7 +159,7 @@ class PlainSums:
             return rows, has
         settings, trainee = self._agreement.settings_of(method), self._trainee
         return contained(
-            lambda: make(settings, trainee.latest(), trainee.scores(), (rows, has)),
+            lambda: make(settings, trainee.values.latest(), trainee.values.scores(), (rows, has)),
             lambda: (rows, has),
             "the fusion of targets",
         )

@@ -64,13 +64,15 @@ class RotatedClusters(PlainClusters):
             self._journal.put_secret(_SUBSTITUTES, seed)
         # Attempt 0 stands for all attempts.
         context = rotation_context(self._agreement, self._setup, replace(key, attempt=0), key.phase)
-        return substitute_directions(seed, context, self._trainee.local(), len(self._agreement.classes))
+        return substitute_directions(
+            seed, context, self._trainee.values.local(), len(self._agreement.classes)
+        )
 
     def _part(self, group: Group, assignment: bytes) -> Contribution:
         """Return this site's part in each cluster of a checked assignment."""
         sites = codec.decode_assignment(assignment, self._limits).sites
         (clusters,) = (each.clusters for each in sites if each.site == self._site)
-        asked = group.cohort.holds[group.cohort.index(self._site)][self._trainee.local().labels]
+        asked = group.cohort.holds[group.cohort.index(self._site)][self._trainee.values.local().labels]
         asked[asked] = clusters != WITHHELD
         self._participants.asked = asked
         return contribution(self._local(group), clusters, len(group.clusters))

@@ -86,7 +86,7 @@ class NoisyPrototypes:
         self._last: ReleasedPrototypes | None = None
         self._draws: Draws | None = None
 
-    def of_round(
+    def release_round(
         self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], guide: Guide | None = None
     ) -> ReleasedPrototypes:
         """Return the release of a round. ``embedded``, features (B, d) and labels (B,), is read if there is a new one.

@@ -105,8 +105,8 @@ def keep_values(
 def check_released(agreement: Agreement, released: int | None) -> None:
     """Raise :class:`Unprotected` unless a round's values are those of a noisy release, where noise is agreed.
 
-    ``released`` is the round of the release (:attr:`secure_client.site_model.training_outcome.Trained.released`). Call
-    this before anything is signed: the classes of PRESENCE are the first values to leave.
+    ``released`` is the round of the release (:attr:`secure_client.checkpoints.checkpoints.TrainedValues.released`).
+    Call this before anything is signed: the classes of PRESENCE are the first values to leave.
     """
     if agreement.privacy is not None and released is None:
         raise Unprotected(f"exact values were to be sent, but the agreement has noise: {_FAULT}")

@@ -41,7 +41,7 @@ class ClusterPlay(MaskedPlay):
 
     def local(self, name: str) -> LocalClusters:
         """Return a site's secret: its local prototypes."""
-        return self.site(name).trainee.local()
+        return self.site(name).trainee.values.local()
 
 
 class ClusterAttempt(Attempt):

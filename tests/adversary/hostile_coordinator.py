@@ -34,6 +34,8 @@ from protoseal_wire.messages import (
     RosterAnswer,
     RoundStart,
 )
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.data import SiteData
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import simulated_budget
@@ -41,8 +43,6 @@ from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_server.aggregator import Aggregator, server_half
 
 Rows = NDArray[np.float64]
@@ -53,7 +53,7 @@ class Site:
     """A real site, as its process has it open."""
 
     session: Session
-    trainee: Trainee
+    trainee: CheckpointedLearner
     journal: Journal
 
 
@@ -109,7 +109,7 @@ class Hostile:
             journal = open_journal(path, self.agreement, party, durable=False)  # no test here cuts the power
             model = self.agreement.training.model
             learner = build_learner(self.agreement, name, self.cast.data[name], model=model, device="cpu")
-            trainee = build_trainee(self.agreement, learner, journal, self.releases(name))
+            trainee = build_checkpointed_learner(self.agreement, learner, journal, self.releases(name))
             self._sites[name] = Site(Session(self.agreement, party, trainee, journal), trainee, journal)
         return self._sites[name]
 
@@ -144,7 +144,7 @@ class Hostile:
 
     def rows(self, name: str, round_number: int = 1) -> Rows:
         """Return the site's secret: its prototypes of a round in units of the norm bound, (K, d)."""
-        return np.asarray(self.site(name).trainee.trained(round_number)[0] / self.agreement.norm_bound)
+        return np.asarray(self.site(name).trainee.train_round(round_number)[0] / self.agreement.norm_bound)
 
     def peers_received(self, name: str, round_number: int = 1) -> Rows:
         """Return the combination of peers that a site takes out of its result: C̄ = α·C + (1 − α)·peers."""

@@ -58,7 +58,7 @@ class MaskedPlay(Hostile):
         """PRESENCE of these sites in a new attempt. ``start``: (base, result to catch up with) by site."""
         statements = []
         for name in names:
-            base, catch_up = (start or {}).get(name, (self.site(name).trainee.base, None))
+            base, catch_up = (start or {}).get(name, (self.site(name).trainee.base_hash, None))
             begun = RoundStart(groups, base, catch_up)
             statements.append(self.presence(name, round_number=round_number, attempt=attempt, start=begun))
         group = next(group for group in groups if names[0] in group)
@@ -67,9 +67,9 @@ class MaskedPlay(Hostile):
     def vector(self, name: str, begun: Attempt) -> Vector:
         """Return a site's secret: what it adds to the sum, (L,)."""
         trainee, cohort = self.site(name).trainee, begun.cohort
-        rows, _ = trainee.trained(begun.round)
+        rows, _ = trainee.train_round(begun.round)
         rows = np.where(cohort.holds[cohort.index(name)][:, None], rows, 0.0)
-        return np.concatenate([rows.ravel(), trainee.averaged()])
+        return np.concatenate([rows.ravel(), trainee.values.averaged()])
 
     def rounding(self, terms: int = 1) -> Vector:
         """Return how far a sum of so many encoded vectors may be from the sum itself, (L,)."""

@@ -47,7 +47,7 @@ def attempt_without_those_that_can_open_the_last(play: MaskedPlay) -> None:
     second = play.attempt(*others, attempt=2, groups=(TEN,)).carried_out(others)
     everyone = _opened_by(first, *few, signatures=signatures)
     found = (everyone - second)[: 3 * play.agreement.dim].reshape(3, -1)[2]
-    prototype = play.site(A).trainee.trained(1)[0][2]
+    prototype = play.site(A).trainee.train_round(1)[0][2]
     assert_is_row(play, found, prototype, len(TEN) + len(others))
 
 

@@ -22,8 +22,8 @@ from crypto.ckks.parameters import context
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
+from secure_client.checkpoints.checkpoints import TrainedValues
 from secure_client.models.prototype_model import SplitModel
-from secure_client.site_model.training_outcome import Trained
 from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
@@ -77,7 +77,7 @@ def run(folder: Path) -> ClusterTranscript:
     return run_clustered(agreement, data_for(agreement, np.ones((4, CLASSES), dtype=np.bool_)), folder)
 
 
-def classes_with_a_direction(trained: Trained) -> NDArray[np.bool_]:
+def classes_with_a_direction(trained: TrainedValues) -> NDArray[np.bool_]:
     """Return the classes (K,) that a weakened site states: those with a prototype that is not zero."""
     assert trained.local is not None
     directed = trained.local.labels[has_direction(trained.local.rows)]

@@ -27,10 +27,14 @@ from crypto.protection import Payload
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Task, Wait
+from secure_client.checkpoints.learner_factory import (
+    build_agreed_model,
+    build_checkpointed_learner,
+    build_learner,
+)
 from secure_client.client_loop import take_part
 from secure_client.data import SiteData
 from secure_client.session import Session
-from secure_client.site_model.learner_factory import build_agreed_model, build_learner, build_trainee
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.base import Outcome
@@ -228,7 +232,9 @@ def _again(federation: LocalFederation, session: Session) -> Session:
     agreement, journal = federation.agreement, session._journal
     data, model = federation._data[VICTIM], agreement.training.model
     learner = build_learner(agreement, VICTIM, data, model=model, device="cpu")
-    return Session(agreement, session._party, build_trainee(agreement, learner, journal), journal)
+    return Session(
+        agreement, session._party, build_checkpointed_learner(agreement, learner, journal), journal
+    )
 
 
 # Crafted results

@@ -164,4 +164,4 @@ def test_a_second_statement_of_a_site_is_refused_and_the_run_goes_on_with_the_fi
         assert status_of(refused.value) is StatusCode.ALREADY_EXISTS
         assert (federation.coordinator.state, federation.store.statements()) == before
         federation.run()
-        assert all(each.trainee._round == agreement.rounds for each in federation.sites)
+        assert all(each.trainee.trained_round == agreement.rounds for each in federation.sites)

@@ -32,7 +32,9 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, Limits
 from protoseal_wire.messages import Acknowledgement, Phase, PhaseKey
-from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.checkpoints import Base
+from secure_client.checkpoints.exchanged_values import ExchangedValues
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.conformance.clustered_runs import run_clustered
 from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped
@@ -206,16 +208,24 @@ def test_comparison_detects_a_site_that_states_what_it_decrypted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The power of the above: of classes 1 and 2 it says that it has them by digits of what it trains from."""
-    honest_classes = Trainee.held_classes
+    honest_classes = ExchangedValues.held_classes
 
-    def by_digits(trainee: Trainee) -> Bool:
-        held, base = honest_classes(trainee), trainee._base
+    bases: dict[ExchangedValues, Base] = {}
+    take = CheckpointedLearner._take
+
+    def noted(learner: CheckpointedLearner, number: int, base: Base) -> None:
+        bases[learner.values] = base
+        take(learner, number, base)
+
+    def by_digits(values: ExchangedValues) -> Bool:
+        held, base = honest_classes(values), bases.get(values)
         if base is not None:
             held[1:] = [round(float(base.rows.sum()) * times) % 2 for times in (1e3, 1e4)]
         return held
 
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
-    monkeypatch.setattr(Trainee, "held_classes", by_digits)
+    monkeypatch.setattr(ExchangedValues, "held_classes", by_digits)
+    monkeypatch.setattr(CheckpointedLearner, "_take", noted)
     for name in ("honest", "tampered"):
         (tmp_path / name).mkdir()
     honest = run(Method.FEDDBP, tmp_path / "honest")

@@ -10,8 +10,8 @@ import pytest
 from agreement import Agreement, Extractor, PrivacySection, Protection
 from algorithms.pfpl import Weighting
 from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Unprotected
-from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.hostile_coordinator import Cast, Hostile
 from tests.support.small import small_agreement
 
@@ -19,15 +19,15 @@ A, B, C = "clinic-a", "clinic-b", "clinic-c"
 NOISE = PrivacySection(clip=1.0, noise_multiplier=5.0, extractor=Extractor.FROZEN)
 
 
-def _forget_in_values(trainee: Trainee) -> None:
-    trainee._exchanged._noisy = None
+def _forget_in_values(trainee: CheckpointedLearner) -> None:
+    trainee.values._noisy = None
 
 
-def _forget_everywhere(trainee: Trainee) -> None:
-    trainee._noisy = trainee._exchanged._noisy = None
+def _forget_everywhere(trainee: CheckpointedLearner) -> None:
+    trainee._noisy = trainee.values._noisy = None
 
 
-FORGOTTEN: dict[str, Callable[[Trainee], None]] = {
+FORGOTTEN: dict[str, Callable[[CheckpointedLearner], None]] = {
     "in the exchanged values": _forget_in_values,
     "everywhere": _forget_everywhere,
 }
@@ -76,4 +76,4 @@ def test_a_stored_release_suffices_after_a_restart(play: Hostile) -> None:
         play.restart(A)
         play.values(A, active)
         play.presence(A, attempt=2)
-        assert play.site(A).trainee.released == 1
+        assert play.site(A).trainee.values.released == 1

@@ -39,8 +39,8 @@ def test_the_sum_opens_with_everyone_and_without_one_that_dropped_out(
         result = play.result_of(opened, begun, survivors)
         for name in EVERYONE:  # also who dropped out of the sum
             play.give_result(name, result, round_number=number)
-    assert {play.site(name).trainee.base for name in EVERYONE} != {b""}
-    assert len({play.site(name).trainee.base for name in EVERYONE}) == 1
+    assert {play.site(name).trainee.base_hash for name in EVERYONE} != {b""}
+    assert len({play.site(name).trainee.base_hash for name in EVERYONE}) == 1
 
 
 def _opened_with_the_key_of_round_1(play: MaskedPlay) -> tuple[Vector, Vector]:

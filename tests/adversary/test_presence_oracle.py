@@ -11,7 +11,7 @@ from agreement import Agreement
 from agreement.payload_forms import directions_form, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.site_model.training_outcome import Trained
+from secure_client.checkpoints.checkpoints import TrainedValues
 from tests.adversary.presence_oracle import CLASSES, asking, classes_with_a_direction, run, sealed
 from tests.conformance.clustered_runs import ClusterTranscript
 
@@ -71,7 +71,7 @@ def test_a_site_that_states_no_class_of_zeros_answers_the_question(
     honest: ClusterTranscript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the next."""
-    monkeypatch.setattr(Trained, "held", classes_with_a_direction)
+    monkeypatch.setattr(TrainedValues, "held", classes_with_a_direction)
     answers = {yes: stated(_asked(honest, tmp_path, monkeypatch, yes=yes)) for yes in (True, False)}
     assert answers == {True: {(True,) * CLASSES}, False: {(False,) * CLASSES}}
 

@@ -14,8 +14,8 @@ import pytest
 
 from agreement import Method, Protection
 from algorithms.fedplcc import LocalClusters
+from secure_client.checkpoints.checkpoints import TrainedValues
 from secure_client.methods.rotated_clusters import substitute_directions
-from secure_client.site_model.training_outcome import Trained
 from tests.adversary.presence_oracle import CLASSES, PIXELS, agreed, classes_with_a_direction
 from tests.adversary.record_oracle import (
     GRID,
@@ -86,7 +86,7 @@ def test_a_site_that_states_classes_with_a_direction_answers_all_questions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The power of the above."""
-    monkeypatch.setattr(Trained, "held", classes_with_a_direction)
+    monkeypatch.setattr(TrainedValues, "held", classes_with_a_direction)
     answered = ask(tmp_path, monkeypatch, dying, questions())
     assert share_right(answered.stated, answered.truth) == 1.0
     assert bits_told(answered.stated, answered.truth) > 0.9

@@ -20,8 +20,8 @@ from agreement.methods import CONTROLS, SIMULATED
 from algorithms.pfpl import Weighting
 from crypto.errors import CryptoError
 from protoseal_wire.messages import Finished
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.feature_pass import FeaturePass
 from secure_client.training.job import Losses
 from secure_client.training.loop import run
@@ -169,24 +169,28 @@ def test_session_transcript_does_not_depend_on_a_record_over_restarts(
 
 
 def _raising_training(patch: pytest.MonkeyPatch) -> None:
-    def run_all(trainee: Trainee, number: int) -> Losses | None:
+    def run_all(trainee: CheckpointedLearner, number: int) -> Losses | None:
         return [run(job) for job in trainee.jobs(number)][-1]
 
-    patch.setattr(Trainee, "run", run_all)
+    patch.setattr(CheckpointedLearner, "run", run_all)
 
 
 def _unbounded(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("secure_client.site_model.checkpointed_learner.saturated", lambda averaged, *_: averaged)
+    patch.setattr("secure_client.checkpoints.checkpointed_learner.saturated", lambda averaged, *_: averaged)
 
 
 def _kept_as_trained(patch: pytest.MonkeyPatch) -> None:
     """Keep a diverged model, and send it as it is."""
     _unbounded(patch)
-    patch.setattr(Trainee, "undo", lambda _: None)
+    patch.setattr(CheckpointedLearner, "undo", lambda _: None)
 
 
 def _untested(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Trainee, "evaluate", lambda trainee: trainee._evaluated(trainee._learner.evaluate))
+    patch.setattr(
+        CheckpointedLearner,
+        "evaluate",
+        lambda trainee: trainee.predictor().evaluate(trainee._learner.evaluate),
+    )
 
 
 def _by_batches(patch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def _sum_of_last_round(play: MaskedPlay, lengths: list[float | None]) -> NDArray
 
 
 def _rows(play: MaskedPlay, rounds: int) -> dict[str, NDArray[np.float64]]:
-    return {name: play.site(name).trainee.trained(rounds)[0][:_HELD] for name in EVERYONE}
+    return {name: play.site(name).trainee.train_round(rounds)[0][:_HELD] for name in EVERYONE}
 
 
 def test_the_stated_limit_targets_below_zero_leave_one_site_alone_in_the_sum(open_masked: OpenMasked) -> None:

@@ -168,7 +168,7 @@ def test_time_of_training_does_not_tell_a_sealed_parameter(tmp_path: Path) -> No
 def test_time_of_training_that_ends_when_it_diverges_tells_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_client.site_model.checkpointed_learner.run", _until_it_diverges(run))
+    monkeypatch.setattr("secure_client.checkpoints.checkpointed_learner.run", _until_it_diverges(run))
     above, below = times(tmp_path)
     assert above < below / _ALIKE
 

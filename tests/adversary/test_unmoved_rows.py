@@ -66,7 +66,7 @@ def rows_in_sum(play: MaskedPlay, number: int, survivors: tuple[str, ...], attem
 
 
 def own_rows(play: MaskedPlay, name: str, number: int) -> Vector:
-    rows, counts = play.site(name).trainee.trained(number)
+    rows, counts = play.site(name).trainee.train_round(number)
     return np.where((counts > 0)[:, None], rows, 0.0).ravel()
 
 
@@ -139,7 +139,7 @@ def test_a_site_that_missed_a_releases_round_takes_part_without_prototypes_and_p
     play = open_masked(CASES["feddbp, one release"](), {})
     play.set_up(*EVERYONE)
     missed = play.play_sum(*WITHOUT_C)
-    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base, missed)})
+    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base_hash, missed)})
     opened = begun.carried_out(EVERYONE)
     assert not opened[: play.agreement.layout.prototypes].any()
     assert not read_account(play.budget(C).ledger).entries
@@ -172,8 +172,8 @@ def targets(protection: Protection, folder: Path) -> dict[int, Vector]:
         by_name = {site.name: site for site in federation.sites}
         set_deadlines(federation, folder / "keys.bin", clock)
         play(federation, clock, [Loss(D, 2, Phase.PRESENCE)])
-        own = by_name[A].trainee.latest()[0] * agreement.own_share
-        found[0] = by_name[D].trainee.latest()[0]
+        own = by_name[A].trainee.values.latest()[0] * agreement.own_share
+        found[0] = by_name[D].trainee.values.latest()[0]
     return {
         number: (each - own) / (1 - agreement.own_share) if number else each for number, each in found.items()
     }

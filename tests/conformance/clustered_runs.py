@@ -86,7 +86,7 @@ class ClusterTap(Tap):
             learner = trainee._learner
             outputs = list(learner._outputs(learner._model, learner._train))
             features = np.concatenate([each.features.double().numpy() for each, _ in outputs])
-            self._book.local[at] = trainee.local()
+            self._book.local[at] = trainee.values.local()
             self._book.features[at] = features, [int(y) for _, labels in outputs for y in labels]
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:

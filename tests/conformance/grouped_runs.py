@@ -180,13 +180,13 @@ class Tap(DirectTransport):
         super().upload(key, content)
         trainee, at = self._at.trainee, _at(key, self._at.name)
         if key.phase is Phase.PRESENCE and key.round:
-            self._book.bases[at] = trainee.base
-            if trainee._base is not None:
-                self._book.guides[at] = trainee._base.rows
+            self._book.bases[at] = trainee.base_hash
+            if trainee.base is not None:
+                self._book.guides[at] = trainee.base.rows
         if key.phase is Phase.VALUES:
-            rows, counts = trainee.trained(key.round)
-            scores = trainee._require_trained().scores
-            self._book.put[at] = Put(rows, counts > 0, trainee.averaged(), int(counts.sum()), scores)
+            rows, counts = trainee.train_round(key.round)
+            scores = trainee.values.require_last().scores
+            self._book.put[at] = Put(rows, counts > 0, trainee.values.averaged(), int(counts.sum()), scores)
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement = self._book.agreement

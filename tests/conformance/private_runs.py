@@ -14,7 +14,7 @@ from agreement import (
     PrivacySection,
     Protection,
 )
-from secure_client.site_model.learner_factory import build_agreed_model
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.support.small import short_training

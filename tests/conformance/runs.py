@@ -23,6 +23,8 @@ from algorithms.model_outputs import Outputs
 from algorithms.pfpl import Weighting
 from algorithms.prototypes import Clusters, Guide
 from protoseal.simulation.local_federation import LocalFederation
+from secure_client.checkpoints.learner_factory import build_agreed_model
+from secure_client.checkpoints.predictor import inference_guide
 from secure_client.data import SiteData
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.samples import Samples
@@ -30,8 +32,6 @@ from secure_client.models.prototype_model import outputs_of
 from secure_client.output.site_files import MODEL, SitePrototypes, read_prototypes
 from secure_client.output.site_log import SiteRound
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.learner_factory import build_agreed_model
-from secure_client.site_model.prototype_targets import inference_guide
 from tests.support.small import small_agreement
 
 Bool = NDArray[np.bool_]

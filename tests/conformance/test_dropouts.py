@@ -106,7 +106,7 @@ class Tap(DirectTransport):
         """See :class:`DirectTransport`."""
         super().upload(key, content)
         if key.phase is Phase.VALUES:
-            rows, counts = self._at.trainee.trained(key.round)
+            rows, counts = self._at.trainee.train_round(key.round)
             self._put[key.round, key.attempt, self._at.name] = (rows, counts > 0)
 
 

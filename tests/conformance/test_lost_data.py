@@ -207,8 +207,8 @@ def play(
 
     def note(name: str, figures: SiteRound) -> None:
         trainee = federation.trainees._trainees[name]
-        rows = trainee._guide.rows.numpy() if isinstance(trainee._guide, Targets) else np.zeros(0)
-        averaged = np.zeros(0) if trainee._base is None else trainee._base.averaged
+        rows = trainee.guide.rows.numpy() if isinstance(trainee.guide, Targets) else np.zeros(0)
+        averaged = np.zeros(0) if trainee.base is None else trainee.base.averaged
         run.results[figures.round, name] = np.concatenate([rows.ravel(), averaged])
         if name == VICTIM:
             run.logs[figures.round] = figures

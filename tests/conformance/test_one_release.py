@@ -80,7 +80,7 @@ def check_messages(federation: LocalFederation) -> None:
     numbers = {
         np.float64(number).tobytes()
         for site in federation.sites
-        for number in site.trainee.latest()[0].ravel()
+        for number in site.trainee.values.latest()[0].ravel()
         if number
     }
     stating, showing = set[int](), set[int]()

@@ -49,7 +49,7 @@ class PeerTap(Tap):
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """See :class:`Tap`."""
         if key.phase is Phase.PRESENCE:
-            rows, _ = self._at.trainee.trained(key.round)
+            rows, _ = self._at.trainee.train_round(key.round)
             self._book.trained[key.round, key.attempt, self._at.name] = rows
         super().upload(key, content)
 

@@ -16,12 +16,12 @@ from agreement import PROTECTIONS, Agreement, Method, Protection
 from algorithms.pfpl import Weighting
 from protoseal.simulation.local_federation import DirectTransport, make_parties
 from protoseal_wire.messages import Finished, Phase, Task
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.client_loop import step
 from secure_client.data import SiteData
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.rounds.rules_from_agreement import agreed_rules
@@ -80,7 +80,7 @@ class Forgetful:
             learner = build_learner(
                 agreement, party.name, self._data[party.name], model=agreement.training.model, device="cpu"
             )
-            trainee = build_trainee(agreement, learner, journal)
+            trainee = build_checkpointed_learner(agreement, learner, journal)
             session = Session(agreement, party, trainee, journal)
             transport = DirectTransport(self._coordinator(store), agreement.run, party.name)
             if joins:

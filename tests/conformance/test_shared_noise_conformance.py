@@ -32,10 +32,10 @@ from agreement import (
 from crypto.pairwise.attempt_binding import threshold
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire.messages import Phase
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import outputs_of
 from secure_client.privacy.releases import Releases
-from secure_client.site_model.learner_factory import build_agreed_model
 from tests.algorithms import fedpc_reference as paper
 from tests.conformance.grouped_runs import Transcript, run_grouped, two_kinds
 from tests.conformance.private_runs import private_agreement

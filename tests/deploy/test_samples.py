@@ -17,10 +17,10 @@ from crypto.pki.authority import CA_FILE
 from crypto.pki.requests import KEY_FILE
 from privacy.accounting.events import DpSgd
 from protoseal.simulation.config import SimulationConfig
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.config import load_site
 from secure_client.models.prototype_model import small_cnn
 from secure_client.privacy.cost import planned_epsilon, training_event
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.config import load_coordinator
 from tests.deploy.walkthrough import ROOT, SITES

@@ -9,8 +9,8 @@ import safetensors.torch
 
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import RoundStart
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.output.site_files import MODEL
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.round_log import CoordinatorRound
 from tests.conformance import plain_answers, sum_equations

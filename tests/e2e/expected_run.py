@@ -16,11 +16,11 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
 from secure_client.app import JOURNAL
+from secure_client.checkpoints.checkpoints import Base
 from secure_client.output.site_files import MODEL, PROTOTYPES
 from secure_client.output.site_log import SiteRound, read_site_log
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import open_journal
-from secure_client.site_model.round_start_state import Base
 from secure_server.app import ROUNDS_LOG, read_rounds
 from secure_server.round_log import CoordinatorRound
 from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
@@ -66,7 +66,7 @@ def expected(
             for each in federation.store.received()
             if each.key is not None
         )
-        bases = {site.name: site.trainee.base for site in federation.sites}
+        bases = {site.name: site.trainee.base_hash for site in federation.sites}
         return Expected(out, federation.rounds, taken, bases)
 
 

@@ -23,9 +23,9 @@ from protoseal.demo import Progress, demo_agreement, demo_sites, run_demo
 from protoseal.reports.result_files import RunResult, read_result
 from protoseal.simulation.config import load_simulation
 from protoseal.splits import parse_split
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data.published import make_digit_domains
 from secure_client.output.site_log import read_site_log
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.support.nursery import Child

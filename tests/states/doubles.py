@@ -20,13 +20,13 @@ from crypto.pairwise.wire_values import ReleasedShare
 from privacy.ledger.budget_account import Account
 from protoseal_files import append_only_file
 from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.releases import Releases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import MaskedSum
 from secure_client.protocol.phase_order import Order
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_server.aggregator import Aggregator
 from secure_server.rounds import preconditions, task_assignment, transitions
 from secure_server.rounds.events import Planned
@@ -61,7 +61,7 @@ def _forgets_its_answers() -> Iterator[None]:
 @contextmanager
 def _seals_twice() -> Iterator[None]:
     """A site knows neither what it answered nor what it trained, and seals another vector under the same masks."""
-    with _forgets_its_answers(), patch.object(Trainee, "_save_model", lambda self: None):
+    with _forgets_its_answers(), patch.object(CheckpointedLearner, "_save_model", lambda self: None):
         yield
 
 
@@ -140,13 +140,13 @@ def _forgets_survivors() -> AbstractContextManager[object]:
 
 def _keeps_no_result() -> AbstractContextManager[object]:
     """A site's base is in memory alone."""
-    take = Trainee._take
+    take = CheckpointedLearner._take
 
-    def wrong(self: Trainee, round_number: int, taken: Any) -> None:
+    def wrong(self: CheckpointedLearner, round_number: int, taken: Any) -> None:
         with patch.object(self._checkpoints.journal, "put"):
             take(self, round_number, taken)
 
-    return patch.object(Trainee, "_take", wrong)
+    return patch.object(CheckpointedLearner, "_take", wrong)
 
 
 def _forgets_uploads() -> AbstractContextManager[object]:

@@ -26,6 +26,8 @@ from protoseal_wire.messages import (
     Work,
 )
 from secure_client.app import open_peers, rounds_received
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.client_loop import take_part
 from secure_client.errors import Unreachable
 from secure_client.privacy.exact_releases import open_exact
@@ -33,8 +35,6 @@ from secure_client.privacy.ledger_anchors import check_recorded
 from secure_client.privacy.releases import open_releases
 from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.rounds.rules_from_agreement import agreed_rules
@@ -175,7 +175,7 @@ class SiteProcess:
         self._world, self._party, self.disk, self.coordinator = world, party, disk, coordinator
         self.name = party.name
         self.strand: Strand[Finished | Stopped] | None = None
-        self.trainee: Trainee | None = None
+        self.trainee: CheckpointedLearner | None = None
         self.outcome: Finished | Stopped | None = None
         self.gone = self.idle = self.injured = self.disk_failed = False
         self.back_at = self.starts = self.calls = self.answers = self.deaths = self.paused_until = (
@@ -247,7 +247,9 @@ class SiteProcess:
             learner = build_learner(
                 agreement, self.name, cast.data[self.name], model=agreement.training.model, device="cpu"
             )
-            self.trainee = build_trainee(agreement, learner, journal, open_releases(agreement, budget))
+            self.trainee = build_checkpointed_learner(
+                agreement, learner, journal, open_releases(agreement, budget)
+            )
             peers = None if budget is None else stack.enter_context(open_peers(budget))
             session = Session(
                 agreement,
@@ -258,7 +260,7 @@ class SiteProcess:
                 tests_in=lambda number: False,
                 exact=open_exact(agreement, budget),
             )
-            world.opened(self, rounds_received(journal), self.trainee.base)
+            world.opened(self, rounds_received(journal), self.trainee.base_hash)
             if rounds_received(journal) == agreement.rounds:
                 session.finish()
                 outcome: Finished | Stopped = Finished(agreement.rounds)

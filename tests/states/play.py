@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 import crypto.pairwise.masks as site_masks
-import secure_client.site_model.checkpointed_learner
+import secure_client.checkpoints.checkpointed_learner
 import secure_server.exchanges.masked_sums as server_masks
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
@@ -145,7 +145,7 @@ def _instrumented(worlds: Worlds) -> Iterator[None]:
         patches.enter_context(patch.object(PrototypeQuery, "draw", drawn))
         patches.enter_context(patch.object(site_masks, "mask", masked))
         patches.enter_context(patch.object(server_masks, "unmask", unmasked))
-        patches.enter_context(patch.object(secure_client.site_model.checkpointed_learner, "run", trained))
+        patches.enter_context(patch.object(secure_client.checkpoints.checkpointed_learner, "run", trained))
         patches.enter_context(patch.object(client_loop, "_SHORTEST_TURN_SECONDS", 0.0))
         logging.disable(logging.CRITICAL)
         patches.callback(logging.disable, logging.NOTSET)

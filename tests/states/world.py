@@ -273,7 +273,9 @@ class World:
             self.scene.monitor.taken(site.name, key, self._before[0])
 
     def acknowledged(self, site: SiteProcess, key: PhaseKey) -> None:
-        self.scene.monitor.acknowledged(site.name, key, b"" if site.trainee is None else site.trainee.base)
+        self.scene.monitor.acknowledged(
+            site.name, key, b"" if site.trainee is None else site.trainee.base_hash
+        )
 
     def opened(self, site: SiteProcess, result: int, base: bytes) -> None:
         self.scene.monitor.restarted(site.name, result, base)

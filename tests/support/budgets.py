@@ -12,8 +12,8 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Limit, ReleaseName, Spending
 
 if TYPE_CHECKING:  # torch takes seconds to import, and processes of these tests do without
+    from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
     from secure_client.privacy.budget import SpentBudget
-    from secure_client.site_model.checkpointed_learner import Trainee
 
 DATASET = "heart-2024"
 LIMIT = Limit(epsilon=3.0, delta=1e-5)
@@ -38,7 +38,7 @@ def open_ledger(path: Path, dataset: str = DATASET, limit: Limit = LIMIT) -> Led
     return Ledger(path, dataset, limit, epsilon=exact_epsilon)
 
 
-def spent_budget(trainee: Trainee) -> SpentBudget:
+def spent_budget(trainee: CheckpointedLearner) -> SpentBudget:
     """Return what is spent of the budget of a site whose prototypes are noisy."""
     if trainee.releases is None:
         raise LookupError("the site has no budget")

@@ -20,11 +20,11 @@ from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from privacy.mechanisms.grid import Ints
 from privacy.mechanisms.joint_clipping import Parts
 from privacy.mechanisms.prototype_query import PrototypeQuery, Released, Sums
+from secure_client.checkpoints import checkpointed_learner
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Releases
 from secure_client.protocol import sent_values
-from secure_client.site_model import checkpointed_learner
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training import loop
 from secure_client.training.job import Job
 from secure_client.training.learner import Learner
@@ -170,14 +170,14 @@ def _send_exact_rows(sums: Sums, released: Released) -> Released:
 
 def _send_other_rows(patch: pytest.MonkeyPatch) -> None:
     """Send rows that a site's trainee has changed after their release: here with half of the noise averaged away."""
-    trained = Trainee.trained
+    trained = CheckpointedLearner.train_round
 
-    def changed(trainee: Trainee, number: int) -> object:
+    def changed(trainee: CheckpointedLearner, number: int) -> object:
         rows, counts = trained(trainee, number)
         exact, _ = trainee._learner.prototypes()
         return np.where(rows != 0.0, (rows + exact) / 2, 0.0), counts
 
-    patch.setattr(Trainee, "trained", changed)
+    patch.setattr(CheckpointedLearner, "train_round", changed)
 
 
 def _forget_entry(patch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from privacy.accounting.events import DpSgd, GaussianRelease
 from privacy.ledger.ledger import Ledger
 from privacy.mechanisms.grid import SIGMA_LOG2, Float, Ints
 from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
+from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes, ReleasedPrototypes
 from secure_client.privacy.releases import Releases
-from secure_client.site_model.exchanged_values import ExchangedValues
 from secure_client.training.dp_sgd import steps
 from secure_client.training.dp_sgd.mechanism import GradientGrid, draw_noise, poisson_sample
 from secure_client.training.learner import Learner
@@ -159,19 +159,19 @@ def kept_noise(own: float, common: float, *, over_sites: bool) -> Patch:
 
 def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send exact class means in place of the released rows."""
-    of_round = ExchangedValues.of_round
+    of_round = ExchangedValues.compute
 
     def swapped(values: ExchangedValues, *arguments: Any) -> Any:
         outcome = of_round(values, *arguments)
         exact = values._learner.prototypes()[0]
         return replace(outcome, rows=np.where(outcome.held()[:, None], exact, 0.0))
 
-    monkeypatch.setattr(ExchangedValues, "of_round", swapped)
+    monkeypatch.setattr(ExchangedValues, "compute", swapped)
 
 
 def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send the first release's rows, whatever later releases drew."""
-    of_round = NoisyPrototypes.of_round
+    of_round = NoisyPrototypes.release_round
     first: dict[int, ReleasedPrototypes] = {}
 
     def stale(noisy: NoisyPrototypes, *arguments: Any) -> ReleasedPrototypes:
@@ -179,7 +179,7 @@ def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         kept = first.setdefault(id(noisy), drawn)
         return replace(drawn, rows=kept.rows, counts=kept.counts)
 
-    monkeypatch.setattr(NoisyPrototypes, "of_round", stale)
+    monkeypatch.setattr(NoisyPrototypes, "release_round", stale)
 
 
 def other_model(monkeypatch: pytest.MonkeyPatch) -> None:

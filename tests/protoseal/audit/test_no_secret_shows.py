@@ -113,11 +113,11 @@ class Watching(Provoking):
         last = self._site == self._federation.sites[-1].name
         self._texts |= said_by([self._session, *([self._federation.coordinator] if last else [])])
         if key.phase is Phase.PRESENCE:
-            rows, _ = self._trainee.latest()
+            rows, _ = self._trainee.values.latest()
             bound = self._federation.agreement.norm_bound
             self._scene.needles.add_values(f"prototypes of {self._site}", rows, bound)
             if self._federation.agreement.clusters:
-                local = self._trainee.local().rows
+                local = self._trainee.values.local().rows
                 self._scene.needles.add_values(f"local prototypes of {self._site}", local, bound)
 
 

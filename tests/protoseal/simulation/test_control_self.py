@@ -14,8 +14,8 @@ from agreement import Method
 from protoseal.reports.result_files import Accuracies
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import Completed, Watcher, simulate
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.output.site_log import SiteRound
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.evaluation import Evaluation
 
 FILE = """
@@ -103,13 +103,13 @@ def test_as_the_method_itself(tmp_path: Path, method: str) -> None:
 
 def test_early_stopping_goes_by_the_same_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tested: list[Evaluation] = []
-    evaluate_on = Trainee.evaluate_on
+    evaluate_on = CheckpointedLearner.evaluate_on
 
-    def noted(self: Trainee, dataset: Dataset[Any]) -> Evaluation:
+    def noted(self: CheckpointedLearner, dataset: Dataset[Any]) -> Evaluation:
         tested.append(evaluate_on(self, dataset))
         return tested[-1]
 
-    monkeypatch.setattr(Trainee, "evaluate_on", noted)
+    monkeypatch.setattr(CheckpointedLearner, "evaluate_on", noted)
     told = Told()
     simulate(config_for(tmp_path / "out", method="self", compare=("fedproto",), rounds=1), told)
     of_self = tested[: len(told.rounds)]

@@ -22,12 +22,12 @@ from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.site_pool import SiteTraining
 from protoseal_wire.messages import PhaseKey
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
 from secure_client.output.site_log import SiteRound, read_site_log
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_server.aggregator import Aggregator
 from tests.support.grouped import grouped_agreement
 from tests.support.simulations import run_federation
@@ -121,14 +121,14 @@ def test_self_targets_obey_the_bounds_of_the_agreements_method(
 ) -> None:
     """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
     seen, classes = [], []
-    take = Trainee.take_targets
+    take = CheckpointedLearner.take_targets
 
-    def noted(self: Trainee, number: int, rows: Float, present: Bool) -> None:
+    def noted(self: CheckpointedLearner, number: int, rows: Float, present: Bool) -> None:
         seen.append(rows)
-        classes.append((present.tolist(), (self.trained(number)[1] > 0).tolist()))
+        classes.append((present.tolist(), (self.train_round(number)[1] > 0).tolist()))
         take(self, number, rows, present)
 
-    monkeypatch.setattr(Trainee, "take_targets", noted)
+    monkeypatch.setattr(CheckpointedLearner, "take_targets", noted)
     training = short_training("tests.support.small:build")
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
     run_control(agreement, Method.SELF, small_data(agreement))

@@ -21,9 +21,9 @@ from protoseal.simulation.experiment import Watcher, Written, simulate
 from protoseal.simulation.run_folder import COMPARED
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.tensorboard import Scalars
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.output.site_files import MODEL
 from secure_client.output.site_log import read_site_log
-from secure_client.site_model.checkpointed_learner import Trainee
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 
 FILE = f"""
@@ -219,7 +219,7 @@ def test_early_stopping_survives_its_end(
     assert expected.best_round is not None
     out, count = tmp_path / "out", 2 if name != "finish" else 4 * expected.best_round + 3
     with monkeypatch.context() as patch:
-        fail_at(patch, Trainee, name, count, after=after)
+        fail_at(patch, CheckpointedLearner, name, count, after=after)
         with pytest.raises(Killed):
             simulate(config_for(out, method="fedavg", compare=("local",), **STOPPING))
     result = simulate(config_for(out, method="fedavg", compare=("local",), **STOPPING))

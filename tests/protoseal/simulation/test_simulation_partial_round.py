@@ -10,8 +10,8 @@ import torch
 
 from protoseal.reports.result_files import read_result
 from protoseal.simulation.experiment import simulate
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.output.site_files import MODEL
-from secure_client.site_model.checkpointed_learner import Trainee
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 
 
@@ -35,7 +35,7 @@ def test_sites_left_of_a_killed_round_train_to_the_same_result(
     flags = {"method": "fedavg", "rounds": 2, "batched": batched}
     simulate(config_in(smooth, reference, **flags))
     with monkeypatch.context() as patch:
-        fail_at(patch, Trainee, "finish", 3, after=True)
+        fail_at(patch, CheckpointedLearner, "finish", 3, after=True)
         with pytest.raises(Killed):
             simulate(config_in(smooth, out, **flags))
     simulate(config_in(smooth, out, **flags))

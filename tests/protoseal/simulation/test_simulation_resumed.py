@@ -22,9 +22,9 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Completed, Ended, Watcher, simulate
 from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
 from protoseal.simulation.run_log import RunLog
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import DataError, SiteError
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.learner import Learner
 from secure_server.storage.store import Store
 from tests.support import killed_party
@@ -117,8 +117,8 @@ POINTS = {
     "the coordinator moves on": (Store, "save", 35),
     "the coordinator's round is logged": (RunLog, "put_round", 2),
     "a round of a control is logged": (RunLog, "put_round", ROUNDS + 2),
-    "a site's files are written": (Trainee, "save", 2),
-    "a round of a control is trained": (Trainee, "finish", SITES * ROUNDS + 2 * SITES),
+    "a site's files are written": (CheckpointedLearner, "save", 2),
+    "a round of a control is trained": (CheckpointedLearner, "finish", SITES * ROUNDS + 2 * SITES),
     "a run has ended": (RunFolder, "drop_state", 1),
 }
 

@@ -15,11 +15,11 @@ from PIL import Image
 
 from agreement import Agreement, PreprocessingSection
 from protoseal.cli import main
+from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.data import SiteData, load_site_data
 from secure_client.data.input_ranges import SWITCH, InputRanges
 from secure_client.data.preprocess import to_tensor
 from secure_client.errors import DataError
-from secure_client.site_model.learner_factory import build_learner
 from tests.support.tables import AGE, PAIN, section
 
 SIDE, NUMBER, CLASSES = 8, 20, 4

@@ -13,10 +13,10 @@ from crypto.errors import ImplausibleError
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.methods.encrypted_clusters import EncryptedClusters
 from secure_client.methods.plain_clusters import PlainClusters
-from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
 from tests.adversary.encrypted_play import Vector, forged, hash_of, key_of, play_quickly
@@ -48,7 +48,7 @@ def summed(play: ClusterPlay, number: int) -> EncryptedClusterAttempt:
 
 
 def kept(play: ClusterPlay, name: str) -> list[bytes]:
-    base = play.site(name).trainee._base
+    base = play.site(name).trainee.base
     assert base is not None
     return [*(base.received[name].tobytes() for name in sorted(base.received)), base.averaged.tobytes()]
 
@@ -114,7 +114,7 @@ def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ClusterPl
     ("owner", "name", "double", "shows"),
     [
         (EncryptedClusters, "_take", PlainClusters._use, ImplausibleError),
-        (Trainee, "keep_base", lambda *_: None, AssertionError),
+        (CheckpointedLearner, "keep_base", lambda *_: None, AssertionError),
     ],
     ids=["raising", "stating the old base"],
 )
@@ -134,9 +134,9 @@ def test_a_site_that_lets_it_show_is_noticed(
 def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ClusterPlay) -> None:
     begun = summed(play, 1)
     bad = begun.result(forged(CkksSecret.generate()[0], begun.form, np.zeros(begun.form.length)))
-    own = play.site(A).trainee.averaged()
+    own = play.site(A).trainee.values.averaged()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
-    base = play.site(A).trainee._base
+    base = play.site(A).trainee.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None
@@ -144,7 +144,7 @@ def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ClusterPla
     total = after.total(EVERYONE)
     assert [after.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
     play.restart(A)
-    assert len({hash_of(total), *(play.site(name).trainee.base for name in EVERYONE)}) == 1
+    assert len({hash_of(total), *(play.site(name).trainee.base_hash for name in EVERYONE)}) == 1
 
 
 # What the coordinator can see as well
@@ -176,7 +176,7 @@ def test_a_result_of_another_form_or_of_other_clusters_is_refused(
     total = begun.total(EVERYONE)
     with pytest.raises(Violation):
         begun.give(A, change(total))
-    assert play.site(A).trainee.base == b""
+    assert play.site(A).trainee.base_hash == b""
     assert begun.give(A, total) == ACKNOWLEDGED
 
 

@@ -15,9 +15,9 @@ from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import BoundError, ImplausibleError
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.methods.encrypted_sums import EncryptedGroupSums
-from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.encrypted_play import (
     EncryptedAttempt,
     Vector,
@@ -207,7 +207,7 @@ def check_spoilt(play: MaskedPlay, spoil: Callable[[EncryptedAttempt, Payload], 
 
 
 def base_of(play: MaskedPlay, name: str) -> tuple[bytes, bytes]:
-    base = play.site(name).trainee._base
+    base = play.site(name).trainee.base
     assert base is not None
     return base.rows.tobytes(), base.averaged.tobytes()
 
@@ -230,7 +230,7 @@ def loud(groups: EncryptedGroups) -> tuple[Vector, Vector]:
     [
         (EncryptedGroupSums, "_parts", raising, fractional, ImplausibleError),
         (EncryptedGroups, "nothing", loud, fractional, AssertionError),
-        (Trainee, "keep_base", lambda *_: None, fractional, AssertionError),
+        (CheckpointedLearner, "keep_base", lambda *_: None, fractional, AssertionError),
     ],
     ids=["raising", "mixing in something", "stating the old base"],
 )
@@ -295,10 +295,10 @@ def test_a_mixed_result_that_cannot_be_right_is_acknowledged_and_not_used(
         vector[groups.form.components :] *= 0.6
         vector[groups.form.components] = bounds[groups.form.components]
     (bad,) = mixed(play, MixingSite(secret, groups.form).protect(direction, vector))
-    own = play.site(A).trainee.averaged()
+    own = play.site(A).trainee.values.averaged()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
-    assert hash_of(bad) == play.site(A).trainee.base != hash_of(means)
-    base = play.site(A).trainee._base
+    assert hash_of(bad) == play.site(A).trainee.base_hash != hash_of(means)
+    base = play.site(A).trainee.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None

@@ -24,10 +24,10 @@ from crypto.errors import ImplausibleError
 from crypto.fixed_point import Segment
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.methods.encrypted_sums import EncryptedSums
 from secure_client.methods.plain_sums import PlainSums
-from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.encrypted_play import EncryptedAttempt, Vector, forged, hash_of, key_of, play_quickly
 from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.masked_play import MaskedPlay
@@ -92,7 +92,7 @@ def fresh(open_sites: OpenSites) -> Open:
 def kept(course: Course, name: str) -> tuple[bytes, ...]:
     """Return the values that a site trains from, without their hash."""
     trainee = course.play.site(name).trainee
-    base = trainee._base
+    base = trainee.base
     assert base is not None
     return base.rows.tobytes(), base.present.tobytes(), base.averaged.tobytes()
 
@@ -193,9 +193,9 @@ def nothing(*_: object) -> None:
     """Keep the earlier base, so that the site states it again."""
 
 
-def emptied(trainee: Trainee, number: int, base: bytes) -> None:
+def emptied(trainee: CheckpointedLearner, number: int, base: bytes) -> None:
     """Take a base with the right hash and without the values to train from."""
-    old = trainee._base
+    old = trainee.base
     assert old is not None
     trainee.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
 
@@ -204,8 +204,8 @@ def emptied(trainee: Trainee, number: int, base: bytes) -> None:
     ("owner", "name", "double", "shows"),
     [
         (EncryptedSums, "_take", PlainSums._use, ImplausibleError),
-        (Trainee, "keep_base", nothing, AssertionError),
-        (Trainee, "keep_base", emptied, AssertionError),
+        (CheckpointedLearner, "keep_base", nothing, AssertionError),
+        (CheckpointedLearner, "keep_base", emptied, AssertionError),
         (encrypted_sums, "check_total", nothing, AssertionError),
     ],
     ids=["raising", "stating the old base", "losing what it has", "using it"],
@@ -237,9 +237,9 @@ def test_before_any_result_a_site_keeps_its_own_model(fresh: Open, method: Metho
     course = fresh(method)
     begun, total = course.begin()
     bad = counts(sites=3.5)(begun, total)
-    own = course.play.site(A).trainee.averaged()
+    own = course.play.site(A).trainee.values.averaged()
     assert begun.give(A, bad) == ACKNOWLEDGED
-    base = course.play.site(A).trainee._base
+    base = course.play.site(A).trainee.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None
@@ -313,12 +313,12 @@ def test_a_result_of_another_form_is_refused_and_nothing_follows(course: Open, c
     run = course(BOTH)
     begun, total = run.begin()
     site = run.play.site(A)
-    before = site.trainee.base
+    before = site.trainee.base_hash
     with pytest.raises(Violation, match=r"a result is refused|does not decode"):
         begun.give(A, FORMS[case](begun, total))
     key = PhaseKey("run-1", run.number, 1, Phase.RESULT)
     assert site.journal.stored_answer(key) is None
-    assert site.trainee.base == before
+    assert site.trainee.base_hash == before
     assert [begun.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
 
 

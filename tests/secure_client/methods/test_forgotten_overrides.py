@@ -120,7 +120,7 @@ def damages(exchange: Any) -> Iterator[tuple[str, str, object]]:
 
 
 def _values(exchange: Any, key: PhaseKey) -> np.ndarray:
-    rows, _ = exchange._trainee.trained(key.round)
+    rows, _ = exchange._trainee.train_round(key.round)
     return np.asarray(rows, dtype=np.float64)
 
 

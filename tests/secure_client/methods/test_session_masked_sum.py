@@ -57,12 +57,12 @@ def test_a_site_that_dropped_out_takes_its_groups_result_but_not_one_of_an_attem
     result = play.play_sum(A, B, D)
     with pytest.raises(Violation, match="attempt 1 is not the current attempt"):
         play.give_result(C, result)
-    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base, result)})
+    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base_hash, result)})
     survivors = (A, B, D)
     second = play.result_of(begun.carried_out(survivors), begun, survivors)
     for name in EVERYONE:
         play.give_result(name, second, round_number=2)
-    assert play.site(C).trainee.base == play.site(A).trainee.base
+    assert play.site(C).trainee.base_hash == play.site(A).trainee.base_hash
 
 
 # Secrets
@@ -158,7 +158,7 @@ def test_a_class_that_too_few_of_the_group_hold_is_sent_as_zeros(
     rows = play.attempt(*present).carried_out(present)[:24].reshape(3, -1)
     assert rows[:2].any(axis=1).all()
     assert not rows[2].any()
-    assert np.linalg.norm(play.site(A).trainee.trained(1)[0][2]) > 0.1
+    assert np.linalg.norm(play.site(A).trainee.train_round(1)[0][2]) > 0.1
     monkeypatch.setattr("agreement.cohorts.active_classes", lambda presence, _: np.ones(3, dtype=np.bool_))
     monkeypatch.setattr("secure_client.protocol.masked_sum.MaskedSum._check_class_holders", lambda *_: None)
     again = play.attempt(*present, round_number=2).carried_out(present)[:24].reshape(3, -1)

@@ -15,9 +15,9 @@ from agreement import Agreement, FeddbpSection, Method, Norm, TrainingSection
 from protoseal.simulation.config import load_simulation
 from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.site_pool import SiteTraining
+from secure_client.checkpoints.learner_factory import build_agreed_model, build_initial_model, build_learner
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import build_model
-from secure_client.site_model.learner_factory import build_agreed_model, build_initial_model, build_learner
 from tests.support.simulations import run_federation
 from tests.support.small import DIM, short_training, small_agreement, small_data
 

@@ -22,10 +22,10 @@ from algorithms.pfpl.objective import Objective
 from algorithms.prototypes import Targets
 from protoseal.simulation.batched.network import signature
 from protoseal.simulation.batched.training import Batching, run_together
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.errors import ModelError
 from secure_client.models.projection import Projected, project, projection
 from secure_client.models.prototype_model import PrototypeModel, build_model, check_model, outputs_of
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.batches import open_source
 from secure_client.training.job import Job, Schedule

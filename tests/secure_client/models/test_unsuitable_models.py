@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from agreement import PrivacySection
+from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.config import SiteConfig, load_site
 from secure_client.data import load_site_data
 from secure_client.errors import ModelError, PluginError, SiteError
 from secure_client.site_check import check_site
-from secure_client.site_model.learner_factory import build_learner
 from secure_client.training.learner import Learner
 from tests.secure_client.data.test_failing_user_data import BAD, OneBad
 

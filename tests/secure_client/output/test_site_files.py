@@ -14,8 +14,8 @@ from agreement.storage.run_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Clusters, Targets
+from secure_client.checkpoints.predictor import inference_guide
 from secure_client.output.site_files import PROTOTYPES, SitePrototypes, read_prototypes, write_prototypes
-from secure_client.site_model.prototype_targets import inference_guide
 
 LOCAL = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
 PLAIN = SitePrototypes(

@@ -9,14 +9,14 @@ import pytest
 import safetensors.numpy
 import torch
 
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.privacy.noisy_prototypes import _HEAD
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.job import Job, Losses, trained_parameters
 
 Traces = dict[str, bytes]
 
 
-def kept_by(trainee: Trainee, *documents: str) -> Traces:
+def kept_by(trainee: CheckpointedLearner, *documents: str) -> Traces:
     """Return these documents of the journal, as far as it has them, and the contents of the file of prototypes.
 
     But for the ledger's head, in which there is the time of day.
@@ -42,5 +42,5 @@ def moved_by_the_seed() -> Iterator[None]:
         return Losses(1.0, 1.0, 0.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secure_client.site_model.checkpointed_learner.run", run)
+        patch.setattr("secure_client.checkpoints.checkpointed_learner.run", run)
         yield

@@ -19,8 +19,8 @@ from agreement.payload_forms import limits_of
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.learner import Learner
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
@@ -117,14 +117,14 @@ def test_other_records_change_the_exact_prototypes(method: Method) -> None:
 
 def _after_each_round(change: Callable[[Learner], dict[str, Any]]) -> Double:
     def double(patch: pytest.MonkeyPatch) -> None:
-        finish = Trainee.finish
+        finish = CheckpointedLearner.finish
 
-        def changed(self: Trainee, *given: Any) -> None:
+        def changed(self: CheckpointedLearner, *given: Any) -> None:
             finish(self, *given)
-            self._trained = replace(self._require_trained(), **change(self._learner))
+            self.values.last = replace(self.values.require_last(), **change(self._learner))
             self._save_model()
 
-        patch.setattr(Trainee, "finish", changed)
+        patch.setattr(CheckpointedLearner, "finish", changed)
 
     return double
 
@@ -142,8 +142,12 @@ def _exact_clusters(learner: Learner) -> dict[str, Any]:
 
 
 def _exact_weights(patch: pytest.MonkeyPatch) -> None:
-    trained = Trainee.trained
-    patch.setattr(Trainee, "trained", lambda self, number: (trained(self, number)[0], self._learner.counts))
+    trained = CheckpointedLearner.train_round
+    patch.setattr(
+        CheckpointedLearner,
+        "train_round",
+        lambda self, number: (trained(self, number)[0], self._learner.counts),
+    )
 
 
 def _exact_scores(patch: pytest.MonkeyPatch) -> None:

@@ -31,12 +31,13 @@ from agreement import (
 )
 from crypto.pairwise.attempt_binding import threshold
 from protoseal.simulation.local_federation import LocalFederation
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.exchanged_values import ExchangedValues
+from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.methods.plain_sums import PlainSums
 from secure_client.models.prototype_model import outputs_of
 from secure_client.output.site_log import SiteRound
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_agreed_model
 from secure_client.training.learner import Learner
 from secure_server.upload_checks import AnswerCheck
 from tests.conformance.private_runs import private_agreement
@@ -286,30 +287,30 @@ def test_each_class_has_a_share_of_the_noise_whether_it_has_records_or_not() -> 
 
 def _exact_classes(patch: pytest.MonkeyPatch) -> None:
     """State the exact classes to a coordinator that does not refuse them."""
-    patch.setattr(Trainee, "held_classes", lambda self: self._learner.counts > 0)
+    patch.setattr(ExchangedValues, "held_classes", lambda self: self._learner.counts > 0)
     patch.setattr("secure_client.session.stated_classes", lambda agreement, number, held: held)
     patch.setattr(AnswerCheck, "_check_presence", lambda *_: None)
 
 
 def _exact_counts(patch: pytest.MonkeyPatch) -> None:
-    term = Trainee.noisy_term
+    term = CheckpointedLearner.noisy_sum_term
 
-    def exact(self: Trainee, *given: Any) -> Any:
+    def exact(self: CheckpointedLearner, *given: Any) -> Any:
         vectors, weights = term(self, *given)
         return vectors, weights + self._learner.counts
 
-    patch.setattr(Trainee, "noisy_term", exact)
+    patch.setattr(CheckpointedLearner, "noisy_sum_term", exact)
 
 
 def _noise_where_there_is_something(patch: pytest.MonkeyPatch) -> None:
-    term = Trainee.noisy_term
+    term = CheckpointedLearner.noisy_sum_term
 
-    def some(self: Trainee, *given: Any) -> Any:
+    def some(self: CheckpointedLearner, *given: Any) -> Any:
         vectors, weights = term(self, *given)
         there = self._learner.counts > 0
         return np.where(there[:, None], vectors, 0), np.where(there, weights, 0)
 
-    patch.setattr(Trainee, "noisy_term", some)
+    patch.setattr(CheckpointedLearner, "noisy_sum_term", some)
 
 
 def _exact_means(patch: pytest.MonkeyPatch) -> None:
@@ -330,9 +331,11 @@ def _a_classifier_in_the_average(patch: pytest.MonkeyPatch) -> None:
 
 
 def _exact_counts_kept(patch: pytest.MonkeyPatch) -> None:
-    trained = Trainee._require_trained
+    last = ExchangedValues.require_last
     patch.setattr(
-        Trainee, "_require_trained", lambda self: replace(trained(self), counts=self._learner.counts)
+        ExchangedValues,
+        "require_last",
+        lambda self: replace(last(self), counts=self._learner.counts),
     )
 
 

@@ -18,14 +18,13 @@ from privacy.errors import BudgetError, RolledBackError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import Entry
 from privacy.mechanisms.prototype_query import Released
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner, check_frozen
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, build_trainee, check_frozen
 from secure_client.training.learner import Learner
 from tests.support.budgets import spent_budget
 from tests.support.small import small_agreement, small_data
@@ -59,7 +58,7 @@ class Site:
         own = BudgetSection(dataset="scans", ledger=self._folder / "ledger.jsonl", epsilon=100.0, **self._own)
         releases = open_releases(self._agreed, own)
         self.learner = learner(self._agreed)
-        self.trainee: Trainee = build_trainee(self._agreed, self.learner, self.journal, releases)
+        self.trainee = build_checkpointed_learner(self._agreed, self.learner, self.journal, releases)
 
     def restart(self) -> None:
         self.journal.close()
@@ -87,34 +86,34 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_sent_prototypes_are_noisy_and_paid_for(site: Site) -> None:
-    rows, _ = site.trainee.trained(1)
+    rows, _ = site.trainee.train_round(1)
     exact, _ = site.learner.prototypes()
-    held = site.trainee.held_classes()
+    held = site.trainee.values.held_classes()
     assert (np.abs(rows - exact)[held] > 1e-3).any()
     assert [each.spending.release.round for each in site.entries] == [1]
 
 
 def test_a_release_serves_its_rounds_and_attempts(site: Site) -> None:
-    first, _ = site.trainee.trained(1)
+    first, _ = site.trainee.train_round(1)
     for number in (1, 2):
-        again, _ = site.trainee.trained(number)
+        again, _ = site.trainee.train_round(number)
         np.testing.assert_array_equal(again, first)
-    third, _ = site.trainee.trained(3)
+    third, _ = site.trainee.train_round(3)
     assert not np.array_equal(third, first)
     assert [each.spending.release.round for each in site.entries] == [1, 3]
 
 
 def test_a_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
     for number in (1, 2):
-        rows, _ = site.trainee.trained(number)
-        held, spent = site.trainee.held_classes(), spent_budget(site.trainee)
+        rows, _ = site.trainee.train_round(number)
+        held, spent = site.trainee.values.held_classes(), spent_budget(site.trainee)
         site.restart()
-        again, _ = site.trainee.trained(number)
+        again, _ = site.trainee.train_round(number)
         np.testing.assert_array_equal(again, rows)
-        np.testing.assert_array_equal(site.trainee.held_classes(), held)
+        np.testing.assert_array_equal(site.trainee.values.held_classes(), held)
         assert spent_budget(site.trainee) == spent
     site.restart()
-    np.testing.assert_array_equal(site.trainee.trained(2)[0], rows)
+    np.testing.assert_array_equal(site.trainee.train_round(2)[0], rows)
     assert len(site.entries) == 1
 
 
@@ -134,7 +133,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Released]:
 
 def test_releases_of_frozen_features_are_averaged_over_restarts(site: Site, drawn: list[Released]) -> None:
     for number in (1, 3, 5):
-        rows, counts = site.trainee.trained(number)
+        rows, counts = site.trainee.train_round(number)
         sums = np.mean([draw.sums for draw in drawn], axis=0)
         numbers = np.mean([draw.counts for draw in drawn], axis=0)
         present = numbers >= 1.0
@@ -153,7 +152,7 @@ def test_a_release_of_its_own_features_or_alone_is_not_averaged(
 ) -> None:
     site = Site(tmp_path, agreement(**changes), allow_no_guarantee=True)
     for number in range(1, 7):
-        rows, _ = site.trainee.trained(number)
+        rows, _ = site.trainee.train_round(number)
         np.testing.assert_allclose(rows[drawn[-1].present], drawn[-1].rows[drawn[-1].present])
         site.restart()
     assert len(drawn) == (3 if "extractor" in changes else 1)
@@ -166,8 +165,8 @@ def test_a_site_that_missed_the_round_of_a_release_has_no_prototypes_and_pays_fo
     """The period's other rounds send no prototypes. The next period has a release."""
     site = Site(tmp_path, agreement(release_every=3))
     for number in (2, 3):
-        rows, counts = site.trainee.trained(number)
-        made = (rows, counts, site.trainee.held_classes())
+        rows, counts = site.trainee.train_round(number)
+        made = (rows, counts, site.trainee.values.held_classes())
         assert not any(values.any() for values in made)
         site.restart()
     assert [name for name, _, text in caplog.record_tuples if "missed the round" in text] == [
@@ -177,8 +176,8 @@ def test_a_site_that_missed_the_round_of_a_release_has_no_prototypes_and_pays_fo
     assert not site.entries
     site.trainee.save(tmp_path / "out")
     assert not read_prototypes(tmp_path / "out").local.any()
-    site.trainee.trained(4)
-    assert site.trainee.held_classes().any()
+    site.trainee.train_round(4)
+    assert site.trainee.values.held_classes().any()
     assert [each.spending.release.round for each in site.entries] == [4]
     site.journal.close()
 
@@ -190,25 +189,25 @@ def test_a_site_that_dies_between_paying_and_keeping_pays_again(
     with monkeypatch.context() as dying:
         dying.setattr(site.journal, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            site.trainee.trained(1)
+            site.trainee.train_round(1)
     site.restart()
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     assert [each.spending.release.round for each in site.entries] == [1, 1]
 
 
 def test_which_classes_it_states_follows_from_noisy_counts(tmp_path: Path) -> None:
     """The site has three classes and a threshold far above their counts, and so states none."""
     site = Site(tmp_path, agreement(min_count=1e6))
-    site.trainee.trained(1)
-    assert not site.trainee.held_classes().any()
-    assert not site.trainee.trained(1)[0].any()
+    site.trainee.train_round(1)
+    assert not site.trainee.values.held_classes().any()
+    assert not site.trainee.train_round(1)[0].any()
     site.journal.close()
 
 
 def test_frozen_features_are_those_of_the_initial_model_whatever_was_trained(site: Site) -> None:
     initial = {name: value.clone() for name, value in site.learner.predictor.state_dict().items()}
     for number in range(1, 4):
-        site.trainee.trained(number)
+        site.trainee.train_round(number)
     trained = site.learner.predictor.state_dict()
     moved = {name for name, value in trained.items() if not torch.equal(value, initial[name])}
     assert moved
@@ -230,8 +229,8 @@ def test_trained_features_move(tmp_path: Path) -> None:
         storage=StorageKey(bytes(32)),
     ) as journal:
         trained = learner(agreed)
-        trainee = build_trainee(agreed, trained, journal, open_releases(agreed, own))
-        trainee.trained(1)
+        trainee = build_checkpointed_learner(agreed, trained, journal, open_releases(agreed, own))
+        trainee.train_round(1)
         spent = spent_budget(trainee)
     assert spent is not None
     assert not spent.guaranteed
@@ -277,19 +276,19 @@ def test_after_a_refused_release_nothing_is_there_to_send(
         refusing.setattr(Releases, "release", _refused)
         for _ in range(2):
             with pytest.raises(BudgetError):
-                site.trainee.trained(1)
+                site.trainee.train_round(1)
             with pytest.raises(RuntimeError):
-                site.trainee.held_classes()
+                site.trainee.values.held_classes()
             with pytest.raises(RuntimeError):
-                site.trainee.latest()
-    first, _ = site.trainee.trained(1)
+                site.trainee.values.latest()
+    first, _ = site.trainee.train_round(1)
     with monkeypatch.context() as refusing:
         refusing.setattr(Releases, "release", _refused)
         for _ in range(2):
             with pytest.raises(BudgetError):
-                site.trainee.trained(3)
+                site.trainee.train_round(3)
     site.restart()
-    np.testing.assert_array_equal(site.trainee.trained(2)[0], first)
+    np.testing.assert_array_equal(site.trainee.train_round(2)[0], first)
 
 
 def _refused(*_: object) -> None:
@@ -298,7 +297,7 @@ def _refused(*_: object) -> None:
 
 def test_an_agreement_with_noise_has_no_trainee_without_releases(site: Site) -> None:
     with pytest.raises(BudgetError, match="no privacy budget"):
-        build_trainee(agreement(), site.learner, site.journal)
+        build_checkpointed_learner(agreement(), site.learner, site.journal)
 
 
 @pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
@@ -310,7 +309,7 @@ def test_frozen_features_are_so_by_construction(tmp_path: Path, model: str) -> N
     )
     site = Site(tmp_path, agreed.model_copy(update={"training": training}))
     before = features(site.learner)
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     np.testing.assert_array_equal(features(site.learner), before)
     moved = [
         given.features for given, _ in site.learner._outputs(site.learner.predictor, site.learner._train)
@@ -328,9 +327,9 @@ def features(learner: Learner) -> NDArray[np.float32]:
 @pytest.mark.parametrize("lost", ["removed", "older"])
 def test_a_ledger_that_was_put_back_is_refused_by_a_site_that_goes_on(site: Site, lost: str) -> None:
     ledger = site.ledger
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     kept = ledger.read_bytes()
-    site.trainee.trained(3)
+    site.trainee.train_round(3)
     ledger.unlink()
     if lost == "older":
         ledger.write_bytes(kept)
@@ -340,7 +339,7 @@ def test_a_ledger_that_was_put_back_is_refused_by_a_site_that_goes_on(site: Site
 
 def test_saved_counts_are_the_noisy_ones(tmp_path: Path) -> None:
     site = Site(tmp_path, agreement(min_count=1e6))
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     site.trainee.save(tmp_path)
     assert not read_prototypes(tmp_path).counts.any()
     site.journal.close()

@@ -22,13 +22,13 @@ from privacy.mechanisms import prototype_query as query_module
 from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.joint_clipping import joint_sums
 from privacy.mechanisms.prototype_query import Sums
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.data import SiteData
 from secure_client.errors import DataError
 from secure_client.privacy.budget import BudgetSection, check_delta
 from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.releases import build_query, count_units, open_releases, with_owners
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.support.small import small_agreement, small_data
 
 SITE, SUBJECTS = "clinic-a", np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], dtype=np.int64)
@@ -77,7 +77,7 @@ def test_a_site_releases_the_sums_of_its_units(
     agreed = agreement(unit)
     learner = build_learner(agreed, SITE, data(agreed), model=agreed.training.model, device="cpu")
     releases = open_releases(agreed, simulated_budget(agreed, SITE, tmp_path))
-    build_trainee(agreed, learner, journal, releases).trained(1)
+    build_checkpointed_learner(agreed, learner, journal, releases).train_round(1)
     plain = build_learner(
         agreement(Unit.RECORD), SITE, data(agreed), model=agreed.training.model, device="cpu"
     )

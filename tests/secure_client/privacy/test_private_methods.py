@@ -29,13 +29,13 @@ from privacy.accounting.events import GaussianRelease
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import Entry
 from protoseal.simulation.local_federation import LocalFederation
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.privacy.bounds import model_weight
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import planned_epsilon, planned_history
 from secure_client.privacy.releases import open_releases
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
 from tests.support.budgets import spent_budget
@@ -61,7 +61,7 @@ def agreed(method: Method, privacy: PrivacySection = PRIVACY, **changes: Any) ->
 
 
 @contextmanager
-def trainee_of(agreement: Agreement, folder: Path) -> Iterator[Trainee]:
+def trainee_of(agreement: Agreement, folder: Path) -> Iterator[CheckpointedLearner]:
     data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))[SITE]
     own = BudgetSection(
         dataset="scans", ledger=folder / "ledger.jsonl", epsilon=800.0, allow_no_guarantee=True
@@ -74,7 +74,7 @@ def trainee_of(agreement: Agreement, folder: Path) -> Iterator[Trainee]:
         storage=StorageKey(bytes(32)),
     ) as journal:
         learner = build_learner(agreement, SITE, data, model=agreement.training.model, device="cpu")
-        yield build_trainee(agreement, learner, journal, open_releases(agreement, own))
+        yield build_checkpointed_learner(agreement, learner, journal, open_releases(agreement, own))
 
 
 def entries(folder: Path) -> tuple[Entry, ...]:
@@ -106,12 +106,12 @@ def test_a_site_without_a_release_has_no_prototypes_of_any_kind(method: Method, 
     """Round 2 repeats the sum of round 1, which the site missed. Its model takes part."""
     for _ in range(2):  # the second time from the journal
         with trainee_of(agreed(method), tmp_path) as trainee:
-            rows, counts = trainee.trained(2)
-            made = (rows, counts, trainee.held_classes())
+            rows, counts = trainee.train_round(2)
+            made = (rows, counts, trainee.values.held_classes())
             assert not any(values.any() for values in made)
             if method is Method.FEDPLCC:
-                assert len(trainee.local().labels) == 0
-            assert trainee.released == 2
+                assert len(trainee.values.local().labels) == 0
+            assert trainee.values.released == 2
             assert trainee.evaluate() is not None
     assert not entries(tmp_path)
 
@@ -126,7 +126,7 @@ def test_a_release_of_few_cells_is_recorded_as_one_of_the_agreed_number(tmp_path
         for number, of_class in ((1, 0), (3, 5)):
             if of_class:
                 take_centres(trainee, of_class)
-            trainee.trained(number)
+            trainee.train_round(number)
         first, second = (each.spending for each in entries(tmp_path))
         assert [first.event, second.event] == planned_history(agreement, PRIVACY)
         assert first.facts == second.facts
@@ -135,11 +135,11 @@ def test_a_release_of_few_cells_is_recorded_as_one_of_the_agreed_number(tmp_path
         assert spent_budget(trainee).epsilon >= epsilon([fewest] * 2, 1e-5)
         take_centres(trainee, 6)
         with pytest.raises(ValueError, match="18 cells exceeds the agreed 15"):
-            trainee.trained(5)
+            trainee.train_round(5)
         assert len(entries(tmp_path)) == 2
 
 
-def take_centres(trainee: Trainee, of_class: int, around: Sequence[torch.Tensor] = ()) -> None:
+def take_centres(trainee: CheckpointedLearner, of_class: int, around: Sequence[torch.Tensor] = ()) -> None:
     """Take a result of round 2 with so many centres of each class, at the first of its six records if given."""
     count = CLASSES * of_class
     labels = np.repeat(np.arange(CLASSES, dtype=np.int64), of_class)
@@ -148,7 +148,7 @@ def take_centres(trainee: Trainee, of_class: int, around: Sequence[torch.Tensor]
         features = torch.cat(list(around)).double().numpy()
         rows = np.concatenate([features[6 * k : 6 * k + of_class] for k in range(CLASSES)])
     clusters = GlobalClusters(rows, labels, np.full(count, 1.0 / of_class))
-    trainee.take_clusters(2, bytes(32), clusters, trainee.averaged())
+    trainee.take_clusters(2, bytes(32), clusters, trainee.values.averaged())
 
 
 # FedPLCC's cells
@@ -158,31 +158,31 @@ def test_cells_are_around_the_centres_that_the_site_trained_towards(tmp_path: Pa
     """The noise is the same each time, since chance decides how many of twelve cells of one record it leaves."""
     agreement = agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"min_count": 0.5}))
     with replayed_noise(), trainee_of(agreement, tmp_path) as trainee:
-        trainee.trained(1)
-        assert trainee.local().labels.tolist() == [0, 1, 2]
+        trainee.train_round(1)
+        assert trainee.values.local().labels.tolist() == [0, 1, 2]
         take_centres(trainee, 4, around=[given for given, _ in trainee._learner.embedded()])
-        trainee.trained(3)
-        local = trainee.local()
+        trainee.train_round(3)
+        local = trainee.values.local()
         assert len(local.labels) > CLASSES
         assert np.bincount(local.labels).max() <= 4
         counts = np.bincount(local.labels, weights=local.counts)
-        np.testing.assert_array_equal(trainee.trained(3)[1], counts)
+        np.testing.assert_array_equal(trainee.train_round(3)[1], counts)
 
 
 def test_a_restart_and_a_round_in_between_have_the_same_prototypes(tmp_path: Path) -> None:
     """Though what they are nearest to has changed since."""
     agreement = agreed(Method.FEDPLCC)
     with trainee_of(agreement, tmp_path) as trainee:
-        trainee.trained(1)
-        before = trainee.local()
+        trainee.train_round(1)
+        before = trainee.values.local()
         take_centres(trainee, 4)
     with trainee_of(agreement, tmp_path) as trainee:
-        trainee.trained(2)
+        trainee.train_round(2)
         for name, kept in vars(before).items():
-            np.testing.assert_array_equal(vars(trainee.local())[name], kept)
+            np.testing.assert_array_equal(vars(trainee.values.local())[name], kept)
     with trainee_of(agreement, tmp_path) as trainee:
-        trainee.trained(2)
-        np.testing.assert_array_equal(trainee.local().rows, before.rows)
+        trainee.train_round(2)
+        np.testing.assert_array_equal(trainee.values.local().rows, before.rows)
     assert len(entries(tmp_path)) == 1
 
 
@@ -194,8 +194,8 @@ def test_a_site_of_which_nothing_is_there_weighs_one(tmp_path: Path) -> None:
     with LocalFederation(agreement, data) as federation:
         federation.run()
         for site in federation.sites:
-            assert len(site.trainee.local().rows) == 0
-            assert not site.trainee.held_classes().any()
+            assert len(site.trainee.values.local().rows) == 0
+            assert not site.trainee.values.held_classes().any()
 
 
 def test_no_warning_tells_an_exact_number_of_samples(
@@ -204,7 +204,7 @@ def test_no_warning_tells_an_exact_number_of_samples(
     agreement = agreed(Method.FEDPLCC)
     averaging = agreement.averaging.model_copy(update={"most_samples": 5})
     with trainee_of(agreement.model_copy(update={"averaging": averaging}), tmp_path) as trainee:
-        _, counts = trainee.trained(1)
+        _, counts = trainee.train_round(1)
         assert model_weight(counts, 5) == 5
     assert "most_samples" not in caplog.text
 
@@ -218,14 +218,14 @@ def test_scores_are_of_the_released_prototypes_and_the_model(tmp_path: Path) -> 
     With the same noise each time: how far scores at a noisy row are from those over records is chance.
     """
     with replayed_noise(), trainee_of(agreed(Method.FEDDBP), tmp_path) as trainee:
-        rows, _ = trainee.trained(1)
+        rows, _ = trainee.train_round(1)
         head = trainee._learner.predictor.classifier
         assert isinstance(head, torch.nn.Linear)
         weight, bias = head.weight.detach().double(), head.bias.detach().double()
         at = torch.from_numpy(rows).float().double()
         wrong = torch.eye(CLASSES).double() - torch.softmax(at @ weight.T + bias, dim=1)
         expected = (wrong @ weight).square().numpy()
-        np.testing.assert_allclose(trainee.scores(), expected, rtol=1e-4, atol=1e-9)
+        np.testing.assert_allclose(trainee.values.scores(), expected, rtol=1e-4, atol=1e-9)
         over_records = trainee._learner.scores()
         assert over_records is not None
         assert np.abs(over_records - expected).max() > 0.05 * np.abs(expected).max()
@@ -235,8 +235,8 @@ def test_an_absent_class_has_scores_of_zero(tmp_path: Path) -> None:
     with trainee_of(
         agreed(Method.FEDDBP, PRIVACY.model_copy(update={"min_count": 1e6})), tmp_path
     ) as trainee:
-        trainee.trained(1)
-        assert not trainee.scores().any()
+        trainee.train_round(1)
+        assert not trainee.values.scores().any()
 
 
 # Features that nothing has shaped
@@ -254,12 +254,12 @@ def test_averaged_parameters_of_frozen_features_stay_initial(tmp_path: Path, mod
     averaging = AveragingSection(parameters=parameters, buffers=buffers)
     agreement = agreement.model_copy(update={"training": training, "averaging": averaging})
     with trainee_of(agreement, tmp_path) as trainee:
-        before = trainee.averaged()
-        trainee.trained(1)
-        np.testing.assert_array_equal(trainee.averaged(), before)
+        before = trainee.values.averaged()
+        trainee.train_round(1)
+        np.testing.assert_array_equal(trainee.values.averaged(), before)
         trainee.take_base(1, bytes(32), np.zeros((CLASSES, DIM)), np.zeros(CLASSES, np.bool_), before + 1.0)
-        trainee.trained(2)
-        np.testing.assert_array_equal(trainee.averaged(), before)
+        trainee.train_round(2)
+        np.testing.assert_array_equal(trainee.values.averaged(), before)
         moved = trainee._learner._averaged.vector()
         assert np.abs(moved - before).max() > 1e-6
 

@@ -19,6 +19,9 @@ from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Entry
+from secure_client.checkpoints import checkpointed_learner as trainees
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.models.prototype_model import weights_hash
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import (
@@ -30,9 +33,6 @@ from secure_client.privacy.cost import (
 )
 from secure_client.privacy.releases import open_releases
 from secure_client.protocol.journal import Journal
-from secure_client.site_model import checkpointed_learner as trainees
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.dp_sgd import steps as dp_sgd
 from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.learner import Learner
@@ -78,7 +78,7 @@ class Site:
         own = BudgetSection(dataset="scans", ledger=self.folder / "ledger.jsonl", epsilon=self._limit)
         self.releases = open_releases(self.agreed, own)
         self.learner = learner(self.agreed)
-        self.trainee: Trainee = build_trainee(self.agreed, self.learner, self.journal, self.releases)
+        self.trainee = build_checkpointed_learner(self.agreed, self.learner, self.journal, self.releases)
 
     def restart(self) -> None:
         self.journal.close()
@@ -125,7 +125,7 @@ def trained_and_paid(site: Site, steps: list[int]) -> tuple[int, int]:
 
 def test_each_round_is_paid_and_what_is_planned_is_what_is_spent(site: Site, steps: list[int]) -> None:
     for number in range(1, ROUNDS + 1):
-        site.trainee.trained(number)
+        site.trainee.train_round(number)
     assert site.spent == [
         (1, TRAINING),
         (1, PROTOTYPES),
@@ -144,7 +144,7 @@ def test_each_round_is_paid_and_what_is_planned_is_what_is_spent(site: Site, ste
 
 def test_the_ledger_says_what_was_trained(site: Site) -> None:
     initial = weights_hash(learner(site.agreed).state())
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     training, release = (each.spending for each in site.entries)
     assert training.event == DpSgd(DP_SGD.noise_multiplier, DP_SGD.sampling_rate, STEPS)
     assert training.facts == {
@@ -158,9 +158,9 @@ def test_the_ledger_says_what_was_trained(site: Site) -> None:
 
 
 def test_weights_are_of_the_initial_model_after_a_restart_too(site: Site) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     site.restart()
-    site.trainee.trained(3)
+    site.trainee.train_round(3)
     assert len({each.spending.facts["weights"] for each in site.entries}) == 1
 
 
@@ -169,7 +169,7 @@ def test_weights_stand_there_whatever_trains_and_only_dp_sgd_is_paid(
     tmp_path: Path, extractor: Extractor, steps: list[int]
 ) -> None:
     site = Site(tmp_path, agreement(extractor=extractor, dp_sgd=None))
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     assert site.spent == [(1, PROTOTYPES)]
     assert site.entries[0].spending.facts["weights"] == weights_hash(learner(site.agreed).state())
     assert not steps
@@ -185,7 +185,7 @@ def test_another_start_has_another_hash() -> None:
 
 def test_all_of_the_model_trains_and_the_classifier_too(site: Site) -> None:
     before = site.learner.state()
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     moved = {name for name, value in site.learner.state().items() if not torch.equal(value, before[name])}
     assert moved == set(before)
 
@@ -213,7 +213,7 @@ POINTS = {
     "once it is paid": (Learner, "jobs"),
     "in the first step": (dp_sgd, "poisson_sample"),
     "after training": (Learner, "embedded"),
-    "before it is kept": (Trainee, "_save_model"),
+    "before it is kept": (CheckpointedLearner, "_save_model"),
 }
 
 
@@ -226,17 +226,17 @@ def test_a_site_that_is_killed_has_never_trained_more_than_was_paid(
     with monkeypatch.context() as dying:
         dying.setattr(owner, name, kill)
         with pytest.raises(KilledError):
-            site.trainee.trained(1)
+            site.trainee.train_round(1)
     trained, paid = trained_and_paid(site, steps)
     assert trained <= paid
     assert paid == (0 if point == "before the ledger has it" else STEPS)
     site.restart()
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     trained, paid = trained_and_paid(site, steps)
     assert trained <= paid
     assert paid == (STEPS if point == "before the ledger has it" else 2 * STEPS)
     site.restart()
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     assert trained_and_paid(site, steps) == (trained, paid)
 
 
@@ -245,18 +245,18 @@ def test_training_that_is_not_paid_first_would_be_seen(
 ) -> None:
     """The power of the last: a site that pays at the end."""
     pay = site.trainee.releases.pay_for_training  # type: ignore[union-attr]
-    finish = Trainee.finish
+    finish = CheckpointedLearner.finish
 
-    def finished(trainee: Trainee, number: int, losses: Any) -> None:
+    def finished(trainee: CheckpointedLearner, number: int, losses: Any) -> None:
         pay(number)
         finish(trainee, number, losses)
 
     with monkeypatch.context() as changed:
         changed.setattr(site.trainee.releases, "pay_for_training", lambda number: None)
-        changed.setattr(Trainee, "finish", finished)
+        changed.setattr(CheckpointedLearner, "finish", finished)
         changed.setattr(trainees, "run", _run_and_die)
         with pytest.raises(KilledError):
-            site.trainee.trained(1)
+            site.trainee.train_round(1)
     trained, paid = trained_and_paid(site, steps)
     assert trained > paid
 
@@ -281,12 +281,12 @@ def test_nothing_is_trained_once_the_budget_is_spent(tmp_path: Path, steps: list
     assert earlier is not None
     earlier.pay_for_training(1)
     for number in range(1, ROUNDS):
-        site.trainee.trained(number)
-    held, weights = site.trainee.latest()[0], site.learner.state()
+        site.trainee.train_round(number)
+    held, weights = site.trainee.values.latest()[0], site.learner.state()
     with pytest.raises(BudgetError, match=r"training of round 4 in run 'run-1' would bring data set 'scans'"):
-        site.trainee.trained(ROUNDS)
+        site.trainee.train_round(ROUNDS)
     assert len(steps) == (ROUNDS - 1) * STEPS
-    np.testing.assert_array_equal(site.trainee.latest()[0], held)
+    np.testing.assert_array_equal(site.trainee.values.latest()[0], held)
     for name, value in site.learner.state().items():
         assert torch.equal(value, weights[name])
     site.journal.close()
@@ -300,7 +300,7 @@ def test_nothing_is_trained_where_the_ledger_cannot_be_written(
 
     monkeypatch.setattr("protoseal_files.append_only_file.append", full)
     with pytest.raises(LedgerError):
-        site.trainee.trained(1)
+        site.trainee.train_round(1)
     assert not steps
 
 

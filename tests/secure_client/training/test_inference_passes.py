@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from agreement import Method
 from protoseal.simulation.local_controls import run_control
+from secure_client.checkpoints.learner_factory import prototype_bounds
 from secure_client.output.site_files import read_prototypes
-from secure_client.site_model.learner_factory import prototype_bounds
 from secure_client.training.feature_pass import Embedded, FeaturePass
-from tests.secure_client.site_model.test_saved_predictor import FIRST, Site
+from tests.secure_client.checkpoints.test_saved_predictor import FIRST, Site
 from tests.support.small import small_agreement, small_data
 from tests.support.summed import method_agreement
 
@@ -59,9 +59,9 @@ def within(site: Site, rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def course(site: Site) -> None:
     """Play two rounds of training, with a result between them."""
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     site.take(1, FIRST)
-    site.trainee.trained(2)
+    site.trainee.train_round(2)
 
 
 @pytest.mark.parametrize("site", AGGREGATED, indirect=True)
@@ -86,11 +86,11 @@ def test_a_test_by_prototype_takes_them_once(site: Site, passes: Callable[[], in
     assert passes() == 0
     lazy = [site.evaluated(), site.evaluated()]
     assert passes() == 1
-    own, held = site.trainee.latest()
+    own, held = site.trainee.values.latest()
     site.restart()
     assert [site.evaluated(), site.evaluated()] == lazy
     assert lazy[0].accuracy_prototype is not None
-    np.testing.assert_array_equal(site.trainee.latest()[0], own)
+    np.testing.assert_array_equal(site.trainee.values.latest()[0], own)
     np.testing.assert_array_equal(within(site, site.trainee._learner.prototypes()[0]), own)
     assert held.all()
 
@@ -98,7 +98,7 @@ def test_a_test_by_prototype_takes_them_once(site: Site, passes: Callable[[], in
 @pytest.mark.parametrize("site", EXCHANGED, indirect=True)
 def test_all_that_is_exchanged_is_of_one_pass(site: Site, passes: Callable[[], int]) -> None:
     """Prototypes, scores and clusters are those that a pass for each of them gives."""
-    rows, counts = site.trainee.trained(1)
+    rows, counts = site.trainee.train_round(1)
     assert passes() == 1
     learner = site.trainee._learner
     apart, apart_counts = learner.prototypes()
@@ -108,10 +108,10 @@ def test_all_that_is_exchanged_is_of_one_pass(site: Site, passes: Callable[[], i
     assert (scores is None) is (site.agreement.method is not Method.FEDDBP)
     assert (local is None) is (not site.agreement.clusters)
     if scores is not None:
-        np.testing.assert_array_equal(site.trainee.scores(), scores)
+        np.testing.assert_array_equal(site.trainee.values.scores(), scores)
     if local is not None:
         bounded = replace(local, rows=within(site, local.rows)).without_zeros()
-        for got, wanted in zip(astuple(site.trainee.local()), astuple(bounded), strict=True):
+        for got, wanted in zip(astuple(site.trainee.values.local()), astuple(bounded), strict=True):
             np.testing.assert_array_equal(got, wanted)
 
 

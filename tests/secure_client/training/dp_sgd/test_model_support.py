@@ -10,9 +10,9 @@ import torch
 
 from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
 from agreement.recipe import Recipe, Stage, Trains
+from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
-from secure_client.site_model.learner_factory import build_learner
 from secure_client.training.dp_sgd.batch_independence import check_alone, trial_of
 from secure_client.training.dp_sgd.model_support import check_suitable, gradient_gap
 from secure_client.training.recipes import build_recipe

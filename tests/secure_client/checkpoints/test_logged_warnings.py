@@ -10,9 +10,9 @@ import pytest
 
 from agreement import Agreement, AveragingSection, Method
 from protoseal.simulation.site_pool import SiteTraining
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from tests.secure_client.journals import journal_at
 from tests.support.small import short_training, small_data
 from tests.support.summed import method_agreement
@@ -27,10 +27,10 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
-def trainee(agreement: Agreement, journal: Journal) -> Trainee:
+def trainee(agreement: Agreement, journal: Journal) -> CheckpointedLearner:
     data = small_data(agreement)["clinic-a"]
     learner = build_learner(agreement, "clinic-a", data, model=agreement.training.model, device="cpu")
-    return build_trainee(agreement, learner, journal)
+    return build_checkpointed_learner(agreement, learner, journal)
 
 
 @pytest.mark.parametrize("method", [Method.FEDBN, Method.FEDAVG])
@@ -80,9 +80,9 @@ def test_prototypes_that_are_sent_shorter_are_told_of_once_a_round(
     site = trainee(method_agreement(method, norm_bound=0.01), journal)
     with caplog.at_level(logging.WARNING):
         for number in (1, 1, 2):
-            site.trained(number)
+            site.train_round(number)
     first, second = [record.getMessage() for record in caplog.records]
-    sent = len(site.local().labels) if method is Method.FEDPLCC else 3
+    sent = len(site.values.local().labels) if method is Method.FEDPLCC else 3
     assert second.startswith(
         f"clinic-a, round 2: {sent} prototypes were longer than norm_bound = 0.01, the longest "
     )

@@ -20,11 +20,11 @@ from agreement.recipe import Recipe
 from algorithms.fedpc.objective import Objective
 from algorithms.gram_matrix import Float
 from algorithms.model_outputs import Terms
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
 from secure_client.output.site_files import MODEL, PROTOTYPES, read_prototypes
 from secure_client.privacy.bounds import PrototypeBounds
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.job import Job, Schedule
 from secure_client.training.learner import Learner
 from tests.secure_client.journals import journal_at
@@ -72,7 +72,7 @@ class Site:
         self.journal = journal_at(self._path)
         bound, relu = self._settings.get("bound", BOUND), self._settings.get("relu", True)
         clip = self._settings.get("clip", True)
-        self.trainee = Trainee(
+        self.trainee = CheckpointedLearner(
             make_learner(relu=relu), self.journal, PrototypeBounds(bound, clip), noisy=None
         )
 
@@ -104,9 +104,9 @@ def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float
     )
 
 
-def contribution(trainee: Trainee, round_number: int) -> list[Float]:
-    rows, counts = trainee.trained(round_number)
-    return [rows, counts.astype(np.float64), trainee.averaged()]
+def contribution(trainee: CheckpointedLearner, round_number: int) -> list[Float]:
+    rows, counts = trainee.train_round(round_number)
+    return [rows, counts.astype(np.float64), trainee.values.averaged()]
 
 
 def equal(first: list[Float], second: list[Float]) -> bool:
@@ -116,13 +116,13 @@ def equal(first: list[Float], second: list[Float]) -> bool:
 def test_round_0_is_the_initial_model_without_training(site: Site) -> None:
     learner = make_learner()
     expected, counts = learner.prototypes()
-    rows, got = site.trainee.trained(0)
+    rows, got = site.trainee.train_round(0)
     np.testing.assert_allclose(rows, expected)  # none is negative or beyond the bound here
     assert np.array_equal(got, counts)
-    assert np.array_equal(site.trainee.averaged(), learner.averaged())
+    assert np.array_equal(site.trainee.values.averaged(), learner.averaged())
     assert not site.trainee.has_trained
-    assert site.trainee.held_classes().all()
-    assert site.trainee.base == b""
+    assert site.trainee.values.held_classes().all()
+    assert site.trainee.base_hash == b""
 
 
 def test_a_round_is_trained_once_however_often_it_is_asked(site: Site) -> None:
@@ -135,13 +135,13 @@ def test_a_round_is_trained_once_however_often_it_is_asked(site: Site) -> None:
 
 def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site) -> None:
     """Replayed by hand on a bare learner: own classifier of round 1, the group's extractor, the group's targets."""
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     rows, has, averaged = a_base(1)
     site.trainee.take_base(1, FIRST, rows, has, averaged)
-    assert site.trainee.base == FIRST
+    assert site.trainee.base_hash == FIRST
     got = contribution(site.trainee, 2)
 
-    by_hand, targets = make_learner(), site.trainee._base
+    by_hand, targets = make_learner(), site.trainee.base
     assert targets is not None
     by_hand.train(1, None)
     by_hand.load_averaged(averaged)
@@ -169,7 +169,7 @@ def test_job_that_fails_ends_no_later_job(site: Site, monkeypatch: pytest.Monkey
 
     jobs = site.trainee.jobs
     monkeypatch.setattr(site.trainee, "jobs", two_jobs)
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     assert len(passes) == 2 * 5  # batches of 8 of 40 records
     assert site.trainee.losses is None
 
@@ -213,7 +213,7 @@ def test_a_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset
     for first, second in zip(course(steady, frozenset()), course(restarted, restart_at), strict=True):
         assert equal(first, second)
     restarted.restart()
-    assert restarted.trainee.base == steady.trainee.base == SECOND
+    assert restarted.trainee.base_hash == steady.trainee.base_hash == SECOND
     assert equal(contribution(steady.trainee, 3), contribution(restarted.trainee, 3))
     assert steady.trainee.evaluate() == restarted.trainee.evaluate()
     for each in (steady, restarted):
@@ -227,7 +227,7 @@ def test_a_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset
 def test_a_finished_model_outlasts_a_power_cut(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     disk = PowerCut(tmp_path, monkeypatch)
     site.trainee.save(tmp_path / "out")
     for name in (MODEL, PROTOTYPES):
@@ -242,7 +242,7 @@ def test_training_from_another_base_is_discarded(site: Site, restarted: bool) ->
 
     Else sites that trained from different models could state the same base, and their masks would cancel.
     """
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     site.trainee.take_base(1, FIRST, *a_base(1))
     from_first = contribution(site.trainee, 2)
     site.trainee.take_base(1, SECOND, *a_base(2))  # a catch-up as round 2 starts again
@@ -253,24 +253,24 @@ def test_training_from_another_base_is_discarded(site: Site, restarted: bool) ->
     by_hand = make_learner()
     by_hand.train(1, None)
     by_hand.load_averaged(a_base(1)[2])
-    by_hand.train(2, site.trainee._guide)
+    by_hand.train(2, site.trainee.guide)
     assert not np.array_equal(from_second[2], by_hand.averaged())
     assert equal(from_second, contribution(site.trainee, 2))
 
 
 def test_the_first_base_would_leak_without_discarding(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The course of the test above, at a site that only asks whether it has trained in the round."""
-    monkeypatch.setattr(Trainee, "is_trained_for", lambda self, number: self._round >= number)
-    site.trainee.trained(1)
+    monkeypatch.setattr(CheckpointedLearner, "is_trained_for", lambda self, number: self.trained_round >= number)
+    site.trainee.train_round(1)
     site.trainee.take_base(1, FIRST, *a_base(1))
     from_first = contribution(site.trainee, 2)
     site.trainee.take_base(1, SECOND, *a_base(2))
-    assert site.trainee.base == SECOND
+    assert site.trainee.base_hash == SECOND
     assert equal(from_first, contribution(site.trainee, 2))
 
 
 def test_the_same_base_again_discards_nothing(site: Site) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     site.trainee.take_base(1, FIRST, *a_base(1))
     trained = contribution(site.trainee, 2)
     site.trainee.take_base(1, FIRST, *a_base(1))
@@ -282,7 +282,7 @@ def test_a_site_that_missed_rounds_trains_once_from_the_latest_base(site: Site) 
     got = contribution(site.trainee, 5)
     by_hand = make_learner()
     by_hand.load_averaged(a_base(2)[2])
-    by_hand.train(5, site.trainee._guide)
+    by_hand.train(5, site.trainee.guide)
     assert np.array_equal(got[2], by_hand.averaged())
 
 
@@ -293,7 +293,7 @@ def test_prototypes_are_clipped_at_zero_where_the_method_asks(
     """Half the components are negative without a ReLU. Clipping comes before shortening, so that the bound holds."""
     site = Site(tmp_path, relu=False, clip=clip, bound=0.5)
     with caplog.at_level(logging.WARNING):
-        rows, _ = site.trainee.trained(0)
+        rows, _ = site.trainee.train_round(0)
     own, _ = make_learner(relu=False).prototypes()
     assert (own < 0).any()
     expected = np.maximum(own, 0.0) if clip else own
@@ -314,10 +314,10 @@ def test_the_share_of_shortened_prototypes_counts_those_beyond_the_bound_alone(t
         folder = tmp_path / str(at)
         folder.mkdir()
         site = Site(folder, bound=bound)
-        site.trainee.trained(0)
-        assert site.trainee.shortened == share
+        site.trainee.train_round(0)
+        assert site.trainee.values.shortened == share
         site.restart()
-        assert site.trainee.shortened == share
+        assert site.trainee.values.shortened == share
         site.journal.close()
 
 
@@ -327,7 +327,7 @@ def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
     site = Site(tmp_path, relu=False, bound=0.5)
     with caplog.at_level(logging.WARNING):
         for number in (1, 1, 2):
-            site.trainee.trained(number)
+            site.trainee.train_round(number)
     said = [record.getMessage() for record in caplog.records]
     for what in ("negative components", "longer than norm_bound"):
         (first, second) = [line for line in said if what in line]
@@ -349,8 +349,8 @@ def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
 def test_a_base_that_does_not_fit_is_refused_and_changes_nothing(
     site: Site, change: Any, message: str
 ) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     with pytest.raises(ValueError, match=message):
         site.trainee.take_base(1, FIRST, *change(*a_base(1)))
-    assert site.trainee.base == b""
+    assert site.trainee.base_hash == b""
     assert site.journal.get("base") is None

@@ -9,6 +9,7 @@ from torch import nn
 
 from agreement import Agreement, ModelPart, Protection
 from privacy.errors import BudgetError
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
 from secure_client.models.pretrained import load_pretrained
@@ -18,7 +19,6 @@ from secure_client.privacy.bounds import PrototypeBounds, check_initial_bounds
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Releases, with_owners
 from secure_client.protocol.journal import Journal
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.job import Schedule, has_batch_norm
 from secure_client.training.learner import Learner, choose_device
@@ -119,14 +119,14 @@ def build_learner(
     return learner
 
 
-def build_trainee(
+def build_checkpointed_learner(
     agreement: Agreement,
     learner: Learner,
     journal: Journal,
     releases: Releases | None = None,
     *,
     alone: bool = False,
-) -> Trainee:
+) -> CheckpointedLearner:
     """Return the learner with its checkpoints, and with its releases where the agreement has noise.
 
     A site ``alone``, as in a control, sends nothing and has exact prototypes under any agreement. Raises
@@ -160,7 +160,7 @@ def build_trainee(
         owners, clustered = learner.owners, agreement.clusters
         noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=clustered, owners=owners)
     averaging = agreement.averaging
-    return Trainee(learner, journal, bounds, averaging=averaging, noisy=noisy)
+    return CheckpointedLearner(learner, journal, bounds, averaging=averaging, noisy=noisy)
 
 
 def check_private(agreement: Agreement, model: PrototypeModel) -> None:

@@ -15,15 +15,15 @@ from agreement import Agreement, Optimiser
 from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from crypto.errors import BoundError
+from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
-from secure_client.site_model.learner_factory import build_learner, build_trainee
 from secure_client.training.learner import Learner
 from secure_client.training.recipes import build_recipe
 from tests.secure_client.journals import journal_at
 from tests.support.small import small_agreement, small_data
 
-OWN = "tests.secure_client.site_model.test_learner_factory"
+OWN = "tests.secure_client.checkpoints.test_learner_factory"
 TABLE: dict[str, Any] = {
     **json.loads(small_agreement().to_json()),
     "method": "fedpc",
@@ -200,5 +200,5 @@ def test_fedpcs_prototypes_have_no_negative_component(tmp_path: Path, method: st
     """The model ends in tanh, so some of its own are negative; PFPL sends them as they are."""
     agreed = agreement(method=method)
     with journal_at(tmp_path / "journal.sqlite") as journal:
-        rows, _ = build_trainee(agreed, build(agreed), journal).trained(0)
+        rows, _ = build_checkpointed_learner(agreed, build(agreed), journal).train_round(0)
     assert bool((rows < 0).any()) is (method == "pfpl")

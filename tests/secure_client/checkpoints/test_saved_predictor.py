@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agreement import Agreement, FedpcSection, Method, ModelPart, Predicts
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.learner_factory import (
+    build_agreed_model,
+    build_checkpointed_learner,
+    build_learner,
+)
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, read_prototypes
-from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.learner_factory import build_agreed_model, build_learner, build_trainee
 from secure_client.training.averaged_parameters import Averaged
 from secure_client.training.evaluation import Evaluation
 from tests.conformance.runs import data_for
@@ -48,7 +52,7 @@ class Site:
         self.journal = journal_at(self._folder / "journal.sqlite")
         spec = self.agreement.training.model
         learner = build_learner(self.agreement, "a", self.data, model=spec, device="cpu")
-        self.trainee: Trainee = build_trainee(self.agreement, learner, self.journal)
+        self.trainee: CheckpointedLearner = build_checkpointed_learner(self.agreement, learner, self.journal)
 
     def restart(self) -> None:
         self.journal.close()
@@ -58,7 +62,7 @@ class Site:
     def take(self, number: int, base: bytes) -> None:
         """Take a result after a round, of another site's making."""
         rng = np.random.default_rng(number)
-        averaged = self.trainee.averaged()
+        averaged = self.trainee.values.averaged()
         moved = averaged + 0.2 * rng.normal(size=len(averaged)) * (averaged != 1.0)
         has = np.array([True, True, False])
         if not self.agreement.layout.classes:
@@ -111,11 +115,11 @@ def own_state(site: Site) -> dict[str, Tensor]:
 def test_predictor_is_the_last_averaged_model(site: Site) -> None:
     """The parts that are not averaged are as the site trained them; the trained model's figures are kept apart."""
     method = site.method
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     before, trained = own_state(site), site.evaluated()
     assert trained.accuracy_trained is None
     site.take(1, FIRST)
-    model, base = site.model(site.saved()), site.trainee._base
+    model, base = site.model(site.saved()), site.trainee.base
     assert base is not None
     np.testing.assert_allclose(of_part(model, method), base.averaged, rtol=1e-6)
     evaluated = site.evaluated()
@@ -132,10 +136,10 @@ def test_predictor_is_the_last_averaged_model(site: Site) -> None:
 def test_fedpc_predicts_with_the_extractor_that_is_agreed_on(tmp_path: Path, predicts: Predicts) -> None:
     """Its own as it was trained, or the one that came back; the classifier is its own in both."""
     site = Site(tmp_path, Method.FEDPC, fedpc=FedpcSection(predicts=predicts))
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     own = own_state(site)
     site.take(1, FIRST)
-    saved, base = site.saved(), site.trainee._base
+    saved, base = site.saved(), site.trainee.base
     assert base is not None
     counted = "num_batches_tracked"  # stays at the site, and is read nowhere
     kept = {name for name in saved if torch.equal(saved[name], own[name]) and not name.endswith(counted)}
@@ -153,7 +157,7 @@ def test_fedpc_predicts_with_the_extractor_that_is_agreed_on(tmp_path: Path, pre
 
 @pytest.mark.parametrize("site", [Method.FEDBN], indirect=True)
 def test_fedbn_keeps_its_own_layers_that_normalise(site: Site) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     own = own_state(site)
     site.take(1, FIRST)
     saved = site.saved()
@@ -164,7 +168,7 @@ def test_fedbn_keeps_its_own_layers_that_normalise(site: Site) -> None:
 
 @pytest.mark.parametrize("site", TRAINED, indirect=True)
 def test_predictor_is_the_last_trained_model(site: Site) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     own, accuracy = own_state(site), site.evaluated().accuracy_classifier
     site.take(1, FIRST)
     saved = site.saved()
@@ -175,7 +179,7 @@ def test_predictor_is_the_last_trained_model(site: Site) -> None:
 
 @pytest.mark.parametrize("site", [Method.DITTO], indirect=True)
 def test_ditto_predicts_with_its_second_model_whatever_was_averaged(site: Site) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     first = site.saved()
     site.take(1, FIRST)
     again = site.saved()
@@ -193,8 +197,8 @@ def course(site: Site, restart_at: frozenset[int]) -> list[NDArray[np.float64]]:
         if step % 2:
             site.take(number, (FIRST, SECOND)[number - 1])
         else:
-            rows, counts = site.trainee.trained(number)
-            seen += [rows, counts.astype(np.float64), site.trainee.averaged()]
+            rows, counts = site.trainee.train_round(number)
+            seen += [rows, counts.astype(np.float64), site.trainee.values.averaged()]
         if step in restart_at:
             site.restart()
     seen += [each.double().numpy().ravel() for each in site.saved().values()]
@@ -219,7 +223,7 @@ def test_a_restart_after_every_step_changes_no_bit(tmp_path: Path, method: Metho
 
 @pytest.mark.parametrize("site", [Method.DITTO], indirect=True)
 def test_a_restart_that_forgot_the_second_model_would_be_seen(site: Site) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     site.take(1, FIRST)
     kept = site.saved()
     fresh = build_agreed_model(site.agreement, site.agreement.training.model).state_dict()
@@ -229,24 +233,24 @@ def test_a_restart_that_forgot_the_second_model_would_be_seen(site: Site) -> Non
 @pytest.mark.parametrize("site", [Method.FEDDBP], indirect=True)
 def test_scores_are_of_the_last_training_and_found_again(site: Site) -> None:
     with pytest.raises(RuntimeError, match="scores were requested before training"):
-        site.trainee.scores()
-    site.trainee.trained(1)
-    first = site.trainee.scores()
+        site.trainee.values.scores()
+    site.trainee.train_round(1)
+    first = site.trainee.values.scores()
     assert first.shape == (CLASSES, DIM)
     assert (first >= 0.0).all()
     assert first.any(axis=1).all()
     site.restart()
-    np.testing.assert_array_equal(site.trainee.scores(), first)
+    np.testing.assert_array_equal(site.trainee.values.scores(), first)
     site.take(1, FIRST)
-    site.trainee.trained(2)
-    assert (site.trainee.scores() != first).any()
+    site.trainee.train_round(2)
+    assert (site.trainee.values.scores() != first).any()
 
 
 @pytest.mark.parametrize("site", [Method.FEDPROTO], indirect=True)
 def test_other_methods_have_no_scores(site: Site) -> None:
-    site.trainee.trained(1)
+    site.trainee.train_round(1)
     with pytest.raises(RuntimeError, match="a method without scores"):
-        site.trainee.scores()
+        site.trainee.values.scores()
 
 
 def test_every_part_is_here() -> None:

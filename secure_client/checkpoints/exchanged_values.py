@@ -1,0 +1,185 @@
+"""Values that a method exchanges of a trained model: prototypes, local prototypes and scores, within their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement import AveragingSection
+from algorithms import metrics
+from algorithms.fedplcc import LocalClusters
+from algorithms.gram_matrix import Bool, Float
+from algorithms.prototypes import Guide
+from secure_client.checkpoints.checkpoints import TrainedValues
+from secure_client.error_containment import contained
+from secure_client.privacy.bounds import Bounded, PrototypeBounds, saturated
+from secure_client.privacy.noisy_prototypes import NoisyPrototypes
+from secure_client.training.learner import Learner
+
+
+class RoundPrototypes(NamedTuple):
+    """Prototypes float64 (K, d) of a round, and samples of each class int64 (K,); both noisy if releases are."""
+
+    rows: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+
+class ExchangedValues:
+    """Values of the learner's model after its last training; secrets of the site until a protection made them.
+
+    They come from one release where there is noise, else from one exact pass. Prototypes are float64 (K, d) and within
+    the public ``bounds``, with a warning in each round in which the bounds change them. Every class of the training
+    samples has one, which is zero where the model makes zeros of all its samples: a coordinator chooses the model, and
+    a missing prototype would tell it what the model made of single records.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        bounds: PrototypeBounds,
+        noisy: NoisyPrototypes | None,
+        averaging: AveragingSection | None,
+    ) -> None:
+        """``averaging`` has the bounds of the averaged part, if any."""
+        self._learner = learner
+        self._bounds = bounds
+        self._noisy = noisy
+        self._averaging = averaging
+        self.last: TrainedValues | None = None
+        """Values of the last training, or those that a checkpoint had; None before any."""
+
+    def compute(self, number: int, base_hash: bytes, guide: Guide | None) -> TrainedValues:
+        """Return the values after the training of a round from this base; errors as of a release."""
+        bare = TrainedValues(number, self._learner.counts, base_hash)
+        if self._noisy is None:
+            return self._exact(bare) if self._learner.exchanges_prototypes else bare
+        drawn = self._noisy.release_round(number, self._learner.embedded(), guide)
+        # At the noisy prototypes, and not the exact ones: scores change targets, which change later models.
+        scores = self._scored(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)
+        return replace(
+            bare,
+            counts=drawn.counts,
+            rows=drawn.rows,
+            local=drawn.local,
+            scores=scores,
+            released=drawn.round,
+        )
+
+    def require_last(self) -> TrainedValues:
+        """Return the values of the last training; raise ``RuntimeError`` before any."""
+        if self.last is None:
+            raise RuntimeError("prototypes or classes were requested before training")
+        return self.last
+
+    def sent(self) -> RoundPrototypes:
+        """Return what the last training gives to be sent; rows are (0, d) for a method without prototypes."""
+        last = self.require_last()
+        rows = self.rows() if self._learner.exchanges_prototypes else np.empty((0, self._learner.dim))
+        return RoundPrototypes(rows, last.counts)
+
+    def rows(self) -> NDArray[np.float64]:
+        """Return prototypes (K, d); for a method without prototypes, compute them now from the present model."""
+        last = self.require_last()
+        if last.rows is not None:
+            return last.rows
+        if self._noisy is not None:
+            raise RuntimeError("prototypes were requested before a release")
+        rows = self._bounded(self._learner.prototypes()[0], last.round).rows
+        self.last = replace(last, rows=rows)
+        return rows
+
+    def latest(self) -> tuple[NDArray[np.float64], Bool]:
+        """Return prototypes (K, d) of the last training, and the classes with a prototype."""
+        return self.rows(), self.held_classes()
+
+    def held_classes(self) -> Bool:
+        """Return the classes (K,) with prototypes of this site: those of its training samples.
+
+        The classes do not depend on what a model made of the samples. With noise, they follow from the released counts.
+        """
+        return self.require_last().held()
+
+    def averaged(self) -> NDArray[np.float64]:
+        """Return the averaged part of the model after the last training, float64 (p + q,).
+
+        Values are clamped to the agreed bounds, with a warning if this changes any.
+        """
+        vector = self._learner.averaged()
+        if self._averaging is None:
+            return vector
+        number = 0 if self.last is None else self.last.round
+        return saturated(vector, self._averaging, f"{self._learner.site}, round {number}")
+
+    def scores(self) -> NDArray[np.float64]:
+        """Return Fisher scores (K, d) of the last training's prototypes, which never leave this site (FedDBP)."""
+        scores = None if self.last is None else self.last.scores
+        if scores is None:
+            raise RuntimeError("scores were requested before training, or of a method without scores")
+        return scores
+
+    def local(self) -> LocalClusters:
+        """Return local prototypes of the last training, within the bounds (FedPLCC, FPL, FedPLVM).
+
+        A prototype is zero only where its class has no other.
+        """
+        local = None if self.last is None else self.last.local
+        if local is None:
+            raise RuntimeError(
+                "local prototypes were requested before training, or of a method without local prototypes"
+            )
+        return local
+
+    @property
+    def released(self) -> int | None:
+        """Round of the noisy release that the last training's values are; None for exact values and before training."""
+        return None if self.last is None else self.last.released
+
+    @property
+    def shortened(self) -> float | None:
+        """Share of the last training's prototypes that were shortened to the norm bound.
+
+        None for a method without prototypes, and with noise, which lengthens prototypes by itself.
+        """
+        return None if self.last is None else self.last.shortened_share
+
+    @property
+    def label_entropy(self) -> float:
+        """Entropy of the site's labels, in nats; exact, and a secret of this site."""
+        return metrics.entropy(self._learner.counts)
+
+    def _exact(self, bare: TrainedValues) -> TrainedValues:
+        embedded = self._learner.embedded()
+        rows, counts = self._learner.prototypes(embedded)
+        scores = self._scored(lambda: self._learner.scores(embedded), rows)
+        local = contained(
+            lambda: self._learner.local_clusters(embedded),
+            lambda: _class_means(np.nan_to_num(rows), counts),
+            f"{self._learner.site}: clustering",
+        )
+        if local is None:
+            bounded = self._bounded(rows, bare.round)
+            return replace(bare, rows=bounded.rows, scores=scores, shortened=bounded.shortened)
+        # Only these are sent, so only their changes are logged; class means stay at the site.
+        few = self._bounds.few(local.without_zeros())
+        bounded = self._bounded(few.rows, bare.round)
+        sent = replace(few, rows=bounded.rows)
+        means = self._bounds.bounded(rows).rows
+        return replace(bare, rows=means, scores=scores, local=sent, shortened=bounded.shortened)
+
+    def _scored(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
+        return contained(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
+
+    def _bounded(self, rows: NDArray[np.float64], number: int) -> Bounded:
+        bounded = self._bounds.bounded(rows)
+        self._bounds.warn_of(bounded, f"{self._learner.site}, round {number}")
+        return bounded
+
+
+def _class_means(rows: Float, counts: NDArray[np.int64]) -> LocalClusters:
+    """Return each class's mean (K, d) as its one local prototype."""
+    held = np.flatnonzero(counts)
+    return LocalClusters(rows[held], held, counts[held])
