@@ -31,12 +31,12 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey, Work
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.output.site_files import SitePrototypes
 from secure_client.protocol.setup import Setup
 from secure_client.protocol.single_phase_exchange import rotation_context
-from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.batches import in_order, open_source
 from secure_server.process_pool import Workers
 from secure_server.storage.store import Received
@@ -268,7 +268,7 @@ def record_scene(scene: Scene) -> RecordedRun:
     return ends[-1]
 
 
-def _copy_model(trainee: Trainee) -> PrototypeModel:
+def _copy_model(trainee: CheckpointedLearner) -> PrototypeModel:
     """Return the model that embeds a site's samples, on the CPU."""
     return trainee.embedding_model().to(_CPU).eval()
 

@@ -260,7 +260,9 @@ def test_training_from_another_base_is_discarded(site: Site, restarted: bool) ->
 
 def test_the_first_base_would_leak_without_discarding(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The course of the test above, at a site that only asks whether it has trained in the round."""
-    monkeypatch.setattr(CheckpointedLearner, "is_trained_for", lambda self, number: self.trained_round >= number)
+    monkeypatch.setattr(
+        CheckpointedLearner, "is_trained_for", lambda self, number: self.trained_round >= number
+    )
     site.trainee.train_round(1)
     site.trainee.take_base(1, FIRST, *a_base(1))
     from_first = contribution(site.trainee, 2)
