@@ -31,7 +31,7 @@ from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, record_run
 from protoseal.attacks.update_inversion import Logits
 from protoseal.simulation.config import load_simulation
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 
 _SETTINGS = {
     "method": "fedavg",
@@ -82,7 +82,7 @@ def _predictions(
     """Return class probabilities (count, K) and labels (count,) of randomly drawn pairs of a model and a sample."""
     with torch.no_grad():
         found = [
-            torch.softmax(outputs_of(model, part.inputs).logits, dim=1).numpy()
+            torch.softmax(compute_outputs(model, part.inputs).logits, dim=1).numpy()
             for model, part in zip(models, parts, strict=True)
         ]
     chosen = np.random.default_rng(0).permutation(sum(map(len, parts)))[:count]

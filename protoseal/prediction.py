@@ -24,7 +24,7 @@ from secure_client.data.input_ranges import InputRanges
 from secure_client.data.table import describe_table, parse_table
 from secure_client.data.table_scale import scale_rows, warn_of_units
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_files import MODEL, SitePrototypes, read_agreement, read_prototypes
 from secure_client.output.site_log import SiteLog, read_site_log
 from secure_client.table_format import format_beside
@@ -147,5 +147,5 @@ def predict(
 
 def _classes_of(model: PrototypeModel, batch: Tensor, guide: Guide | None) -> Tensor:
     with torch.no_grad():
-        outputs = outputs_of(model, batch)
+        outputs = compute_outputs(model, batch)
         return outputs.logits.argmax(dim=1) if guide is None else by_prototype(outputs, guide)

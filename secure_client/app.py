@@ -26,7 +26,7 @@ from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
 from secure_client.data.sources import hash_training_records
 from secure_client.diagnosis.diagnoses import diagnose
-from secure_client.error_containment import contained
+from secure_client.error_containment import run_or_fallback
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
@@ -198,7 +198,7 @@ def sketch_records(config: SiteConfig) -> Sketch:
 
 def _contained_sketch(config: SiteConfig) -> Sketch | None:
     """Return :func:`sketch_records`, or None after any error: a record that cannot be read must not end the run."""
-    return contained(lambda: sketch_records(config), lambda: None, "sketching the training records")
+    return run_or_fallback(lambda: sketch_records(config), lambda: None, "sketching the training records")
 
 
 def _run(
@@ -257,7 +257,7 @@ def _run(
     log = log_book.write()
     check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
     journal.put(_SAVED, agreement.rounds, b"")
-    contained(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")
+    run_or_fallback(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")
     return log
 
 
@@ -387,8 +387,8 @@ class _LogBook:
         """
         self._rounds = (*(each for each in self._rounds if each.round != figures.round), figures)
         self._journal.put(_LOG, figures.round, self._log().model_dump_json(by_alias=True).encode())
-        contained(self.write, self._log, "writing site.json")
-        contained(lambda: self._on_round(figures), lambda: None, "showing the round")
+        run_or_fallback(self.write, self._log, "writing site.json")
+        run_or_fallback(lambda: self._on_round(figures), lambda: None, "showing the round")
 
     def write(self) -> SiteLog:
         """Write and return the log so far."""

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.identity import host_names, issuer_text, load_certificate, subject_text
-from secure_client.proxy import Proxy, exception_remedy, ignored_proxies, proxy_to, split_target
+from secure_client.proxy import Proxy, find_proxy, list_ignored_proxies, split_target, suggest_exception
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 10.0
@@ -45,42 +45,42 @@ class _Cause(Exception):
 def diagnose(target: str, credentials: Credentials, trust: TrustAnchor) -> str | None:
     """Return the cause for which ``target`` (host:port) cannot be used; None if every step succeeds now."""
     host, port = split_target(target)
-    proxy = proxy_to(host)
+    proxy = find_proxy(host)
     try:
-        with _connected(host, port, proxy) as opened:
-            certificate = _certificate_shown(opened, host, _place(host, port, proxy))
-        _check_certificate(certificate, host, _place(host, port, proxy), trust)
-        with _connected(host, port, proxy) as opened:
-            _show_own_certificate(opened, host, _place(host, port, proxy), credentials, trust)
+        with _connect(host, port, proxy) as opened:
+            certificate = _fetch_certificate(opened, host, _describe_place(host, port, proxy))
+        _check_certificate(certificate, host, _describe_place(host, port, proxy), trust)
+        with _connect(host, port, proxy) as opened:
+            _show_own_certificate(opened, host, _describe_place(host, port, proxy), credentials, trust)
     except _Cause as cause:
-        return f"{cause}{_way_around(host, port, proxy) if isinstance(cause, _NoWay) else ''}"
+        return f"{cause}{_find_way_around(host, port, proxy) if isinstance(cause, _Unreached) else ''}"
     except CryptoError as error:
-        return f"{_place(host, port, proxy)}: {error}"
+        return f"{_describe_place(host, port, proxy)}: {error}"
     except OSError as error:
-        return f"{_place(host, port, proxy)}: {_reason(error)}"
+        return f"{_describe_place(host, port, proxy)}: {_describe_error(error)}"
     return None
 
 
-class _NoWay(_Cause):
+class _Unreached(_Cause):
     """Cause that lies before the coordinator's machine: a name, a route, a port or a proxy."""
 
 
-def _place(host: str, port: int, proxy: Proxy | None) -> str:
+def _describe_place(host: str, port: int, proxy: Proxy | None) -> str:
     through = "" if proxy is None else f" through the proxy {proxy}"
     return f"{host}:{port}{through}"
 
 
-def _way_around(host: str, port: int, proxy: Proxy | None) -> str:
+def _find_way_around(host: str, port: int, proxy: Proxy | None) -> str:
     """Return a remedy that was tried: no proxy where one applies, or a proxy that gRPC does not read."""
     if proxy is not None:
         try:
-            _direct(host, port).close()
+            _connect_directly(host, port).close()
         except _Cause:
             return ""
-        return f"; {host}:{port} can be reached without the proxy: {exception_remedy(host)}"
-    for other in ignored_proxies():
+        return f"; {host}:{port} can be reached without the proxy: {suggest_exception(host)}"
+    for other in list_ignored_proxies():
         try:
-            _connected(host, port, other).close()
+            _connect(host, port, other).close()
         except (_Cause, OSError):
             continue
         return (
@@ -90,13 +90,13 @@ def _way_around(host: str, port: int, proxy: Proxy | None) -> str:
     return ""
 
 
-def _connected(host: str, port: int, proxy: Proxy | None) -> socket.socket:
+def _connect(host: str, port: int, proxy: Proxy | None) -> socket.socket:
     if proxy is None:
-        return _direct(host, port)
+        return _connect_directly(host, port)
     try:
-        opened = _direct(proxy.host, proxy.port)
+        opened = _connect_directly(proxy.host, proxy.port)
     except _Cause as cause:
-        raise _NoWay(f"the proxy {proxy} cannot be reached: {cause}") from cause
+        raise _Unreached(f"the proxy {proxy} cannot be reached: {cause}") from cause
     try:
         _open_tunnel(opened, host, port, proxy)
     except BaseException:
@@ -105,14 +105,14 @@ def _connected(host: str, port: int, proxy: Proxy | None) -> socket.socket:
     return opened
 
 
-def _direct(host: str, port: int) -> socket.socket:
+def _connect_directly(host: str, port: int) -> socket.socket:
     """Return a connection to the first address of the host that accepts one."""
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         unknown = isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN
         problem = "is unknown" if unknown else "cannot be looked up"
-        raise _NoWay(
+        raise _Unreached(
             f"the host name {host} {problem} ({getattr(error, 'strerror', None) or error})"
         ) from error
     failures = []
@@ -123,14 +123,14 @@ def _direct(host: str, port: int) -> socket.socket:
             opened.connect(place)
         except OSError as error:
             opened.close()
-            failures.append(f"{place[0]}: {_reason(error)}")
+            failures.append(f"{place[0]}: {_describe_error(error)}")
         else:
             opened.settimeout(_ANSWER_SECONDS)
             return opened
-    raise _NoWay(f"no connection to port {port} of {host} ({'; '.join(failures)})")
+    raise _Unreached(f"no connection to port {port} of {host} ({'; '.join(failures)})")
 
 
-def _reason(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
     return _REASONS.get(error.errno or 0, error.strerror or str(error))
@@ -146,22 +146,22 @@ def _open_tunnel(opened: socket.socket, host: str, port: int, proxy: Proxy) -> N
         while b"\r\n\r\n" not in answer and len(answer) < 1 << 16 and (more := opened.recv(4096)):
             answer += more
     except OSError as error:
-        raise _NoWay(f"the proxy {proxy} does not answer: {_reason(error)}") from error
+        raise _Unreached(f"the proxy {proxy} does not answer: {_describe_error(error)}") from error
     version, _, status = answer.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     status = status[:3]  # its words may repeat the request, and with it the password
     if not version.startswith("HTTP/"):
-        raise _NoWay(f"at the address of the proxy {proxy} no HTTP proxy answers ({_shown(answer)})")
+        raise _Unreached(f"at the address of the proxy {proxy} no HTTP proxy answers ({_quote(answer)})")
     if status.startswith("407"):
         login = (
             "refuses the user and password in that setting" if proxy.login else "needs a user and password"
         )
-        problem = _demanded(answer) or login
-        raise _NoWay(f"the proxy {proxy} {problem} (HTTP {status})")
+        problem = _describe_demand(answer) or login
+        raise _Unreached(f"the proxy {proxy} {problem} (HTTP {status})")
     if not status.startswith("2"):
-        raise _NoWay(f"the proxy {proxy} refuses a tunnel to {name} (HTTP {status})")
+        raise _Unreached(f"the proxy {proxy} refuses a tunnel to {name} (HTTP {status})")
 
 
-def _demanded(answer: bytes) -> str:
+def _describe_demand(answer: bytes) -> str:
     """Return what a proxy demands that no user and password can give; empty if it takes Basic or names nothing."""
     fields = re.findall(r"(?im)^proxy-authenticate:([^\r\n]*)", answer.decode("latin-1"))
     words = [part.split()[0] for value in fields for part in value.split(",") if part.strip()]
@@ -171,7 +171,7 @@ def _demanded(answer: bytes) -> str:
     return f"demands {' or '.join(schemes)}, and gRPC can log in by Basic alone: ask for an exception for this host"
 
 
-def _certificate_shown(opened: socket.socket, host: str, place: str) -> x509.Certificate:
+def _fetch_certificate(opened: socket.socket, host: str, place: str) -> x509.Certificate:
     """Return the certificate at the other end, unverified. This site shows none and does not finish the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -183,12 +183,12 @@ def _certificate_shown(opened: socket.socket, host: str, place: str) -> x509.Cer
             tls.do_handshake()
             break
         except ssl.SSLWantReadError:
-            received = _answer(opened, outgoing.read(), place)
+            received = _exchange_bytes(opened, outgoing.read(), place)
             first = first or received
             incoming.write(received)
         except ssl.SSLError as error:
             if not first.startswith((b"\x15\x03", b"\x16\x03")):
-                raise _Cause(f"{place} answers without TLS, {_protocol(first)}") from error
+                raise _Cause(f"{place} answers without TLS, {_guess_protocol(first)}") from error
             raise _Cause(f"{place} refuses this TLS ({error.reason})") from error
     shown = tls.getpeercert(binary_form=True)
     if shown is None:
@@ -196,7 +196,7 @@ def _certificate_shown(opened: socket.socket, host: str, place: str) -> x509.Cer
     return load_certificate(shown)
 
 
-def _answer(opened: socket.socket, sent: bytes, place: str) -> bytes:
+def _exchange_bytes(opened: socket.socket, sent: bytes, place: str) -> bytes:
     try:
         opened.sendall(sent)
         received = opened.recv(1 << 16)
@@ -209,15 +209,15 @@ def _answer(opened: socket.socket, sent: bytes, place: str) -> bytes:
     return received
 
 
-def _protocol(first: bytes) -> str:
+def _guess_protocol(first: bytes) -> str:
     if first.startswith(b"HTTP/"):
         return "in HTTP: this is another service"
     if first[3:5] in (b"\x04\x00", b"\x07\x00"):
         return "in HTTP/2: this is another service, or gRPC without TLS"
-    return f"with {_shown(first)}: this is another service"
+    return f"with {_quote(first)}: this is another service"
 
 
-def _shown(content: bytes) -> str:
+def _quote(content: bytes) -> str:
     return repr(content[:40].decode("latin-1").splitlines()[0]) if content.strip() else "nothing"
 
 
@@ -241,14 +241,14 @@ def _check_certificate(certificate: x509.Certificate, host: str, place: str, tru
     except VerificationError as error:
         raise _Cause(f"{place} shows a certificate that cannot be the coordinator's: {error}") from error
     hosts = host_names(certificate)
-    if not _names(hosts, host):
+    if not _covers_host(hosts, host):
         raise _Cause(
             f"the certificate of the coordinator at {place} is for {' and '.join(hosts)}, not for {host}: name one of "
             f"these as coordinator, or have a certificate made with --host {host}"
         )
 
 
-def _names(hosts: list[str], host: str) -> bool:
+def _covers_host(hosts: list[str], host: str) -> bool:
     try:
         return ip_address(host) in {ip_address(name) for name in hosts if _is_address(name)}
     except ValueError:
@@ -273,7 +273,7 @@ def _show_own_certificate(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=trust.certificate_pem.decode())
     context.set_alpn_protocols(["h2"])
-    _load(context, credentials)
+    _load_credentials(context, credentials)
     try:
         with context.wrap_socket(opened, server_hostname=host) as tls:
             if tls.selected_alpn_protocol() != "h2":
@@ -294,7 +294,7 @@ def _show_own_certificate(
     )
 
 
-def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
+def _load_credentials(context: ssl.SSLContext, credentials: Credentials) -> None:
     """Give the context this site's certificate and key, through a file in memory; its key is encrypted even there."""
     password = secrets.token_hex(16).encode()
     file = os.memfd_create("certificate")

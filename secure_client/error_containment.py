@@ -27,7 +27,7 @@ _LONGEST = 300
 """Most characters of an exception's text that an error or the log repeats."""
 
 
-def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T:
+def run_or_fallback(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T:
     """Return the result of ``work``; after any error of ``work``, log the error and return ``otherwise()``.
 
     ``what`` names the computation in the log. ``work`` must not touch the journal or the privacy ledger: an error there
@@ -36,7 +36,7 @@ def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T
     try:
         return work()
     except BaseException as error:
-        check_containable(error)
+        reraise_fatal(error)
         _log.error(
             "%s failed, and the site continues without its result: %s: %s",
             *(what, type(error).__name__, one_line(error)),
@@ -45,7 +45,7 @@ def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T
     return otherwise()
 
 
-def check_containable(error: BaseException) -> None:
+def reraise_fatal(error: BaseException) -> None:
     """Raise ``error`` again if it ends the session: the operator's Ctrl-C, or the loss of the site's data.
 
     A plug-in's error need not derive from :class:`Exception`: ``sys.exit`` and panics of Rust libraries do not.
@@ -59,13 +59,13 @@ def one_line(error: BaseException) -> str:
     try:
         text = " ".join(str(error).split())
     except BaseException as unprintable:  # an exception of a site's code may have a __str__ that raises
-        check_containable(unprintable)
+        reraise_fatal(unprintable)
         return ""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 @contextmanager
-def opening(what: str) -> Iterator[None]:
+def hide_decryption_errors(what: str) -> Iterator[None]:
     """Classify errors of reading a message by whether the coordinator may learn of them.
 
     A :class:`crypto.errors.CryptoError` about the message's form, which the coordinator knows, becomes a

@@ -54,15 +54,15 @@ def split_target(target: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def proxy_to(host: str) -> Proxy | None:
+def find_proxy(host: str) -> Proxy | None:
     """Return the proxy through which gRPC connects to ``host``; None for a direct connection.
 
     Raises :class:`Unreachable`, without the value, for one that gRPC does not read as it was meant.
     """
     variable = next((name for name in _READ_BY_GRPC if name in os.environ), None)
-    if variable is None or not _is_read(os.environ[variable]) or _needs_none(host):
+    if variable is None or not _is_read_by_grpc(os.environ[variable]) or _is_excepted(host):
         return None
-    if (proxy := _parsed(variable)) is not None:
+    if (proxy := _parse(variable)) is not None:
         return proxy
     if re.search("[/?#].*@", os.environ[variable][len(_SCHEME) :], re.DOTALL):
         problem = "has '/', '?' or '#' before its '@': write %2F, %3F or %23 in the user and password"
@@ -71,18 +71,18 @@ def proxy_to(host: str) -> Proxy | None:
     raise Unreachable(f"the value of the environment variable {variable} {problem}")
 
 
-def ignored_proxies() -> Iterator[Proxy]:
+def list_ignored_proxies() -> Iterator[Proxy]:
     """Yield the proxies that the environment names for other programs, and that gRPC does not read."""
     first = next((name for name in _READ_BY_GRPC if name in os.environ), None)
     for name in (*_READ_BY_GRPC, *_NOT_READ_BY_GRPC):
         value = os.environ.get(name, "")
-        if value and not (name == first and _is_read(value)):
-            proxy = _parsed(name)
+        if value and not (name == first and _is_read_by_grpc(value)):
+            proxy = _parse(name)
             if proxy is not None:
                 yield proxy
 
 
-def _parsed(variable: str) -> Proxy | None:
+def _parse(variable: str) -> Proxy | None:
     parts = _PLACE.fullmatch(os.environ[variable].partition("://")[2] or os.environ[variable])
     port = int(parts["port"] or _DEFAULT_PORT) if parts else 0
     if parts is None or not 0 < port < 65_536:
@@ -90,14 +90,14 @@ def _parsed(variable: str) -> Proxy | None:
     return Proxy(variable, unquote(parts["host"]).strip("[]"), port, unquote(parts["login"] or ""))
 
 
-def _is_read(value: str) -> bool:
+def _is_read_by_grpc(value: str) -> bool:
     """Return whether gRPC takes the value for a proxy, be it right or wrong."""
     return value.lower().startswith(_SCHEME) and value[len(_SCHEME) :][:1] not in {"", "/", "?", "#"}
 
 
-def exception_remedy(host: str) -> str:
+def suggest_exception(host: str) -> str:
     """Return how to except ``host`` from the proxy; forms that other programs read and gRPC does not are named."""
-    variable = _exceptions()
+    variable = _exceptions_variable()
     entries = map(str.strip, os.environ.get(variable, "").split(","))
     unread = [entry for entry in entries if "*" in entry or entry.startswith(f"{host}:")]
     if unread:
@@ -106,13 +106,13 @@ def exception_remedy(host: str) -> str:
     return f"name the host in {variable}{capitals}"
 
 
-def _exceptions() -> str:
+def _exceptions_variable() -> str:
     """Return the variable in which gRPC looks for hosts without a proxy."""
     return "no_grpc_proxy" if "no_grpc_proxy" in os.environ else "no_proxy"
 
 
-def _needs_none(host: str) -> bool:
-    for entry in filter(None, map(str.strip, os.environ.get(_exceptions(), "").split(","))):
+def _is_excepted(host: str) -> bool:
+    for entry in filter(None, map(str.strip, os.environ.get(_exceptions_variable(), "").split(","))):
         name = entry.lstrip(".").lower()
         if host.lower() == name or host.lower().endswith(f".{name}"):
             return True

@@ -35,7 +35,7 @@ def call_once(call: Callable[[], R]) -> R:
     try:
         return call()
     except grpc.RpcError as error:
-        raise _meaning(error) from error
+        raise _translate(error) from error
     except OtherProtocol as error:
         raise Refused(str(error)) from error
     except CodecError as error:
@@ -53,7 +53,7 @@ def call_until(
     reconnect simultaneously. ``explained`` may take some seconds to find the cause; it is asked at the first failure,
     for the log, and at the last.
     """
-    pauses, end, warned = _pauses(), time.monotonic() + seconds, False
+    pauses, end, warned = _backoff(), time.monotonic() + seconds, False
     while True:
         try:
             return call_once(call)
@@ -70,14 +70,14 @@ def call_until(
             time.sleep(pause)
 
 
-def _pauses() -> Iterator[float]:
+def _backoff() -> Iterator[float]:
     pause = _FIRST_PAUSE
     while True:
         yield secrets.SystemRandom().uniform(pause / 2, pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _meaning(error: grpc.RpcError) -> SiteError:
+def _translate(error: grpc.RpcError) -> SiteError:
     call = cast(grpc.Call, error)  # an RpcError that a call raised is also that call
     code, details = call.code(), call.details()
     if code in FINAL:

@@ -50,7 +50,7 @@ from secure_client.data.preprocess import describe_resizing
 from secure_client.data.sources import TABLE_FORM, find_table
 from secure_client.data.table import describe_table, parse_table
 from secure_client.errors import DataError, ModelError, Refused, SiteError, StateError
-from secure_client.models.prototype_model import weights_hash
+from secure_client.models.prototype_model import hash_weights
 from secure_client.privacy.budget import NO_GUARANTEE, check_delta
 from secure_client.privacy.cost import planned_epsilon, planned_in_words, worst_epsilon
 from secure_client.privacy.exact_releases import open_exact
@@ -59,7 +59,7 @@ from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
 from secure_client.privacy.releases import count_units, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party
-from secure_client.proxy import proxy_to, split_target
+from secure_client.proxy import find_proxy, split_target
 from secure_client.training.batches import open_source
 from secure_client.training.learner import choose_device, read_labels
 from secure_client.user_code import describe_failure
@@ -90,31 +90,31 @@ def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[
 
 
 def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
-    yield _tried("agreement", lambda: _agreement(config.agreement))
-    model = _tried("model", lambda: _model(config))
+    yield _try("agreement", lambda: _describe_agreement(config.agreement))
+    model = _try("model", lambda: _check_model(config))
     yield model
-    both = _tried("data and model", lambda: _learner(config)) if model.ok else model
+    both = _try("data and model", lambda: _check_learner(config)) if model.ok else model
     if model.ok:
         yield both
     if not both.ok:  # the data by themselves
-        yield _tried("data", lambda: _data(config))
+        yield _try("data", lambda: _check_data(config))
     if config.data.startswith(TABLE_FORM):
-        yield _tried("table", lambda: _table(config))
-    yield _tried("privacy", lambda: _privacy(config))
-    yield _tried("folders", lambda: check_folders(config))
-    party = _once(lambda: open_party(config, passphrase()))
-    yield _tried("certificate", lambda: _certificate(party()))
+        yield _try("table", lambda: _describe_tables(config))
+    yield _try("privacy", lambda: _check_privacy(config))
+    yield _try("folders", lambda: check_folders(config))
+    party = _remember(lambda: open_party(config, passphrase()))
+    yield _try("certificate", lambda: _describe_certificate(party()))
     if config.privacy is not None:
-        yield _tried("records", lambda: _records(config, passphrase()))
-    yield _tried("state", lambda: check_state(config, party()))
-    reply = _once(lambda: ask(config, party()))
-    yield _tried("coordinator", lambda: _reached(config, reply()))
-    yield _tried("listed", lambda: check_listed(config, reply()))
-    yield _tried("same agreement", lambda: check_agreement(config, reply()))
-    yield _tried("run", lambda: check_open(config, reply()))
+        yield _try("records", lambda: _compare_records(config, passphrase()))
+    yield _try("state", lambda: check_state(config, party()))
+    reply = _remember(lambda: ask_coordinator(config, party()))
+    yield _try("coordinator", lambda: _describe_connection(config, reply()))
+    yield _try("listed", lambda: check_listed(config, reply()))
+    yield _try("same agreement", lambda: check_agreement(config, reply()))
+    yield _try("run", lambda: check_open(config, reply()))
 
 
-def _once(attempt: Callable[[], R]) -> Callable[[], R]:
+def _remember(attempt: Callable[[], R]) -> Callable[[], R]:
     """Return a function that repeats the outcome of its first call, a value or an exception."""
     outcomes: list[R | Exception] = []
 
@@ -131,7 +131,7 @@ def _once(attempt: Callable[[], R]) -> Callable[[], R]:
     return outcome
 
 
-def _tried(what: str, attempt: Callable[[], str]) -> Finding:
+def _try(what: str, attempt: Callable[[], str]) -> Finding:
     try:
         return Finding(what, True, attempt())
     except (CryptoError, PrivacyError, SiteError) as error:
@@ -144,12 +144,12 @@ def _tried(what: str, attempt: Callable[[], str]) -> Finding:
         return Finding(what, False, str(describe_failure(SiteError, what, error)))
 
 
-def _agreement(agreement: Agreement) -> str:
+def _describe_agreement(agreement: Agreement) -> str:
     shown = "".join(f"; WARNING: {exposure}" for exposure in exposures(agreement))
     return f"run {agreement.run}: {agreement.summary}; hash {agreement.hash().hex()}{shown}"
 
 
-def _privacy(config: SiteConfig) -> str:
+def _check_privacy(config: SiteConfig) -> str:
     """Describe the part of the budget that the run takes, and the remainder; create a missing ledger."""
     agreement, own = config.agreement, config.privacy
     if agreement.privacy is None and own is None:
@@ -183,7 +183,7 @@ def _privacy(config: SiteConfig) -> str:
     )
 
 
-def _records(config: SiteConfig, passphrase: bytes) -> str:
+def _compare_records(config: SiteConfig, passphrase: bytes) -> str:
     """Say whether the records are charged in another ledger already. A warning fails no check."""
     own = config.privacy
     if own is None:
@@ -201,12 +201,12 @@ def _records(config: SiteConfig, passphrase: bytes) -> str:
     return "; ".join([*warned, *unknown]) or f"no other ledger in {folder} charges these records"
 
 
-def _model(config: SiteConfig) -> str:
+def _check_model(config: SiteConfig) -> str:
     """Describe the part of the model that leaves the site, where the method averages any."""
     agreement, spec = config.agreement, config.model_spec
     initial = build_initial_model(agreement, spec, config.pretrained)
     again = build_initial_model(agreement, spec, config.pretrained) if ":" in spec else initial
-    if weights_hash(initial.state_dict()) != weights_hash(again.state_dict()):
+    if hash_weights(initial.state_dict()) != hash_weights(again.state_dict()):
         raise ModelError(
             f"{spec}: two calls give different numbers, so that sites would begin from different models: draw them from"
             " torch's generator, which the agreed init_seed sets"
@@ -219,19 +219,19 @@ def _model(config: SiteConfig) -> str:
     return f"{spec}; {averaged}, the rest stays here"
 
 
-def _data(config: SiteConfig) -> str:
+def _check_data(config: SiteConfig) -> str:
     data = load_data(config)
     parts = {"training": data.train, "test": data.test}
-    read = [f"{name}: {_read(part, name, config)}" for name, part in parts.items() if part is not None]
+    read = [f"{name}: {_read_part(part, name, config)}" for name, part in parts.items() if part is not None]
     told = [f"{data.train_samples} training samples, not yet run through the model", *read]
-    return "; ".join(filter(None, [*told, _resizing(config, data)]))
+    return "; ".join(filter(None, [*told, _describe_resizing(config, data)]))
 
 
-def _resizing(config: SiteConfig, data: SiteData) -> str:
+def _describe_resizing(config: SiteConfig, data: SiteData) -> str:
     return describe_resizing(set().union(*data.sides), config.agreement.preprocessing)
 
 
-def _read(part: Dataset[Any], name: str, config: SiteConfig) -> InputRanges:
+def _read_part(part: Dataset[Any], name: str, config: SiteConfig) -> InputRanges:
     """Read a part of the data without a model; raise the errors that a run's start would raise."""
     ranges = InputRanges(config.agreement.inputs, f"{config.data}: {name} data")
     read_labels(open_source(part, torch.device("cpu")), len(config.agreement.classes), ranges)
@@ -240,7 +240,7 @@ def _read(part: Dataset[Any], name: str, config: SiteConfig) -> InputRanges:
     return ranges
 
 
-def _table(config: SiteConfig) -> str:
+def _describe_tables(config: SiteConfig) -> str:
     """Describe each column of the site's tables."""
     agreement, parts = config.agreement, config.data.split("+")
     if agreement.table is None:
@@ -253,13 +253,13 @@ def _table(config: SiteConfig) -> str:
     )
 
 
-def _certificate(party: Party) -> str:
+def _describe_certificate(party: Party) -> str:
     ends = load_certificate(party.credentials.certificate_pem).not_valid_after_utc
     days = (ends - datetime.now(UTC)).days
     return f"{party.credentials.identity}, valid for {days} more days"
 
 
-def _learner(config: SiteConfig) -> str:
+def _check_learner(config: SiteConfig) -> str:
     agreement = config.agreement
     data = load_data(config)
     learner = open_learner(config, data)
@@ -275,11 +275,11 @@ def _learner(config: SiteConfig) -> str:
     )
     zeroed = "; ".join(f"WARNING: {warning}" for warning in learner.zeroed)
     model = f"{config.model_spec} on {choose_device(config.device)}"
-    return "; ".join(filter(None, [samples, labels, _resizing(config, data), ranges, zeroed, model]))
+    return "; ".join(filter(None, [samples, labels, _describe_resizing(config, data), ranges, zeroed, model]))
 
 
-def _reached(config: SiteConfig, reply: CheckReply) -> str:
-    proxy = proxy_to(split_target(config.coordinator)[0])
+def _describe_connection(config: SiteConfig, reply: CheckReply) -> str:
+    proxy = find_proxy(split_target(config.coordinator)[0])
     through = "" if proxy is None else f" through the proxy {proxy}"
     return (
         f"{config.coordinator} answers over mutual TLS{through} by protocol {reply.protocol}, and serves run "
@@ -287,7 +287,7 @@ def _reached(config: SiteConfig, reply: CheckReply) -> str:
     )
 
 
-def ask(config: SiteConfig, party: Party) -> CheckReply:
+def ask_coordinator(config: SiteConfig, party: Party) -> CheckReply:
     """Return the coordinator's description of its run; raise a :class:`secure_client.errors.SiteError`."""
     with open_transport(config, party) as transport:
         return transport.check()
@@ -295,13 +295,13 @@ def ask(config: SiteConfig, party: Party) -> CheckReply:
 
 def check_listed(config: SiteConfig, reply: CheckReply) -> str:
     """Raise :class:`Refused` unless the coordinator's file names the site."""
-    _listing(config, reply)
+    _require_listing(config, reply)
     return f"{config.name} is on the coordinator's list"
 
 
 def check_agreement(config: SiteConfig, reply: CheckReply) -> str:
     """Raise :class:`Refused`, naming the fields in which the coordinator's agreement differs."""
-    listing, agreement = _listing(config, reply), config.agreement
+    listing, agreement = _require_listing(config, reply), config.agreement
     if listing.agreement_hash == agreement.hash():
         return f"the coordinator has the same agreement, hash {agreement.hash().hex()[:16]}"
     lines = differing_fields(agreement, listing.fields)
@@ -311,7 +311,7 @@ def check_agreement(config: SiteConfig, reply: CheckReply) -> str:
 
 def check_open(config: SiteConfig, reply: CheckReply) -> str:
     """Raise :class:`Refused` unless the site can take part in the coordinator's run in its present state."""
-    listing, run = _listing(config, reply), config.agreement.run
+    listing, run = _require_listing(config, reply), config.agreement.run
     if reply.run != run:
         raise Refused(
             f"the coordinator serves run {reply.run!r}, and this site's agreement is for run {run!r}"
@@ -336,7 +336,7 @@ def check_open(config: SiteConfig, reply: CheckReply) -> str:
             )
 
 
-def _listing(config: SiteConfig, reply: CheckReply) -> Listing:
+def _require_listing(config: SiteConfig, reply: CheckReply) -> Listing:
     if reply.listing is None:
         raise Refused(
             f"{config.name} is not on the list of the coordinator, which serves run {reply.run!r}: have its operator"
@@ -378,10 +378,10 @@ def check_state(config: SiteConfig, party: Party) -> str:
             refuse_link(path)
             shutil.copy2(path, copies)
         with open_journal_of(config, Path(copies) / JOURNAL, party) as copy:
-            return _progress(config, copy)
+            return _describe_progress(config, copy)
 
 
-def _progress(config: SiteConfig, journal: Journal) -> str:
+def _describe_progress(config: SiteConfig, journal: Journal) -> str:
     check_out(config, begun=not journal.unused)
     secrets, last = journal.check_secrets(), rounds_received(journal)
     return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets can be decrypted"

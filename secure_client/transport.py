@@ -29,7 +29,7 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
 from secure_client.connection_diagnosis import diagnose
 from secure_client.errors import Unreachable
-from secure_client.proxy import proxy_to, split_target
+from secure_client.proxy import find_proxy, split_target
 from secure_client.retry import call_once, call_until
 
 _log = logging.getLogger("protoseal.site")
@@ -76,7 +76,7 @@ class GrpcTransport:
             certificate_chain=credentials.certificate_pem,
         )
         self._target, self._credentials, self._trust = target, credentials, trust
-        proxy = proxy_to(split_target(target)[0])
+        proxy = find_proxy(split_target(target)[0])
         if proxy is not None:
             _log.info("connecting to %s through the proxy %s", target, proxy)
         self._channel = grpc.secure_channel(target, tls, options=_OPTIONS)

@@ -34,7 +34,7 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
     """
     module_name, separator, function_name = spec.partition(":")
     if not (separator and function_name.isidentifier() and _is_module_name(module_name)):
-        as_module = _module_of(module_name)
+        as_module = _find_module(module_name)
         such_as = f"my_{purpose}:build" if as_module is None else f"{as_module}:{function_name or 'build'}"
         raise PluginError(f"{purpose} {spec!r} is not of the form module:function, such as {such_as}")
     _make_working_directory_importable()
@@ -42,12 +42,12 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and _begins_with(module_name, error.name):
-            as_module = _module_of(module_name)
+            as_module = _find_module(module_name)
             if as_module is not None:
                 raise PluginError(
                     f"{purpose} {spec!r}: a module has no .py in its name; write {as_module}:{function_name}"
                 ) from error
-            near = _did_you_mean(module_name, (path.stem for path in Path.cwd().glob("*.py")))
+            near = _suggest_name(module_name, (path.stem for path in Path.cwd().glob("*.py")))
             raise PluginError(
                 f"{purpose} {spec!r}: there is no module {error.name!r}{near}; put"
                 f" {str(error.name).replace('.', '/')}.py into {os.getcwd()} or install it"
@@ -58,7 +58,7 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
     function = getattr(module, function_name, None)
     if not callable(function):
         place = getattr(module, "__file__", None) or "a package without a file"
-        near = _did_you_mean(function_name, (name for name, value in vars(module).items() if callable(value)))
+        near = _suggest_name(function_name, (name for name, value in vars(module).items() if callable(value)))
         raise PluginError(
             f"{module_name!r} ({place}) has no function {function_name!r}{near}; define it there"
         )
@@ -91,11 +91,11 @@ def describe_failure(kind: type[E], what: str, error: BaseException) -> E:
     if isinstance(error, SiteError):
         return kind(f"{what}: {error}")
     text = one_line(error)
-    return kind(f"{what}: raised {type(error).__name__}{f' ({text})' if text else ''}{_origin(error)}")
+    return kind(f"{what}: raised {type(error).__name__}{f' ({text})' if text else ''}{_find_origin(error)}")
 
 
 @contextmanager
-def describing(kind: type[SiteError], what: str) -> Iterator[None]:
+def describe_failures(kind: type[SiteError], what: str) -> Iterator[None]:
     """Raise ``kind`` in place of any exception of a site's code in the block; errors of this program pass.
 
     The door for code that reads a site's objects in many places, whose attributes, lengths and iterators may raise.
@@ -108,7 +108,7 @@ def describing(kind: type[SiteError], what: str) -> Iterator[None]:
         raise describe_failure(kind, what, error) from error
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return what a value from a site's code is, in a few words."""
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
@@ -123,7 +123,7 @@ def described(value: object) -> str:
     return f"{kind} of {len(value)}" if isinstance(value, tuple | list) else kind
 
 
-def _origin(error: BaseException) -> str:
+def _find_origin(error: BaseException) -> str:
     """Return the last line of code that is neither this program's, installed, nor Python's."""
     installed = (
         str(Path(__file__).parent),
@@ -134,12 +134,12 @@ def _origin(error: BaseException) -> str:
     return f", in line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
 
 
-def _did_you_mean(name: str, others: Iterable[str]) -> str:
+def _suggest_name(name: str, others: Iterable[str]) -> str:
     matches = get_close_matches(name, list(others), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def _module_of(path: str) -> str | None:
+def _find_module(path: str) -> str | None:
     """Return the module in the file ``path`` below the working directory; None if there is no such file."""
     name = path.removeprefix("./").removesuffix(".py").replace("/", ".")
     file = Path(name.replace(".", "/") + ".py")

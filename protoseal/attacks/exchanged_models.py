@@ -22,7 +22,7 @@ from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.models.prototype_model import PrototypeModel
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def find_base(run: RecordedRun, site: str) -> Rows:
         return _open_model(run, site, earlier[-1])
     agreement = run.agreement
     initial = build_agreed_model(agreement, agreement.training.model, run.config.pretrained)
-    return Averaged(initial, agreement.method.traits.averaged).vector()
+    return AveragedPart(initial, agreement.method.traits.averaged).vector()
 
 
 def load_model(run: RecordedRun, vector: Rows) -> PrototypeModel:
@@ -69,7 +69,7 @@ def load_model(run: RecordedRun, vector: Rows) -> PrototypeModel:
     most = np.full(len(vector), agreement.averaging.buffer_bound)
     most[: agreement.averaging.parameters] = agreement.averaging.parameter_bound
     model = build_agreed_model(agreement, agreement.training.model, run.config.pretrained)
-    Averaged(model, agreement.method.traits.averaged).load(np.clip(np.nan_to_num(vector), -most, most))
+    AveragedPart(model, agreement.method.traits.averaged).load(np.clip(np.nan_to_num(vector), -most, most))
     return model.eval()
 
 

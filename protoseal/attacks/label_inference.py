@@ -43,7 +43,7 @@ from protoseal.splits import SiteArrays
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import ActiveList, Phase
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 
 Bools = NDArray[np.bool_]
 
@@ -205,7 +205,7 @@ def _read_biases(run: RecordedRun, site: str) -> Rows:
     vector = decode_upload(run.upload(site), run.agreement).arrays[-1]
     samples = vector[layout.means] if layout.weighted else 1.0
     model = copy.deepcopy(run.sites[site].model)  # for its shapes, which are agreed
-    Averaged(model, run.agreement.method.traits.averaged).load(layout.split(vector)[1] / samples)
+    AveragedPart(model, run.agreement.method.traits.averaged).load(layout.split(vector)[1] / samples)
     bias = getattr(model.classifier, "bias", None)
     if not isinstance(bias, torch.Tensor):
         return np.zeros(len(run.agreement.classes))

@@ -29,7 +29,7 @@ from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, Rows, compute_features
 from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.data import SiteData
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 
 SHADOWS = 8
 """Shadow models of a run."""
@@ -147,7 +147,7 @@ def _measure_confidence(
         logs[:, head.classes_] = head.predict_log_proba(compute_features(model, candidates.inputs))
     else:
         with torch.no_grad():
-            parts = [outputs_of(model, part).logits for part in torch.split(candidates.inputs, _BATCH)]
+            parts = [compute_outputs(model, part).logits for part in torch.split(candidates.inputs, _BATCH)]
         logs = torch.log_softmax(torch.cat(parts).double(), dim=1).numpy()
     own = np.nan_to_num(logs[np.arange(len(candidates)), candidates.labels], nan=_LEAST).clip(_LEAST, -1e-12)
     return np.asarray(own - np.log(-np.expm1(own)))

@@ -41,7 +41,7 @@ from protoseal.attacks.recorded_run import (
     compute_features,
 )
 from protoseal.attacks.rotated_rows import RotatedReading, rotated_readings
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 
 _STEPS, _RATE, _SMOOTHING = 300, 0.1, 0.01
 _LEAST_SPREAD = 0.01
@@ -159,7 +159,7 @@ def match_features(
     model.eval()
     for _ in range(_STEPS):
         unit = torch.sigmoid(free)
-        features = outputs_of(model, low + (high - low) * unit).features
+        features = compute_outputs(model, low + (high - low) * unit).features
         loss = ((features - targets).square().sum(dim=1) / size).sum() + _SMOOTHING * total_variation(
             unit
         ).sum()

@@ -33,11 +33,11 @@ from protoseal.simulation.local_federation import DirectTransport, LocalFederati
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data.samples import Samples
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_files import SitePrototypes
 from secure_client.protocol.setup import Setup
 from secure_client.protocol.single_phase_exchange import rotation_context
-from secure_client.training.batches import in_order, open_source
+from secure_client.training.batches import batch_in_order, open_source
 from secure_server.process_pool import Workers
 from secure_server.storage.store import Received
 
@@ -329,7 +329,7 @@ def _draw_samples(train: Samples, counts: Sequence[int], rng: np.random.Generato
 def load_images(dataset: Dataset[Any]) -> LabelledImages:
     """Return all samples of a data set, on the CPU."""
     source = open_source(dataset, _CPU)
-    parts = list(source.batches(in_order(len(source), _BATCH)))
+    parts = list(source.batches(batch_in_order(len(source), _BATCH)))
     inputs = torch.cat([inputs for inputs, _ in parts])
     labels = torch.cat([labels for _, labels in parts])
     return LabelledImages(inputs, cast("Labels", labels.numpy().astype(np.int64)))
@@ -339,5 +339,5 @@ def compute_features(model: PrototypeModel, inputs: Tensor) -> Rows:
     """Return features float64 (N, d) in ``eval()`` mode."""
     model.eval()
     with torch.no_grad():
-        parts = [outputs_of(model, part).features for part in torch.split(inputs, _BATCH)]
+        parts = [compute_outputs(model, part).features for part in torch.split(inputs, _BATCH)]
     return np.asarray(torch.cat(parts).double().numpy()) if parts else np.empty((0, 0))

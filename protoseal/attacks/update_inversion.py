@@ -48,7 +48,7 @@ from protoseal.attacks.recorded_run import RecordedRun, Rows, record_scene
 from protoseal.audit.budget_curve import changed
 from protoseal.simulation.experiment import scene_of
 from secure_client.data.samples import Samples
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 
 REPEATS = 4
 """Single-step runs, each with other samples."""
@@ -240,7 +240,7 @@ class Logits(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits (B, K)."""
-        return outputs_of(self.model, inputs).logits
+        return compute_outputs(self.model, inputs).logits
 
 
 def _infer_labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def _infer_labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tens
     A class with c of B images changes the bias by a multiple of c / B − 1 / K, if all classes are about as likely.
     """
     with torch.no_grad():
-        logits = outputs_of(base, start).logits
+        logits = compute_outputs(base, start).logits
     count, classes = logits.shape
     biases = [
         step for name, step in steps.items() if name.startswith("classifier.") and step.shape == (classes,)

@@ -18,9 +18,9 @@ from torch.utils.data import Dataset
 from agreement import Agreement
 from agreement.sections.privacy import USUAL_DEVIATIONS
 from privacy.mechanisms.cell_query import Cells
-from secure_client.error_containment import contained
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
-from secure_client.training.batches import in_order, open_source
+from secure_client.error_containment import run_or_fallback
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
+from secure_client.training.batches import batch_in_order, open_source
 
 Float = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -79,7 +79,7 @@ def embed(model: PrototypeModel, dataset: Dataset[object], dim: int) -> tuple[Fl
     """Return features (N, d) and labels (N,) of all records; zeros for a record on which the model fails."""
     source, features, labels = open_source(dataset, torch.device("cpu")), [], []
     model.eval()
-    for inputs, classes in source.batches(in_order(len(source), _BATCH)):
+    for inputs, classes in source.batches(batch_in_order(len(source), _BATCH)):
         rows = _features(model, inputs)
         if rows is None:
             alone = [_features(model, inputs[at : at + 1]) for at in range(len(inputs))]
@@ -91,7 +91,9 @@ def embed(model: PrototypeModel, dataset: Dataset[object], dim: int) -> tuple[Fl
 
 def _features(model: PrototypeModel, inputs: Tensor) -> Tensor | None:
     with torch.no_grad():
-        return contained(lambda: outputs_of(model, inputs).features, lambda: None, "features for the audit")
+        return run_or_fallback(
+            lambda: compute_outputs(model, inputs).features, lambda: None, "features for the audit"
+        )
 
 
 def load_model(model: PrototypeModel, state: Mapping[str, Tensor]) -> PrototypeModel:

@@ -61,13 +61,13 @@ from protoseal.simulation.saved_run import SavedRun
 from secure_client.app import load_data, open_learner
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData
-from secure_client.models.prototype_model import PrototypeModel, weights_hash
+from secure_client.models.prototype_model import PrototypeModel, hash_weights
 from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.cost import training_event
 from secure_client.privacy.kept_releases import FOLDER, read_kept
 from secure_client.privacy.releases import WEIGHTS, with_owners
-from secure_client.training.averaged_parameters import Averaged
-from secure_client.training.step_records import read_records
+from secure_client.training.averaged_parameters import AveragedPart
+from secure_client.training.step_records import read_step_records
 
 LEDGER = "ledger.jsonl"
 CENTRES = "cells around centres of a site's own"
@@ -173,7 +173,7 @@ def _check_ledger_model(evidence: SiteEvidence) -> Iterator[Check]:
     # A site with a personal model begins with two copies.
     twice = {f"{part}.{name}": initial[name] for part in ("averaged", "personal") for name in initial}
     paid = [entry.spending.facts for entry in evidence.account.entries if entry.spending.release.run == run]
-    if any(facts.get(WEIGHTS) not in {weights_hash(initial), weights_hash(twice), None} for facts in paid):
+    if any(facts.get(WEIGHTS) not in {hash_weights(initial), hash_weights(twice), None} for facts in paid):
         yield found(MODELS, "the ledger has an entry for another initial model")
 
 
@@ -226,7 +226,7 @@ def evidence_of(
     mine = [draw for draw in drawn if draw.release.run == agreement.run]
     account = read_account(ledger) if ledger.exists() else None
     try:
-        trained = read_records(releases)
+        trained = read_step_records(releases)
     except ValueError as error:
         raise FileError(f"{error}; move it away") from error
     last = (
@@ -236,9 +236,9 @@ def evidence_of(
     if agreement.extractor_is_frozen:
         initial = model().cpu().state_dict()
         if agreement.method.averages:
-            averaged = Averaged(model(), agreement.method.traits.averaged).vector()
+            averaged = AveragedPart(model(), agreement.method.traits.averaged).vector()
     replaced = (
-        Averaged(model(), agreement.method.traits.averaged).names
+        AveragedPart(model(), agreement.method.traits.averaged).names
         if agreement.method.averages
         else frozenset[str]()
     )

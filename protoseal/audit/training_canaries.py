@@ -34,7 +34,7 @@ from protoseal.audit.trade_off import TradeOff, composed_trade_off
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Schedule
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 
 LENGTH = 100.0
 """Norm of a canary's gradient before it is clipped, over the clip."""
@@ -104,7 +104,7 @@ class TrainingUnderAudit:
         )
         job = self._job(SplitModel(nn.Identity(), classifier), directions[: coins.size][coins], schedule)
         for _ in range(self.rounds):
-            run(job)
+            run_job(job)
         return schedule.view.scores
 
     def _job(self, model: SplitModel, directions: Float, schedule: Schedule) -> Job:

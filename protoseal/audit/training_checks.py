@@ -42,8 +42,8 @@ from protoseal.audit.statistical_tests import (
     square_tails,
     successive_p,
 )
-from secure_client.models.prototype_model import weights_hash
-from secure_client.training.step_records import COINCIDENT, PEAKS, TrainingRecord, hashes_of
+from secure_client.models.prototype_model import hash_weights
+from secure_client.training.step_records import COINCIDENT, PEAKS, TrainingRecord, hash_tensors
 
 PAID, RATE, NOISE = (
     "training that the ledger does not charge",
@@ -148,7 +148,7 @@ def check_succession(
                 local.add(frozenset(pair for pair in state if pair[0] not in averaged))
         left = [record for record, is_linked in zip(left, linked, strict=True) if not is_linked]
     for name, model in models.items():
-        if weights_hash(model) != initial and frozenset(hashes_of(model).items()) not in whole:
+        if hash_weights(model) != initial and frozenset(hash_tensors(model).items()) not in whole:
             return found(SUCCESSION, f"the {name} is of a model that no recorded training had")
     return stands(SUCCESSION, f"{len(records)} trainings and {len(models)} releases follow from each other")
 

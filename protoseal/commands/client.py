@@ -112,10 +112,10 @@ def _state_privacy(config: SiteConfig) -> None:
     from agreement.storage.run_files import holds
     from protoseal.commands.budget_statement import of_site
     from protoseal.reports.statement_files import write_statement
-    from secure_client.error_containment import contained
+    from secure_client.error_containment import run_or_fallback
 
     if holds(config.out, config.agreement):
-        contained(
+        run_or_fallback(
             lambda: write_statement(config.out, of_site(config)),
             lambda: None,
             "writing the privacy statement",

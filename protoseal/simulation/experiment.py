@@ -31,7 +31,7 @@ from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.output.site_log import SiteRound
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.process_pool import Workers
 
 __all__ = ["COMPARED", "Completed", "Ended", "Watcher", "Written", "scene_of", "simulate"]
@@ -133,7 +133,7 @@ class Scene:
             return make()
         unsized = make(averaged=(1, 0))
         model = build_agreed_model(unsized, unsized.training.model)
-        return make(averaged=Averaged(model, method.traits.averaged).sizes)
+        return make(averaged=AveragedPart(model, method.traits.averaged).sizes)
 
     @property
     def training(self) -> SiteTraining:

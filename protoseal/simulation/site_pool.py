@@ -18,7 +18,7 @@ from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_learner, warn_of_fedavg
 from secure_client.data import SiteData
-from secure_client.error_containment import contained
+from secure_client.error_containment import run_or_fallback
 from secure_client.errors import DataError
 from secure_client.output.site_log import SiteLog, SiteRound, loss_figures, site_round
 from secure_client.training.evaluation import Evaluation
@@ -142,7 +142,7 @@ class Trainees:
         start = time.perf_counter()
         for each in waiting:
             each.begin(round_number)
-        found = contained(
+        found = run_or_fallback(
             lambda: self._together(waiting, round_number),
             lambda: _one_by_one(waiting, round_number),
             f"training of {len(waiting)} sites as one program",

@@ -20,7 +20,7 @@ from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.checkpoints.checkpoints import Base, Checkpoints
 from secure_client.checkpoints.exchanged_values import ExchangedValues, RoundPrototypes
 from secure_client.checkpoints.predictor import Predictor
-from secure_client.error_containment import contained
+from secure_client.error_containment import run_or_fallback
 from secure_client.errors import DataError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import SitePrototypes
@@ -31,7 +31,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.training.evaluation import Evaluation
 from secure_client.training.job import Job, Losses
 from secure_client.training.learner import Learner
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 
 _log = logging.getLogger("protoseal.site")
 
@@ -132,8 +132,8 @@ class CheckpointedLearner:
         A job that fails ends none of the later ones, so that the time of training does not show the failure.
         """
         what = f"{self._learner.site}: training in round {round_number}"
-        jobs = contained(lambda: self.jobs(round_number), list[Job], what)
-        losses = [contained(partial(run, job), lambda: None, what) for job in jobs]
+        jobs = run_or_fallback(lambda: self.jobs(round_number), list[Job], what)
+        losses = [run_or_fallback(partial(run_job, job), lambda: None, what) for job in jobs]
         return losses[-1] if losses and None not in losses else None
 
     def undo(self) -> None:
@@ -257,7 +257,7 @@ class CheckpointedLearner:
         Accuracy by prototype needs personalised prototypes, or frozen features. Returns None without a test set, and if
         the test fails.
         """
-        return contained(
+        return run_or_fallback(
             lambda: self.predictor().evaluate(self._learner.evaluate),
             lambda: None,
             f"{self._learner.site}: the test",

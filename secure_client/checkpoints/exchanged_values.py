@@ -15,7 +15,7 @@ from algorithms.fedplcc import LocalClusters
 from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Guide
 from secure_client.checkpoints.checkpoints import TrainedValues
-from secure_client.error_containment import contained
+from secure_client.error_containment import run_or_fallback
 from secure_client.privacy.bounds import Bounded, PrototypeBounds, saturated
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.training.learner import Learner
@@ -155,7 +155,7 @@ class ExchangedValues:
         embedded = self._learner.embedded()
         rows, counts = self._learner.prototypes(embedded)
         scores = self._scored(lambda: self._learner.scores(embedded), rows)
-        local = contained(
+        local = run_or_fallback(
             lambda: self._learner.local_clusters(embedded),
             lambda: _class_means(np.nan_to_num(rows), counts),
             f"{self._learner.site}: clustering",
@@ -171,7 +171,7 @@ class ExchangedValues:
         return replace(bare, rows=means, scores=scores, local=sent, shortened=bounded.shortened)
 
     def _scored(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
-        return contained(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
+        return run_or_fallback(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
 
     def _bounded(self, rows: NDArray[np.float64], number: int) -> Bounded:
         bounded = self._bounds.bounded(rows)

@@ -14,12 +14,12 @@ from secure_client.data import SiteData
 from secure_client.errors import ModelError
 from secure_client.models.pretrained import load_pretrained
 from secure_client.models.projection import project
-from secure_client.models.prototype_model import PrototypeModel, build_model, weights_hash
+from secure_client.models.prototype_model import PrototypeModel, build_model, hash_weights
 from secure_client.privacy.bounds import PrototypeBounds, check_initial_bounds
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.privacy.releases import Releases, with_owners
 from secure_client.protocol.journal import Journal
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.job import Schedule, has_batch_norm
 from secure_client.training.learner import Learner, choose_device
 from secure_client.training.recipes import build_recipe, site_method
@@ -153,7 +153,7 @@ def build_checkpointed_learner(
     bounds = prototype_bounds(agreement)
     noisy = None
     if releases is not None:
-        releases.begin_with(weights_hash(learner.state()))
+        releases.begin_with(hash_weights(learner.state()))
         if releases.kept is not None:
             releases.kept.model = lambda: learner.embedding_model().state_dict()
             learner.record_steps(releases.kept.folder)
@@ -227,7 +227,7 @@ def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
     """
     if not agreement.method.averages:
         return
-    averaged = Averaged(model, agreement.method.traits.averaged)
+    averaged = AveragedPart(model, agreement.method.traits.averaged)
     _check_sizes(agreement, *averaged.sizes)
     check_initial_bounds(averaged.vector(), agreement.averaging)
 
@@ -236,7 +236,7 @@ def warn_of_fedavg(agreement: Agreement, learner: Learner) -> None:
     """Log a warning if FedBN would keep no layer at the sites, since the model has no normalisation layers."""
     if agreement.method.traits.averaged is not ModelPart.NOT_NORMS:
         return
-    if learner.averaged_sizes == Averaged(learner.predictor, ModelPart.MODEL).sizes:
+    if learner.averaged_sizes == AveragedPart(learner.predictor, ModelPart.MODEL).sizes:
         _log.warning(
             "%s equals fedavg for this model, which has no normalisation layers: the whole model is averaged",
             agreement.method.value,

@@ -31,7 +31,7 @@ from crypto.errors import MalformedError
 from crypto.text_decoding import decode, near_name
 from secure_client.data.image_files import SUFFIXES, describe_unread, read_image
 from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours
-from secure_client.data.samples import Inputs, Samples, Source, Subjects, make_samples, scale_to_floats
+from secure_client.data.samples import Inputs, Samples, StoredData, Subjects, make_samples, scale_to_floats
 from secure_client.errors import DataError
 
 LEFT_BY_SYSTEMS = frozenset(
@@ -70,7 +70,9 @@ class _Listing:
         return tuple(sorted({of(file) for file in (*self.train, *(self.test or ()))}))
 
 
-def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_channels: bool = True) -> Source:
+def read_folder(
+    path: Path, agreed: PreprocessingSection | None, *, convert_channels: bool = True
+) -> StoredData:
     """Read every image under ``path``, and convert each to the agreed size and channels as soon as it is read.
 
     The names of the class folders are the classes. All images are kept in memory at the agreed size: for larger data,
@@ -100,7 +102,7 @@ def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_chan
     subjects = _read_subjects(path, listing.train)  # before the images, which are slow to read
     test = None if listing.test is None else read(listing.test, "test")
     train = replace(read(listing.train, "train"), subjects=subjects)
-    return Source(str(path), train, test, classes, domains)
+    return StoredData(str(path), train, test, classes, domains)
 
 
 def list_training_images(path: Path) -> list[Path]:

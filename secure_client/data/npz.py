@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from crypto.text_decoding import near_name
 from secure_client.data.class_names import NAME_LISTS
-from secure_client.data.samples import Samples, Source, TrainTest, make_samples
+from secure_client.data.samples import Samples, StoredData, TrainTest, make_samples
 from secure_client.errors import DataError
 
 KEYS = (
@@ -37,7 +37,7 @@ KEYS = (
 Arrays = dict[str, NDArray[Any]]
 
 
-def read_npz(path: Path) -> Source:
+def read_npz(path: Path) -> StoredData:
     """Return the data in the file; arrays by other names are not read.
 
     Raises :class:`DataError` for a bad file, and for an array whose name is nearly that of one that the file lacks.
@@ -54,7 +54,7 @@ def read_npz(path: Path) -> Source:
         raise DataError(
             f"{where}: has {count} domains and {len(domains)} domain_names; give one name for each domain"
         )
-    return Source(where, train, test, _read_names(arrays, "class_names", where), domains)
+    return StoredData(where, train, test, _read_names(arrays, "class_names", where), domains)
 
 
 def write_npz(path: Path, data: TrainTest) -> None:

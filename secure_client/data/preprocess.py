@@ -23,7 +23,7 @@ from secure_client.data.samples import Inputs, Samples, check_label, convert_inp
 from secure_client.data.table_scale import scale_rows
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale
-from secure_client.user_code import describe_failure, described, describing
+from secure_client.user_code import describe_failure, describe_failures, describe_value
 
 _log = logging.getLogger("protoseal.site")
 LUMA = (0.299, 0.587, 0.114)
@@ -176,16 +176,16 @@ def read_item(dataset: NumberedDataset, index: int) -> tuple[Inputs, int]:
     the data set.
     """
     place = f"{dataset.where}: sample {index}"
-    with describing(DataError, place):
+    with describe_failures(DataError, place):
         try:
             item = dataset.dataset[index]
         except BaseException as error:
             raise describe_failure(DataError, f"{place}{dataset.describe_file(index)}", error) from error
         if not (isinstance(item, tuple | list) and len(item) == 2):
-            raise DataError(f"{place}: is {described(item)}, not the pair (tensor, label)")
+            raise DataError(f"{place}: is {describe_value(item)}, not the pair (tensor, label)")
         if not isinstance(item[0], Tensor):
             raise DataError(
-                f"{place}: the first of the pair is {described(item[0])}, not a tensor; make images tensors with"
+                f"{place}: the first of the pair is {describe_value(item[0])}, not a tensor; make images tensors with"
                 " ToTensor(), arrays with torch.from_numpy"
             )
         return _convert_tensor(item[0], place), dataset.number(index, check_label(item[1], place), place)
@@ -199,13 +199,13 @@ def _convert_tensor(tensor: Tensor, place: str) -> Inputs:
             f"{place}: has shape {tuple(tensor.shape)}, with the channels last; give x.permute(2, 0, 1)"
         )
     if tensor.is_complex():
-        raise DataError(f"{place}: is {described(tensor)}; give real numbers")
+        raise DataError(f"{place}: is {describe_value(tensor)}; give real numbers")
     try:
         plain = tensor.detach().cpu()
         plain = plain.to(torch.float32) if plain.dtype == torch.bfloat16 else plain
         array: NDArray[Any] = (plain.permute(1, 2, 0) if plain.ndim == 3 else plain).numpy()
     except Exception as error:  # a sparse or quantised tensor, or one without values
-        raise describe_failure(DataError, f"{place}: {described(tensor)}", error) from error
+        raise describe_failure(DataError, f"{place}: {describe_value(tensor)}", error) from error
     if 0 in array.shape:
         raise DataError(f"{place}: has shape {tuple(tensor.shape)}, which holds no values")
     return cast("Inputs", convert_inputs(array[np.newaxis], place)[0])

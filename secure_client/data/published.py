@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from agreement import PreprocessingSection
 from secure_client.data.folder import fit_image, stack_images
-from secure_client.data.samples import Inputs, Labels, Samples, Source, TrainTest, make_samples
+from secure_client.data.samples import Inputs, Labels, Samples, StoredData, TrainTest, make_samples
 from secure_client.errors import DataError
 
 Images = NDArray[np.float64]
@@ -122,7 +122,9 @@ class Reader(Protocol):
         ...
 
 
-def read_published(name: str, data_root: Path | None, agreed: PreprocessingSection | None = None) -> Source:
+def read_published(
+    name: str, data_root: Path | None, agreed: PreprocessingSection | None = None
+) -> StoredData:
     """Read the data set of ``name``, a key of :data:`PUBLISHED`, from its files under ``data_root``.
 
     ``agreed`` keeps large pictures small as they are read. Raises :class:`DataError` naming the file that is missing,
@@ -133,7 +135,7 @@ def read_published(name: str, data_root: Path | None, agreed: PreprocessingSecti
     reader = PUBLISHED[name]
     reader.check(name, data_root)
     train, test = (_read_part(name, reader, data_root, part, agreed) for part in (True, False))
-    return Source(name, train, test, reader.classes(data_root), (name,))
+    return StoredData(name, train, test, reader.classes(data_root), (name,))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from secure_client.errors import DataError
-from secure_client.user_code import described
+from secure_client.user_code import describe_value
 
 Inputs = NDArray[Any]
 """uint8 or float32; see :class:`Samples`."""
@@ -66,7 +66,7 @@ class TrainTest:
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredData:
     """A data set as it was stored, before classes and preprocessing are agreed.
 
     ``where`` names it in errors; ``classes`` is None where its labels are only numbers. A class with several names has
@@ -168,7 +168,7 @@ def check_label(label: Any, where: str) -> int:
         array = np.asarray(None)
     if array.size != 1 or array.ndim > 1 or array.dtype.kind not in "iu" or np.ma.is_masked(label):
         remedy = _suggest_labels(array.reshape(1) if array.size == 1 else array[np.newaxis])
-        raise DataError(f"{where}: the label is {described(label)}, not a whole number{remedy}")
+        raise DataError(f"{where}: the label is {describe_value(label)}, not a whole number{remedy}")
     return int(array.reshape(1)[0])
 
 

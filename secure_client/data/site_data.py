@@ -21,7 +21,7 @@ from secure_client.data.table_scale import fit_inputs
 from secure_client.data.user_data import UserPart, call_user_function
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, TableScale
-from secure_client.user_code import describing
+from secure_client.user_code import describe_failures
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def load_site_data(
             raise DataError(
                 f"{spec}: the agreement has [table], by which files are read: give the rows as table:PATH"
             )
-        with describing(DataError, spec):
+        with describe_failures(DataError, spec):
             return _load_own(
                 *(spec, data_root, agreement, class_names),
                 convert_channels=convert_channels,

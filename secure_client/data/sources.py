@@ -18,13 +18,13 @@ from secure_client.data.folder import list_training_images, read_folder
 from secure_client.data.npz import read_npz
 from secure_client.data.preprocess import count_coloured, fit_images, log_lost_colours, read_item
 from secure_client.data.published import PUBLISHED, make_digit_domains, read_published
-from secure_client.data.samples import Inputs, Samples, Source, TrainTest, join_samples
+from secure_client.data.samples import Inputs, Samples, StoredData, TrainTest, join_samples
 from secure_client.data.table import hash_rows, read_table
 from secure_client.data.table_scale import check_units
 from secure_client.data.user_data import FILE_FORMS, call_user_function, read_user_data
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat, format_beside
-from secure_client.user_code import describing
+from secure_client.user_code import describe_failures
 
 DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
@@ -75,7 +75,7 @@ def read_sources(
     seed: int = 0,
     convert_channels: bool = True,
     written: TableFormat | None = None,
-) -> list[Source]:
+) -> list[StoredData]:
     """Read the data set that ``spec`` names, or several data sets joined by ``+``.
 
     Names are ``digits``, the published ``mnist``, ``fashion-mnist``, ``usps``, ``svhn``, ``cifar10``, ``cifar100``
@@ -97,7 +97,7 @@ def read_sources(
 
 
 def join_sources(
-    sources: Sequence[Source],
+    sources: Sequence[StoredData],
     agreed: InputSection | None,
     classes: tuple[str, ...] | None,
     *,
@@ -130,7 +130,7 @@ def join_sources(
     return TrainTest(join_samples(train), join_samples(test) if test else None, classes, domains, notes)
 
 
-def check_class_names(sources: Sequence[Source], class_names: Mapping[str, str]) -> None:
+def check_class_names(sources: Sequence[StoredData], class_names: Mapping[str, str]) -> None:
     """Raise :class:`DataError` for a key of ``class_names`` that is no class of any source."""
     names = [source.names for source in sources]
     check_keys(
@@ -204,7 +204,7 @@ def find_table(spec: str, data_root: Path | None) -> Path:
     return _resolve_path(spec.removeprefix(TABLE_FORM), data_root)
 
 
-def list_classes(sources: Sequence[Source], class_names: Mapping[str, str] = NO_NAMES) -> tuple[str, ...]:
+def list_classes(sources: Sequence[StoredData], class_names: Mapping[str, str] = NO_NAMES) -> tuple[str, ...]:
     """Return the classes that the sources name, in order; without names, the numbers up to the largest label.
 
     A class that ``class_names`` renames has its new name. Raises :class:`DataError` for numbers beyond
@@ -224,7 +224,7 @@ def list_classes(sources: Sequence[Source], class_names: Mapping[str, str] = NO_
     return tuple(str(label) for label in range(highest + 1))
 
 
-def _list_common_classes(sources: Sequence[Source], class_names: Mapping[str, str]) -> tuple[str, ...]:
+def _list_common_classes(sources: Sequence[StoredData], class_names: Mapping[str, str]) -> tuple[str, ...]:
     """Return the sources' own classes; raise :class:`DataError` for a source that has none of the others' classes."""
     named = {source.where: set(list_classes([source], class_names)) for source in sources if source.names}
     for where, names in named.items():
@@ -237,7 +237,7 @@ def _list_common_classes(sources: Sequence[Source], class_names: Mapping[str, st
     return list_classes(sources, class_names)
 
 
-def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | None:
+def suggest_preprocessing(sources: Sequence[StoredData]) -> PreprocessingSection | None:
     """Return a preprocessing that loses nothing: the longest side and most channels of all images, to [−1, 1].
 
     Returns None for features. The suggestion uses only the images' shape: statistics of their values are private.
@@ -258,7 +258,7 @@ def _read_table(
     agreed: InputSection | None,
     classes: tuple[str, ...] | None,
     written: TableFormat | None,
-) -> Source:
+) -> StoredData:
     table, path = _require_table(spec, agreed), find_table(spec, data_root)
     if classes is None:
         raise DataError(f"{spec}: the labels of a table name the agreed classes: set classes")
@@ -312,12 +312,12 @@ def _read_one(
     seed: int,
     *,
     convert_channels: bool,
-) -> Source:
+) -> StoredData:
     images = agreed if isinstance(agreed, PreprocessingSection) else None
     form, separator, rest = spec.partition(":")
     if spec == DIGITS:
         data = make_digit_domains(seed)
-        return Source(spec, data.train, data.test, data.classes, data.domains)
+        return StoredData(spec, data.train, data.test, data.classes, data.domains)
     if spec in PUBLISHED:
         return read_published(spec, data_root, images)
     if not separator:
@@ -334,7 +334,7 @@ def _read_one(
             raise DataError(
                 f"{spec}: holds several sites' data; to read one site use npz:{Path(rest) / 'NAME.npz'}"
             )
-    with describing(DataError, spec):
+    with describe_failures(DataError, spec):
         return read_user_data(spec, data_root)
 
 
@@ -348,8 +348,8 @@ def _resolve_path(path: str, data_root: Path | None) -> Path:
 
 
 def _match_classes(
-    source: Source, classes: tuple[str, ...], class_names: Mapping[str, str]
-) -> tuple[Source, AgreedLabels]:
+    source: StoredData, classes: tuple[str, ...], class_names: Mapping[str, str]
+) -> tuple[StoredData, AgreedLabels]:
     """Return the source with labels that number ``classes``, and how they were numbered."""
     occurring = {int(label) for part in source.parts for label in np.unique(part.labels)}
     agreed = agree_on_labels(
@@ -367,7 +367,7 @@ def _match_classes(
     return numbered, agreed
 
 
-def _fit_source(source: Source, agreed: InputSection | None, *, convert_channels: bool) -> Source:
+def _fit_source(source: StoredData, agreed: InputSection | None, *, convert_channels: bool) -> StoredData:
     """Return the source with images of the agreed size and channels."""
     if not isinstance(agreed, PreprocessingSection):
         return source
@@ -383,7 +383,7 @@ def _fit_source(source: Source, agreed: InputSection | None, *, convert_channels
     return _change_parts(source, fit)
 
 
-def _change_parts(source: Source, change: Callable[[Samples, str], Samples]) -> Source:
+def _change_parts(source: StoredData, change: Callable[[Samples, str], Samples]) -> StoredData:
     train = change(source.train, f"{source.where}: train")
     test = None if source.test is None else change(source.test, f"{source.where}: test")
     return replace(source, train=train, test=test)
@@ -393,7 +393,7 @@ def _shift_domains(samples: Samples, first_domain: int) -> Samples:
     return replace(samples, domains=samples.domains + first_domain)
 
 
-def _check_alike(sources: Sequence[Source]) -> None:
+def _check_alike(sources: Sequence[StoredData]) -> None:
     """Raise :class:`DataError` unless samples have one shape, and all sources or none a test part, and subjects.
 
     A subject's samples are either for training or for tests, over all sources.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from agreement import TableColumn, TableSection
 from agreement.toml_loading import nearest
-from secure_client.data.samples import Labels, Samples, Source, Subjects
+from secure_client.data.samples import Labels, Samples, StoredData, Subjects
 from secure_client.data.table_text import TableText, normalise_text, read_text_table
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
@@ -65,7 +65,7 @@ class Table:
         return np.concatenate(parts, axis=1)
 
 
-def read_table(path: Path, agreed: TableSection, written: TableFormat, classes: Sequence[str]) -> Source:
+def read_table(path: Path, agreed: TableSection, written: TableFormat, classes: Sequence[str]) -> StoredData:
     """Return the labelled rows of a file, and of the test file that ``written`` names.
 
     Inputs are features before scaling, float64 (N, F), in the order of the file. Raises :class:`DataError`.
@@ -78,7 +78,7 @@ def read_table(path: Path, agreed: TableSection, written: TableFormat, classes: 
         _check_no_common_subject(*parts)
         _check_not_training_rows(*parts)
     train, *test = [_make_samples(part, classes) for part in parts]
-    return Source(str(path), train, test[0] if test else None, tuple(classes), (path.stem,))
+    return StoredData(str(path), train, test[0] if test else None, tuple(classes), (path.stem,))
 
 
 def parse_table(

@@ -15,7 +15,7 @@ from agreement.toml_loading import nearest
 from secure_client.data.class_names import MIXED, AgreedLabels, Names, agree_on_labels, check_keys
 from secure_client.data.dataset_labels import NumberedDataset, number_classes
 from secure_client.data.preprocess import read_item
-from secure_client.data.samples import Samples, Source, make_samples
+from secure_client.data.samples import Samples, StoredData, make_samples
 from secure_client.errors import DataError, PluginError
 from secure_client.user_code import call_function, describe_failure, load_function
 
@@ -117,10 +117,10 @@ def call_user_function(spec: str, data_root: Path | None) -> UserData:
     return own
 
 
-def read_user_data(spec: str, data_root: Path | None) -> Source:
+def read_user_data(spec: str, data_root: Path | None) -> StoredData:
     """Return the data as arrays in memory; a data set is read once, in full."""
     own = call_user_function(spec, data_root)
-    return Source(
+    return StoredData(
         spec,
         _read_all(own.train, spec),
         None if own.test is None else _read_all(own.test, spec),

@@ -134,7 +134,7 @@ class _Losses(NamedTuple):
         )
 
 
-class _Tested(NamedTuple):
+class _Accuracy(NamedTuple):
     """Accuracies over all test samples: the model's, and that of answering each site's most frequent class."""
 
     accuracy: float
@@ -166,11 +166,11 @@ def diagnose(
     most frequent class by two standard errors, over all sites' test samples, where any accuracy could.
     """
     logs = [log for log in sites if log]
-    found = (_of_training(agreement, method, logs), _of_norms(agreement, method, logs))
+    found = (_diagnose_training(agreement, method, logs), _diagnose_norms(agreement, method, logs))
     return tuple(each for each in found if each is not None)
 
 
-def _of_training(
+def _diagnose_training(
     agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]
 ) -> Diagnosis | None:
     """Return the most specific diagnosis of training, since each explains the next."""
@@ -185,8 +185,8 @@ def _of_training(
     if failed:
         figures = f"in the last round at {failed} of {len(logs)} sites, whose models stayed unchanged"
         return _diagnosis(method, Symptom.FAILED, figures, remedies.stable_training(agreement, aligned))
-    losses = None if agreement.privacy is not None else _losses(logs, agreement, aligned)
-    tested = _tested(logs)
+    losses = None if agreement.privacy is not None else _summarise_losses(logs, agreement, aligned)
+    tested = _summarise_accuracy(logs)
     figures = "; ".join(str(each) for each in (losses, tested) if each is not None)
     if losses is not None and losses.drowned and not agreement.extractor_is_frozen:
         peak = f"loss {losses.peak_loss:.2f} with cross entropy {losses.peak_classification:.2f} in round"
@@ -197,11 +197,11 @@ def _of_training(
         return _diagnosis(method, Symptom.NOT_FALLING, figures, rate)
     begun = max((each[-1].round for each in logs), default=0) >= CHANCE_ROUNDS
     if tested is not None and tested.at_chance and begun:
-        return _diagnosis(method, Symptom.CHANCE, figures, _better_accuracy(agreement, method, losses))
+        return _diagnosis(method, Symptom.CHANCE, figures, _remedy_for_accuracy(agreement, method, losses))
     return None
 
 
-def _better_accuracy(agreement: Agreement, method: Method, losses: _Losses | None) -> str:
+def _remedy_for_accuracy(agreement: Agreement, method: Method, losses: _Losses | None) -> str:
     """Return the remedy for an accuracy that is no better than the constant answer's."""
     if agreement.privacy is not None:
         return remedies.private_accuracy(agreement, agreement.privacy, method)
@@ -213,7 +213,9 @@ def _better_accuracy(agreement: Agreement, method: Method, losses: _Losses | Non
     return remedies.more_training(agreement, aligned, diverged=losses is not None and losses.diverged)
 
 
-def _of_norms(agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]) -> Diagnosis | None:
+def _diagnose_norms(
+    agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]
+) -> Diagnosis | None:
     shares = [log[-1].shortened for log in logs]
     known = [each for each in shares if each is not None]
     if method in _UNALIGNED or not known or fmean(known) < SHORTENED:
@@ -237,11 +239,13 @@ def _cross_entropies(agreement: Agreement, aligned: Method) -> float:
     return settings.share + settings.decision_weight * settings.decision
 
 
-def _losses(logs: Sequence[Sequence[SiteRound]], agreement: Agreement, aligned: Method) -> _Losses | None:
+def _summarise_losses(
+    logs: Sequence[Sequence[SiteRound]], agreement: Agreement, aligned: Method
+) -> _Losses | None:
     """Return means over the sites; None unless round 1 and the last round have losses."""
     rounds = [each for log in logs for each in log]
     numbers = sorted({each.round for each in rounds})
-    means = {number: _mean_losses(each for each in rounds if each.round == number) for number in numbers}
+    means = {number: _average_losses(each for each in rounds if each.round == number) for number in numbers}
     known = {number: each for number, each in means.items() if each is not None}
     if not numbers or not {1, numbers[-1]} <= known.keys():
         return None
@@ -268,7 +272,7 @@ class _MeanLosses(NamedTuple):
     constant: float
 
 
-def _mean_losses(rounds: Iterable[SiteRound]) -> _MeanLosses | None:
+def _average_losses(rounds: Iterable[SiteRound]) -> _MeanLosses | None:
     """Return the means over the sites that trained in a round; None without any."""
     found = [
         (each.loss, each.loss_classification, each.loss_constant)
@@ -278,7 +282,7 @@ def _mean_losses(rounds: Iterable[SiteRound]) -> _MeanLosses | None:
     return _MeanLosses(*map(fmean, zip(*found, strict=True))) if found else None
 
 
-def _tested(logs: Sequence[Sequence[SiteRound]]) -> _Tested | None:
+def _summarise_accuracy(logs: Sequence[Sequence[SiteRound]]) -> _Accuracy | None:
     """Return the last tested round's accuracies, weighted by test samples; None without any."""
     right = constant = variance = 0.0
     samples = 0
@@ -295,4 +299,4 @@ def _tested(logs: Sequence[Sequence[SiteRound]]) -> _Tested | None:
                 break
     if not samples:
         return None
-    return _Tested(right / samples, constant / samples, samples, math.sqrt(variance) / samples)
+    return _Accuracy(right / samples, constant / samples, samples, math.sqrt(variance) / samples)

@@ -21,7 +21,7 @@ from crypto.errors import MalformedError
 from crypto.protection import Payload, ProtectedPayload
 from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.error_containment import opening
+from secure_client.error_containment import hide_decryption_errors
 from secure_client.methods.plain_clusters import Received
 from secure_client.methods.rotated_clusters import RotatedClusters
 from secure_client.protocol.sent_values import Answer
@@ -45,7 +45,7 @@ class EncryptedClusters(RotatedClusters):
         self._check_assigned(key, payload.arrays[0])
 
     def _read(self, payload: Payload) -> Received:
-        with opening("a result"):
+        with hide_decryption_errors("a result"):
             labels = self._labels(payload.arrays[0])
             sums = replace(payload, arrays=())
             ends = len(EncryptedClusterSum(self._agreement, len(labels)).form.answers)

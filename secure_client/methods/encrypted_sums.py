@@ -22,7 +22,7 @@ from crypto.errors import ImplausibleError
 from crypto.protection import Payload, ProtectedPayload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.error_containment import opening
+from secure_client.error_containment import hide_decryption_errors
 from secure_client.errors import Violation
 from secure_client.methods.plain_sums import PlainSums
 from secure_client.protocol.sent_values import Answer
@@ -44,7 +44,7 @@ class EncryptedSums(PlainSums):
 
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
         """Return the parts of a result; raise :class:`ImplausibleError` for a fault that only decryption reveals."""
-        with opening("a result"):
+        with hide_decryption_errors("a result"):
             means = self._means(payload)
         rows = means.rows if len(means.rows) else np.zeros((len(means.has), self._agreement.dim))
         return rows, means.has, means.model
@@ -78,7 +78,7 @@ class EncryptedGroupSums(EncryptedSums):
 
     def _parts(self, key: PhaseKey, groups: EncryptedGroups, payload: Payload) -> tuple[Float, Float]:
         try:
-            with opening(f"the sum of round {key.round}"):
+            with hide_decryption_errors(f"the sum of round {key.round}"):
                 return groups.parts(self._means_of_group(key, payload))
         except ImplausibleError as error:
             _log.error("the sum of this site's group in round %d is discarded: %s", key.round, error)

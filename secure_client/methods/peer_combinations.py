@@ -13,7 +13,7 @@ from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Payload, ProtectedPayload, Rows, SiteHalf
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
-from secure_client.error_containment import opening
+from secure_client.error_containment import hide_decryption_errors
 from secure_client.errors import Violation
 from secure_client.methods.base import ExchangeParts, ResultSummary
 from secure_client.protocol.single_phase_exchange import site_half
@@ -73,7 +73,7 @@ class PeerCombinations:
     def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> Rows | None:
         """Return the peers' combination (K, d); for an implausible decryption, log it and return None."""
         try:
-            with opening(f"the result of round {key.round}"):
+            with hide_decryption_errors(f"the result of round {key.round}"):
                 peers = self._half(key, cohort).unprotect(payload, rows, self._site, cohort)
                 if not np.isfinite(peers).all():  # a third party's protection may not check this
                     raise ImplausibleError("the combination of peers is not finite")

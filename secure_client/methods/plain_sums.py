@@ -24,7 +24,7 @@ from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload, ProtectedPayload
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
-from secure_client.error_containment import contained
+from secure_client.error_containment import run_or_fallback
 from secure_client.errors import Violation
 from secure_client.methods.base import ExchangeParts, ResultSummary
 from secure_client.methods.group_members import GroupMembers
@@ -158,7 +158,7 @@ class PlainSums:
         if make is None or not self._trainee.has_trained:
             return rows, has
         settings, trainee = self._agreement.settings_of(method), self._trainee
-        return contained(
+        return run_or_fallback(
             lambda: make(settings, trainee.values.latest(), trainee.values.scores(), (rows, has)),
             lambda: (rows, has),
             "the fusion of targets",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, features_of
+from secure_client.models.prototype_model import PrototypeModel, compute_features
 
 
 class DualBranch(PrototypeModel):
@@ -53,7 +53,7 @@ class DualBranch(PrototypeModel):
 
     def _branches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the features of the prototypes, and z^d."""
-        embedded = features_of(self.body, inputs)
+        embedded = compute_features(self.body, inputs)
         given: dict[str, Tensor] = {name: branch(embedded) for name, branch in self.branches.items()}
         decision = given.get("decision")
         return next(iter(given.values())), decision  # the shared branch is the first

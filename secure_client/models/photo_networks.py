@@ -30,7 +30,7 @@ class _Basic(BasicBlock):  # type: ignore[misc]  # torchvision ships no types
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.relu(self.bn1(self.conv1(inputs)))
-        return _joined(self, self.bn2(self.conv2(hidden)), inputs)
+        return _add_shortcut(self, self.bn2(self.conv2(hidden)), inputs)
 
 
 class _Bottleneck(Bottleneck):  # type: ignore[misc]  # torchvision ships no types
@@ -39,10 +39,10 @@ class _Bottleneck(Bottleneck):  # type: ignore[misc]  # torchvision ships no typ
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.relu(self.bn1(self.conv1(inputs)))
         hidden = self.relu(self.bn2(self.conv2(hidden)))
-        return _joined(self, self.bn3(self.conv3(hidden)), inputs)
+        return _add_shortcut(self, self.bn3(self.conv3(hidden)), inputs)
 
 
-def _joined(block: Any, residual: Tensor, inputs: Tensor) -> Tensor:
+def _add_shortcut(block: Any, residual: Tensor, inputs: Tensor) -> Tensor:
     """Add without changing the operands: torchvision adds in place to a hook's output, which torch refuses."""
     shortcut = inputs if block.downsample is None else block.downsample(inputs)
     return cast("Tensor", block.relu(residual + shortcut))
@@ -120,7 +120,7 @@ def mobilenet_v2(shape: Shape) -> nn.Module:
     return _out_of_place(network)
 
 
-def group_norm(channels: int) -> nn.GroupNorm:
+def make_group_norm(channels: int) -> nn.GroupNorm:
     """Return group normalisation in the largest number of groups, at most 32, that divides the channels.
 
     A group has at least 4 channels: a group of one, at a place where the image is a single pixel, would always be 0.
@@ -130,7 +130,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 def _norm_layer(norm: Norm, eps: float = 1e-5) -> Callable[[int], nn.Module]:
-    return partial(nn.BatchNorm2d, eps=eps) if norm is Norm.BATCH else group_norm
+    return partial(nn.BatchNorm2d, eps=eps) if norm is Norm.BATCH else make_group_norm
 
 
 def _to_dim(width: int, dim: int) -> nn.Module:
@@ -165,7 +165,7 @@ CONTAINERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedLayout:
     """Tensor names, as in torchvision, at which published weights may differ from this package's network.
 
     ``stem`` is the first convolution's weight, ``head`` the prefix of the last layer: in torchvision a classifier of
@@ -178,13 +178,13 @@ class Published:
     extra: tuple[str, ...] = ()
 
 
-def published_layout(network: nn.Module) -> Published | None:
+def find_published_layout(network: nn.Module) -> PublishedLayout | None:
     """Return the layout of a network of torchvision; None for other networks."""
     match network:
         case ResNet():
-            return Published("conv1.weight", "fc.")
+            return PublishedLayout("conv1.weight", "fc.")
         case GoogLeNet():
-            return Published("conv1.conv.weight", "fc.", ("aux1.", "aux2."))
+            return PublishedLayout("conv1.conv.weight", "fc.", ("aux1.", "aux2."))
         case MobileNetV2():
-            return Published("features.0.0.weight", "classifier.")
+            return PublishedLayout("features.0.0.weight", "classifier.")
     return None

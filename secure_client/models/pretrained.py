@@ -18,7 +18,7 @@ from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel
 
 if TYPE_CHECKING:
-    from secure_client.models.photo_networks import Published
+    from secure_client.models.photo_networks import PublishedLayout
 
 _log = logging.getLogger("protoseal.site")
 _BACKBONE, _CLASSIFIER = "backbone.", "classifier."
@@ -28,7 +28,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadReport:
     """Number of a model's tensors taken from a file, and names of the others, which follow from the seed.
 
     ``other_shape`` names tensors that the file has in another shape; ``absent`` names tensors that are not read: the
@@ -41,7 +41,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _Naming:
     """Mapping of a file's names to the model's.
 
     Names of the file that begin with one of ``ignored`` are dropped, the others get ``prefix``. Tensors of the model
@@ -54,7 +54,7 @@ class _Names:
     stem: str | None = None
 
 
-def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> Loaded:
+def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> LoadReport:
     """Give the model the extractor in ``path``, if the file has this SHA-256 (hex).
 
     The file is in safetensors' format, or a table of tensors that ``torch.save`` wrote, read by torch's reader of plain
@@ -71,7 +71,7 @@ def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> Loaded:
     not fit.
     """
     given = _read(path, sha256)
-    own, names = model.state_dict(), _names(model, given)
+    own, names = model.state_dict(), _find_naming(model, given)
     taken = {
         names.prefix + name: value for name, value in given.items() if not name.startswith(names.ignored)
     }
@@ -81,7 +81,9 @@ def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> Loaded:
     _check_values(path, taken, own, misfits - {names.stem})
     loaded = {name: value for name, value in taken.items() if name not in misfits}
     model.load_state_dict(own | loaded)
-    return _reported(path, Loaded(len(loaded), tuple(sorted(misfits)), tuple(sorted(own.keys() - expected))))
+    return _log_report(
+        path, LoadReport(len(loaded), tuple(sorted(misfits)), tuple(sorted(own.keys() - expected)))
+    )
 
 
 def _read(path: Path, sha256: str) -> dict[str, Tensor]:
@@ -98,7 +100,7 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
             f"pretrained weights {path} have the SHA-256 {digest}, the agreement's have {sha256.lower()}: get the"
             " federation's file"
         )
-    stored = _parsed(path, content)
+    stored = _parse(path, content)
     if not isinstance(stored, Mapping) or not all(_is_named_tensor(*item) for item in stored.items()):
         raise ModelError(
             f"pretrained weights {path} are not a table of names and dense tensors: save only the model's "
@@ -107,7 +109,7 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in stored.items()}
 
 
-def _parsed(path: Path, content: bytes) -> object:
+def _parse(path: Path, content: bytes) -> object:
     """Parse the bytes; a safetensors file begins with the length of its header, which begins with a brace."""
     try:
         if content[8:9] == b"{":
@@ -128,20 +130,20 @@ def _is_named_tensor(name: object, value: object) -> bool:
     return value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
-def _names(model: PrototypeModel, given: Iterable[str]) -> _Names:
+def _find_naming(model: PrototypeModel, given: Iterable[str]) -> _Naming:
     """Return the naming scheme, one of three, that the file uses."""
     if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in given):
-        return _Names("", (_CLASSIFIER,), (_CLASSIFIER,))
-    from secure_client.models.photo_networks import published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
+        return _Naming("", (_CLASSIFIER,), (_CLASSIFIER,))
+    from secure_client.models.photo_networks import find_published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
 
-    layout = published_layout(model.backbone)
+    layout = find_published_layout(model.backbone)
     if layout is None:
-        return _Names(_BACKBONE, (), (_CLASSIFIER,))
+        return _Naming(_BACKBONE, (), (_CLASSIFIER,))
     return _published_names(layout)
 
 
-def _published_names(layout: Published) -> _Names:
-    return _Names(
+def _published_names(layout: PublishedLayout) -> _Naming:
+    return _Naming(
         prefix=_BACKBONE,
         ignored=(layout.head, *layout.extra),
         kept=(_CLASSIFIER, _BACKBONE + layout.head),
@@ -153,8 +155,8 @@ def _check_names(path: Path, taken: Iterable[str], expected: Iterable[str]) -> N
     unknown = sorted(set(taken) - set(expected))
     missing = sorted(name for name in set(expected) - set(taken) if not name.endswith(_COUNTER))
     problems = [
-        *([f"has {_some(unknown)}, which the model lacks"] if unknown else []),
-        *([f"lacks {_some(missing)}"] if missing else []),
+        *([f"has {_list_some(unknown)}, which the model lacks"] if unknown else []),
+        *([f"lacks {_list_some(missing)}"] if missing else []),
     ]
     if problems:
         raise ModelError(
@@ -180,16 +182,16 @@ def _check_values(
         if not bool(taken[name].to(own[name].dtype).isfinite().all())
     ]
     if wrong:
-        raise ModelError(f"pretrained weights {path} do not fit the model: {_some(wrong)}")
+        raise ModelError(f"pretrained weights {path} do not fit the model: {_list_some(wrong)}")
 
 
-def _some(items: list[str]) -> str:
+def _list_some(items: list[str]) -> str:
     """Join the first few names and the number of the others."""
     more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
     return ", ".join(items[:_MOST_NAMED]) + more
 
 
-def _reported(path: Path, loaded: Loaded) -> Loaded:
+def _log_report(path: Path, loaded: LoadReport) -> LoadReport:
     if loaded.other_shape:
         _log.warning("%s: tensors of another shape were not loaded: %s", path, ", ".join(loaded.other_shape))
     _log.info(

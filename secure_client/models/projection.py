@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, features_of
+from secure_client.models.prototype_model import PrototypeModel, compute_features
 
 _LABEL = b"protoseal/v1/projection\x00"
 
@@ -32,7 +32,7 @@ class PublicProjection(nn.Module):
     def __init__(self, inputs: int, outputs: int, seed: int) -> None:
         super().__init__()
         self.shape, self.seed = (outputs, inputs), seed
-        matrix = torch.from_numpy(projection(inputs, outputs, seed).astype(np.float32))
+        matrix = torch.from_numpy(make_projection(inputs, outputs, seed).astype(np.float32))
         self.register_buffer("matrix", matrix, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -57,15 +57,15 @@ class Projected(PrototypeModel):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits, float (B, K)."""
-        return cast("Tensor", self.classifier(features_of(self.body, inputs)))
+        return cast("Tensor", self.classifier(compute_features(self.body, inputs)))
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return the projected embedding, float (B, d)."""
-        return cast("Tensor", self.projection(features_of(self.body, inputs)))
+        return cast("Tensor", self.projection(compute_features(self.body, inputs)))
 
     def outputs(self, inputs: Tensor) -> Outputs:
         """Return the features that are exchanged and aligned, (B, d), and the logits of all D features."""
-        embedded = features_of(self.body, inputs)
+        embedded = compute_features(self.body, inputs)
         return Outputs(self.projection(embedded), self.classifier(embedded))
 
 
@@ -74,7 +74,7 @@ def project(model: PrototypeModel, inputs: int, outputs: int, *, seed: int) -> P
     return Projected(model, PublicProjection(inputs, outputs, seed))
 
 
-def projection(inputs: int, outputs: int, seed: int) -> NDArray[np.float64]:
+def make_projection(inputs: int, outputs: int, seed: int) -> NDArray[np.float64]:
     """Return √(D/d)·Q, float64 (d, D), where Q has orthonormal rows, uniformly distributed (Haar measure).
 
     Squared norms are kept on average over seeds, so that clip, norm bound and weights of the loss mean what they would

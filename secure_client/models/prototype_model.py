@@ -22,7 +22,7 @@ from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES, MLP, SMALL_CNN, mlp
 from secure_client.models.image_shape import Shape
-from secure_client.user_code import call_function, describe_failure, described, load_function
+from secure_client.user_code import call_function, describe_failure, describe_value, load_function
 
 
 class PrototypeModel(nn.Module):
@@ -36,11 +36,11 @@ class PrototypeModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the logits, float (B, K)."""
-        return cast("Tensor", self.classifier(features_of(self, inputs)))
+        return cast("Tensor", self.classifier(compute_features(self, inputs)))
 
     def outputs(self, inputs: Tensor) -> Outputs:
         """Return all outputs that an objective reads; a model of several branches runs its backbone once."""
-        features = features_of(self, inputs)
+        features = compute_features(self, inputs)
         return Outputs(features, self.classifier(features))
 
 
@@ -57,7 +57,7 @@ class SplitModel(PrototypeModel):
         return cast("Tensor", self.backbone(inputs))
 
 
-class Filled(PrototypeModel):
+class FixedBatchModel(PrototypeModel):
     """Model that computes in batches of one size, so that the number of records affects no record's features.
 
     A matrix product over few records rounds differently from one over many. Copies of a batch's first record fill the
@@ -76,18 +76,18 @@ class Filled(PrototypeModel):
         """Return the model's outputs, of up to ``size`` inputs."""
         count = len(inputs)
         copies = inputs[:1].expand(self._size - count, *inputs.shape[1:])
-        given = outputs_of(self.inner, torch.cat([inputs, copies]))
+        given = compute_outputs(self.inner, torch.cat([inputs, copies]))
         return Outputs(*(None if each is None else each[:count] for each in given))  # type: ignore[arg-type]
 
 
-def outputs_of(model: PrototypeModel, inputs: Tensor) -> Outputs:
+def compute_outputs(model: PrototypeModel, inputs: Tensor) -> Outputs:
     """Return a model's outputs for inputs (B, …); the model need not derive from :class:`PrototypeModel`."""
     kind = type(model)
     outputs = kind.outputs if issubclass(kind, PrototypeModel) else PrototypeModel.outputs
     return outputs(model, inputs)
 
 
-def features_of(model: PrototypeModel, inputs: Tensor) -> Tensor:
+def compute_features(model: PrototypeModel, inputs: Tensor) -> Tensor:
     """Return ``features(inputs)``; raise :class:`ModelError` for anything but (B, d) of float32, or float64 in trials.
 
     Networks with further outputs in training (Inception's) return a tuple there.
@@ -100,12 +100,13 @@ def features_of(model: PrototypeModel, inputs: Tensor) -> Tensor:
     ):
         return features
     raise ModelError(
-        f"the model's features(x) gives {described(features)} in {'train' if model.training else 'eval'}() mode, not a"
-        " tensor of shape (B, d) and dtype float32: return the embedding alone, a row of d numbers for each record"
+        f"the model's features(x) gives {describe_value(features)} in {'train' if model.training else 'eval'}() mode,"
+        " not a tensor of shape (B, d) and dtype float32: return the embedding alone, a row of d numbers for each"
+        " record"
     )
 
 
-def copied(model: PrototypeModel) -> PrototypeModel:
+def copy_model(model: PrototypeModel) -> PrototypeModel:
     """Return a copy of the model; raise :class:`ModelError` for one that cannot be copied."""
     try:
         return copy.deepcopy(model)
@@ -162,7 +163,7 @@ def _with_classifier(name: str, shape: Shape, classes: int) -> SplitModel:
     return SplitModel(BACKBONES[name](shape), nn.Linear(shape.dim, classes))
 
 
-def weights_hash(state: Mapping[str, Tensor]) -> str:
+def hash_weights(state: Mapping[str, Tensor]) -> str:
     """SHA-256 in hex of a model's parameters and buffers on the CPU: names, types, shapes and bytes, by name."""
     digest = hashlib.sha256()
     for name in sorted(state):
@@ -178,7 +179,7 @@ def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int
     The model's mode is restored.
     """
     given = inputs.clone()
-    with _mode(model, training=False), torch.no_grad():
+    with _in_mode(model, training=False), torch.no_grad():
         _check_outputs(model, given, classes=classes, dim=dim)
     if not torch.allclose(given, inputs, rtol=0.0, atol=0.0, equal_nan=True):
         raise ModelError("the model changes its inputs in place: let it compute on a copy, x = x.clone()")
@@ -194,7 +195,7 @@ def check_training(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: 
     devices = [inputs.device] if inputs.device.type == "cuda" else []
     pair = torch.cat([inputs[:1], inputs[:1]])
     try:
-        with _mode(model, training=True), torch.enable_grad(), torch.random.fork_rng(devices):
+        with _in_mode(model, training=True), torch.enable_grad(), torch.random.fork_rng(devices):
             outputs = _check_outputs(model, pair, classes=classes, dim=dim)
             if not outputs.logits.requires_grad:
                 raise ModelError(
@@ -213,7 +214,7 @@ def check_training(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: 
 
 
 @contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     before = model.training
     model.train(training)
     try:
@@ -225,7 +226,7 @@ def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 def _check_outputs(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int) -> Outputs:
     """Return the model's outputs for inputs (B, …); :class:`ModelError` unless they are floats (B, d) and (B, K)."""
     try:
-        outputs = outputs_of(model, inputs)
+        outputs = compute_outputs(model, inputs)
         features, logits = outputs[:2]
     except ModelError:
         raise
@@ -248,7 +249,7 @@ def has_fixed_features(model: PrototypeModel, inputs: Tensor) -> bool:
     model.eval()
     try:
         with torch.enable_grad():
-            return not outputs_of(model, inputs).features.requires_grad
+            return not compute_outputs(model, inputs).features.requires_grad
     finally:
         model.train(training)
 
@@ -256,7 +257,7 @@ def has_fixed_features(model: PrototypeModel, inputs: Tensor) -> bool:
 def _check_output(name: str, value: object, shape: tuple[int, int], dtype: torch.dtype, meaning: str) -> None:
     if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
         raise ModelError(
-            f"the model's {name} gives {described(value)}, not a tensor of shape {shape} and dtype {dtype}: "
+            f"the model's {name} gives {describe_value(value)}, not a tensor of shape {shape} and dtype {dtype}: "
             f"{shape[1]} is {meaning}"
         )
 
@@ -290,7 +291,7 @@ def _adopt(built: object, spec: str) -> PrototypeModel:
         case (nn.Module() as backbone, nn.Module() as classifier):
             return SplitModel(backbone, classifier)
     raise ModelError(
-        f"{spec}: returned {described(built)}; return a module with features(x) and classifier(z),"
+        f"{spec}: returned {describe_value(built)}; return a module with features(x) and classifier(z),"
         " or the pair (backbone, classifier)"
     )
 

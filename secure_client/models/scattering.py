@@ -49,8 +49,8 @@ class Scattering(nn.Module):
         constants = {
             "fine": _wavelets(size, scale=1),
             "coarse": _wavelets(size, scale=2) / 4,  # the mean of the four frequencies that become one
-            "average": _filtering(low)[places],
-            "half_average": _filtering(_halved(low))[places // 2],
+            "average": _filter_matrix(low)[places],
+            "half_average": _filter_matrix(_halve(low))[places // 2],
         }
         for name, constant in constants.items():
             # The filters are not part of the state: they are neither trained nor sent nor averaged.
@@ -61,8 +61,8 @@ class Scattering(nn.Module):
         padded = functional.pad(images, self._padding, mode="reflect").unsqueeze(2)
         spectrum = torch.fft.fft2(padded)
         fine = torch.fft.ifft2(spectrum * self.fine).abs()
-        coarse = torch.fft.ifft2(_filtered_half(spectrum, self.coarse)).abs()
-        pairs = torch.fft.ifft2(_filtered_half(torch.fft.fft2(fine).unsqueeze(3), self.coarse)).abs()
+        coarse = torch.fft.ifft2(_filter_and_halve(spectrum, self.coarse)).abs()
+        pairs = torch.fft.ifft2(_filter_and_halve(torch.fft.fft2(fine).unsqueeze(3), self.coarse)).abs()
         every, half = torch.cat([padded, fine], dim=2), torch.cat([coarse, pairs.flatten(2, 3)], dim=2)
         averaged = [
             self.average @ every @ self.average.mT,
@@ -71,7 +71,7 @@ class Scattering(nn.Module):
         return torch.cat(averaged, dim=2).flatten(1, 2)
 
 
-def _filtered_half(spectrum: Tensor, filters: Tensor) -> Tensor:
+def _filter_and_halve(spectrum: Tensor, filters: Tensor) -> Tensor:
     """Filter spectra (…, n, n) by (L, n, n) and drop every second pixel: (…, L, n/2, n/2), times 4."""
     half = spectrum.shape[-1] // 2
     parts = (slice(None, half), slice(half, None))
@@ -116,14 +116,14 @@ def _low_pass(size: int) -> Tensor:
     return _spectrum(_gaussian(size, _WIDTH * FACTOR / 2, 0.0, 1.0))[0]
 
 
-def _halved(spectrum: Tensor) -> Tensor:
+def _halve(spectrum: Tensor) -> Tensor:
     """Return the filter for every second pixel, (n/2,), without the upper half of the frequencies."""
     quarter, size = len(spectrum) // 4, len(spectrum)
     low = torch.cat([spectrum[:quarter], torch.zeros(size // 2), spectrum[quarter + size // 2 :]])
     return low.reshape(2, -1).sum(dim=0)
 
 
-def _filtering(spectrum: Tensor) -> Tensor:
+def _filter_matrix(spectrum: Tensor) -> Tensor:
     """Return the filter on a torus as a matrix, (n,) → (n, n)."""
     basis = torch.fft.fft(torch.eye(len(spectrum), dtype=torch.float64))
     return cast("Tensor", torch.fft.ifft(basis * spectrum).real.mT)

@@ -24,7 +24,7 @@ NORMS = (
 """Normalisation layers."""
 
 
-class Averaged:
+class AveragedPart:
     """View of a model: the parameters, then the floating-point buffers, that belong to ``part``.
 
     Parameters and buffers are in the module's order of registration. Buffers outside the module's state (not
@@ -36,7 +36,9 @@ class Averaged:
         """Raise :class:`ModelError` if the part cannot be separated, or parameters are not real numbers."""
         self._model = model
         own = {
-            id(each) for module in _rest(model, part) for each in [*module.parameters(), *module.buffers()]
+            id(each)
+            for module in _local_modules(model, part)
+            for each in [*module.parameters(), *module.buffers()]
         }
         self._parameters = [name for name, each in model.named_parameters() if id(each) not in own]
         stored = model.state_dict().keys()
@@ -55,7 +57,7 @@ class Averaged:
     @property
     def sizes(self) -> tuple[int, int]:
         """Sizes (p, q): the numbers in the parameters and in the buffers."""
-        return _count(map(self._model.get_parameter, self._parameters)), _count(
+        return _count_numbers(map(self._model.get_parameter, self._parameters)), _count_numbers(
             map(self._model.get_buffer, self._buffers)
         )
 
@@ -79,9 +81,9 @@ class Averaged:
         Raises :class:`ModelError`, without a change, for another length or a non-finite number.
         """
         tensors = self._tensors()
-        if vector.shape != (_count(tensors),):
+        if vector.shape != (_count_numbers(tensors),):
             raise ModelError(
-                f"the averaged part has shape {vector.shape}, the model's part ({_count(tensors)},)"
+                f"the averaged part has shape {vector.shape}, the model's part ({_count_numbers(tensors)},)"
             )
         if not np.isfinite(vector).all():
             raise ModelError("the averaged part has numbers that are not finite")
@@ -89,7 +91,7 @@ class Averaged:
             return
         ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
         parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
-        rounded = [_rounded(part, each) for part, each in zip(parts, tensors, strict=True)]
+        rounded = [_round_to(part, each) for part, each in zip(parts, tensors, strict=True)]
         names = [*self._parameters, *self._buffers]
         for name, part in zip(names, rounded, strict=True):
             if name.endswith("running_var"):
@@ -104,7 +106,7 @@ class Averaged:
         return parameters + [self._model.get_buffer(name) for name in self._buffers]
 
 
-def _rest(model: PrototypeModel, part: ModelPart) -> list[nn.Module]:
+def _local_modules(model: PrototypeModel, part: ModelPart) -> list[nn.Module]:
     """Return the modules that stay local."""
     match part:
         case ModelPart.NOTHING:
@@ -114,12 +116,12 @@ def _rest(model: PrototypeModel, part: ModelPart) -> list[nn.Module]:
         case ModelPart.NOT_NORMS:
             return [each for each in model.modules() if isinstance(each, NORMS)]
         case ModelPart.EXTRACTOR:
-            return [_classifier(model)]
+            return [_require_classifier(model)]
         case _:
             assert_never(part)
 
 
-def _classifier(model: PrototypeModel) -> nn.Module:
+def _require_classifier(model: PrototypeModel) -> nn.Module:
     if not isinstance(model.classifier, nn.Module):
         raise ModelError(
             "the classifier stays at the site when an extractor is averaged, so it must be a module of its own:"
@@ -128,11 +130,11 @@ def _classifier(model: PrototypeModel) -> nn.Module:
     return model.classifier
 
 
-def _rounded(part: Tensor, like: Tensor) -> Tensor:
+def _round_to(part: Tensor, like: Tensor) -> Tensor:
     """Round numbers to another tensor's precision and shape, those beyond its range to its largest."""
     largest = torch.finfo(like.dtype).max
     return part.clamp(-largest, largest).to(like.dtype).reshape(like.shape)
 
 
-def _count(tensors: Iterable[Tensor]) -> int:
+def _count_numbers(tensors: Iterable[Tensor]) -> int:
     return sum(each.numel() for each in tensors)

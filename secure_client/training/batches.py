@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from secure_client.error_containment import check_containable
+from secure_client.error_containment import reraise_fatal
 from secure_client.errors import DataError
 
 Batch = tuple[Tensor, Tensor]
@@ -18,7 +18,7 @@ _PARTS = 4
 """Parts of a failing batch: quarters find one record in as many computations as halves, and several in fewer."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Samples by index, in batches, on the device that trains."""
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class DatasetSource:
             yield inputs.to(self._device), torch.as_tensor(labels, dtype=torch.int64).to(self._device)
 
 
-def open_source(dataset: Dataset[Any], device: torch.device) -> Source:
+def open_source(dataset: Dataset[Any], device: torch.device) -> BatchSource:
     """Return the source for a data set; raise :class:`DataError` for one that has no length or no samples."""
     if not hasattr(dataset, "__len__"):
         raise DataError(
@@ -111,12 +111,12 @@ def open_source(dataset: Dataset[Any], device: torch.device) -> Source:
     return DatasetSource(dataset, device)
 
 
-def in_order(count: int, size: int) -> list[list[int]]:
+def batch_in_order(count: int, size: int) -> list[list[int]]:
     """Return indices 0 … count − 1 in batches of ``size``."""
-    return split(list(range(count)), size)
+    return split_batches(list(range(count)), size)
 
 
-def split(order: Sequence[int], size: int, *, join_single: bool = False) -> list[list[int]]:
+def split_batches(order: Sequence[int], size: int, *, join_single: bool = False) -> list[list[int]]:
     """Split ``order`` into batches of ``size``; the last may be shorter.
 
     With ``join_single`` a last batch of one sample joins the one before it, because batch normalisation
@@ -129,8 +129,8 @@ def split(order: Sequence[int], size: int, *, join_single: bool = False) -> list
     return groups
 
 
-def full_and_rest(count: int, size: int, *, join_single: bool = False) -> tuple[int, int]:
-    """Return the number of :func:`split`'s batches of ``size``, and the length of the last one if it differs, or 0."""
+def count_batches(count: int, size: int, *, join_single: bool = False) -> tuple[int, int]:
+    """Return how many batches of ``size`` :func:`split_batches` makes, and the length of another last one, or 0."""
     batches = -(-count // size)
     last = count - (batches - 1) * size
     if join_single and batches > 1 and last == 1:
@@ -162,9 +162,9 @@ def isolate_failures(
         try:
             result = compute(part)
         except BaseException as error:
-            check_containable(error)
+            reraise_fatal(error)
             if len(part) > 1:
-                pending += _smaller(part, probe)
+                pending += _split_failing(part, probe)
                 continue
             result = fallback(part[0], error)
         results.append(result)
@@ -173,26 +173,26 @@ def isolate_failures(
     return results, torch.tensor([position[record] for record in group])
 
 
-def _smaller(group: Sequence[int], probe: Callable[[Sequence[int]], object]) -> list[list[int]]:
+def _split_failing(group: Sequence[int], probe: Callable[[Sequence[int]], object]) -> list[list[int]]:
     """Return smaller parts of a failing batch: the records on which ``probe`` raises, one by one, and the others."""
-    raising = _raising(group, probe)
+    raising = _find_raising(group, probe)
     if not raising:  # the probe was wrong
-        return _parts(group)
+        return _quarter(group)
     others = [record for record in group if record not in set(raising)]
     return [[record] for record in raising] + ([others] if others else [])
 
 
-def _raising(group: Sequence[int], probe: Callable[[Sequence[int]], object]) -> list[int]:
+def _find_raising(group: Sequence[int], probe: Callable[[Sequence[int]], object]) -> list[int]:
     """Return the records on which ``probe`` raises, in a batch with such records."""
     raising: list[int] = []
-    for part in _parts(group):
+    for part in _quarter(group):
         try:
             probe(part)
         except BaseException as error:
-            check_containable(error)
-            raising += part if len(part) == 1 else _raising(part, probe)
+            reraise_fatal(error)
+            raising += part if len(part) == 1 else _find_raising(part, probe)
     return raising
 
 
-def _parts(group: Sequence[int]) -> list[list[int]]:
-    return split(group, -(-len(group) // _PARTS))
+def _quarter(group: Sequence[int]) -> list[list[int]]:
+    return split_batches(group, -(-len(group) // _PARTS))

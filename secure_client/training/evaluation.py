@@ -41,7 +41,7 @@ class Evaluation:
         return self.by_prototype if inference is Inference.PROTOTYPE else self.by_classifier
 
 
-def shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
+def share_per_class(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
     """Return the accuracy of each class, from (K,) samples and correct ones; None for a class without samples."""
     return tuple(
         one / count if count else None for one, count in zip(right.tolist(), counts.tolist(), strict=True)

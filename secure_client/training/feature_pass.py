@@ -22,12 +22,12 @@ from torch import Tensor
 
 from secure_client.error_containment import one_line
 from secure_client.errors import DataError
-from secure_client.models.prototype_model import Filled, PrototypeModel, outputs_of
-from secure_client.training.batches import Source, isolate_failures, split
+from secure_client.models.prototype_model import FixedBatchModel, PrototypeModel, compute_outputs
+from secure_client.training.batches import BatchSource, isolate_failures, split_batches
 
 EVALUATION_BATCH = 256
 """Number of records that are computed together."""
-Embedded = tuple[Tensor, Tensor]
+EmbeddedBatch = tuple[Tensor, Tensor]
 """Features (B, d) and labels int64 (B,) of a batch, on the device of the source."""
 _log = logging.getLogger("protoseal.site")
 
@@ -38,7 +38,7 @@ class FeaturePass:
     def __init__(
         self,
         model: PrototypeModel,
-        source: Source,
+        source: BatchSource,
         labels: Tensor,
         *,
         dim: int,
@@ -53,10 +53,10 @@ class FeaturePass:
         self.unreadable: list[str] = []
         """Errors of the records that could not be read."""
 
-    def over(self, order: Iterable[int]) -> Iterator[Embedded]:
+    def over(self, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
         """Yield the features of the records in this order."""
         self._model.eval()
-        for group in split(list(order), EVALUATION_BATCH):
+        for group in split_batches(list(order), EVALUATION_BATCH):
             yield self._of(group)
         self._warn()
 
@@ -65,7 +65,7 @@ class FeaturePass:
         training = self._model.training
         self._model.eval()
         try:
-            for group in [[0], *split(range(1, len(self._labels)), EVALUATION_BATCH)]:
+            for group in [[0], *split_batches(range(1, len(self._labels)), EVALUATION_BATCH)]:
                 self._of(group)
                 if len(self._failed | self._infinite) <= group[-1]:
                     return True
@@ -73,7 +73,7 @@ class FeaturePass:
         finally:
             self._model.train(training)
 
-    def _of(self, group: Sequence[int]) -> Embedded:
+    def _of(self, group: Sequence[int]) -> EmbeddedBatch:
         parts, order = isolate_failures(group, self._computed, probe=self._probe, fallback=self._zeros)
         if len(parts) == 1:
             return parts[0]
@@ -81,7 +81,7 @@ class FeaturePass:
         order = order.to(labels.device)
         return features[order], labels[order]
 
-    def _zeros(self, record: int, error: BaseException) -> Embedded:
+    def _zeros(self, record: int, error: BaseException) -> EmbeddedBatch:
         """Return zeros under the label of a record that cannot be read, or on which the model fails."""
         if isinstance(error, DataError):
             self.unreadable.append(str(error))
@@ -95,12 +95,14 @@ class FeaturePass:
         """Compute features of these records without padding."""
         ((inputs, _),) = self._source.batches([group])
         with torch.no_grad():
-            outputs_of(self._model.inner if isinstance(self._model, Filled) else self._model, inputs)
+            compute_outputs(
+                self._model.inner if isinstance(self._model, FixedBatchModel) else self._model, inputs
+            )
 
-    def _computed(self, group: Sequence[int]) -> Embedded:
+    def _computed(self, group: Sequence[int]) -> EmbeddedBatch:
         ((inputs, labels),) = self._source.batches([group])
         with torch.no_grad():
-            features = outputs_of(self._model, inputs).features
+            features = compute_outputs(self._model, inputs).features
         finite = features.isfinite().all(dim=1)
         if not bool(finite.all()):
             rows = zip(group, finite.tolist(), strict=True)

@@ -19,7 +19,7 @@ from agreement.recipe import BatchLoss, Trains
 from algorithms.prototypes import Guide
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel
-from secure_client.training.batches import Source
+from secure_client.training.batches import BatchSource
 from secure_client.training.step_records import StepRecorder
 
 # Methods of torch's optimisers import torch._dynamo, which takes a second and 150 MB in each process, to tell the
@@ -85,7 +85,7 @@ class Job:
     """
 
     model: PrototypeModel
-    source: Source
+    source: BatchSource
     objective: BatchLoss
     guide: Guide | None
     schedule: Schedule

@@ -27,22 +27,22 @@ from secure_client.data import SiteData
 from secure_client.data.input_ranges import InputRanges
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
 from secure_client.models.prototype_model import (
-    Filled,
+    FixedBatchModel,
     PrototypeModel,
     check_model,
     check_training,
-    copied,
+    compute_outputs,
+    copy_model,
     has_fixed_features,
-    outputs_of,
 )
-from secure_client.training.averaged_parameters import Averaged
-from secure_client.training.batches import DatasetSource, Source, in_order, open_source
-from secure_client.training.dp_sgd.batch_independence import check_alone
-from secure_client.training.evaluation import Evaluation, shares
-from secure_client.training.feature_pass import EVALUATION_BATCH, Embedded, FeaturePass
+from secure_client.training.averaged_parameters import AveragedPart
+from secure_client.training.batches import BatchSource, DatasetSource, batch_in_order, open_source
+from secure_client.training.dp_sgd.batch_independence import check_batch_independence
+from secure_client.training.evaluation import Evaluation, share_per_class
+from secure_client.training.feature_pass import EVALUATION_BATCH, EmbeddedBatch, FeaturePass
 from secure_client.training.job import Job, Losses, Schedule, has_batch_norm, training_seed
-from secure_client.training.loop import run
-from secure_client.training.lost_data import PatientSource, PrivateSource
+from secure_client.training.loop import run_job
+from secure_client.training.lost_data import PrivateSource, RetryingSource
 from secure_client.training.step_records import StepRecords
 
 _log = logging.getLogger("protoseal.site")
@@ -106,8 +106,8 @@ class Learner:
         cannot train by it; with ``initial_features`` for one that does not compute each record by itself.
         """
         self._model = model.to(device)
-        self._personal = None if recipe.personal is None else copied(self._model)
-        self._initial = copied(self._model) if recipe.initial_features else None
+        self._personal = None if recipe.personal is None else copy_model(self._model)
+        self._initial = copy_model(self._model) if recipe.initial_features else None
         self._recipe, self._schedule = recipe, schedule
         self._site, self._seed = site, seed
         self._classes, self._dim = classes, dim
@@ -130,10 +130,10 @@ class Learner:
         if recipe.dp_sgd is not None:
             self._check_private()
         if recipe.initial_features:
-            check_alone(self._model, next(self._train.batches([[0]]))[0])
+            check_batch_independence(self._model, next(self._train.batches([[0]]))[0])
         if isinstance(self._train, DatasetSource):
             stored = self._train
-            self._train = PrivateSource(stored, site, data.root) if private else PatientSource(stored, site)
+            self._train = PrivateSource(stored, site, data.root) if private else RetryingSource(stored, site)
 
     def check_training(self) -> None:
         """Raise :class:`ModelError` unless the model gives outputs and gradients in ``train()`` mode."""
@@ -146,7 +146,7 @@ class Learner:
         Raises :class:`TrainingError` when the loss is not finite.
         """
         for job in self.jobs(round_number, guide):
-            losses = run(job)
+            losses = run_job(job)
         return losses
 
     def record_steps(self, folder: Path) -> None:
@@ -184,7 +184,7 @@ class Learner:
             for number, (model, stage, proximal) in enumerate(plan)
         ]
 
-    def embedded(self) -> Iterable[Embedded]:
+    def embedded(self) -> Iterable[EmbeddedBatch]:
         """Features of the training set, in one ``eval()`` pass of the model that this site predicts with.
 
         The order is that of the training set, or that of the records' owners if there are any. With the recipe's
@@ -199,7 +199,7 @@ class Learner:
         """
         model = self.predictor if self._initial is None else self.embedding_model()
         if self._initial is not None or self._recipe.dp_sgd is not None:
-            model = Filled(model, EVALUATION_BATCH)
+            model = FixedBatchModel(model, EVALUATION_BATCH)
         order = (
             range(len(self._train))
             if self._owners is None
@@ -212,7 +212,7 @@ class Learner:
         batches = self._pass(features, order)
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
 
-    def _pass(self, features: FeaturePass, order: Iterable[int]) -> Iterator[Embedded]:
+    def _pass(self, features: FeaturePass, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
         yield from features.over(order)
         self._check_root()  # before a release of the features is paid for
 
@@ -241,10 +241,10 @@ class Learner:
 
     def embedding_model(self) -> PrototypeModel:
         """Return a copy of the model whose features the prototypes average."""
-        return copied(self.predictor if self._initial is None else self._initial)
+        return copy_model(self.predictor if self._initial is None else self._initial)
 
     def prototypes(
-        self, embedded: Iterable[Embedded] | None = None
+        self, embedded: Iterable[EmbeddedBatch] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return class means of the features, float64 (K, d), and samples per class, int64 (K,).
 
@@ -254,7 +254,7 @@ class Learner:
         means, counts = class_means(self._given(embedded), self._classes, self._dim)
         return means.numpy(), counts.numpy()
 
-    def scores(self, embedded: Iterable[Embedded] | None = None) -> NDArray[np.float64] | None:
+    def scores(self, embedded: Iterable[EmbeddedBatch] | None = None) -> NDArray[np.float64] | None:
         """Return each class's Fisher scores of feature channels, float64 (K, d), for FedDBP; None for other methods.
 
         The scores are of the training set, as :meth:`prototypes` are; zeros for classes without samples and for NaN.
@@ -278,7 +278,7 @@ class Learner:
         self.predictor.eval()
         return self.scores([(at, labels)])
 
-    def local_clusters(self, embedded: Iterable[Embedded] | None = None) -> LocalClusters | None:
+    def local_clusters(self, embedded: Iterable[EmbeddedBatch] | None = None) -> LocalClusters | None:
         """Return several prototypes for each class, for FedPLCC, FPL and FedPLVM; None for other methods.
 
         The prototypes are of the training set, as :meth:`prototypes` are. They and their number are this site's
@@ -392,7 +392,7 @@ class Learner:
         """
         if self._initial is None:
             return self._averaged.vector()
-        return Averaged(self._initial, self._recipe.averages).vector()
+        return AveragedPart(self._initial, self._recipe.averages).vector()
 
     def load_averaged(self, vector: Float) -> None:
         """Load the averaged part, float64 (p + q,), and keep the rest; see :meth:`Averaged.load`."""
@@ -409,13 +409,13 @@ class Learner:
             self.load_averaged(own)
 
     @cached_property
-    def _averaged(self) -> Averaged:
-        return Averaged(self._model, self._recipe.averages)
+    def _averaged(self) -> AveragedPart:
+        return AveragedPart(self._model, self._recipe.averages)
 
-    def _given(self, embedded: Iterable[Embedded] | None) -> Iterable[Embedded]:
+    def _given(self, embedded: Iterable[EmbeddedBatch] | None) -> Iterable[EmbeddedBatch]:
         return self.embedded() if embedded is None else embedded
 
-    def _evaluated(self, source: Source, prototypes: Guide | None) -> Evaluation:
+    def _evaluated(self, source: BatchSource, prototypes: Guide | None) -> Evaluation:
         near = None if prototypes is None else prototypes.to(self._device)
         predicted, nearest, labels = [], [], []
         for given, known in self._outputs(self.predictor, source):
@@ -431,8 +431,8 @@ class Learner:
         return Evaluation(
             accuracy_classifier=int(correct.sum()) / total,
             accuracy_prototype=None if near is None else int(near_right.sum()) / total,
-            by_classifier=shares(correct, counts),
-            by_prototype=() if near is None else shares(near_right, counts),
+            by_classifier=share_per_class(correct, counts),
+            by_prototype=() if near is None else share_per_class(near_right, counts),
             pm_v=metrics.pm_v(correct, counts, self._train_counts),
             pm_l=metrics.pm_l(correct, counts, self._train_counts),
             samples=total,
@@ -445,12 +445,12 @@ class Learner:
             return self._model
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
 
-    def _outputs(self, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
+    def _outputs(self, model: PrototypeModel, source: BatchSource) -> Iterator[tuple[Outputs, Tensor]]:
         """Yield (outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
         model.eval()
-        for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
+        for inputs, labels in source.batches(batch_in_order(len(source), EVALUATION_BATCH)):
             with torch.no_grad():
-                given = outputs_of(model, inputs)
+                given = compute_outputs(model, inputs)
             yield given, labels
 
     def _check_private(self) -> None:
@@ -479,13 +479,13 @@ class Learner:
             )
 
 
-def read_labels(source: Source, classes: int, ranges: InputRanges | None = None) -> Tensor:
+def read_labels(source: BatchSource, classes: int, ranges: InputRanges | None = None) -> Tensor:
     """Read all samples; return their labels, int64 (N,), on the CPU, and add the inputs to ``ranges``.
 
     Raises :class:`DataError` for a label outside [0, K).
     """
     found = []
-    for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
+    for inputs, labels in source.batches(batch_in_order(len(source), EVALUATION_BATCH)):
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise DataError(

@@ -18,15 +18,15 @@ from traceback import clear_frames
 import torch
 from torch import Tensor, nn
 
-from secure_client.error_containment import check_containable
-from secure_client.models.prototype_model import outputs_of
-from secure_client.training.batches import split
+from secure_client.error_containment import reraise_fatal
+from secure_client.models.prototype_model import compute_outputs
+from secure_client.training.batches import split_batches
 from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, seeded, trained_parameters
 
 _log = logging.getLogger("protoseal.site")
 
 
-def run(job: Job) -> Losses:
+def run_job(job: Job) -> Losses:
     """Train the job's model, in place, taking every step.
 
     Afterwards it raises the first error of a step, or ``TrainingError`` when a loss was not finite.
@@ -38,7 +38,7 @@ def run(job: Job) -> Losses:
     trained = trained_parameters(job.model, job.trains)
     training = _Training(job, trained)
     job.model.train()
-    with _only(job.model, trained), seeded(job.device, job.seed):
+    with _train_only(job.model, trained), seeded(job.device, job.seed):
         epochs = [training.epoch() for _ in range(job.epochs)]
     training.end()
     check_finite(epochs, job.schedule.lr)
@@ -57,13 +57,13 @@ class _Training:
         """Train one epoch; losses stay on the device until its end."""
         job = self._job
         order = torch.randperm(len(job.source)).tolist()
-        groups = split(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
+        groups = split_batches(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
         sums = torch.zeros(3, device=job.device)
         for group in groups:
             try:
                 sums += self._step(group)
             except BaseException as error:
-                check_containable(error)
+                reraise_fatal(error)
                 if self._error is None:
                     clear_frames(error.__traceback__)  # the failed step's tensors
                     self._error = error
@@ -80,7 +80,7 @@ class _Training:
         job = self._job
         # One batch at a time, because a source that fails in one batch could not yield the next.
         ((inputs, labels),) = job.source.batches([group])
-        terms = job.objective(outputs_of(job.model, inputs), labels, job.guide)
+        terms = job.objective(compute_outputs(job.model, inputs), labels, job.guide)
         self._optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(terms.total)
         self._pull()
@@ -114,7 +114,7 @@ def flush_denormals() -> Iterator[None]:
 
 
 @contextmanager
-def _only(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
+def _train_only(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Disable gradients for parameters that stay fixed."""
     still = [each for name, each in model.named_parameters() if each.requires_grad and name not in trained]
     for each in still:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from secure_client.errors import DataError, DataLost
-from secure_client.training.batches import Batch, Source
+from secure_client.training.batches import Batch, BatchSource
 
 RETRY_SECONDS = 60.0
 """Time for which a site tries to read data again: the length of most interruptions of a network or a mount."""
@@ -33,10 +33,10 @@ _log = logging.getLogger("protoseal.site")
 R = TypeVar("R")
 
 
-class PatientSource:
+class RetryingSource:
     """Source that reads a batch again if it cannot be read, and raises :class:`DataLost` at the end of the retries."""
 
-    def __init__(self, source: Source, site: str) -> None:
+    def __init__(self, source: BatchSource, site: str) -> None:
         self._source, self._site = source, site
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class PatientSource:
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         """Yield (inputs, int64 labels) for each group of indices, in the given order."""
         for group in groups:
-            yield _read_again(partial(self._read, group), self._site)
+            yield _retry_read(partial(self._read, group), self._site)
 
     def _read(self, group: Sequence[int]) -> Batch:
         return next(self._source.batches([group]))
@@ -58,7 +58,7 @@ class PrivateSource:
     root that did not open when the site started is not checked later, since the data come from elsewhere.
     """
 
-    def __init__(self, source: Source, site: str, root: Path | None) -> None:
+    def __init__(self, source: BatchSource, site: str, root: Path | None) -> None:
         self._source, self._site = source, site
         self._root, self._had_content = root, False
         self.unreadable = False
@@ -81,7 +81,7 @@ class PrivateSource:
     def check_root(self) -> None:
         """Raise :class:`DataLost` if the root cannot be opened, or is empty and was not, for as long as the retries."""
         if self._root is not None:
-            _read_again(partial(self._open, self._root), self._site)
+            _retry_read(partial(self._open, self._root), self._site)
 
     def _open(self, root: Path) -> None:
         try:
@@ -100,7 +100,7 @@ def _has_content(path: Path) -> bool:
         return next(entries, None) is not None
 
 
-def _read_again(read: Callable[[], R], site: str) -> R:
+def _retry_read(read: Callable[[], R], site: str) -> R:
     """Return the outcome of ``read``, which is repeated after a :class:`DataError` until the retries end."""
     end: float | None = None
     while True:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from privacy.mechanisms.grid import SIGMA
 from protoseal_files import durable_files
-from secure_client.models.prototype_model import weights_hash
+from secure_client.models.prototype_model import hash_weights
 
 _log = logging.getLogger("protoseal.site")
 WATCHED, PROJECTIONS, PEAKS, MOST_STEPS = 1024, 32, 8, 10_000
@@ -119,7 +119,7 @@ class StepRecords:
         path = self._folder / f"steps-{record.round:05d}-{secrets.token_hex(4)}{_SUFFIX}"
         try:
             durable_files.make_state_folder(self._folder)
-            durable_files.write(path, _encoded(record))
+            durable_files.write(path, _encode(record))
         except OSError as error:
             _log.error("the steps of round %d are not recorded for the audit: %s", record.round, error)
 
@@ -140,10 +140,10 @@ class StepRecorder:
 
     def begin(self, units: int, sizes: Sequence[int], device: torch.device, model: nn.Module) -> None:
         """Begin a training of a model over so many units, of parameter tensors with ``sizes`` numbers each."""
-        self._model, self._start = model, weights_hash(_on_cpu(model))
-        self._began = hashes_of(_on_cpu(model))
+        self._model, self._start = model, hash_weights(_on_cpu(model))
+        self._began = hash_tensors(_on_cpu(model))
         self._units, self._sizes, self._places = units, list(sizes), self._records.places(units)
-        self._signs = _signs(sum(sizes)).to(device)
+        self._signs = _draw_signs(sum(sizes)).to(device)
         self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
 
     def sample(self, chosen: Sequence[int]) -> None:
@@ -179,8 +179,8 @@ class StepRecorder:
             squares=np.array(squares),
             fourths=float(noise.pow(4).mean()),
             neighbours=float((noise[1:] * noise[:-1]).mean()) if len(noise) > 1 else 0.0,
-            projections=_projected(noise * self._signs),
-            coincidences=_coincidences(ordered),
+            projections=_project(noise * self._signs),
+            coincidences=_count_coincidences(ordered),
             peaks=ordered[-PEAKS:].flip(0).cpu().numpy(),
         )
 
@@ -190,7 +190,7 @@ class StepRecorder:
             return
         arrays = {name: np.array(self._rows[name][: self._steps]) for name in self._rows}
         sizes = np.array(self._sizes, dtype=np.int64)
-        ended = hashes_of(_on_cpu(self._model))
+        ended = hash_tensors(_on_cpu(self._model))
         names, began, after = (
             np.array(list(texts)) for texts in (self._began, self._began.values(), ended.values())
         )
@@ -204,15 +204,15 @@ class StepRecorder:
             self._rows.setdefault(name, []).append(value)
 
 
-def read_records(folder: Path) -> list[TrainingRecord]:
+def read_step_records(folder: Path) -> list[TrainingRecord]:
     """Return the records in a folder by round; none without a folder.
 
     Raises ``OSError`` for a file that cannot be read and ``ValueError`` for a damaged one; both name the file.
     """
-    return sorted(map(_read, sorted(folder.glob(f"*{_SUFFIX}"))), key=lambda record: record.round)
+    return sorted(map(_read_record, sorted(folder.glob(f"*{_SUFFIX}"))), key=lambda record: record.round)
 
 
-def _read(path: Path) -> TrainingRecord:
+def _read_record(path: Path) -> TrainingRecord:
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             values = {name: stored[name] for name in stored.files}
@@ -225,34 +225,34 @@ def _read(path: Path) -> TrainingRecord:
         raise ValueError(f"{path} is no record of training: {error}") from error
 
 
-def hashes_of(state: Mapping[str, Tensor]) -> dict[str, str]:
+def hash_tensors(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the hash of each tensor of a model's state on the CPU, by name."""
-    return {name: weights_hash({name: state[name]}) for name in sorted(state)}
+    return {name: hash_weights({name: state[name]}) for name in sorted(state)}
 
 
 def _on_cpu(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
 
-def _encoded(record: TrainingRecord) -> bytes:
+def _encode(record: TrainingRecord) -> bytes:
     content = io.BytesIO()
     np.savez_compressed(content, **{**vars(record), "watched": np.packbits(record.watched, axis=1)})
     return content.getvalue()
 
 
-def _coincidences(ordered: Tensor) -> int:
+def _count_coincidences(ordered: Tensor) -> int:
     """Return the number of pairs of ascending magnitudes (P,) that are equal up to :data:`COINCIDENT` steps."""
     last = torch.searchsorted(ordered, ordered + (COINCIDENT + 0.5) / SIGMA, right=True)
     return int(last.sum()) - len(ordered) * (len(ordered) + 1) // 2
 
 
-def _signs(count: int) -> Tensor:
+def _draw_signs(count: int) -> Tensor:
     """Return the signs (P,) of the projections: public, and the same for every model of so many parameters."""
     drawn = np.frombuffer(hashlib.shake_256(_DIRECTIONS).digest(-(-count // 8)), np.uint8)
     return torch.from_numpy(2.0 * np.unpackbits(drawn, count=count).astype(np.float64) - 1.0)
 
 
-def _projected(signed: Tensor) -> NDArray[np.float64]:
+def _project(signed: Tensor) -> NDArray[np.float64]:
     """Return the sums of R parts of ``signed`` (P,), each over the root of the part's length: (R,)."""
     parts = torch.tensor_split(signed, min(PROJECTIONS, len(signed)))
     return np.array([float(part.sum()) / math.sqrt(len(part)) for part in parts])

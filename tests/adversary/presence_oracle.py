@@ -24,7 +24,7 @@ from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
 from secure_client.checkpoints.checkpoints import TrainedValues
 from secure_client.models.prototype_model import SplitModel
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import data_for
@@ -52,7 +52,7 @@ def agreed(
     lr: float = 0.05,
 ) -> Agreement:
     """Return some rounds of a method that averages a model."""
-    averaged = Averaged(SplitModel(*build(CLASSES, DIM)), method.traits.averaged)
+    averaged = AveragedPart(SplitModel(*build(CLASSES, DIM)), method.traits.averaged)
     parameters, buffers = averaged.sizes
     return grouped_agreement(
         protection,

@@ -35,7 +35,7 @@ from secure_client.checkpoints.learner_factory import (
 from secure_client.client_loop import take_part
 from secure_client.data import SiteData
 from secure_client.session import Session
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.base import Outcome
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
@@ -77,7 +77,7 @@ def leaving_agreement(
     drafted = Agreement.model_validate(fields)
     if not method.averages:
         return drafted
-    sizes = Averaged(build_agreed_model(drafted, drafted.training.model), method.traits.averaged).sizes
+    sizes = AveragedPart(build_agreed_model(drafted, drafted.training.model), method.traits.averaged).sizes
     return Agreement.model_validate(
         {**fields, "averaging": AveragingSection(parameters=sizes[0], buffers=sizes[1])}
     )

@@ -24,7 +24,7 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.training.feature_pass import FeaturePass
 from secure_client.training.job import Losses
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.adversary.session_transcript import HUGE, ROUNDS, Seen, Watch, leaving_agreement, watched
 from tests.support.marks import full_but
 
@@ -170,7 +170,7 @@ def test_session_transcript_does_not_depend_on_a_record_over_restarts(
 
 def _raising_training(patch: pytest.MonkeyPatch) -> None:
     def run_all(trainee: CheckpointedLearner, number: int) -> Losses | None:
-        return [run(job) for job in trainee.jobs(number)][-1]
+        return [run_job(job) for job in trainee.jobs(number)][-1]
 
     patch.setattr(CheckpointedLearner, "run", run_all)
 
@@ -208,7 +208,7 @@ def _refusing(patch: pytest.MonkeyPatch) -> None:
             raise Violation("refused") from error
 
     for module in ("encrypted_sums", "encrypted_clusters", "peer_combinations"):
-        patch.setattr(f"secure_client.methods.{module}.opening", opening)
+        patch.setattr(f"secure_client.methods.{module}.hide_decryption_errors", opening)
 
 
 DOUBLES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Case]] = {

@@ -27,9 +27,9 @@ from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.models.prototype_model import SplitModel
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.job import Job, Losses
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.conformance.grouped_runs import Tap, Transcript, grouped_agreement, run_into
 from tests.conformance.runs import data_for
 from tests.support.small import short_training
@@ -56,7 +56,7 @@ def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 
 
 def agreed() -> Agreement:
-    sizes = Averaged(SplitModel(*build(_CLASSES, _DIM)), Method.FEDPC.traits.averaged).sizes
+    sizes = AveragedPart(SplitModel(*build(_CLASSES, _DIM)), Method.FEDPC.traits.averaged).sizes
     agreement = grouped_agreement(
         Protection.CKKS, method=Method.FEDPC, classes=_CLASSES, dim=_DIM, rounds=2, norm_bound=40.0
     )
@@ -168,7 +168,7 @@ def test_time_of_training_does_not_tell_a_sealed_parameter(tmp_path: Path) -> No
 def test_time_of_training_that_ends_when_it_diverges_tells_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_client.checkpoints.checkpointed_learner.run", _until_it_diverges(run))
+    monkeypatch.setattr("secure_client.checkpoints.checkpointed_learner.run_job", _until_it_diverges(run_job))
     above, below = times(tmp_path)
     assert above < below / _ALIKE
 

@@ -21,7 +21,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.methods import rotated_clusters
 from secure_client.methods.rotated_clusters import substitute_directions
-from secure_client.training.feature_pass import Embedded
+from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.learner import Learner
 from tests.adversary.cluster_attacks import assert_is, begun
 from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
@@ -60,7 +60,7 @@ def have(monkeypatch: pytest.MonkeyPatch, change: Change, *names: str) -> None:
     """Make these sites' features come out as ``change`` gives them."""
     real = Learner.local_clusters
 
-    def local_clusters(learner: Learner, embedded: Iterable[Embedded]) -> LocalClusters | None:
+    def local_clusters(learner: Learner, embedded: Iterable[EmbeddedBatch]) -> LocalClusters | None:
         local = real(learner, embedded)
         return change(local) if local is not None and learner.site in names else local
 

@@ -21,7 +21,7 @@ from protoseal_wire.messages import Phase, PhaseKey, RoundStart, Work
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
 from secure_client.output.site_log import SiteRound
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.state import Groups
@@ -54,7 +54,7 @@ def grouped_agreement(
     **settings: Any,
 ) -> Agreement:
     """Return an agreement on the method with this module's model, ``fedpc``, ``averaging`` and further ``settings``."""
-    parameters, buffers = Averaged(SplitModel(*build(classes, dim)), method.traits.averaged).sizes
+    parameters, buffers = AveragedPart(SplitModel(*build(classes, dim)), method.traits.averaged).sizes
     sizes = {"parameters": parameters, "buffers": buffers}
     changed = {
         "method": method,

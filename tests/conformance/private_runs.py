@@ -15,7 +15,7 @@ from agreement import (
     Protection,
 )
 from secure_client.checkpoints.learner_factory import build_agreed_model
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.support.small import short_training
 
@@ -47,6 +47,6 @@ def private_agreement(
     base = grouped_agreement(
         protection, method=method, classes=classes, dim=dim, rounds=rounds, training=training, **settings
     )
-    sizes = Averaged(build_agreed_model(base, training.model), method.traits.averaged).sizes
+    sizes = AveragedPart(build_agreed_model(base, training.model), method.traits.averaged).sizes
     averaging = AveragingSection(parameters=sizes[0], buffers=sizes[1])
     return Agreement.model_validate({**dict(base), "averaging": averaging, "privacy": privacy})

@@ -28,7 +28,7 @@ from secure_client.checkpoints.predictor import inference_guide
 from secure_client.data import SiteData
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.samples import Samples
-from secure_client.models.prototype_model import outputs_of
+from secure_client.models.prototype_model import compute_outputs
 from secure_client.output.site_files import MODEL, SitePrototypes, read_prototypes
 from secure_client.output.site_log import SiteRound
 from secure_client.protocol.journal import Journal
@@ -137,7 +137,7 @@ def taken_from(folder: Path, agreement: Agreement, data: SiteData, journal: Jour
     inputs = torch.stack([dataset[i][0] for i in range(len(dataset))])
     guide = inference_guide(prototypes)
     with torch.no_grad():
-        outputs = outputs_of(model, inputs)
+        outputs = compute_outputs(model, inputs)
         near = by_prototype(outputs, guide)
     margins = torch.stack([_gap(outputs.logits), _gap(_nearness(outputs, guide))])
     predictions = torch.stack([outputs.logits.argmax(dim=1), near])

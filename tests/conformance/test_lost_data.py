@@ -41,7 +41,7 @@ from secure_client.data import SiteData
 from secure_client.errors import DataError, DataLost
 from secure_client.output.site_log import SiteRound
 from secure_client.training import lost_data
-from secure_client.training.lost_data import PatientSource
+from secure_client.training.lost_data import RetryingSource
 from secure_server.rounds.state import Stage
 from tests.conformance.stepped_federation import SECONDS, Clock, set_deadlines
 from tests.support.marks import full_but
@@ -349,7 +349,7 @@ def test_test_records_that_cannot_be_read_cost_accuracy_alone(whole: Played, tmp
 def test_a_double_that_sends_zeros_is_noticed(
     protection: Protection, left: Played, whole: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PatientSource, "batches", lambda self, groups: self._source.batches(groups))
+    monkeypatch.setattr(RetryingSource, "batches", lambda self, groups: self._source.batches(groups))
     case = Case(Method.PFPL, protection, Phase.PRESENCE)
     run = play(case, tmp_path, vanishing(case))
     assert run.error is None

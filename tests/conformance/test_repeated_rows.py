@@ -16,7 +16,7 @@ from agreement.payload_forms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.models.prototype_model import SplitModel
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from tests.conformance import private_runs, sum_equations
 from tests.conformance.dropout_schedule import EVERYONE, LOST
 from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped, two_kinds
@@ -44,7 +44,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     def transcript(method: Method, protection: Protection, losses: tuple[Loss, ...] = ()) -> Transcript:
         holds = two_kinds()
         model = SplitModel(*private_runs.build(holds.shape[1], DIM))
-        parameters, buffers = Averaged(model, method.traits.averaged).sizes
+        parameters, buffers = AveragedPart(model, method.traits.averaged).sizes
         agreement = grouped_agreement(
             protection, method=method, classes=holds.shape[1], dim=DIM, rounds=ROUNDS, feddbp=ONE_BRANCH
         )

@@ -34,7 +34,7 @@ from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
-from secure_client.models.prototype_model import outputs_of
+from secure_client.models.prototype_model import compute_outputs
 from secure_client.privacy.releases import Releases
 from tests.algorithms import fedpc_reference as paper
 from tests.conformance.grouped_runs import Transcript, run_grouped, two_kinds
@@ -152,7 +152,7 @@ def features(agreement: Agreement, data: SiteData) -> Records:
     model = build_agreed_model(agreement, agreement.training.model)
     model.eval()
     with torch.no_grad():
-        given = outputs_of(model, torch.stack([dataset[i][0] for i in range(len(dataset))]))
+        given = compute_outputs(model, torch.stack([dataset[i][0] for i in range(len(dataset))]))
     return given.features.double().numpy(), [int(dataset[i][1]) for i in range(len(dataset))]
 
 

@@ -21,7 +21,7 @@ from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.config import load_site
 from secure_client.models.prototype_model import small_cnn
 from secure_client.privacy.cost import planned_epsilon, training_event
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.config import load_coordinator
 from tests.deploy.walkthrough import ROOT, SITES
 
@@ -176,7 +176,7 @@ def test_agreements_are_of_one_federation_and_of_different_runs() -> None:
 @pytest.mark.parametrize("name", ["agreement-fedpc.toml", PRIVATE])
 def test_fedpc_averages_what_its_model_has(name: str) -> None:
     agreed = load_agreement(SAMPLES / name)
-    averaged = Averaged(build_agreed_model(agreed, agreed.training.model), agreed.method.traits.averaged)
+    averaged = AveragedPart(build_agreed_model(agreed, agreed.training.model), agreed.method.traits.averaged)
     assert (agreed.averaging.parameters, agreed.averaging.buffers) == averaged.sizes
 
 

@@ -11,7 +11,7 @@ from protoseal.splits import SiteArrays
 from protoseal_wire.messages import RoundStart
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.output.site_files import MODEL
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.round_log import CoordinatorRound
 from tests.conformance import plain_answers, sum_equations
 from tests.conformance.grouped_runs import Float, Got, Put, Transcript
@@ -86,4 +86,4 @@ def _averaged(federation: Federation, site: str) -> Float:
     """Return the averaged part of the model that the site trained last, as the site sent it."""
     model = build_agreed_model(federation.agreement, federation.agreement.training.model)
     model.load_state_dict(safetensors.torch.load_file(federation.folder(site) / MODEL))
-    return Averaged(model).vector()
+    return AveragedPart(model).vector()

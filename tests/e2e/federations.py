@@ -27,7 +27,7 @@ from secure_client.data.published import APPEARANCES, DIGIT_NAMES, make_digit_do
 from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import build_model
 from secure_client.output.site_files import SitePrototypes, read_prototypes
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from tests.support.processes import Federation
 from tests.support.simulations import run_federation
 from tests.support.small import short_training
@@ -76,7 +76,7 @@ def fedpc_agreement(*, rounds: int, protection: Protection = Protection.MASKED) 
     """FedPC in two groups, with five classes, twelve features and the same small-cnn."""
     pfpl, classes = small_agreement(rounds=rounds, protection=protection), DIGIT_NAMES[:5]
     model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
-    parameters, buffers = Averaged(model).sizes
+    parameters, buffers = AveragedPart(model).sizes
     averaging = AveragingSection(parameters=parameters, buffers=buffers)
     return Agreement.model_validate(
         {
@@ -104,7 +104,7 @@ def fedplcc_agreement(*, rounds: int, protection: Protection) -> Agreement:
     """FedPLCC with five classes, twelve features and the same small-cnn, all of which is averaged."""
     pfpl, classes = small_agreement(rounds=rounds, protection=protection), DIGIT_NAMES[:5]
     model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
-    parameters, buffers = Averaged(model, ModelPart.MODEL).sizes
+    parameters, buffers = AveragedPart(model, ModelPart.MODEL).sizes
     averaging = AveragingSection(parameters=parameters, buffers=buffers)
     return Agreement.model_validate(
         {

@@ -26,7 +26,7 @@ from protoseal.splits import parse_split
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data.published import make_digit_domains
 from secure_client.output.site_log import read_site_log
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.support.nursery import Child
 from tests.support.processes import environment, own_nursery
@@ -117,7 +117,7 @@ def test_the_demo_has_the_setting_of_its_experiment() -> None:
     ours, theirs = (each.model_dump(exclude=OF_A_DEPLOYMENT) for each in (agreed, simulated))
     assert ours == theirs
     model = build_agreed_model(agreed, agreed.training.model)
-    assert Averaged(model, agreed.method.traits.averaged).sizes == (agreed.averaging.parameters, 0)
+    assert AveragedPart(model, agreed.method.traits.averaged).sizes == (agreed.averaging.parameters, 0)
     split = parse_split(config.split)(make_digit_domains(3), sites=config.sites, seed=3)
     for mine, other in zip(demo_sites(3), split, strict=True):
         assert mine.name == other.name

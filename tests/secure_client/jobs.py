@@ -19,7 +19,7 @@ from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.models.prototype_model import PrototypeModel, build_model
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Losses, Schedule
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 
 CLASSES, DIM, SIDE = 3, 5, 8
 CPU = torch.device("cpu")
@@ -107,7 +107,7 @@ def states(jobs: Sequence[Job]) -> list[dict[str, Tensor]]:
 def assert_alike(jobs: Sequence[Job], *, tolerance: float = 1e-9, at_once: int | None = None) -> None:
     """Assert that both ways of training change the models, and to the same."""
     alone, begun = copies(jobs), states(jobs)
-    expected = [run(job) for job in alone]
+    expected = [run_job(job) for job in alone]
     assert_close(run_together(jobs, Batching.ALWAYS, at_once=at_once), expected, tolerance)
     for ours, theirs, before in zip(jobs, alone, begun, strict=True):
         torch.testing.assert_close(

@@ -222,7 +222,7 @@ def _average_trained_models(patch: pytest.MonkeyPatch) -> None:
 
 def _train_after_the_record(patch: pytest.MonkeyPatch) -> None:
     """Train once more without noise after each training by DP-SGD."""
-    trained = loop.run
+    trained = loop.run_job
 
     def twice(job: Job) -> object:
         losses = trained(job)
@@ -234,7 +234,7 @@ def _train_after_the_record(patch: pytest.MonkeyPatch) -> None:
 
 def _train_once_by_the_record(patch: pytest.MonkeyPatch) -> None:
     """Train by DP-SGD in a site's first round alone; the later ones train without noise, though paid for."""
-    trained, begun = loop.run, set[int]()
+    trained, begun = loop.run_job, set[int]()
 
     def unnoised(job: Job) -> object:
         private = job.dp_sgd if id(job.model) not in begun else None

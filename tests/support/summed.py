@@ -8,7 +8,7 @@ from torch import nn
 
 from agreement import METHODS, Agreement, AveragingSection, Method, ModelPart, Protection
 from secure_client.models.prototype_model import SplitModel
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from tests.support.small import CLASSES, DIM, short_training, small_agreement
 
 PARTS = {method: method.traits.averaged for method in METHODS.values()}
@@ -22,7 +22,7 @@ def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 
 def sizes_of(part: ModelPart) -> tuple[int, int]:
     """Parameters and buffers of that part of the model."""
-    return Averaged(SplitModel(*build(len(CLASSES), DIM)), part).sizes
+    return AveragedPart(SplitModel(*build(len(CLASSES), DIM)), part).sizes
 
 
 def method_agreement(method: Method, protection: Protection = Protection.PLAIN, **changes: Any) -> Agreement:

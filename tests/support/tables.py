@@ -11,7 +11,7 @@ import pytest
 
 from agreement import TableSection
 from agreement.toml_loading import validate
-from secure_client.data.samples import Source
+from secure_client.data.samples import StoredData
 from secure_client.data.table import read_table
 from secure_client.errors import DataError
 from secure_client.table_format import TableFormat
@@ -53,7 +53,7 @@ def refused_at(path: Path, line: int, column: str, *columns: Mapping[str, Any], 
     assert "\n" not in str(refused.value)
 
 
-def read(path: Path, *columns: Mapping[str, Any], **settings: Any) -> Source:
+def read(path: Path, *columns: Mapping[str, Any], **settings: Any) -> StoredData:
     return read_table(path, section(*columns), written(**settings), CLASSES)
 
 

@@ -27,7 +27,7 @@ from protoseal.simulation.batched.layers import (
 )
 from secure_client.models.dual_branch import DualBranch
 from secure_client.models.projection import Projected, PublicProjection
-from secure_client.models.prototype_model import PrototypeModel, SplitModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, SplitModel, compute_outputs
 from secure_client.models.scattering import Scattering
 
 STACKED: Mapping[type[nn.Module], Callable[[Any], StackedLayer]] = {
@@ -131,7 +131,7 @@ class Stack:
 
     def outputs(self, inputs: Tensor) -> Outputs:
         """Return the sites' outputs, each (S, B, …), in training mode, for inputs (S, B, …)."""
-        given = outputs_of(self._network, _samples(inputs))
+        given = compute_outputs(self._network, _samples(inputs))
         parts = (None if each is None else each.reshape(self._sites, -1, each.shape[1]) for each in given)
         return Outputs(*parts)  # type: ignore[arg-type] # None keeps its place
 

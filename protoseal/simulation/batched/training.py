@@ -26,9 +26,9 @@ from algorithms.prototypes import Clusters, Guide, Targets
 from protoseal.simulation.batched.layers import CannotStack
 from protoseal.simulation.batched.network import Stack, signature
 from protoseal.simulation.batched.optimiser import Leaves, fresh_steps
-from secure_client.training.batches import TensorSource, full_and_rest
+from secure_client.training.batches import TensorSource, count_batches
 from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, trained_parameters
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 
 BLOCK_BYTES = 2**25
 """Number of bytes of batches that are gathered from the sites' data at a time: 32 MiB."""
@@ -50,7 +50,7 @@ class Batching(StrEnum):
 def run_together(
     jobs: Sequence[Job], batching: Batching = Batching.AUTO, *, at_once: int | None = None
 ) -> list[Losses]:
-    """Train each job's model in place, as :func:`secure_client.training.loop.run` would, and give its losses in order.
+    """Train each job's model in place, as :func:`secure_client.training.loop.run_job` would; give its losses in order.
 
     The jobs are of different models, such as different sites' first stages of one round. Those with the same
     architecture, schedule, stage, loss, device and kind of guide train as one program, at most ``at_once`` of them, and
@@ -64,11 +64,11 @@ def run_together(
     if len({id(job.model) for job in jobs}) < len(jobs):
         raise ValueError("two jobs of one model cannot run together: run one after the other")
     if batching is Batching.NEVER:
-        return [run(job) for job in jobs]
+        return [run_job(job) for job in jobs]
     losses: dict[int, Losses] = {}
     groups = [(group, [jobs[number] for number in group]) for group in _groups(jobs, batching, at_once)]
     for (group, own), found in zip(groups, _side_by_side([own for _, own in groups]), strict=True):
-        losses.update(zip(group, found or [run(job) for job in own], strict=True))
+        losses.update(zip(group, found or [run_job(job) for job in own], strict=True))
     return [losses[number] for number in range(len(jobs))]
 
 
@@ -143,7 +143,7 @@ def _kind(job: Job, number: int) -> object:
 
 def _batches_of(job: Job) -> tuple[int, int]:
     """Return the number of an epoch's full batches, and the size of a shorter last batch, or 0."""
-    return full_and_rest(len(job.source), job.schedule.batch_size, join_single=has_batch_norm(job.model))
+    return count_batches(len(job.source), job.schedule.batch_size, join_single=has_batch_norm(job.model))
 
 
 def _tensors_of(guide: Guide | None) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, copied, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs, copy_model
 
 _TRIED = 3
 """Number of records in a trial batch."""
@@ -17,7 +17,7 @@ _TRIED = 3
 
 @dataclass(frozen=True)
 class Trial:
-    """A model and a batch (B, …) to try it on, on the CPU; see :func:`trial_of`."""
+    """A model and a batch (B, …) to try it on, on the CPU; see :func:`make_trial`."""
 
     model: PrototypeModel
     batch: Tensor
@@ -33,7 +33,7 @@ class Trial:
         return copied
 
 
-def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
+def make_trial(model: PrototypeModel, inputs: Tensor) -> Trial:
     """Return a trial of ``model``, which is left as it is, in float64 where the model computes in float64.
 
     Float ``inputs`` (B, …), B ≥ 1, give shape and type only, and numbers are drawn; other inputs are used as they are.
@@ -42,12 +42,12 @@ def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
     where the gradient jumps: in float32 by 3 % of a layer of GoogLeNet. In float64 draws that come so near to a tie
     are rarer by the ratio of the two precisions, 5e8.
     """
-    tried, batch = copied(model).cpu(), _batch_like(inputs)
+    tried, batch = copy_model(model).cpu(), _batch_like(inputs)
     exact = Trial(
         copy.deepcopy(tried).double(), batch.double() if batch.is_floating_point() else batch, exact=True
     )
     try:
-        computed = outputs(exact.copy().eval(), exact.batch)
+        computed = compute_trial_outputs(exact.copy().eval(), exact.batch)
     except Exception:  # a constant of the model stays in float32
         return Trial(tried, batch, exact=False)
     if all(each.dtype == torch.float64 for each in computed):
@@ -55,38 +55,40 @@ def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
     return Trial(tried, batch, exact=False)
 
 
-def check_alone(model: PrototypeModel, inputs: Tensor) -> None:
+def check_batch_independence(model: PrototypeModel, inputs: Tensor) -> None:
     """Raise :class:`ModelError` unless a record's outputs in ``eval()`` mode depend on that record alone.
 
     The outputs must not depend on the other records of a batch or on earlier computations. ``inputs``: see
-    :func:`trial_of`. Limit: the trial has three records, so a coupling of other records is not found.
+    :func:`make_trial`. Limit: the trial has three records, so a coupling of other records is not found.
     """
-    trial = trial_of(model, inputs)
+    trial = make_trial(model, inputs)
     batch, tried = trial.batch, trial.copy().eval()
-    before = outputs(tried, batch)
+    before = compute_trial_outputs(tried, batch)
     if not all(bool(each.isfinite().all()) for each in before):
         raise ModelError(
             "the model makes numbers that are not finite of records of drawn numbers (mean 0, deviation 1), by which"
             " [privacy] and frozen_extractor try that it computes each record by itself; let it accept all numbers"
         )
-    apart = [outputs(tried, batch[number : number + 1]) for number in range(len(batch))]
+    apart = [compute_trial_outputs(tried, batch[number : number + 1]) for number in range(len(batch))]
     joined = [torch.cat(each) for each in zip(*apart, strict=True)]
-    if not all(map(near, before, joined)) or not all(map(near, before, outputs(tried, batch))):
+    if not all(map(is_near, before, joined)) or not all(
+        map(is_near, before, compute_trial_outputs(tried, batch))
+    ):
         raise ModelError(
             "the model's output for a record depends on other records of the batch or on earlier computations, which"
             " [privacy] and frozen_extractor forbid; compute each record by itself, as nn.GroupNorm and nn.LayerNorm do"
         )
 
 
-def outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
+def compute_trial_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     """Return the model's outputs for a batch, in its present mode, without gradients."""
     with torch.no_grad():
-        return [each.detach() for each in present_outputs(model, batch)]
+        return [each.detach() for each in list_outputs(model, batch)]
 
 
-def present_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
+def list_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     """Return the same outputs, with gradients."""
-    return [each for each in outputs_of(model, batch) if each is not None]
+    return [each for each in compute_outputs(model, batch) if each is not None]
 
 
 def _batch_like(inputs: Tensor) -> Tensor:
@@ -98,6 +100,6 @@ def _batch_like(inputs: Tensor) -> Tensor:
     return inputs.cpu()[torch.arange(_TRIED) % len(inputs)]
 
 
-def near(one: Tensor, other: Tensor) -> bool:
+def is_near(one: Tensor, other: Tensor) -> bool:
     """Return True if two computations of the same outputs agree up to rounding in float32."""
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 1e-12)

@@ -14,11 +14,11 @@ from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.training.dp_sgd.batch_independence import (
     Trial,
-    check_alone,
-    near,
-    outputs,
-    present_outputs,
-    trial_of,
+    check_batch_independence,
+    compute_trial_outputs,
+    is_near,
+    list_outputs,
+    make_trial,
 )
 from secure_client.training.dp_sgd.per_sample_gradients import hooked, take_gradients
 
@@ -34,26 +34,26 @@ _IN_FLOAT32 = (
 def check_suitable(model: PrototypeModel, inputs: Tensor) -> None:
     """Raise :class:`ModelError` with the reason unless ``model`` can train by DP-SGD; it is left as it is.
 
-    ``inputs`` (B, …): see :func:`trial_of`. Dropout, which draws for each record by itself, is off.
+    ``inputs`` (B, …): see :func:`make_trial`. Dropout, which draws for each record by itself, is off.
     """
-    trial = trial_of(model, inputs)
-    _check_known(trial.copy())
-    _check_unmoved(trial)
+    trial = make_trial(model, inputs)
+    _check_layers(trial.copy())
+    _check_no_memory(trial)
     _check_gradients(trial)
-    check_alone(model, inputs)
+    check_batch_independence(model, inputs)
 
 
-def _check_unmoved(trial: Trial) -> None:
-    moved, before = trial.copy(), outputs(trial.copy().eval(), trial.batch)
-    outputs(moved, trial.batch)
-    if not all(map(near, before, outputs(moved.eval(), trial.batch))):
+def _check_no_memory(trial: Trial) -> None:
+    moved, before = trial.copy(), compute_trial_outputs(trial.copy().eval(), trial.batch)
+    compute_trial_outputs(moved, trial.batch)
+    if not all(map(is_near, before, compute_trial_outputs(moved.eval(), trial.batch))):
         raise ModelError(
             "DP-SGD: the model's outputs depend on inputs that it has seen before: remove running statistics "
             "and averages from the model"
         )
 
 
-def _check_known(model: nn.Module) -> None:
+def _check_layers(model: nn.Module) -> None:
     """Refuse the layers that Opacus refuses, with its message: batch normalisation, recurrent layers, attention."""
     found = ModuleValidator.validate(model.train(), strict=False)
     if found:
@@ -62,7 +62,7 @@ def _check_known(model: nn.Module) -> None:
 
 def _check_gradients(trial: Trial) -> None:
     # The comparison is written so that NaN is refused.
-    if not gradient_gap(trial) <= 1.0:
+    if not compute_gradient_gap(trial) <= 1.0:
         raise ModelError(
             "DP-SGD: Opacus computes other gradients than single records give: the model uses a weight outside "
             "the layer that owns it, or computes records together. Call each layer as a module, and use "
@@ -70,7 +70,7 @@ def _check_gradients(trial: Trial) -> None:
         )
 
 
-def gradient_gap(trial: Trial) -> float:
+def compute_gradient_gap(trial: Trial) -> float:
     """Return the largest difference, over parameters, of Opacus's and single records' gradients, in allowed errors.
 
     Up to 1 the gradients agree; NaN means a non-finite gradient. Raises :class:`ModelError` if Opacus finds no
@@ -91,7 +91,7 @@ def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     parameters = [each for each in model.parameters() if each.requires_grad]
     try:
         with hooked(model):
-            torch.autograd.backward(_sum(present_outputs(model, batch)))
+            torch.autograd.backward(_weighted_sum(list_outputs(model, batch)))
             given = take_gradients(model, parameters)
     except ModelError:
         raise
@@ -116,7 +116,7 @@ def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     parameters = [each for each in model.parameters() if each.requires_grad]
     rows = [
         torch.autograd.grad(
-            _sum(present_outputs(model, batch[number : number + 1])), parameters, allow_unused=True
+            _weighted_sum(list_outputs(model, batch[number : number + 1])), parameters, allow_unused=True
         )
         for number in range(len(batch))
     ]
@@ -126,7 +126,7 @@ def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     ]
 
 
-def _sum(outputs: list[Tensor]) -> Tensor:
+def _weighted_sum(outputs: list[Tensor]) -> Tensor:
     """Return a sum over records in which every output counts, each number by another weight."""
     total = torch.zeros(())
     for each in outputs:

@@ -74,7 +74,9 @@ def clear_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Non
             delattr(each, _UNFINISHED)
 
 
-def sample_terms(objective: BatchLoss, outputs: Outputs, labels: Tensor, guide: Guide | None) -> Terms:
+def compute_sample_terms(
+    objective: BatchLoss, outputs: Outputs, labels: Tensor, guide: Guide | None
+) -> Terms:
     """Return each record's own terms, (B,) each: the objective's for a batch of that record alone.
 
     Values that an objective computes over a batch, such as a mean of its features or a margin, are then the record's

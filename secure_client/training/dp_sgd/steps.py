@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from agreement import DpSgdSection
 from secure_client.errors import ModelError, TrainingError
-from secure_client.models.prototype_model import outputs_of
-from secure_client.training.batches import isolate_failures, split
+from secure_client.models.prototype_model import compute_outputs
+from secure_client.training.batches import isolate_failures, split_batches
 from secure_client.training.dp_sgd.mechanism import (
     GradientGrid,
     RecordUnits,
@@ -36,8 +36,8 @@ from secure_client.training.dp_sgd.mechanism import (
 )
 from secure_client.training.dp_sgd.per_sample_gradients import (
     clear_gradients,
+    compute_sample_terms,
     hooked,
-    sample_terms,
     take_gradients,
 )
 from secure_client.training.job import Job, Losses, seeded, trained_parameters
@@ -127,7 +127,7 @@ class _Training:
         records = self._units.begin_step(sample)
         total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
         losses = torch.zeros(4, dtype=torch.float64, device=self._job.device)
-        for batch in split(records, self._batch_size):
+        for batch in split_batches(records, self._batch_size):
             gradients, terms = self._record_gradients(batch)
             self._add_clipped(total, gradients, len(batch))
             losses += _sum_losses(terms)
@@ -172,7 +172,7 @@ class _Training:
         try:
             ((inputs, labels),) = job.source.batches([batch])
             inputs, labels = pad(inputs, size), pad(labels, size)
-            terms = sample_terms(job.objective, outputs_of(job.model, inputs), labels, job.guide)
+            terms = compute_sample_terms(job.objective, compute_outputs(job.model, inputs), labels, job.guide)
             torch.autograd.backward(terms.total.sum())
             return take_gradients(job.model, self._parameters), [term[:count] for term in terms]
         except BaseException:

@@ -27,8 +27,8 @@ from protoseal.audit.training_checks import (
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.dp_sgd import steps
 from secure_client.training.dp_sgd.mechanism import GradientGrid, draw_noise, poisson_sample
-from secure_client.training.loop import run
-from secure_client.training.step_records import StepRecords, TrainingRecord, read_records
+from secure_client.training.loop import run_job
+from secure_client.training.step_records import StepRecords, TrainingRecord, read_step_records
 from tests.secure_client.training.dp_sgd.private_training import images, job_of
 from tests.support.marks import full_but
 
@@ -51,8 +51,8 @@ def recorded(folder: Path, units: int = UNITS, rounds: int = ROUNDS) -> list[Tra
     records = StepRecords(folder)
     for number in range(1, rounds + 1):
         recorder = records.of_training(number)
-        run(job_of(model, inputs, labels, dp_sgd=SETTINGS, epochs=EPOCHS, recorder=recorder))
-    return read_records(folder)
+        run_job(job_of(model, inputs, labels, dp_sgd=SETTINGS, epochs=EPOCHS, recorder=recorder))
+    return read_step_records(folder)
 
 
 def found(checks: list[Check]) -> set[str]:
@@ -309,9 +309,9 @@ def test_a_run_without_sampling_has_nothing_to_check_in_it(tmp_path: Path) -> No
     model = SplitModel(nn.Sequential(nn.AvgPool2d(2), nn.Flatten()), nn.Linear(64, 3))
     with torch.random.fork_rng():
         recorder = StepRecords(tmp_path).of_training(1)
-        run(job_of(model, inputs, labels, dp_sgd=settings, epochs=EPOCHS, recorder=recorder))
+        run_job(job_of(model, inputs, labels, dp_sgd=settings, epochs=EPOCHS, recorder=recorder))
     claim = TrainingClaim(DpSgd(1.0, 1.0, EPOCHS), {1: [DpSgd(1.0, 1.0, EPOCHS)]})
-    assert found(check_training(read_records(tmp_path), claim, LEVEL)) == set()
+    assert found(check_training(read_step_records(tmp_path), claim, LEVEL)) == set()
 
 
 def test_training_from_a_model_that_no_record_ended_with_is_found(tmp_path: Path) -> None:

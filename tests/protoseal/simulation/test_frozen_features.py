@@ -22,7 +22,7 @@ from protoseal.reports.result_files import RunResult
 from protoseal.reports.tables import NO_PROTOTYPE, accuracy_text, sites_table
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import scene_of, simulate
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_log import read_site_log
 
 FILE = """
@@ -74,7 +74,7 @@ def features_of(model: PrototypeModel, samples: Dataset[Any]) -> tuple[Rows, NDA
     inputs, labels = next(iter(DataLoader(samples, batch_size=1000)))
     model.eval()
     with torch.no_grad():
-        return outputs_of(model, inputs).features.double().numpy(), labels.numpy()
+        return compute_outputs(model, inputs).features.double().numpy(), labels.numpy()
 
 
 def nearest(features: Rows, prototypes: Rows) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from secure_client.checkpoints.learner_factory import (
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, read_prototypes
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.evaluation import Evaluation
 from tests.conformance.runs import data_for
 from tests.secure_client.journals import journal_at
@@ -102,7 +102,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 def of_part(model: PrototypeModel, method: Method) -> NDArray[np.float64]:
-    return Averaged(model, PARTS[method]).vector()
+    return AveragedPart(model, PARTS[method]).vector()
 
 
 def own_state(site: Site) -> dict[str, Tensor]:

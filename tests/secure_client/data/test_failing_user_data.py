@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from secure_client.data import load_site_data
 from secure_client.data.sources import load_sources as load_source
-from secure_client.error_containment import contained
+from secure_client.error_containment import run_or_fallback
 from secure_client.errors import DataError, DataLost, PluginError, SiteError
 from secure_client.user_code import call_function, load_function
 from tests.secure_client.data.test_user_data import agreement
@@ -309,7 +309,7 @@ def test_an_error_that_ends_nothing_is_logged_in_one_line(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert contained(raising(error), lambda: "otherwise", "a computation") == "otherwise"
+        assert run_or_fallback(raising(error), lambda: "otherwise", "a computation") == "otherwise"
     (record,) = caplog.records
     assert type(error).__name__ in record.getMessage()
     assert "\n" not in record.getMessage()

@@ -23,7 +23,7 @@ from secure_client.data.published import (
     make_digit_domains,
     read_published,
 )
-from secure_client.data.samples import Source
+from secure_client.data.samples import StoredData
 from secure_client.data.sources import load_sources
 from secure_client.errors import DataError
 
@@ -45,7 +45,7 @@ def make_mnist(root: Path, folder: str) -> None:
         idx(root / folder / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8))
 
 
-def sizes(source: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def sizes(source: StoredData) -> tuple[tuple[int, ...], tuple[int, ...]]:
     assert source.test is not None
     return source.train.inputs.shape, source.test.inputs.shape
 

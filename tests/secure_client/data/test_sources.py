@@ -5,7 +5,7 @@ import pytest
 
 from agreement import PreprocessingSection
 from agreement.toml_loading import data_spec
-from secure_client.data.samples import Source, make_samples
+from secure_client.data.samples import StoredData, make_samples
 from secure_client.data.sources import (
     join_sources,
     list_classes,
@@ -25,11 +25,11 @@ def source(
     *,
     test: bool = False,
     floats: bool = False,
-) -> Source:
+) -> StoredData:
     values = np.random.default_rng(len(name)).integers(0, 256, size=(len(labels), *shape))
     inputs = values / 255 if floats or len(shape) == 1 else values.astype(np.uint8)
     part = make_samples(inputs, labels, where=name)
-    return Source(name, part, part if test else None, classes, (name,))
+    return StoredData(name, part, part if test else None, classes, (name,))
 
 
 def test_domains_of_several_shapes_are_joined_at_the_agreed_one() -> None:
@@ -47,7 +47,7 @@ def test_domains_of_several_shapes_are_joined_at_the_agreed_one() -> None:
 
 def test_a_domain_that_has_several_keeps_them() -> None:
     part = make_samples(np.zeros((2, 4, 4), np.uint8), [0, 1], [0, 1], where="x")
-    pacs = Source("pacs", part, None, None, ("photo", "sketch"))
+    pacs = StoredData("pacs", part, None, None, ("photo", "sketch"))
     data = join_sources([source("mnist", (4, 4, 1)), pacs], None, None)
     assert data.train.domains.tolist() == [0, 0, 1, 2]
     assert data.domains == ("mnist", "photo", "sketch")
@@ -113,7 +113,7 @@ def test_sources_of_other_shape_or_parts_are_refused() -> None:
 def test_images_in_one_part_and_rows_in_the_other_are_refused(images: str) -> None:
     both = {"train": source("a", (64,)).train, "test": source("a", (64,)).train}
     both[images] = source("a", (8, 8, 1), floats=True).train
-    mixed = Source("a", both["train"], both["test"], None, ("a",))
+    mixed = StoredData("a", both["train"], both["test"], None, ("a",))
     agreed = suggest_preprocessing([source("a", (8, 8, 1))])
     for inputs in (agreed, None):
         with pytest.raises(DataError) as raised:

@@ -14,13 +14,13 @@ from agreement import Norm
 from agreement.sections.built_in_models import IMAGE_MODELS
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
-from secure_client.models.photo_networks import group_norm
+from secure_client.models.photo_networks import make_group_norm
 from secure_client.models.prototype_model import (
     PrototypeModel,
     SplitModel,
     build_model,
     check_model,
-    weights_hash,
+    hash_weights,
 )
 from secure_client.training.dp_sgd.model_support import check_suitable
 from tests.support.marks import full_but
@@ -84,7 +84,7 @@ def test_an_mlp_takes_rows_of_a_table_and_trains_by_dp_sgd() -> None:
     check_model(model, rows, classes=CLASSES, dim=DIM)
     check_suitable(model, rows)
     assert (model.features(rows) >= 0).all()
-    assert weights_hash(model.state_dict()) == weights_hash(build("mlp", inputs=13).state_dict())
+    assert hash_weights(model.state_dict()) == hash_weights(build("mlp", inputs=13).state_dict())
     with pytest.raises(ModelError):
         build("mlp")
 
@@ -180,12 +180,12 @@ def test_the_same_seed_gives_the_same_weights(name: str) -> None:
 )
 def test_groups_of_some_widths(channels: int, groups: int) -> None:
     """Groups are worked out by hand: the largest divisor up to 32 that leaves 4 channels or more in a group."""
-    assert group_norm(channels).num_groups == groups
+    assert make_group_norm(channels).num_groups == groups
 
 
 def test_groups_of_any_width() -> None:
     for channels in range(1, 2049):
-        layer = group_norm(channels)  # torch refuses groups that do not divide
+        layer = make_group_norm(channels)  # torch refuses groups that do not divide
         assert layer.num_channels == channels
         assert 1 <= layer.num_groups <= 32
         assert layer.num_groups == 1 or channels // layer.num_groups >= 4

@@ -24,7 +24,7 @@ from secure_client.models.prototype_model import (
     SplitModel,
     build_model,
     check_model,
-    outputs_of,
+    compute_outputs,
 )
 from secure_client.training.job import Schedule, trained_parameters
 from secure_client.training.learner import Learner
@@ -84,7 +84,7 @@ def test_outputs_are_the_branches_and_the_backbone_runs_once(share: bool, decisi
     check_model(model, INPUTS, classes=CLASSES, dim=DIM)
     backbone.runs = 0
     with torch.no_grad():
-        given = outputs_of(model, INPUTS)
+        given = compute_outputs(model, INPUTS)
         assert backbone.runs == 1
         embedded = backbone(INPUTS)
         branches = dict(model.branches.named_children())
@@ -105,7 +105,7 @@ def test_outputs_are_the_branches_and_the_backbone_runs_once(share: bool, decisi
 
 
 def test_the_shared_branch_is_rectified_and_the_decision_branch_is_not() -> None:
-    given = outputs_of(add_branches(counting()[1], DIM, seed=2), INPUTS)
+    given = compute_outputs(add_branches(counting()[1], DIM, seed=2), INPUTS)
     assert given.decision is not None
     assert (given.features >= 0).all()
     assert (given.features > 0).any()
@@ -115,12 +115,12 @@ def test_the_shared_branch_is_rectified_and_the_decision_branch_is_not() -> None
 def test_other_models_have_no_decision_branch_whether_they_derive_from_the_contract_or_not() -> None:
     own: Any = WithoutDeriving()
     for model in (counting()[1], own):
-        given = outputs_of(model, INPUTS)
+        given = compute_outputs(model, INPUTS)
         assert given.decision is given.decision_logits is None
         torch.testing.assert_close(given.logits, model.classifier(given.features))
         branched = add_branches(model, DIM, seed=2)
         check_model(branched, INPUTS, classes=CLASSES, dim=DIM)
-        assert outputs_of(branched, INPUTS).decision is not None
+        assert compute_outputs(branched, INPUTS).decision is not None
 
 
 def test_each_parameter_has_one_name() -> None:
@@ -253,7 +253,7 @@ def test_accuracy_by_prototype_is_the_decision_branchs() -> None:
     rows, present = targets.rows.tolist(), targets.present.tolist()
     with torch.no_grad():
         for image, label in zip(*TEST.tensors, strict=True):
-            given = outputs_of(site.predictor, image[None])
+            given = compute_outputs(site.predictor, image[None])
             assert given.decision is not None
             near = reference.nearest(given.decision[0].tolist(), rows, present, direction=True)
             other = reference.nearest(given.features[0].tolist(), rows, present, direction=False)

@@ -17,7 +17,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from agreement import Norm
 from secure_client.errors import ModelError
-from secure_client.models.pretrained import Loaded, load_pretrained
+from secure_client.models.pretrained import LoadReport, load_pretrained
 from secure_client.models.prototype_model import PrototypeModel, build_model
 
 State = Mapping[str, Tensor]
@@ -67,7 +67,7 @@ def test_the_extractor_of_a_saved_model_is_taken_and_its_classifier_is_not(
     model, state = build(classes=7), small()
     before = model.state_dict()["classifier.weight"].clone()
     loaded = load_pretrained(model, *saved(tmp_path / "weights", state, by_torch=by_torch))
-    assert loaded == Loaded(6, (), ("classifier.bias", "classifier.weight"))
+    assert loaded == LoadReport(6, (), ("classifier.bias", "classifier.weight"))
     after = model.state_dict()
     backbone = [name for name in after if name.startswith("backbone.")]
     assert len(backbone) == 6

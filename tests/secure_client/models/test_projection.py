@@ -24,12 +24,12 @@ from protoseal.simulation.batched.network import signature
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.errors import ModelError
-from secure_client.models.projection import Projected, project, projection
-from secure_client.models.prototype_model import PrototypeModel, build_model, check_model, outputs_of
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.models.projection import Projected, make_projection, project
+from secure_client.models.prototype_model import PrototypeModel, build_model, check_model, compute_outputs
+from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.batches import open_source
 from secure_client.training.job import Job, Schedule
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.support.small import small_agreement
 
 FROM, DIM, CLASSES = 24, 8, 3
@@ -58,7 +58,7 @@ def projected(seed: int = 1) -> Projected:
 @settings(max_examples=25)
 def test_rows_are_orthogonal_and_keep_squared_norms_on_average(dim: int, more: int, seed: int) -> None:
     wide = dim + more
-    rows = projection(wide, dim, seed)
+    rows = make_projection(wide, dim, seed)
     assert rows.shape == (dim, wide)
     np.testing.assert_allclose(rows @ rows.T, wide / dim * np.eye(dim), atol=1e-10)
 
@@ -66,19 +66,21 @@ def test_rows_are_orthogonal_and_keep_squared_norms_on_average(dim: int, more: i
 def test_directions_are_uniform() -> None:
     """Over seeds, squared lengths have mean 1 and variance 2(D − d)/(d(D + 2)), those of d of D coordinates."""
     vector = np.eye(FROM)[3]
-    lengths = np.array([np.square(projection(FROM, DIM, seed) @ vector).sum() for seed in range(2000)])
+    lengths = np.array([np.square(make_projection(FROM, DIM, seed) @ vector).sum() for seed in range(2000)])
     variance = 2 * (FROM - DIM) / (DIM * (FROM + 2))
     assert abs(lengths.mean() - 1) < 6 * np.sqrt(variance / 2000)
     assert lengths.var() == pytest.approx(variance, rel=0.25)
-    signs = np.array([projection(FROM, DIM, seed)[0] for seed in range(2000)])  # of each coordinate, not QR's
+    signs = np.array(
+        [make_projection(FROM, DIM, seed)[0] for seed in range(2000)]
+    )  # of each coordinate, not QR's
     assert np.abs((signs > 0).mean(axis=0) - 0.5).max() < 6 * 0.5 / np.sqrt(2000)
 
 
 def test_projection_matrix_is_frozen() -> None:
     """Digits are compared beyond the rounding of any library: a change would be another agreement."""
-    found = projection(6, 2, 11)
+    found = make_projection(6, 2, 11)
     assert found.round(9).tolist() == KNOWN
-    assert (projection(6, 2, 12) != found).all()
+    assert (make_projection(6, 2, 12) != found).all()
     torch.testing.assert_close(projected().projection.matrix, projected().projection.matrix, rtol=0, atol=0)
 
 
@@ -86,8 +88,8 @@ def test_features_are_projected_and_the_classifier_takes_them_as_they_are() -> N
     torch.manual_seed(0)
     plain, model, images = small().eval(), projected().eval(), torch.randn(5, 1, 8, 8)
     embedded = plain.features(images)
-    given_outputs = outputs_of(model, images)
-    matrix = torch.from_numpy(projection(FROM, DIM, 1)).float()
+    given_outputs = compute_outputs(model, images)
+    matrix = torch.from_numpy(make_projection(FROM, DIM, 1)).float()
     torch.testing.assert_close(given_outputs.features, embedded @ matrix.T)
     torch.testing.assert_close(model.features(images), given_outputs.features)
     torch.testing.assert_close(given_outputs.logits, plain.classifier(embedded))
@@ -100,7 +102,7 @@ def test_projection_is_in_no_state_no_parameters_and_no_average() -> None:
     assert len(list(model.parameters())) == len(list(plain.parameters()))
     assert not any("projection" in name for name in model.state_dict())
     for part in (ModelPart.EXTRACTOR, ModelPart.MODEL, ModelPart.NOT_NORMS):
-        assert Averaged(model, part).sizes == Averaged(plain, part).sizes
+        assert AveragedPart(model, part).sizes == AveragedPart(plain, part).sizes
     again = projected(seed=1)
     again.load_state_dict(model.state_dict())
 
@@ -108,7 +110,7 @@ def test_projection_is_in_no_state_no_parameters_and_no_average() -> None:
 def test_training_does_not_change_the_projection() -> None:
     model = projected()
     before = model.projection.matrix.clone()
-    run(job(model))
+    run_job(job(model))
     assert torch.equal(model.projection.matrix, before)
     assert not model.projection.matrix.requires_grad
 
@@ -117,7 +119,7 @@ def test_sites_that_train_as_one_program_come_to_the_same() -> None:
     jobs, alone = ([in_float64(job(projected())) for _ in range(3)] for _ in range(2))
     losses = run_together(jobs, Batching.ALWAYS, at_once=3)
     for one, each, loss in zip(alone, jobs, losses, strict=True):
-        assert run(one).total == pytest.approx(loss.total, rel=1e-6)  # sums of losses are float32
+        assert run_job(one).total == pytest.approx(loss.total, rel=1e-6)  # sums of losses are float32
         for mine, others in zip(one.model.parameters(), each.model.parameters(), strict=True):
             torch.testing.assert_close(mine, others, rtol=1e-9, atol=1e-12)
 
@@ -152,7 +154,7 @@ def test_opacus_accepts_a_projection_and_single_gradients_add_up() -> None:
     single = [slice(at, at + 1) for at in range(4)]
     known = [
         torch.autograd.grad(
-            _loss(outputs_of(model, images[at]), labels[at], targets), list(model.parameters())
+            _loss(compute_outputs(model, images[at]), labels[at], targets), list(model.parameters())
         )
         for at in single
     ]

@@ -42,5 +42,5 @@ def moved_by_the_seed() -> Iterator[None]:
         return Losses(1.0, 1.0, 0.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secure_client.checkpoints.checkpointed_learner.run", run)
+        patch.setattr("secure_client.checkpoints.checkpointed_learner.run_job", run)
         yield

@@ -73,7 +73,7 @@ def test_features_do_not_hang_on_other_records(spec: str, privacy: PrivacySectio
 def test_filling_makes_up_for_kernels_that_round_by_a_batchs_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few processors have such kernels for networks as small as these, so the kernel is a double."""
     given = SplitModel.features
-    monkeypatch.setattr(learner, "check_alone", lambda *_: None)  # it would refuse the double
+    monkeypatch.setattr(learner, "check_batch_independence", lambda *_: None)  # it would refuse the double
     monkeypatch.setattr(
         SplitModel, "features", lambda model, inputs: given(model, inputs) * (1 + 1e-3 / len(inputs))
     )

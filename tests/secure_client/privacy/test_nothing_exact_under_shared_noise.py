@@ -36,7 +36,7 @@ from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.methods.plain_sums import PlainSums
-from secure_client.models.prototype_model import outputs_of
+from secure_client.models.prototype_model import compute_outputs
 from secure_client.output.site_log import SiteRound
 from secure_client.training.learner import Learner
 from secure_server.upload_checks import AnswerCheck
@@ -223,7 +223,7 @@ def query_of(agreement: Agreement, data: SiteData) -> NDArray[np.int64]:
     model = build_agreed_model(agreement, agreement.training.model)
     model.eval()
     with torch.no_grad():
-        given = outputs_of(model, torch.stack([dataset[i][0] for i in range(len(dataset))]))
+        given = compute_outputs(model, torch.stack([dataset[i][0] for i in range(len(dataset))]))
     grid = agreement.noisy_sum(SITES).grid
     found = np.zeros((CLASSES, DIM + 1), dtype=np.int64)
     for row, label in zip(grid.records(given.features.double().numpy()), labels_of(data), strict=True):

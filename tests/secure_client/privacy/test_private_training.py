@@ -22,7 +22,7 @@ from privacy.ledger.lines import Entry
 from secure_client.checkpoints import checkpointed_learner as trainees
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
-from secure_client.models.prototype_model import weights_hash
+from secure_client.models.prototype_model import hash_weights
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import (
     SIMULATED_DELTA,
@@ -143,7 +143,7 @@ def test_each_round_is_paid_and_what_is_planned_is_what_is_spent(site: Site, ste
 
 
 def test_the_ledger_says_what_was_trained(site: Site) -> None:
-    initial = weights_hash(learner(site.agreed).state())
+    initial = hash_weights(learner(site.agreed).state())
     site.trainee.train_round(1)
     training, release = (each.spending for each in site.entries)
     assert training.event == DpSgd(DP_SGD.noise_multiplier, DP_SGD.sampling_rate, STEPS)
@@ -171,7 +171,7 @@ def test_weights_stand_there_whatever_trains_and_only_dp_sgd_is_paid(
     site = Site(tmp_path, agreement(extractor=extractor, dp_sgd=None))
     site.trainee.train_round(1)
     assert site.spent == [(1, PROTOTYPES)]
-    assert site.entries[0].spending.facts["weights"] == weights_hash(learner(site.agreed).state())
+    assert site.entries[0].spending.facts["weights"] == hash_weights(learner(site.agreed).state())
     assert not steps
     site.journal.close()
 
@@ -179,8 +179,8 @@ def test_weights_stand_there_whatever_trains_and_only_dp_sgd_is_paid(
 def test_another_start_has_another_hash() -> None:
     first = agreement()
     other = first.model_copy(update={"training": first.training.model_copy(update={"init_seed": 1})})
-    assert weights_hash(learner(first).state()) == weights_hash(learner(first).state())
-    assert weights_hash(learner(first).state()) != weights_hash(learner(other).state())
+    assert hash_weights(learner(first).state()) == hash_weights(learner(first).state())
+    assert hash_weights(learner(first).state()) != hash_weights(learner(other).state())
 
 
 def test_all_of_the_model_trains_and_the_classifier_too(site: Site) -> None:
@@ -254,7 +254,7 @@ def test_training_that_is_not_paid_first_would_be_seen(
     with monkeypatch.context() as changed:
         changed.setattr(site.trainee.releases, "pay_for_training", lambda number: None)
         changed.setattr(CheckpointedLearner, "finish", finished)
-        changed.setattr(trainees, "run", _run_and_die)
+        changed.setattr(trainees, "run_job", _run_and_die)
         with pytest.raises(KilledError):
             site.trainee.train_round(1)
     trained, paid = trained_and_paid(site, steps)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from agreement import ModelPart
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
-from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.averaged_parameters import AveragedPart
 
 
 class OwnModel(nn.Module):
@@ -50,7 +50,7 @@ def test_the_vector_is_parameters_then_buffers_without_the_classifier() -> None:
             )
         ]
     ).numpy()
-    averaged = Averaged(model)
+    averaged = AveragedPart(model)
     assert averaged.sizes == (4 + 4 + 12 + 3, 2 + 4 + 4)
     vector = averaged.vector()
     assert vector.dtype == np.float64
@@ -64,16 +64,16 @@ def test_loading_restores_the_extractor_and_nothing_else() -> None:
             each.add_(1.5)
         target.steps.fill_(9)
     before = {name: value.clone() for name, value in target.state_dict().items()}
-    Averaged(target).load(Averaged(source).vector())
+    AveragedPart(target).load(AveragedPart(source).vector())
     for name, value in target.state_dict().items():
         local = name.startswith("classifier") or name == "steps" or name.endswith("num_batches_tracked")
         assert torch.equal(value, before[name] if local else source.state_dict()[name]), name
-    assert np.array_equal(Averaged(target).vector(), Averaged(source).vector())
+    assert np.array_equal(AveragedPart(target).vector(), AveragedPart(source).vector())
 
 
 def test_a_vector_is_a_copy_and_the_loaded_one_is_copied() -> None:
     model = own_model()
-    averaged = Averaged(model)
+    averaged = AveragedPart(model)
     vector = averaged.vector()
     kept = vector.copy()
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_a_vector_is_a_copy_and_the_loaded_one_is_copied() -> None:
 
 def test_a_buffer_that_the_module_replaces_is_still_found() -> None:
     model = own_model()
-    averaged = Averaged(model)
+    averaged = AveragedPart(model)
     model.norm.running_mean = torch.full((4,), 8.0)
     assert np.array_equal(averaged.vector()[25:29], np.full(4, 8.0))
 
@@ -98,8 +98,8 @@ def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
     """
     model = build_model(spec, classes=10, dim=192, channels=1, image_size=28, seed=0)
     own = sum(each.numel() for each in model.classifier.parameters())
-    assert Averaged(model).sizes[0] == sum(each.numel() for each in model.parameters()) - own
-    assert Averaged(model).sizes == sizes
+    assert AveragedPart(model).sizes[0] == sum(each.numel() for each in model.parameters()) - own
+    assert AveragedPart(model).sizes == sizes
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_load_refuses_a_vector_that_does_not_fit_and_changes_nothing(change: Any
     model = own_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ModelError, match=message):
-        Averaged(model).load(change(np.zeros(33)))
+        AveragedPart(model).load(change(np.zeros(33)))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_number_beyond_the_models_precision_becomes_its_largest() -> None:
     """A coordinator chooses the numbers: an error would show it what a site decrypts."""
     model = own_model()
-    averaged = Averaged(model)
+    averaged = AveragedPart(model)
     averaged.load(np.where(np.arange(33) < 2, [-1e300] + [1e300] * 32, 0.5))
     largest = float(np.finfo(np.float32).max)
     assert averaged.vector()[:3].tolist() == [-largest, largest, 0.5]
@@ -130,7 +130,7 @@ def test_a_number_beyond_the_models_precision_becomes_its_largest() -> None:
 def test_a_shared_parameter_stays_with_the_classifier() -> None:
     shared = nn.Linear(3, 3)
     model = SplitModel(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(shared, nn.Linear(3, 2)))
-    assert Averaged(model).sizes == (12, 0)
+    assert AveragedPart(model).sizes == (12, 0)
 
 
 class Undivided(nn.Module):
@@ -147,7 +147,7 @@ class Undivided(nn.Module):
 def test_a_classifier_that_is_no_module_cannot_be_told_apart() -> None:
     undivided: Any = Undivided()
     with pytest.raises(ModelError, match=r"make model\.classifier an nn\.Module"):
-        Averaged(undivided)
+        AveragedPart(undivided)
 
 
 def test_parameters_that_are_no_real_numbers_are_refused() -> None:
@@ -155,13 +155,13 @@ def test_parameters_that_are_no_real_numbers_are_refused() -> None:
     backbone.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     model: PrototypeModel = SplitModel(backbone, nn.Linear(2, 2))
     with pytest.raises(ModelError, match=r"'backbone\.phase' does not hold real numbers"):
-        Averaged(model)
+        AveragedPart(model)
 
 
 def test_an_extractor_without_parameters_is_an_empty_vector() -> None:
     model = SplitModel(nn.Flatten(), nn.Linear(2, 2))
-    assert Averaged(model).sizes == (0, 0)
-    assert Averaged(model).vector().shape == (0,)
+    assert AveragedPart(model).sizes == (0, 0)
+    assert AveragedPart(model).vector().shape == (0,)
 
 
 # Other parts than the extractor
@@ -205,7 +205,7 @@ def moved_by(part: ModelPart) -> set[str]:
     """Return the names whose values change when a vector of that part is loaded."""
     model = many_norms()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    averaged = Averaged(model, part)
+    averaged = AveragedPart(model, part)
     averaged.load(averaged.vector() + 1.0)
     return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
 
@@ -213,13 +213,13 @@ def moved_by(part: ModelPart) -> set[str]:
 def test_not_norms_is_all_but_what_normalises() -> None:
     assert moved_by(ModelPart.NOT_NORMS) == NOT_NORMS
     parameters = 4 * 9 + 4 + 4 * 3 + 3 + 3 * 2 + 2
-    assert Averaged(many_norms(), ModelPart.NOT_NORMS).sizes == (parameters, 1)
+    assert AveragedPart(many_norms(), ModelPart.NOT_NORMS).sizes == (parameters, 1)
 
 
 def test_the_model_is_everything_but_the_counts_of_batches() -> None:
     state = many_norms().state_dict()
     assert moved_by(ModelPart.MODEL) == {name for name in state if "num_batches" not in name}
-    parameters, buffers = Averaged(many_norms(), ModelPart.MODEL).sizes
+    parameters, buffers = AveragedPart(many_norms(), ModelPart.MODEL).sizes
     assert parameters == sum(each.numel() for each in many_norms().parameters())
     assert buffers == 1 + 2 * (4 + 4)  # scale, and two layers' running means and variances
 
@@ -231,7 +231,7 @@ def test_the_extractor_is_everything_before_the_classifier() -> None:
 
 
 def test_the_vector_of_no_part_is_empty() -> None:
-    averaged = Averaged(many_norms(), ModelPart.NOTHING)
+    averaged = AveragedPart(many_norms(), ModelPart.NOTHING)
     assert averaged.sizes == (0, 0)
     assert averaged.vector().shape == (0,)
     assert moved_by(ModelPart.NOTHING) == set()
@@ -242,7 +242,7 @@ def test_the_vector_of_no_part_is_empty() -> None:
 def test_only_the_extractor_needs_a_classifier_of_its_own() -> None:
     undivided: Any = Undivided()
     for part in (ModelPart.MODEL, ModelPart.NOT_NORMS, ModelPart.NOTHING):
-        assert sum(Averaged(undivided, part).sizes) == (0 if part is ModelPart.NOTHING else 6)
+        assert sum(AveragedPart(undivided, part).sizes) == (0 if part is ModelPart.NOTHING else 6)
 
 
 @pytest.mark.parametrize("part", list(ModelPart))
@@ -251,10 +251,10 @@ def test_each_part_comes_back_as_it_was(part: ModelPart) -> None:
     with torch.no_grad():
         for each in (*source.parameters(), *(b for b in source.buffers() if b.is_floating_point())):
             each.add_(torch.rand_like(each))
-    Averaged(target, part).load(Averaged(source, part).vector())
-    assert np.array_equal(Averaged(target, part).vector(), Averaged(source, part).vector())
+    AveragedPart(target, part).load(AveragedPart(source, part).vector())
+    assert np.array_equal(AveragedPart(target, part).vector(), AveragedPart(source, part).vector())
     whole = np.array_equal(
-        Averaged(target, ModelPart.MODEL).vector(), Averaged(source, ModelPart.MODEL).vector()
+        AveragedPart(target, ModelPart.MODEL).vector(), AveragedPart(source, ModelPart.MODEL).vector()
     )
     assert whole is (part is ModelPart.MODEL)
 
@@ -262,7 +262,7 @@ def test_each_part_comes_back_as_it_was(part: ModelPart) -> None:
 def test_a_running_variance_below_zero_is_loaded_as_zero() -> None:
     """A mean variance that was tampered with, or has its protection's error, stops no training."""
     model = own_model()
-    averaged = Averaged(model)
+    averaged = AveragedPart(model)
     vector = averaged.vector()
     _, buffers = averaged.sizes
     vector[-buffers:] = -1.0

@@ -14,7 +14,7 @@ from agreement import Method
 from protoseal.simulation.local_controls import run_control
 from secure_client.checkpoints.learner_factory import prototype_bounds
 from secure_client.output.site_files import read_prototypes
-from secure_client.training.feature_pass import Embedded, FeaturePass
+from secure_client.training.feature_pass import EmbeddedBatch, FeaturePass
 from tests.secure_client.checkpoints.test_saved_predictor import FIRST, Site
 from tests.support.small import small_agreement, small_data
 from tests.support.summed import method_agreement
@@ -32,7 +32,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     seen: list[FeaturePass] = []
     over = FeaturePass.over
 
-    def counted(self: FeaturePass, order: Iterable[int]) -> Iterator[Embedded]:
+    def counted(self: FeaturePass, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
         seen.append(self)
         return over(self, order)
 

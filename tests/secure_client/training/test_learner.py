@@ -18,7 +18,7 @@ from algorithms.prototypes import Targets
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
-from secure_client.training.batches import split
+from secure_client.training.batches import split_batches
 from secure_client.training.job import Schedule
 from secure_client.training.learner import Learner, choose_device
 
@@ -281,7 +281,7 @@ def test_a_state_is_a_copy_and_fits_only_its_own_model() -> None:
 
 @pytest.mark.parametrize(("count", "sizes"), [(9, [4, 5]), (8, [4, 4]), (10, [4, 4, 2]), (1, [1])])
 def test_a_last_single_sample_joins_the_batch_before(count: int, sizes: list[int]) -> None:
-    groups = split(list(range(count)), 4, join_single=True)
+    groups = split_batches(list(range(count)), 4, join_single=True)
     assert [len(group) for group in groups] == sizes
     assert sorted(index for group in groups for index in group) == list(range(count))
 

@@ -18,9 +18,9 @@ from secure_client import app
 from secure_client.config import SiteConfig
 from secure_client.errors import DataError, StateError, TrainingError
 from secure_client.models.prototype_model import SplitModel
-from secure_client.training.batches import Batch, Source
+from secure_client.training.batches import Batch, BatchSource
 from secure_client.training.job import Job
-from secure_client.training.loop import flush_denormals, run
+from secure_client.training.loop import flush_denormals, run_job
 from tests.secure_client.jobs import CLASSES, DIM, SIDE, jobs_of
 
 _STEPS = 6
@@ -43,10 +43,10 @@ class Layer(nn.Module):
         return torch.relu(self.linear(inputs.flatten(1)))
 
 
-class Torn(Source):
+class Torn(BatchSource):
     """A source that cannot read the first batch that is asked for."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BatchSource) -> None:
         self._source, self._asked = source, 0
 
     def __len__(self) -> int:
@@ -89,9 +89,9 @@ def test_training_that_fails_takes_every_later_step(
     job: Callable[[], Job], error: type[Exception], skipped: int
 ) -> None:
     failing, well = job(), job_of(Layer())
-    run(well)
+    run_job(well)
     with pytest.raises(error):
-        run(failing)
+        run_job(failing)
     assert passes_of(well) == _STEPS
     assert passes_of(failing) == _STEPS - skipped
 
@@ -102,7 +102,7 @@ def test_signal_ends_training_at_once() -> None:
 
     job = job_of(Layer())
     with pytest.raises(KeyboardInterrupt):
-        run(replace(job, objective=interrupted))
+        run_job(replace(job, objective=interrupted))
     assert passes_of(job) == 1
 
 

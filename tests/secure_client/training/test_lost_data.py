@@ -18,7 +18,7 @@ from torchvision.transforms import ToTensor
 from secure_client.errors import DataError, DataLost
 from secure_client.training import lost_data
 from secure_client.training.batches import Batch
-from secure_client.training.lost_data import PatientSource, PrivateSource
+from secure_client.training.lost_data import PrivateSource, RetryingSource
 from tests.support.own_data import preprocessed
 
 
@@ -61,7 +61,7 @@ class Interrupted:
 
 
 def test_a_batch_is_read_again_after_an_interruption(clock: Time, caplog: pytest.LogCaptureFixture) -> None:
-    batches = list(PatientSource(Interrupted(failures=5), "clinic-a").batches([[0], [1]]))
+    batches = list(RetryingSource(Interrupted(failures=5), "clinic-a").batches([[0], [1]]))
     assert len(batches) == 2
     assert 0.0 < clock.now < lost_data.RETRY_SECONDS
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -71,7 +71,7 @@ def test_a_batch_is_read_again_after_an_interruption(clock: Time, caplog: pytest
 
 def test_data_that_stay_away_are_lost_after_a_minute(clock: Time) -> None:
     with pytest.raises(DataLost) as caught:
-        next(PatientSource(Interrupted(failures=float("inf")), "clinic-a").batches([[0]]))
+        next(RetryingSource(Interrupted(failures=float("inf")), "clinic-a").batches([[0]]))
     assert "/mnt/scans/1.png" in str(caught.value)
     assert lost_data.RETRY_SECONDS <= clock.now <= lost_data.RETRY_SECONDS + 2.0
 

@@ -18,11 +18,11 @@ from agreement.recipe import Recipe, Stage, Trains
 from algorithms.baselines import cross_entropy
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData
-from secure_client.models.prototype_model import SplitModel, outputs_of
+from secure_client.models.prototype_model import SplitModel, compute_outputs
 from secure_client.training import loop as training_loop
 from secure_client.training.job import Schedule, training_seed
 from secure_client.training.learner import Learner
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 
 CLASSES, DIM, BATCH, EPOCHS, LR, MOMENTUM, DECAY = 3, 6, 8, 2, 0.05, 0.9, 1e-3
 SITE, SEED = "a", 5
@@ -188,7 +188,7 @@ def test_fedrep_trains_the_classifier_and_then_the_extractor(optimiser: Optimise
         zip(jobs, (HEAD_EPOCHS, EPOCHS), (is_head, is_body), strict=True)
     ):
         before = of(learner)
-        run(job)
+        run_job(job)
         after = of(learner)
         for name in before:
             assert torch.equal(after[name], before[name]) is not mine(name), name
@@ -208,7 +208,7 @@ def test_a_stage_that_trained_all_would_be_seen(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(training_loop, "trained_parameters", lambda model, _: dict(model.named_parameters()))
     learner = make_learner(stages=STAGES)
     before = of(learner)
-    run(learner.jobs(1, GUIDE)[0])
+    run_job(learner.jobs(1, GUIDE)[0])
     assert not any(torch.equal(each, before[name]) for name, each in of(learner).items())
 
 
@@ -261,7 +261,7 @@ def test_ditto_averages_as_fedavg_and_predicts_with_its_own_model() -> None:
     by_own = make_model()
     by_own.load_state_dict(own)
     inputs, labels = TEST.tensors
-    chosen = outputs_of(by_own.eval(), inputs).logits.argmax(dim=1)
+    chosen = compute_outputs(by_own.eval(), inputs).logits.argmax(dim=1)
     right = (chosen == labels).float().mean()
     evaluated = ditto.evaluate(None)
     assert evaluated is not None

@@ -13,8 +13,9 @@ import torch
 from privacy.mechanisms.grid import SIGMA
 from secure_client.training import step_records
 from secure_client.training.dp_sgd import steps
-from secure_client.training.loop import run
-from secure_client.training.step_records import StepRecords, TrainingRecord, read_records
+from secure_client.training.dp_sgd.mechanism import draw_noise
+from secure_client.training.loop import run_job
+from secure_client.training.step_records import StepRecords, TrainingRecord, read_step_records
 from tests.secure_client.training.dp_sgd.private_training import flat, images, job_of, tiny
 from tests.support.audit_doubles import weaken_training
 
@@ -25,8 +26,10 @@ RADIUS = SIGMA  # at a noise multiplier of 1
 def recorded(folder: Path, **changes: Any) -> TrainingRecord:
     """Train a tiny model with a recorder, and return the record that is read back."""
     inputs, labels = images(UNITS)
-    run(job_of(tiny(), inputs, labels, epochs=EPOCHS, recorder=StepRecords(folder).of_training(1), **changes))
-    (record,) = read_records(folder)
+    run_job(
+        job_of(tiny(), inputs, labels, epochs=EPOCHS, recorder=StepRecords(folder).of_training(1), **changes)
+    )
+    (record,) = read_step_records(folder)
     return record
 
 
@@ -68,7 +71,7 @@ def test_training_with_a_recorder_is_the_same_bit_for_bit(
         monkeypatch.setattr(steps, "draw_noise", lambda count: np.rint(drawn.normal(0.0, SIGMA, count)))
         inputs, labels = images(UNITS)
         job = job_of(tiny(), inputs, labels, epochs=EPOCHS, **changes)
-        losses = run(job)
+        losses = run_job(job)
         return torch.cat([flat(job.model), torch.tensor([losses.total], dtype=torch.float64)])
 
     assert torch.equal(trained(), trained(recorder=StepRecords(tmp_path).of_training(1)))
@@ -105,7 +108,7 @@ def test_a_file_is_bounded_and_counts_the_later_steps(
 def test_training_that_fails_leaves_its_complete_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw, calls = steps.draw_noise, iter(range(100))
+    draw, calls = draw_noise, iter(range(100))
 
     def fail_at_the_fifth(count: int) -> Any:
         if next(calls) == 4:
@@ -116,8 +119,8 @@ def test_training_that_fails_leaves_its_complete_steps(
     inputs, labels = images(UNITS)
     job = job_of(tiny(), inputs, labels, epochs=EPOCHS)
     with pytest.raises(RuntimeError):
-        run(replace(job, recorder=StepRecords(tmp_path).of_training(1)))
-    assert read_records(tmp_path)[0].steps == 4
+        run_job(replace(job, recorder=StepRecords(tmp_path).of_training(1)))
+    assert read_step_records(tmp_path)[0].steps == 4
 
 
 def test_a_record_that_cannot_be_written_does_not_end_training(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_a_record_that_cannot_be_written_does_not_end_training(tmp_path: Path) -
     taken.write_text("")
     inputs, labels = images(UNITS)
     model = tiny()
-    run(job_of(model, inputs, labels, recorder=StepRecords(taken).of_training(1)))
+    run_job(job_of(model, inputs, labels, recorder=StepRecords(taken).of_training(1)))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert taken.read_text() == ""
 
@@ -135,4 +138,4 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(ValueError, match=file.name):
-        read_records(tmp_path)
+        read_step_records(tmp_path)

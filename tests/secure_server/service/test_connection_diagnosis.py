@@ -20,7 +20,7 @@ from crypto.pki import Credentials, Identity, TrustAnchor
 from protoseal_wire import codec
 from secure_client.connection_diagnosis import diagnose
 from secure_client.errors import Unreachable
-from secure_client.proxy import proxy_to
+from secure_client.proxy import find_proxy
 from secure_client.transport import GrpcTransport
 from tests.secure_server.service.conftest import SecurityLog
 from tests.secure_server.service.harness import RUN, FakeHandler, dialling, join_request, serving
@@ -238,8 +238,8 @@ class TestProxies:
                 transport.check()
             assert diagnose(target, site, trust) is None
             assert set(proxy.asked) == {target}
-        assert SECRET not in str(proxy_to("coordinator.invalid"))
-        assert SECRET not in repr(proxy_to("coordinator.invalid"))
+        assert SECRET not in str(find_proxy("coordinator.invalid"))
+        assert SECRET not in repr(find_proxy("coordinator.invalid"))
 
     @pytest.mark.parametrize(
         ("status", "login", "given", "part"),
@@ -363,19 +363,19 @@ def test_hosts_without_a_proxy_are_those_of_grpc(
         ):
             transport.leave()
         assert (not proxy.asked) is NO_PROXY[value]
-        assert (proxy_to("coordinator.example.org") is None) is NO_PROXY[value]
+        assert (find_proxy("coordinator.example.org") is None) is NO_PROXY[value]
 
 
 def test_variables_are_read_in_the_order_of_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, name in enumerate(("http_proxy", "https_proxy", "grpc_proxy"), start=1):
         monkeypatch.setenv(name, f"http://127.0.0.{number}:3128")
-        chosen = proxy_to("coordinator.example.org")
+        chosen = find_proxy("coordinator.example.org")
         assert chosen is not None
         assert (chosen.variable, chosen.host) == (name, f"127.0.0.{number}")
     monkeypatch.setenv("grpc_proxy", "")
-    assert proxy_to("coordinator.example.org") is None
+    assert find_proxy("coordinator.example.org") is None
     monkeypatch.setenv("grpc_proxy", "http://a%40b:c%3Ad@proxy.example.org")
-    chosen = proxy_to("coordinator.example.org")
+    chosen = find_proxy("coordinator.example.org")
     assert chosen is not None
     assert (chosen.login, chosen.port) == ("a@b:c:d", 443)
 
@@ -397,7 +397,7 @@ PROXIES = {
 @pytest.mark.parametrize("value", PROXIES)
 def test_value_of_a_proxy_variable_is_read_as_by_grpc(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", value)
-    chosen, expected = proxy_to("coordinator.example.org"), PROXIES[value]
+    chosen, expected = find_proxy("coordinator.example.org"), PROXIES[value]
     assert (chosen is None) is (expected is None)
     assert expected is None or f"{expected} (from https_proxy)" in str(chosen)
 
@@ -416,7 +416,7 @@ def test_value_that_grpc_reads_otherwise_names_its_variable_and_no_password(
     assert place.split("@", maxsplit=1)[0] not in str(refused.value)
     assert SECRET not in str(refused.value)
     monkeypatch.setenv("no_proxy", "example.org")
-    assert proxy_to("coordinator.example.org") is None
+    assert find_proxy("coordinator.example.org") is None
 
 
 REFUSED: dict[str, tuple[Callable[[Federation, Federation], Credentials | None], str]] = {

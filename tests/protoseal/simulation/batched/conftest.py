@@ -6,7 +6,7 @@ import pytest
 
 from protoseal.simulation.batched import training
 from secure_client.training.job import Job, Losses
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
     def noted(job: Job) -> Losses:
         seen.append(job)
-        return run(job)
+        return run_job(job)
 
-    monkeypatch.setattr(training, "run", noted)
+    monkeypatch.setattr(training, "run_job", noted)
     return seen

@@ -18,7 +18,7 @@ from protoseal.simulation.batched.network import Stack, signature
 from protoseal.simulation.batched.training import Batching, run_together, sites_at_once
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel
-from secure_client.training.batches import DatasetSource, Source, full_and_rest, split
+from secure_client.training.batches import BatchSource, DatasetSource, count_batches, split_batches
 from secure_client.training.job import Job, Losses
 from tests.secure_client.jobs import CLASSES, CPU, DIM, SIDE, assert_alike, images, jobs_of, model_of
 
@@ -87,7 +87,7 @@ def test_models_that_cannot_be_stacked_train_one_by_one(kind: str, alone: list[J
 
 def test_data_that_are_decoded_train_one_by_one(alone: list[Job]) -> None:
     jobs = jobs_of(model_of())
-    sources: list[Source] = [DatasetSource(_Samples(images(6, site)), CPU) for site in range(2)]
+    sources: list[BatchSource] = [DatasetSource(_Samples(images(6, site)), CPU) for site in range(2)]
     mixed = [replace(job, source=source) for job, source in zip(jobs, sources, strict=False)] + jobs[2:]
     assert_alike(mixed)
     assert [job.seed for job in alone] == [0, 1]
@@ -195,6 +195,6 @@ def test_inputs_without_samples_dimension_cannot_be_stacked() -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("join", [True, False])
 def test_full_and_rest_is_split(count: int, size: int, join: bool) -> None:
-    lengths = [len(each) for each in split(range(count), size, join_single=join)]
-    full, rest = full_and_rest(count, size, join_single=join)
+    lengths = [len(each) for each in split_batches(range(count), size, join_single=join)]
+    full, rest = count_batches(count, size, join_single=join)
     assert lengths == [size] * full + [rest] * bool(rest)

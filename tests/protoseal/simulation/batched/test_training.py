@@ -25,7 +25,7 @@ from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.batches import TensorSource
 from secure_client.training.job import Job, Schedule
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.jobs import (
     ADAM,
     ALIGNED,
@@ -174,7 +174,7 @@ def test_in_float32() -> None:
     exact = jobs_of(smooth.double())
     alone, together = in_float32(copies(exact)), in_float32(copies(exact))
     for job in (*exact, *alone):
-        run(job)
+        run_job(job)
     run_together(together, Batching.ALWAYS)
     rounding = largest_difference(alone, exact)
     assert 0 < rounding < 1e-5
@@ -232,7 +232,7 @@ def test_a_wrong_gradient_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = jobs_of(model_of())
     expected = copies(jobs)
     for job in expected:
-        run(job)
+        run_job(job)
     run_together([replace(job, objective=averaged) for job in jobs], Batching.ALWAYS)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(states(jobs), states(expected), rtol=1e-3, atol=1e-3)

@@ -24,7 +24,7 @@ from secure_client.models.prototype_model import PrototypeModel, SplitModel, bui
 from secure_client.training.batches import TensorSource
 from secure_client.training.dp_sgd import steps
 from secure_client.training.job import Job, Schedule
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 
 CLASSES, DIM, SIDE = 3, 8, 16
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ def silence(patch: pytest.MonkeyPatch, drawn: list[int] | None = None) -> None:
 def moved(job: Job) -> Tensor:
     """Return the change of all parameters in one epoch, (P,): with steps of length 1 the sum of its gradients."""
     before = flat(job.model)
-    run(job)
+    run_job(job)
     return before - flat(job.model)
 
 

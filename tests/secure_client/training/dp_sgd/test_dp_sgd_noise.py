@@ -17,7 +17,7 @@ from agreement import DpSgdSection
 from secure_client.training.dp_sgd import steps
 from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.job import Losses
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import (
     ALL,
     FALSE_ALARM,
@@ -92,4 +92,4 @@ def test_an_empty_sample_takes_its_noisy_step(monkeypatch: pytest.MonkeyPatch) -
     inputs, labels = images(1)
     job = job_of(tiny(), inputs, labels, dp_sgd=ALL)
     check_spread(moved(job).numpy(), ALL.noise_multiplier * ALL.clip)
-    assert run(job) == Losses(0.0, 0.0, 0.0)
+    assert run_job(job) == Losses(0.0, 0.0, 0.0)

@@ -16,7 +16,7 @@ from torch import nn
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.dp_sgd.mechanism import poisson_sample
 from secure_client.training.job import Job
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import (
     FALSE_ALARM,
     SETTINGS,
@@ -132,7 +132,7 @@ def test_sampling_is_what_training_sees(monkeypatch: pytest.MonkeyPatch) -> None
     silence(monkeypatch, drawn)
     watched = _Watched(job)
     watched.steps = drawn
-    run(replace(job, source=watched))
+    run_job(replace(job, source=watched))
     assert len(drawn) == 600
     samples = np.zeros((600, 140))
     for number, asked in watched.asked:

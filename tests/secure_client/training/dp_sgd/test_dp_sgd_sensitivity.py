@@ -16,7 +16,7 @@ from algorithms.prototypes import Targets
 from secure_client.training.dp_sgd import steps
 from secure_client.training.dp_sgd.mechanism import GradientGrid
 from secure_client.training.dp_sgd.steps import physical_size
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import (
     ALL,
     CPU,
@@ -40,7 +40,7 @@ def neighbours(
         sums.clear()
         for kept in (torch.arange(count), torch.arange(count)[torch.arange(count) != record]):
             own: dict[str, Any] = {"objective": OBJECTIVES[name], "guide": guide_of(name)}
-            run(job_of(model_of(name), inputs[kept], labels[kept], dp_sgd=settings, **(own | changes)))
+            run_job(job_of(model_of(name), inputs[kept], labels[kept], dp_sgd=settings, **(own | changes)))
         assert all(torch.equal(each, each.round()) for each in sums)
         found.append(float((sums[0] - sums[1]).norm()) / GradientGrid.from_settings(settings).radius)
     return found
@@ -70,7 +70,7 @@ def test_the_loss_of_a_batch_would_be_too_sensitive(
         centre = model_of("pfpl-literal").features(images(5)[0]).mean(dim=0)
     guide = Targets(centre.expand(3, -1), torch.tensor([True, True, True]))
     if batchwise:
-        monkeypatch.setattr(steps, "sample_terms", of_batch)
+        monkeypatch.setattr(steps, "compute_sample_terms", of_batch)
     settings = ALL.model_copy(update={"clip": 0.001})
     changes = neighbours(
         sums,
@@ -101,7 +101,7 @@ def test_a_record_that_is_not_finite_counts_as_none(sums: list[Tensor], silent: 
     inputs[2] = spoiled
     for kept in (3, 2):
         job = job_of(model_of("pfpl"), inputs[:kept], labels[:kept], dp_sgd=ALL)
-        losses = run(job)
+        losses = run_job(job)
         assert math.isfinite(losses.total)
         assert bool(flat(job.model).isfinite().all())
     assert torch.equal(sums[0], sums[1])
@@ -124,7 +124,7 @@ def test_a_record_on_which_the_model_raises_counts_as_none(sums: list[Tensor], s
     for kept in ([0, 1, 2, 3], [0, 1, 3]):
         model = tiny()
         model.backbone = nn.Sequential(Raising(), model.backbone)
-        run(job_of(model, inputs[kept], labels[kept], dp_sgd=ALL))
+        run_job(job_of(model, inputs[kept], labels[kept], dp_sgd=ALL))
     assert bool(sums[0].any())
     assert torch.equal(sums[0], sums[1])
 
@@ -142,7 +142,7 @@ def test_physical_batches_add_up_to_one(
     inputs, labels = images(7)
     for size in (7, 3, 1):
         monkeypatch.setattr(steps, "physical_size", lambda *_, size=size: size)
-        run(job_of(model_of("pfpl"), inputs, labels, dp_sgd=ALL, guide=guide_of("pfpl")))
+        run_job(job_of(model_of("pfpl"), inputs, labels, dp_sgd=ALL, guide=guide_of("pfpl")))
     for other in sums[1:]:
         assert float((sums[0] - other).norm()) <= 1e-4 * float(sums[0].norm())
 

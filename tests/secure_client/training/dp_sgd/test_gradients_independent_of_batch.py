@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from algorithms.model_outputs import Outputs
-from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.training.dp_sgd import steps
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import (
     ALL,
     OBJECTIVES,
@@ -35,7 +35,7 @@ def sum_of(sums: list[Tensor], name: str, backbone: str, chosen: list[int]) -> T
     """Return a step's sum over the chosen records, in whole steps (P,)."""
     inputs, labels = images(COUNT)
     model, loss = model_of(name, backbone), OBJECTIVES[name]
-    run(job_of(model, inputs[chosen], labels[chosen], dp_sgd=FINE, objective=loss, guide=guide_of(name)))
+    run_job(job_of(model, inputs[chosen], labels[chosen], dp_sgd=FINE, objective=loss, guide=guide_of(name)))
     return sums.pop()
 
 
@@ -68,13 +68,13 @@ def test_filling_makes_up_for_kernels_that_round_by_a_batchs_size(
     sums: list[Tensor], silent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few processors have such kernels for networks as small as these, so the kernel is a double."""
-    given = outputs_of
+    given = compute_outputs
 
     def rounded_by_size(model: PrototypeModel, inputs: Tensor) -> Outputs:
         factor = 1 + 1e-3 / len(inputs)
         return Outputs(*(None if each is None else each * factor for each in given(model, inputs)))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(steps, "outputs_of", rounded_by_size)
+    monkeypatch.setattr(steps, "compute_outputs", rounded_by_size)
     check(sums, "pfpl", "small-cnn")
     monkeypatch.setattr(steps, "pad", lambda rows, size: rows)
     with pytest.raises(HangsOnOthersError):

@@ -13,8 +13,8 @@ from agreement.recipe import Recipe, Stage, Trains
 from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
-from secure_client.training.dp_sgd.batch_independence import check_alone, trial_of
-from secure_client.training.dp_sgd.model_support import check_suitable, gradient_gap
+from secure_client.training.dp_sgd.batch_independence import check_batch_independence, make_trial
+from secure_client.training.dp_sgd.model_support import check_suitable, compute_gradient_gap
 from secure_client.training.recipes import build_recipe
 from tests.secure_client.training.dp_sgd.private_training import OBJECTIVES, SETTINGS, images, model_of
 from tests.support.marks import full_but
@@ -92,15 +92,15 @@ def test_the_built_in_networks_are_taken(backbone: str) -> None:
 @pytest.mark.parametrize("backbone", full_but(NETWORKS, *SMALLEST))
 def test_rounding_never_comes_near_to_refusing_a_network(backbone: str, seed: int) -> None:
     """Rounding of float32 decides ties of ReLUs and max-poolings; an earlier check refused one GoogLeNet in four."""
-    trial = trial_of(model_of("pfpl", backbone, seed=seed), images(1)[0])
+    trial = make_trial(model_of("pfpl", backbone, seed=seed), images(1)[0])
     assert trial.exact
-    assert gradient_gap(trial) < 1e-8
+    assert compute_gradient_gap(trial) < 1e-8
 
 
 def test_a_model_that_insists_on_float32_is_tried_in_it() -> None:
     model = model_of("pfpl")
     model.backbone.append(_InFloat32())  # type: ignore[union-attr, operator]
-    assert not trial_of(model, images(1)[0]).exact
+    assert not make_trial(model, images(1)[0]).exact
     check_suitable(model, images(1)[0])
 
 
@@ -179,4 +179,4 @@ def test_frozen_features_are_of_a_record_alone(model: str) -> None:
 
 @pytest.mark.parametrize("spec", full_but(sorted(BACKBONES), *SMALLEST))
 def test_all_built_in_networks_compute_each_record_alone(spec: str) -> None:
-    check_alone(model_of("pfpl", spec), images(2)[0])
+    check_batch_independence(model_of("pfpl", spec), images(2)[0])

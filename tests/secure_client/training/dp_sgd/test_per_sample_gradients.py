@@ -12,8 +12,8 @@ from agreement.recipe import BatchLoss
 from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Guide, Targets
 from secure_client.errors import ModelError
-from secure_client.models.prototype_model import PrototypeModel, build_model, outputs_of
-from secure_client.training.dp_sgd.per_sample_gradients import hooked, sample_terms, take_gradients
+from secure_client.models.prototype_model import PrototypeModel, build_model, compute_outputs
+from secure_client.training.dp_sgd.per_sample_gradients import compute_sample_terms, hooked, take_gradients
 from tests.secure_client.training.dp_sgd.private_training import (
     CLASSES,
     DIM,
@@ -42,7 +42,7 @@ LABELS = torch.tensor([0, 2, 1, 0])
 def by_hooks(model: PrototypeModel, objective: BatchLoss, batch: Tensor, guide: Guide | None) -> list[Tensor]:
     parameters = list(model.parameters())
     with hooked(model):
-        terms = sample_terms(objective, outputs_of(model, batch), LABELS, guide)
+        terms = compute_sample_terms(objective, compute_outputs(model, batch), LABELS, guide)
         torch.autograd.backward(terms.total.sum())
         given = take_gradients(model, parameters)
     return [
@@ -57,7 +57,7 @@ def by_loop(model: PrototypeModel, objective: BatchLoss, batch: Tensor, guide: G
     for number in range(len(batch)):
         one = slice(number, number + 1)
         model.zero_grad()
-        torch.autograd.backward(objective(outputs_of(model, batch[one]), LABELS[one], guide).total)
+        torch.autograd.backward(objective(compute_outputs(model, batch[one]), LABELS[one], guide).total)
         rows.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()])
     model.zero_grad()
     return [torch.stack(each) for each in zip(*rows, strict=True)]
@@ -108,7 +108,7 @@ def test_a_loss_that_leaves_out_an_output_is_refused() -> None:
     model = model_of("feddbp").train()
     parameters = list(model.parameters())
     with hooked(model):
-        outputs = outputs_of(model, images(len(LABELS))[0])
+        outputs = compute_outputs(model, images(len(LABELS))[0])
         torch.autograd.backward(second_alone(outputs, LABELS, None))
         with pytest.raises(ModelError, match="leaves out an output of a Linear layer"):
             take_gradients(model, parameters)
@@ -119,11 +119,11 @@ def test_a_records_terms_are_the_same_whatever_stands_beside_it(name: str) -> No
     drawn = torch.Generator().manual_seed(3)
     outputs = outputs_for(name, len(LABELS), drawn)
     guide = guide_of(name, dtype=torch.float64)
-    together = sample_terms(OBJECTIVES[name], outputs, LABELS, guide).total
+    together = compute_sample_terms(OBJECTIVES[name], outputs, LABELS, guide).total
     for number in range(len(LABELS)):
         one = slice(number, number + 1)
         alone = Outputs(*(None if each is None else each[one] for each in outputs))  # type: ignore[arg-type]
-        own = sample_terms(OBJECTIVES[name], alone, LABELS[one], guide).total
+        own = compute_sample_terms(OBJECTIVES[name], alone, LABELS[one], guide).total
         torch.testing.assert_close(together[number], own[0], rtol=1e-12, atol=0.0)
 
 
@@ -133,7 +133,9 @@ def test_a_batchs_loss_would_not_do(name: str) -> None:
     outputs = outputs_for(name, len(LABELS), torch.Generator().manual_seed(3))
     guide = guide_of(name, dtype=torch.float64)
     batch = OBJECTIVES[name](outputs, LABELS, guide).total * len(LABELS)
-    assert abs(float(batch - sample_terms(OBJECTIVES[name], outputs, LABELS, guide).total.sum())) > 1e-3
+    assert (
+        abs(float(batch - compute_sample_terms(OBJECTIVES[name], outputs, LABELS, guide).total.sum())) > 1e-3
+    )
 
 
 def test_terms_written_out() -> None:
@@ -145,7 +147,7 @@ def test_terms_written_out() -> None:
     has = guide.present[LABELS]
     gaps = (outputs.features - guide.rows[LABELS]).square().sum(dim=1) * has
     for name, known in (("pfpl", gaps / DIM), ("pfpl-literal", gaps.sqrt()), ("fedpc", gaps / DIM)):
-        found = sample_terms(OBJECTIVES[name], outputs, LABELS, guide)
+        found = compute_sample_terms(OBJECTIVES[name], outputs, LABELS, guide)
         torch.testing.assert_close(found.alignment, known)
         cross = functional.cross_entropy(outputs.logits, LABELS, reduction="none")
         weights = {"pfpl": (1.0, 10.0), "pfpl-literal": (1.0, 1.0), "fedpc": (0.5, 0.5)}[name]
@@ -166,7 +168,7 @@ def test_terms_written_out() -> None:
         hard = [margin - other] if other < margin else []
         terms = torch.tensor([-own, -other, *hard], dtype=torch.float64) / 0.07
         contrast = own / 0.07 + float(terms.logsumexp(0))
-        found = sample_terms(OBJECTIVES["feddbp"], outputs, LABELS, guide)
+        found = compute_sample_terms(OBJECTIVES["feddbp"], outputs, LABELS, guide)
         expected = 10.0 * float(gaps[number]) / DIM + contrast
         assert float(found.alignment[number]) == pytest.approx(expected, rel=1e-9)
 

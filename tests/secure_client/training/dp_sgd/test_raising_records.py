@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from secure_client.models.prototype_model import Filled, SplitModel
+from secure_client.models.prototype_model import FixedBatchModel, SplitModel
 from secure_client.training.batches import TensorSource, isolate_failures
 from secure_client.training.dp_sgd import steps
 from secure_client.training.feature_pass import EVALUATION_BATCH, FeaturePass
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import ALL, CPU, DIM, images, job_of, tiny
 
 LIMIT = 100.0
@@ -96,7 +96,7 @@ def test_feature_pass_isolates_raising_records(size: int | None) -> None:
     inputs[spoiled] = 10 * LIMIT
     model, sizes = raising_model()
     features = FeaturePass(
-        model if size is None else Filled(model, size),
+        model if size is None else FixedBatchModel(model, size),
         TensorSource(TensorDataset(inputs, labels), CPU),
         labels,
         dim=DIM,
@@ -122,7 +122,7 @@ def test_dp_sgd_isolates_raising_records(
     for records in (list(range(batch)), kept):
         model, sizes = raising_model()
 
-        run(job_of(model, inputs[records], labels[records], dp_sgd=ALL))
+        run_job(job_of(model, inputs[records], labels[records], dp_sgd=ALL))
         assert sum(sizes) <= (most_rows(batch, batch, len(spoiled)) if records != kept else batch)
     assert bool(sums[0].any())
     assert torch.equal(sums[0], sums[1])

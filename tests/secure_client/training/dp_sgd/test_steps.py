@@ -17,7 +17,7 @@ from secure_client.errors import ModelError, TrainingError
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.dp_sgd.steps import run_privately
 from secure_client.training.job import Job, Schedule
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import (
     ALL,
     SETTINGS,
@@ -70,7 +70,7 @@ def test_without_noise_it_is_opacuss_own_step(silent: None, optimiser: str, clip
         job_of(model_of("pfpl"), inputs, labels, dp_sgd=settings, schedule=schedule, epochs=3)
         for _ in range(2)
     ]
-    run(jobs[0])
+    run_job(jobs[0])
     known = by_opacus(jobs[1], settings) - start
     ours = flat(jobs[0].model) - start
     # Adam divides by the gradient: where that is nothing but truncation, so is the step.
@@ -85,7 +85,7 @@ def test_an_epoch_has_the_steps_that_were_paid_for(monkeypatch: pytest.MonkeyPat
     for rate, epochs, steps in [(0.25, 3, 12), (0.3, 1, 4), (0.1, 3, 30), (1.0, 2, 2)]:
         drawn.clear()
         settings = SETTINGS.model_copy(update={"sampling_rate": rate})
-        run(job_of(tiny(), inputs, labels, dp_sgd=settings, epochs=epochs))
+        run_job(job_of(tiny(), inputs, labels, dp_sgd=settings, epochs=epochs))
         assert drawn == [flat(tiny()).numel()] * steps
 
 
@@ -96,7 +96,7 @@ def test_losses_are_means_over_the_last_epochs_records(silent: None) -> None:
     job = job_of(model, inputs, labels, dp_sgd=ALL, guide=guide_of("pfpl"))
     with torch.no_grad():
         known = job.objective(model.outputs(inputs), labels, job.guide)
-    found = run(job)
+    found = run_job(job)
     assert found.classification == pytest.approx(float(known.classification), rel=1e-5)
     have = (labels < 2).float().mean()  # of the others the alignment is 0, and counts
     assert found.alignment == pytest.approx(float(known.alignment * have), rel=1e-5)
@@ -106,7 +106,7 @@ def test_training_that_diverged_is_told_by_the_parameters() -> None:
     inputs, labels = images(4)
     job = job_of(tiny(), inputs, labels, dp_sgd=ALL, epochs=2)
     with pytest.raises(TrainingError, match="has diverged; lower the learning rate"):
-        run(replace(job, schedule=replace(job.schedule, lr=3e38)))
+        run_job(replace(job, schedule=replace(job.schedule, lr=3e38)))
 
 
 def test_dropout_does_not_follow_from_the_jobs_seed(silent: None) -> None:

@@ -17,7 +17,7 @@ from privacy.accounting.events import Unit
 from secure_client.training.dp_sgd import steps
 from secure_client.training.dp_sgd.mechanism import GradientGrid, RecordUnits, SubjectUnits
 from secure_client.training.job import Job
-from secure_client.training.loop import run
+from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import (
     ALL,
     FALSE_ALARM,
@@ -65,7 +65,7 @@ def check_step(sums: list[Tensor], job: Job) -> list[float]:
             own = replace(
                 job_of(tiny(), inputs[kept], labels[kept], dp_sgd=job.dp_sgd), owners=job.owners[kept]
             )
-            run(replace(own, objective=job.objective, guide=job.guide))
+            run_job(replace(own, objective=job.objective, guide=job.guide))
         change = float((sums[0] - sums[1]).norm()) / radius
         if change > 1:
             raise TooSensitiveError(f"subject {owner} moves a step by {change} of the clip")
@@ -110,7 +110,7 @@ def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(name: str, at_
 def test_subjects_of_one_record_are_records(sums: list[Tensor]) -> None:
     single = np.arange(len(OWNERS), dtype=np.int64)[::-1].copy()
     for owners in (single, None):
-        run(owned(owners=owners))
+        run_job(owned(owners=owners))
     assert torch.equal(sums[0], sums[1])
 
 
@@ -118,9 +118,9 @@ def test_a_record_that_is_not_finite_takes_its_subject_and_no_other_out(sums: li
     inputs, labels = images(len(OWNERS))
     spoilt = inputs.clone()
     spoilt[4] = math.inf
-    run(job_of(tiny(), spoilt, labels, dp_sgd=ALL, owners=OWNERS))
+    run_job(job_of(tiny(), spoilt, labels, dp_sgd=ALL, owners=OWNERS))
     others = OWNERS != 7
-    run(job_of(tiny(), inputs[others], labels[others], dp_sgd=ALL, owners=OWNERS[others]))
+    run_job(job_of(tiny(), inputs[others], labels[others], dp_sgd=ALL, owners=OWNERS[others]))
     assert torch.equal(sums[0], sums[1])
 
 
@@ -148,7 +148,7 @@ def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) ->
         return found[-1]
 
     monkeypatch.setattr(SubjectUnits, "begin_step", keep)
-    run(owned(SETTINGS, epochs=150, schedule=replace(owned().schedule, lr=1e-6)))
+    run_job(owned(SETTINGS, epochs=150, schedule=replace(owned().schedule, lr=1e-6)))
     took = np.array([[(OWNERS[step] == owner).sum() for owner in (0, 3, 7)] for step in found])
     assert set(took[:, 2].tolist()) == {0, 4}
     assert set(took[:, 0].tolist()) == {0, 2}
