@@ -229,7 +229,7 @@ def _train_after_the_record(patch: pytest.MonkeyPatch) -> None:
         trained(replace(job, dp_sgd=None, recorder=None))
         return losses
 
-    patch.setattr(checkpointed_learner, "run", twice)
+    patch.setattr(checkpointed_learner, "run_job", twice)
 
 
 def _train_once_by_the_record(patch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def _train_once_by_the_record(patch: pytest.MonkeyPatch) -> None:
         begun.add(id(job.model))
         return trained(replace(job, dp_sgd=private))
 
-    patch.setattr(checkpointed_learner, "run", unnoised)
+    patch.setattr(checkpointed_learner, "run_job", unnoised)
 
 
 WEAKENINGS: Mapping[str, Weaken] = {
