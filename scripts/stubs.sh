@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Generate the protobuf stubs in proto/; with --check, fail unless the committed stubs are current.
-# The generator is older than the newest runtime on purpose: see docs/adr/0004-stubs-by-an-older-generator.md.
+# The generator is older than the newest runtime on purpose. Generated code refuses a runtime older than its generator,
+# and runtimes accept code of the previous major version, so stubs of protobuf 6 load under protobuf 6 and 7. The
+# generator's pins contradict the newest runtime's, hence an environment of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -121,7 +121,7 @@ def _predicting(settings: FedpcSection | FedplccSection, recipe: Recipe) -> Reci
 
 
 def _head_first(_: BaselinesSection, recipe: Recipe) -> Recipe:
-    # One epoch of the head as in PFLlib; FedRep's authors train the head for about ten.
+    # One epoch of the head as in PFLlib (plocal_epochs = 1); FedRep's authors train the head for about ten.
     head = Stage(Trains.CLASSIFIER, epochs=1)
     return replace(recipe, stages=(head, Stage(Trains.EXTRACTOR)))
 
