@@ -55,12 +55,6 @@ def finch(gram: Float, *, literal: bool = False) -> NDArray[np.int64]:
     return _with_zeros(_coarsest(levels), directed)
 
 
-def hierarchy(gram: Float, *, literal: bool = False) -> list[NDArray[np.int64]]:
-    """Return all levels, at least one, from the finest; arguments, numbering and errors as :func:`finch`."""
-    levels, directed = _levels_from_gram(gram, literal)
-    return [_with_zeros(level, directed) for level in levels]
-
-
 def finch_rows(rows: Float, *, literal: bool = False) -> NDArray[np.int64]:
     """Return :func:`finch` of the vectors ``rows`` (n, d), in O(n²·d) time and memory for 1024·n cosines.
 
@@ -69,12 +63,6 @@ def finch_rows(rows: Float, *, literal: bool = False) -> NDArray[np.int64]:
     """
     levels, directed = _levels_from_rows(rows, literal)
     return _with_zeros(_coarsest(levels), directed)
-
-
-def hierarchy_rows(rows: Float, *, literal: bool = False) -> list[NDArray[np.int64]]:
-    """Return :func:`hierarchy` of the vectors ``rows`` (n, d), as :func:`finch_rows` does for :func:`finch`."""
-    levels, directed = _levels_from_rows(rows, literal)
-    return [_with_zeros(level, directed) for level in levels]
 
 
 def cosines_of_means(gram: Float, labels: Labels, *, literal: bool = False) -> tuple[Float, Bool]:

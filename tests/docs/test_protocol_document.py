@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs/reference/protocol.md").read_text(encoding="utf-8")
 AT_HOME = {"journal-secret", "simulated-storage-key", "stored-secret", "wrapped-key"}
 """Labels of what never travels."""
-_CALLS = (r'_LABEL = "([a-z-]+)"', r'(?<![.\w])encode\(\s*"([a-z-]+)"', r'\bderive\(\w+, "([a-z-]+)"')
+_CALLS = (r'(?:_LABEL|_SHARERS|_SURVIVORS) = "([a-z-]+)"', r'(?<![.\w])encode\(\s*"([a-z-]+)"', r'\bderive\(\w+, "([a-z-]+)"')
 
 
 def labels_in_code() -> set[str]:
     found: set[str] = set()
-    for folder in ("crypto", "proto", "secure_client", "secure_server", "protoseal"):
+    for folder in ("agreement", "crypto", "proto", "secure_client", "secure_server", "protoseal"):
         for path in (ROOT / folder).rglob("*.py"):
             for pattern in _CALLS:
                 found |= set(re.findall(pattern, path.read_text(encoding="utf-8")))

@@ -1,8 +1,6 @@
-"""FINCH against a literal reading on the vectors, level by level; ties, zero vectors, and what must not matter."""
+"""FINCH against a literal reading on the vectors; ties, zero vectors, and what must not matter."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.clustering import finch as module
-from algorithms.clustering.finch import cosines_of_means, finch, finch_rows, hierarchy, hierarchy_rows
+from algorithms.clustering.finch import cosines_of_means, finch, finch_rows
 from algorithms.gram_matrix import Float
 from tests.algorithms import finch_reference as reference
 
@@ -33,30 +31,18 @@ def features(seed: int) -> Float:
     return rows * rng.uniform(0.1, 10.0, size=(n, 1))
 
 
-def lists(levels: list[np.ndarray]) -> list[list[int]]:
-    return [level.tolist() for level in levels]
-
-
 @pytest.mark.parametrize("literal", [False, True])
-def test_every_level_is_that_of_the_definition_on_the_vectors(literal: bool) -> None:
+def test_finch_keeps_the_coarsest_level_with_two_clusters(literal: bool) -> None:
     depths = set()
     for seed in SEEDS:
         rows = features(seed)
-        expected = reference.levels(rows.tolist(), literal=literal)
-        assert lists(hierarchy(gram_of(rows), literal=literal)) == expected, seed
-        assert lists(hierarchy_rows(rows, literal=literal)) == expected, seed
-        depths.add(len(expected))
-    assert len(depths) >= 3
-
-
-@pytest.mark.parametrize("literal", [False, True])
-def test_the_coarsest_level_with_two_clusters_is_kept(literal: bool) -> None:
-    for seed in SEEDS:
-        rows = features(seed)
-        expected = reference.coarsest(reference.levels(rows.tolist(), literal=literal))
+        levels = reference.levels(rows.tolist(), literal=literal)
+        depths.add(len(levels))
+        expected = reference.coarsest(levels)
         for found in (finch(gram_of(rows), literal=literal), finch_rows(rows, literal=literal)):
             assert found.tolist() == expected, seed
             assert found.dtype == np.int64
+    assert len(depths) >= 3
 
 
 def test_the_comparison_sees_lengths_that_count_and_a_level_too_many() -> None:
@@ -95,24 +81,24 @@ def test_equal_distances_go_to_the_lowest_index() -> None:
     """0 is at 60 degrees of both 1 and 2, and each of those has a nearer one, so the tie decides who takes 0."""
     angles = np.radians([0.0, 60.0, -60.0, 61.0, -61.0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    assert hierarchy(gram_of(rows))[0].tolist() == [0, 0, 1, 0, 1]
+    assert finch(gram_of(rows)).tolist() == [0, 0, 1, 0, 1]
     swapped = rows[[0, 2, 1, 4, 3]]
-    assert hierarchy(gram_of(swapped))[0].tolist() == [0, 0, 1, 0, 1]
-    assert hierarchy_rows(rows)[0].tolist() == [0, 0, 1, 0, 1]
+    assert finch(gram_of(swapped)).tolist() == [0, 0, 1, 0, 1]
+    assert finch_rows(rows).tolist() == [0, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(("turned", "expected"), [(1e-8, [0, 0, 1, 0, 1]), (-1e-8, [0, 0, 1, 0, 1])])
 def test_distances_that_differ_by_less_than_the_step_are_equal(turned: float, expected: list[int]) -> None:
     angles = np.radians([0.0, 60.0, -60.0, 61.0, -61.0]) + np.array([turned, 0, 0, 0, 0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    assert hierarchy(gram_of(rows))[0].tolist() == expected
+    assert finch(gram_of(rows)).tolist() == expected
 
 
 def test_without_the_step_the_same_difference_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DISTANCE_STEP", 1e-13)
     angles = np.radians([0.0, 60.0, -60.0, 61.0, -61.0]) + np.array([-1e-8, 0, 0, 0, 0])
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    assert hierarchy(gram_of(rows))[0].tolist() == [0, 1, 0, 1, 0]
+    assert finch(gram_of(rows)).tolist() == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("literal", [False, True])
@@ -138,7 +124,6 @@ def test_zero_vectors_only_one_vector_and_none() -> None:
     assert finch_rows(np.array([[0.0, 0.0], [0.0, 2.0]])).tolist() == [0, 1]
     assert finch(np.zeros((0, 0))).tolist() == []
     assert finch_rows(np.zeros((0, 4))).tolist() == []
-    assert lists(hierarchy(np.array([[4.0]]))) == [[0]]
 
 
 def test_two_vectors_are_one_cluster_however_far_apart() -> None:
@@ -161,8 +146,8 @@ def test_a_cluster_whose_members_cancel_links_with_nobody(literal: bool) -> None
     """A cluster of cosine 0 to all others would be nearer to the poles than the poles are to each other."""
     rows = ring_and_poles()
     fine, coarse = [0] * 5 + [1, 1, 2, 2], [0] * 5 + [1, 1, 1, 1]
-    for found in (hierarchy(gram_of(rows), literal=literal), hierarchy_rows(rows, literal=literal)):
-        assert lists(found) == [fine, coarse]
+    for found in (finch(gram_of(rows), literal=literal), finch_rows(rows, literal=literal)):
+        assert found.tolist() == coarse
     cosines, directed = cosines_of_means(gram_of(rows), np.array(fine), literal=literal)
     assert directed.tolist() == [False, True, True]
     assert cosines[0].tolist() == [0.0, 0.0, 0.0]
@@ -183,20 +168,12 @@ def test_cosines_of_means_are_those_of_the_vectors(seed: int) -> None:
         np.testing.assert_allclose(found, units @ units.T, atol=1e-9)
 
 
-def test_levels_are_nested_and_each_has_fewer_clusters() -> None:
-    for seed in SEEDS:
-        found = hierarchy(gram_of(features(seed)))
-        for fine, coarse in pairwise(found):
-            assert coarse.max() < fine.max()
-            assert all(len(set(coarse[fine == g].tolist())) == 1 for g in range(fine.max() + 1))
-
-
 def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.concatenate([features(seed)[:, :3] for seed in range(6)])
-    whole = lists(hierarchy_rows(rows))
+    whole = finch_rows(rows).tolist()
     monkeypatch.setattr(module, "_BLOCK", 7)
-    assert lists(hierarchy_rows(rows)) == whole
-    assert lists(hierarchy(gram_of(rows))) == whole
+    assert finch_rows(rows).tolist() == whole
+    assert finch(gram_of(rows)).tolist() == whole
 
 
 @pytest.mark.parametrize(
