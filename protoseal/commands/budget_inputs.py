@@ -159,7 +159,7 @@ class Counted:
     classes_of_one: int | None = None
 
 
-def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: str) -> Counted:
+def counts_of(spec: str, agreed: Agreed | None, unit: str) -> Counted:
     """Count a data source's training records, which stay in this process.
 
     Raises a :class:`secure_client.errors.SiteError`, and ``click.UsageError`` for a unit that it cannot count.
@@ -170,7 +170,7 @@ def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: st
 
     fitted = None if agreed is None else agreed.preprocessing
     classes = None if agreed is None else agreed.classes
-    sources = read_sources(spec, data_root=data_root, agreed=fitted, classes=classes)
+    sources = read_sources(spec, data_root=None, agreed=fitted, classes=classes)
     data = join_sources(sources, fitted or suggest_preprocessing(sources), classes)
     labels, subjects = data.train.labels, data.train.subjects
     if unit == Unit.SITE:

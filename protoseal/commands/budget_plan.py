@@ -64,14 +64,7 @@ UNITS = ("record", "subject", "site")
     help="Quantity to compute.  [default: the one that is not given]",
 )
 @agreement_option("releases, noise, DP-SGD and query")
-@click.option("--clip", type=POSITIVE, help=f"Bound on the norm of a record's features.  [default: {CLIP:g}]")
-@click.option(
-    "--count-weight",
-    type=POSITIVE,
-    help="Weight of class counts beside sums of features.  [default: clip / dim^¼, the best]",
-)
 @click.option("--dim", type=COUNT, help=f"Dimension of a prototype.  [default: {DIM}]")
-@click.option("--classes", type=COUNT, help=f"Number of classes.  [default: {CLASSES}]")
 @click.option(
     "--records",
     callback=counts,
@@ -91,21 +84,14 @@ UNITS = ("record", "subject", "site")
 @click.option(
     "--counts-of",
     "source",
-    help="Data set whose class counts are used for the error: npz:PATH, folder:PATH, table:PATH or a name; the counts"
+    help="Data set whose class counts are used for the error: npz:PATH, folder:PATH, table:PATH or digits; the counts"
     " stay on this machine.",
 )
 @click.option(
-    "--data-root",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder with torchvision's data files.",
+    "--dp-sgd",
+    type=(FRACTION, POSITIVE, COUNT),
+    help="Sampling rate, noise multiplier and steps over all rounds of DP-SGD beside the releases.",
 )
-@click.option(
-    "--sampling-rate",
-    type=FRACTION,
-    help="Sampling rate of DP-SGD that is planned beside the releases; needs --dp-sgd-noise and --steps.",
-)
-@click.option("--dp-sgd-noise", type=POSITIVE, help="Noise multiplier of DP-SGD.")
-@click.option("--steps", type=COUNT, help="Number of steps of DP-SGD, over all rounds.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @one_line_errors
 def plan_command(*, as_json: bool, **options: Any) -> None:
@@ -162,38 +148,37 @@ def question(
     file: Path | None,
     records: tuple[int, ...],
     source: str | None,
-    data_root: Path | None,
-    sampling_rate: float | None,
-    dp_sgd_noise: float | None,
-    steps: int | None,
+    dp_sgd: tuple[float, float, int] | None,
     unit: str | None,
     classes_of_one: int | None,
+    dim: int | None,
     left_out: AbstractSet[str] = frozenset(),
-    **query: Any,
 ) -> Question:
-    """Return the question of the options, by the names of their arguments; ``query`` has those of the query.
+    """Return the question of the options, by the names of their arguments.
 
     ``left_out`` are the names of options that were not given.
 
     Raises ``click.UsageError`` for options that clash, and the errors of
     :func:`protoseal.commands.budget_inputs.read_agreed` and ``counts_of``.
     """
+    from privacy.accounting.events import DpSgd
     from protoseal.commands.budget_inputs import Counted, counts_of, read_agreed
 
     if source and records:
         raise click.UsageError("--records and --counts-of both give the number of records: give only one")
-    agreed = None if file is None else read_agreed(file, query["classes"] or CLASSES)
+    agreed = None if file is None else read_agreed(file, CLASSES)
     given = {"epsilon": epsilon, "count": count, "noise": noise}
     wanted = _option_to_solve(given, solve, agreed)
     unit = unit or (UNITS[0] if agreed is None else agreed.privacy.unit.value)
-    counted = Counted({}) if source is None else counts_of(source, data_root, agreed, unit)
+    counted = Counted({}) if source is None else counts_of(source, agreed, unit)
     named = counted.of_class
-    asked = _query(agreed, query, unit, classes_of_one or counted.classes_of_one)
+    asked = _query(agreed, dim, unit, classes_of_one or counted.classes_of_one)
     groups = 1 if named else asked.classes // asked.classes_of_one
     warnings = _delta_warnings(delta, (counted.units,) if named else records, unit, groups)
-    training = _training(sampling_rate, dp_sgd_noise, steps)
-    if training is None and agreed is not None:
-        training = agreed.training
+    training = None if agreed is None else agreed.training
+    if dp_sgd is not None:
+        rate, multiplier, steps = dp_sgd
+        training = DpSgd(multiplier, rate, steps)
     if training is not None and unit == UNITS[-1]:
         raise click.UsageError("DP-SGD samples records or subjects: it has no ε for one site")
     return Question(
@@ -216,17 +201,17 @@ def _assumed(
     query: Query, delta: float, agreed: Agreed | None, left_out: AbstractSet[str]
 ) -> dict[str, object]:
     """Return the values of ``query``, and ``delta``, that neither an option nor the agreement states."""
-    assumed = {"delta"} | ({"classes_of_one"} if query.unit != UNITS[0] else set())
+    assumed = left_out & ({"delta"} | ({"classes_of_one"} if query.unit != UNITS[0] else set()))
     if agreed is None:
-        assumed |= {"unit", "clip", "count_weight", "dim", "classes"}
+        assumed |= (left_out & {"unit", "dim"}) | {"clip", "count_weight", "classes"}
     elif agreed.classes is None:  # a simulation's file may leave the classes to its data
-        assumed.add("classes")
+        assumed |= {"classes"}
     values = {"delta": delta} | asdict(query)
     if agreed is not None:
         values["classes"] = len(
             agreed.agreement.classes
         )  # the query's are cells: several parts of each class
-    return {name: values[name] for name in values if name in assumed & left_out}
+    return {name: values[name] for name in values if name in assumed}
 
 
 def key_of(option: str) -> str:
@@ -255,35 +240,22 @@ def _option_to_solve(given: dict[str, Any], solve: str | None, agreed: Agreed | 
     return missing[0]
 
 
-def _query(agreed: Agreed | None, given: dict[str, Any], unit: str, of_one: int | None) -> Query:
+def _query(agreed: Agreed | None, dim: int | None, unit: str, of_one: int | None) -> Query:
     from privacy.accounting.budget_plan import Query
     from privacy.accounting.events import Unit
     from privacy.mechanisms.grid import best_count_weight
 
-    usual: dict[str, Any] = {"clip": CLIP, "dim": DIM, "classes": CLASSES}
+    clip, weight, classes = CLIP, None, CLASSES
+    dim = dim or (DIM if agreed is None else agreed.agreement.dim)
     if agreed is not None:
-        privacy, agreement = agreed.privacy, agreed.agreement
-        usual = {"clip": privacy.clip, "count_weight": privacy.count_weight}
-        usual |= {"dim": agreement.dim, "classes": agreement.most_cells}
-        if given["classes"]:
-            given = given | {"classes": given["classes"] * agreed.parts}
-    query = usual | {name: value for name, value in given.items() if value is not None}
-    query["count_weight"] = query.get("count_weight") or best_count_weight(query["clip"], query["dim"])
-    most = 1 if unit == Unit.RECORD else query["classes"]
+        clip, weight = agreed.privacy.clip, agreed.privacy.count_weight
+        classes = agreed.agreement.most_cells
+    most = 1 if unit == Unit.RECORD else classes
     found = of_one or (most if unit == Unit.SITE else 1)
     if found > most:
         raise click.UsageError(f"--classes-of-one {found}: one {unit} has records of {most} classes at most")
-    return Query(**query, unit=Unit(unit), classes_of_one=found)
-
-
-def _training(rate: float | None, noise: float | None, steps: int | None) -> DpSgd | None:
-    from privacy.accounting.events import DpSgd
-
-    if rate is None and noise is None and steps is None:
-        return None
-    if rate is None or noise is None or steps is None:
-        raise click.UsageError("DP-SGD needs --sampling-rate, --dp-sgd-noise and --steps together")
-    return DpSgd(noise, rate, steps)
+    weight = weight or best_count_weight(clip, dim)
+    return Query(clip, weight, dim, classes, unit=Unit(unit), classes_of_one=found)
 
 
 def _delta_warnings(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:

@@ -243,17 +243,13 @@ _PLANS = {
     "--epsilon 3 --releases 20  --records 50,500,5000": {"noise_multiplier": "6.219"},
     "--epsilon 3 --releases 100 --records 50,500,5000": {"noise_multiplier": "13.906"},
     "--epsilon 8 --releases 20 --records 100,500,5000 --dim 64": {"noise_multiplier": "2.6844"},
-    "--epsilon 3 --releases 20 --records 500 --sampling-rate 0.05 --dp-sgd-noise 2 --steps 100": {
-        "noise_multiplier": "6.7316"
-    },
+    "--epsilon 3 --releases 20 --records 500 --dp-sgd 0.05 2 100": {"noise_multiplier": "6.7316"},
     "--agreement deploy/samples/agreement-private.toml": {"spent": "1.993", "releases": "1"},
     "--agreement deploy/samples/agreement-private.toml --epsilon 3 --solve releases": {"releases": "2"},
     "--agreement deploy/samples/agreement-private.toml --epsilon 1 --solve noise-multiplier": {
         "noise_multiplier": "3.7307"
     },
-    "--releases 2 --noise-multiplier 3.8 --sampling-rate 0.1 --dp-sgd-noise 2.5 --steps 200": {
-        "spent": "2.98"
-    },
+    "--releases 2 --noise-multiplier 3.8 --dp-sgd 0.1 2.5 200": {"spent": "2.98"},
 }
 
 

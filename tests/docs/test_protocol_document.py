@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs/reference/protocol.md").read_text(encoding="utf-8")
 AT_HOME = {"journal-secret", "simulated-storage-key", "stored-secret", "wrapped-key"}
 """Labels of what never travels."""
-_CALLS = (r'(?:_LABEL|_SHARERS|_SURVIVORS) = "([a-z-]+)"', r'(?<![.\w])encode\(\s*"([a-z-]+)"', r'\bderive\(\w+, "([a-z-]+)"')
+_CALLS = (
+    r'(?:_LABEL|_SHARERS|_SURVIVORS) = "([a-z-]+)"',
+    r'(?<![.\w])encode\(\s*"([a-z-]+)"',
+    r'\bderive\(\w+, "([a-z-]+)"',
+)
 
 
 def labels_in_code() -> set[str]:

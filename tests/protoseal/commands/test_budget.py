@@ -17,7 +17,7 @@ from privacy.accounting.events import DpSgd, GaussianRelease
 from tests.protoseal.commands.budget_plans import plan, planned, refusal
 
 NORMAL = NormalDist()
-DP_SGD = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
+DP_SGD = ("--dp-sgd", 0.05, 2, 100)
 
 
 @pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])
@@ -56,10 +56,8 @@ def test_training_is_composed_beside_releases() -> None:
 
 def test_the_query_decides_on_errors_and_coordinates() -> None:
     arguments = ("--epsilon", 3, "--releases", 10, "--records", 300)
-    found = planned(*arguments, "--clip", 2, "--count-weight", 0.5, "--dim", 64, "--classes", 3)
-    assert (found["clip"], found["count_weight"], found["coordinates"]) == (2, 0.5, 3 * 65)
-    [error] = found["errors"]
-    assert error["absolute"] == pytest.approx(2 * error["relative"])
+    found = planned(*arguments, "--dim", 64)
+    assert (found["clip"], found["coordinates"]) == (1, 10 * 65)
     assert planned(*arguments, "--dim", 16)["count_weight"] == pytest.approx(0.5)
 
 
@@ -106,22 +104,11 @@ def test_values_that_nobody_gave_are_named_as_assumed() -> None:
         "unit": "record",
     }
     assert "assumed, since not given: delta 1e-05, clip 1," in plan("--epsilon", 3, "--releases", 1).stdout
-    given = (
-        "--delta",
-        1e-5,
-        "--clip",
-        1,
-        "--count-weight",
-        0.2,
-        "--dim",
-        512,
-        "--classes",
-        10,
-        "--unit",
-        "record",
-    )
-    assert planned("--epsilon", 3, "--releases", 1, *given)["assumed"] == {}
-    assert planned("--epsilon", 3, "--releases", 1, *given[:-1], "site")["assumed"] == {"classes_of_one": 10}
+    given = ("--delta", 1e-5, "--dim", 512, "--unit", "record")
+    always = {"clip": 1.0, "count_weight": weight, "classes": 10}
+    assert planned("--epsilon", 3, "--releases", 1, *given)["assumed"] == always
+    by_site = planned("--epsilon", 3, "--releases", 1, *given[:-1], "site")["assumed"]
+    assert by_site == always | {"classes_of_one": 10}
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", silent["made"])
     assert f"planned on {silent['made']}" in plan("--epsilon", 3, "--releases", 1).stdout
 
@@ -150,7 +137,7 @@ def test_delta_is_held_against_all_classes_of_a_site(unit: tuple[object, ...], w
     [
         (("--epsilon", 3), "all but one of"),
         (("--epsilon", 3, "--releases", 1, "--noise-multiplier", 2), "all but one of"),
-        (("--epsilon", 3, "--releases", 1, "--steps", 5), "together"),
+        (("--epsilon", 3, "--releases", 1, "--dp-sgd", 0.1, 2), "requires 3 arguments"),
         (("--epsilon", 3, "--releases", 1, "--unit", "site", *DP_SGD), "no ε for one site"),
         (("--epsilon", "nan", "--releases", 1), "number"),
         (("--epsilon", "inf", "--releases", 1), "number"),
@@ -236,7 +223,7 @@ def test_subjects_of_a_sites_own_data_are_counted_class_by_class(tmp_path: Path)
     np.savez(
         file, x_train=np.zeros((9, 4)), y_train=labels, subjects=subjects, class_names=np.array(["a", "b"])
     )
-    arguments = ("--epsilon", 3, "--releases", 1, "--classes", 2, "--counts-of", f"npz:{file}")
+    arguments = ("--epsilon", 3, "--releases", 1, "--counts-of", f"npz:{file}")
     found = planned(*arguments, "--unit", "subject")
     assert [(each["class"], each["records"]) for each in found["errors"]] == [("a", 2), ("b", 2)]
     assert found["classes_of_one"] == 2

@@ -130,9 +130,9 @@ def test_the_clustering_of_fedpc_is_a_release_too_unless_it_serves_the_rounds(tm
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
     file = agreement(tmp_path)
-    found = planned("--agreement", file, "--noise-multiplier", 9, "--clip", 3, "--dim", 5, "--classes", 7)
-    assert (found["noise_multiplier"], found["clip"], found["dim"], found["classes"]) == (9, 3, 5, 7)
-    assert found["epsilon"] == epsilon([GaussianRelease(9.0, 7 * 6)] * 4, 1e-5)
+    found = planned("--agreement", file, "--noise-multiplier", 9, "--dim", 5)
+    assert (found["noise_multiplier"], found["clip"], found["dim"], found["classes"]) == (9, 2, 5, 2)
+    assert found["epsilon"] == epsilon([GaussianRelease(9.0, 2 * 6)] * 4, 1e-5)
     found = planned("--agreement", file, "--epsilon", 2, "--releases", 7)
     assert (found["solved_for"], found["releases"]) == ("noise_multiplier", 7)
 
@@ -140,10 +140,10 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
 def test_a_simulations_file_has_dp_sgd(tmp_path: Path) -> None:
     file = tmp_path / "sim.toml"
     file.write_text(SIMULATION, encoding="utf-8")
-    found = planned("--agreement", file, "--classes", 4)
+    found = planned("--agreement", file)
     assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.1, "steps": 6 * 20}
-    assert (found["classes"], found["clip"], found["count_weight"]) == (4, 1.5, 0.5)
-    history: list[Event] = [DpSgd(2.0, 0.1, 120), *[GaussianRelease(5.0, 4 * 9)] * 6]
+    assert (found["classes"], found["clip"], found["count_weight"]) == (10, 1.5, 0.5)
+    history: list[Event] = [DpSgd(2.0, 0.1, 120), *[GaussianRelease(5.0, 10 * 9)] * 6]
     assert found["epsilon"] == epsilon(history, 1e-5)
 
 
@@ -195,7 +195,6 @@ def test_the_classes_that_fedplcc_assumes_are_classes_and_its_query_has_their_pa
     file.write_text(SIMULATION.replace('"pfpl"', '"fedplcc"'), encoding="utf-8")
     found = planned("--agreement", file)
     assert (found["assumed"]["classes"], found["classes"]) == (10, 160)
-    assert planned("--agreement", file, "--classes", 4)["classes"] == 64
 
 
 # A site's own counts
