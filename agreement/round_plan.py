@@ -2,7 +2,8 @@
 
 This table is the only place that says which pair does what, whether a run adds up values, and whether its sites share
 a secret. A party maps ``RoundPlan.exchange`` to its class
-(:mod:`secure_client.methods.exchange_factory`, :mod:`secure_server.aggregator`); :mod:`agreement.payload_forms` maps a
+(:mod:`secure_client.exchanges.exchange_factory`, :mod:`secure_server.aggregator`);
+:mod:`agreement.payload_forms` maps a
 :class:`Form` to sizes.
 """
 

@@ -2,7 +2,7 @@
 
 Order of a round: PRESENCE (train; state the held classes and the base of the training), the steps in which values are
 protected and sent, RESULT (take the base of the next round). The agreement determines the steps, the values sent and
-the effect of a result; see :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.methods` and
+the effect of a result; see :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.exchanges` and
 :mod:`secure_client.protocol`. A site that misses a result continues from its last base. Values leave only as a half of
 the agreed protection made them (:mod:`secure_client.protocol.sent_values`).
 
@@ -38,14 +38,14 @@ from protoseal_wire.messages import (
 )
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
-from secure_client.methods.base import ResultSummary, SiteExchange
-from secure_client.methods.exchange_factory import build_exchange
+from secure_client.exchanges.exchange import ResultSummary, SiteExchange
+from secure_client.exchanges.exchange_factory import build_exchange
 from secure_client.output.site_log import SiteRound, loss_figures, site_round
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.ledger_anchors import OwnAnchor, PeerAnchors
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.participants import Participants
-from secure_client.protocol.phase_order import Order
+from secure_client.protocol.phase_order import PhaseOrder
 from secure_client.protocol.sent_values import check_released, encode_answer, keep_values
 from secure_client.protocol.setup import Party, Setup
 
@@ -85,7 +85,7 @@ class Session:
         anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
         self._setup = Setup(agreement, party, journal, now)
         self._party = self._setup.party
-        self._order = Order(agreement, journal)
+        self._order = PhaseOrder(agreement, journal)
         self._participants = Participants(agreement, self._party, self._setup, journal, anchors)
         self._exchange = self._build_exchange(self._participants)
         self._given = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))

@@ -26,16 +26,12 @@ from crypto.protection import Combination, ServerHalf
 from crypto.work_pool import Pool
 from protoseal_files import durable_files
 from protoseal_wire.codec import Limits
-from secure_server.exchanges.base import Attempt, Exchange, Outcome
-from secure_server.exchanges.encrypted_clusters import EncryptedClusters
-from secure_server.exchanges.encrypted_groups import EncryptedGroupSums
-from secure_server.exchanges.encrypted_sums import EncryptedSums
-from secure_server.exchanges.masked_clusters import MaskedClusters
-from secure_server.exchanges.masked_sums import MaskedSums
-from secure_server.exchanges.peer_combinations import PeerCombinations
-from secure_server.exchanges.plain_clusters import PlainClusters
-from secure_server.exchanges.plain_sums import PlainSums
+from secure_server.exchanges.clusters import EncryptedClusters, MaskedClusters, PlainClusters
+from secure_server.exchanges.exchange import Attempt, Exchange, Outcome
+from secure_server.exchanges.peers import PeerExchange
+from secure_server.exchanges.secure_aggregation import MaskedSumExchange
 from secure_server.exchanges.site_grouping import SiteGrouping
+from secure_server.exchanges.sums import EncryptedGroupSums, EncryptedSums, PlainSums
 from secure_server.process_pool import run_isolated
 from secure_server.rounds.events import Planned
 
@@ -133,9 +129,7 @@ class Aggregator:
 
 
 def _peers(run: ExchangeInputs) -> Exchange:
-    return PeerCombinations(
-        run.agreement, run.limits, server_half(run.agreement, run.keys_path, run.executor)
-    )
+    return PeerExchange(run.agreement, run.limits, server_half(run.agreement, run.keys_path, run.executor))
 
 
 def _encrypted_groups(run: ExchangeInputs) -> Exchange:
@@ -156,8 +150,8 @@ _EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeInputs], Exchange]] = {
     ExchangeKind.ENCRYPTED_PEERS: _peers,
     ExchangeKind.EXTENSION_PEERS: _peers,
     ExchangeKind.PLAIN_SUMS: lambda run: PlainSums(run.agreement, run.limits),
-    ExchangeKind.MASKED_SUMS: lambda run: MaskedSums(run.agreement, run.limits),
-    ExchangeKind.MASKED_PEER_SUMS: lambda run: MaskedSums(run.agreement, run.limits),
+    ExchangeKind.MASKED_SUMS: lambda run: MaskedSumExchange(run.agreement, run.limits),
+    ExchangeKind.MASKED_PEER_SUMS: lambda run: MaskedSumExchange(run.agreement, run.limits),
     ExchangeKind.ENCRYPTED_SUMS: lambda run: EncryptedSums(run.agreement, run.limits),
     ExchangeKind.ENCRYPTED_GROUPS: _encrypted_groups,
     ExchangeKind.EXTENSION_SUMS: _extension_sums,

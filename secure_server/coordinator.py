@@ -40,7 +40,7 @@ from protoseal_wire.messages import (
 from secure_server import errors
 from secure_server.aggregator import Aggregator
 from secure_server.check_reply import check_reply
-from secure_server.exchanges.base import Attempt
+from secure_server.exchanges.exchange import Attempt
 from secure_server.ledger_anchors import LedgerAnchors
 from secure_server.membership import MembershipChecks
 from secure_server.phase_requests import Requests

@@ -19,7 +19,7 @@ from protoseal_wire.messages import (
 )
 from secure_server.aggregator import Aggregator
 from secure_server.errors import WrongPhase
-from secure_server.exchanges.base import Attempt, AttemptCache
+from secure_server.exchanges.exchange import Attempt, AttemptCache
 from secure_server.membership import MembershipChecks
 from secure_server.rounds.state import State
 from secure_server.storage.store import ResultReference, Store

@@ -12,7 +12,7 @@ import numpy as np
 
 from agreement import Agreement
 from agreement.cohorts import cohort_of, group_cohort
-from secure_server.exchanges.base import Attempt, GroupFailure
+from secure_server.exchanges.exchange import Attempt, GroupFailure
 from secure_server.rounds import machine
 from secure_server.rounds.state import Groups, Rules, Stage, State
 from secure_server.rounds.task_assignment import missing_sites

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from crypto.protection import Payload
 from protoseal_wire import codec
-from secure_server.exchanges.base import GroupFailure, Outcome
+from secure_server.exchanges.exchange import GroupFailure, Outcome
 from secure_server.rounds.state import Groups
 
 

@@ -13,8 +13,8 @@ is in :mod:`algorithms.fedplcc.objective` (torch).
 
 from algorithms.fedplcc.aggregation import (
     WITHHELD,
-    Assignment,
     Contribution,
+    FinchAssignment,
     GlobalClusters,
     LocalClusters,
     assign,
@@ -27,8 +27,8 @@ from algorithms.fedplcc.cluster_merging import most_norm_hiding
 
 __all__ = [
     "WITHHELD",
-    "Assignment",
     "Contribution",
+    "FinchAssignment",
     "GlobalClusters",
     "LocalClusters",
     "assign",

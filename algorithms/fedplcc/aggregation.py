@@ -105,7 +105,7 @@ def local_clusters(
 
 
 @dataclass(frozen=True)
-class Assignment:
+class FinchAssignment:
     """Assignment of local prototypes to G global clusters.
 
     ``of_row`` has an int64 array for each class with the cluster of each local prototype: a number from 0 to G − 1, or
@@ -126,7 +126,7 @@ def assign(
     literal: bool = False,
     most: int | None = None,
     hiding: bool = False,
-) -> Assignment:
+) -> FinchAssignment:
     """Assign all sites' local prototypes to global clusters: FINCH in each class (equation 10), then merging.
 
     For each class k ``gram_by_class`` yields the (m_k, m_k) float64 inner products of its local prototypes, and
@@ -155,7 +155,7 @@ def assign(
         of_row.append(np.where(parts == WITHHELD, WITHHELD, parts + len(labels)))
         labels += [k] * len(found)
         holders += found
-    return Assignment(tuple(of_row), np.array(labels, dtype=np.int64), np.array(holders, dtype=np.int64))
+    return FinchAssignment(tuple(of_row), np.array(labels, dtype=np.int64), np.array(holders, dtype=np.int64))
 
 
 class Contribution(NamedTuple):

@@ -42,9 +42,9 @@ from crypto.roster import Member, Roster
 from protoseal.attacks.recorded_run import RecordedRun, Rows, cached_in_run
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Assignment, Phase, PhaseKey
-from secure_server.exchanges.base import Attempt
-from secure_server.exchanges.masked_sums import MaskedSums
-from secure_server.exchanges.plain_sums import PlainSums
+from secure_server.exchanges.exchange import Attempt
+from secure_server.exchanges.secure_aggregation import MaskedSumExchange
+from secure_server.exchanges.sums import PlainSums
 
 # Results, as a site opens them
 
@@ -173,7 +173,7 @@ def open_coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
     The result of a single group is its mean, so the coordinator's code computes the result of this group alone.
     """
     attempt = replace(_rebuild_attempt(run), groups=(group,))
-    kind = MaskedSums if run.agreement.plan.masked else PlainSums
+    kind = MaskedSumExchange if run.agreement.plan.masked else PlainSums
     outcome = kind(run.agreement, limits_of(run.agreement)).outcome(attempt)
     return _split_means(run.agreement, outcome.results[group[0]])
 

@@ -17,7 +17,7 @@ _log = logging.getLogger("protoseal.site")
 _SET_UP = (Phase.ROSTER, Phase.SECRET)
 
 
-class Order:
+class PhaseOrder:
     """Rules on the order of phases. A check that fails raises :class:`Violation`."""
 
     def __init__(self, agreement: Agreement, journal: Journal) -> None:

@@ -1,4 +1,6 @@
-"""Round 0 at a site: the roster, and the secret that the sites share.
+"""Secrets that all sites of a run share and the coordinator lacks: the seed of rotations and, under ``ckks``, a key.
+
+Round 0 at a site: the roster, and the secret that the sites share.
 
 The coordinator relays all set-up messages and can neither add nor change any: statements are signed under the
 federation's CA; the group secret is sealed to each site and signed by the maker that the roster prescribes.
@@ -8,24 +10,54 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from agreement import Agreement
+from agreement import Agreement, Protection
 from agreement.payload_forms import limits_of
 from crypto.ckks.secret_key import CkksSecret
-from crypto.errors import CryptoError
-from crypto.keys import ChannelKey, StorageKey
+from crypto.errors import CryptoError, MalformedError
+from crypto.keys import KEY_BYTES, ChannelKey, StorageKey
 from crypto.pki import Credentials, TrustAnchor
 from crypto.roster import Roster, Statement, sign_statement, verify_roster
 from crypto.sealed_group_secret import open_group_secret, seal_group_secret
 from protoseal_wire import codec
 from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, RosterAnswer
 from secure_client.errors import Violation
-from secure_client.protocol.group_secret import check_group_secret, ckks_key, make_group_secret, rotation_seed
 from secure_client.protocol.journal import Journal
+
+
+def make_group_secret(protection: Protection) -> tuple[bytes, bytes]:
+    """Return a fresh secret and its public keys, which are empty for a protection without public keys."""
+    seed = secrets.token_bytes(protection.secret_bytes)
+    if not protection.ckks_key:
+        return seed, b""
+    key, public = CkksSecret.generate()
+    return seed + key.to_bytes(), public.to_bytes()
+
+
+def check_group_secret(secret: bytes, protection: Protection) -> None:
+    """Raise :class:`MalformedError` for a secret that the protection cannot use."""
+    if protection.ckks_key:
+        ckks_key(secret)
+    elif len(secret) != protection.secret_bytes:
+        raise MalformedError(
+            f"{protection.value}'s secret has {protection.secret_bytes} bytes, not {len(secret)}"
+        )
+
+
+def rotation_seed(secret: bytes) -> bytes:
+    """Return the seed of all rotations."""
+    return secret[:KEY_BYTES]
+
+
+def ckks_key(secret: bytes) -> CkksSecret:
+    """Return the secret key; raise :class:`MalformedError` if there is none."""
+    return CkksSecret.from_bytes(secret[KEY_BYTES:])
+
 
 _log = logging.getLogger("protoseal.site")
 _CHANNEL, _SIGNING, _STATEMENT = "channel key", "signing key", "statement"

@@ -15,7 +15,7 @@ from algorithms.gram_matrix import Bool
 from crypto.plain import SCHEME
 from crypto.protection import Cohort, Payload, PayloadForm
 from protoseal_wire.codec import Limits
-from secure_server.exchanges.base import Attempt, Outcome, repeated_sum
+from secure_server.exchanges.exchange import Attempt, Outcome, repeated_sum
 from secure_server.rounds.state import Groups as SiteGroups
 
 Vector = NDArray[np.float64]

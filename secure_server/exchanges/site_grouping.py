@@ -12,8 +12,7 @@ from algorithms.fedpc.clustering import cluster
 from crypto.plain import GramServer
 from crypto.protection import Payload
 from protoseal_wire.codec import Limits
-from secure_server.exchanges.base import Attempt, Outcome
-from secure_server.exchanges.single_phase_exchange import SinglePhaseExchange
+from secure_server.exchanges.exchange import Attempt, Outcome, SinglePhaseExchange
 from secure_server.rounds.state import Groups
 
 

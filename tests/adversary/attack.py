@@ -14,7 +14,7 @@ from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
 from tests.adversary.hostile_coordinator import Asked, Hostile
 
-ORDER = "secure_client.protocol.phase_order.Order."
+ORDER = "secure_client.protocol.phase_order.PhaseOrder."
 PARTICIPANTS = "secure_client.protocol.participants.Participants."
 JOURNAL_LOOKUP, JOURNAL_ONCE = (
     "secure_client.protocol.journal.Journal.answer",
@@ -28,8 +28,8 @@ THRESHOLD, BINDING_FIELDS = (
     "crypto.pairwise.attempt_binding.threshold",
     "crypto.pairwise.attempt_binding.Binding.fields",
 )
-BROADCAST = "secure_client.methods.rotated_clusters.broadcast"
-GROUPS_UNCHANGED = "secure_client.methods.round_start.Starts._check_unchanged"
+BROADCAST = "secure_client.exchanges.rotated_clusters.broadcast"
+GROUPS_UNCHANGED = "secure_client.exchanges.groups.RoundStartCheck._check_unchanged"
 
 _DOUBLES: dict[str, Any] = {
     JOURNAL_LOOKUP: lambda _journal, _key, _request: None,

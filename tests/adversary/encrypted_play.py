@@ -19,7 +19,7 @@ from crypto.ckks.sums import SumForm, SummingServer, SummingSite
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.protocol.group_secret import make_group_secret
+from secure_client.protocol.setup import make_group_secret
 from tests.adversary.masked_play import Attempt, Groups, MaskedPlay
 from tests.support.grouped import EVERYONE
 

@@ -291,9 +291,9 @@ def share_of_another_attempt(play: MaskedPlay) -> None:
     assert now.masked[A].any()
 
 
-_MASKED = "secure_client.protocol.masked_sum.MaskedSum."
+_MASKED = "secure_client.protocol.secure_aggregation.SecureAggregation."
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
-CHECK_KEYS = "secure_client.methods.group_members.GroupMembers._check_keys"
+CHECK_KEYS = "secure_client.exchanges.groups.GroupMembers._check_keys"
 _QUORUM = "crypto.pairwise.attempt_binding._check_quorum"
 _TWICE = "again with different content"
 SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
@@ -319,7 +319,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         two_open_attempts,
     ),
     "sums up those whom it did not ask to unmask": MaskedAttack(
-        ("secure_client.methods.group_members.GroupMembers._check_earlier_sums_cannot_open",), TEN[7], Phase.SHARES,
+        ("secure_client.exchanges.groups.GroupMembers._check_earlier_sums_cannot_open",), TEN[7], Phase.SHARES,
         "3 of the 10 sites that attempt 1 listed are in this attempt, at least 7",
         attempt_among_those_not_asked_to_unmask, data_of=_LIKE_TEN,
     ),

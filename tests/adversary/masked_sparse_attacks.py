@@ -74,7 +74,7 @@ def other_sharers_to_one_site(play: MaskedPlay) -> None:
     assert_is(play, begun.opened_alone(A, seed, masks), play.vector(A, begun))
 
 
-_MASKED = "secure_client.protocol.masked_sum.MaskedSum."
+_MASKED = "secure_client.protocol.secure_aggregation.SecureAggregation."
 _LIKE_TEN = {A: A, **dict.fromkeys(TEN[1:7], C), **dict.fromkeys(TEN[7:], B)}
 SPARSE_ATTACKS: dict[str, MaskedAttack] = {
     "opens an attempt by those that the next one leaves out": MaskedAttack(

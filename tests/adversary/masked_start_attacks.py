@@ -108,10 +108,10 @@ def two_starts_of_a_round(play: MaskedPlay) -> None:
 
 
 _START, _MEMBERS = (
-    "secure_client.methods.round_start.Starts.",
-    "secure_client.methods.group_members.GroupMembers.",
+    "secure_client.exchanges.groups.RoundStartCheck.",
+    "secure_client.exchanges.groups.GroupMembers.",
 )
-_ENOUGH = "secure_client.protocol.masked_sum.MaskedSum._check_enough"
+_ENOUGH = "secure_client.protocol.secure_aggregation.SecureAggregation._check_enough"
 _STILL = {
     "training": short_training("tests.support.grouped:build", lr=1e-9),
 }

@@ -24,7 +24,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.data import SiteData
 from secure_server.aggregator import Aggregator
-from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.exchange import Attempt, Outcome
 from tests.adversary.presence_oracle import CLASSES, DIM, PIXELS, agreed
 from tests.conformance.clustered_runs import run_clustered
 from tests.conformance.grouped_runs import Transcript, run_grouped

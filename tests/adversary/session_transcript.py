@@ -37,7 +37,7 @@ from secure_client.data import SiteData
 from secure_client.session import Session
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.aggregator import Aggregator
-from secure_server.exchanges.base import Outcome
+from secure_server.exchanges.exchange import Outcome
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.support.small import short_training, small_agreement, small_data
 

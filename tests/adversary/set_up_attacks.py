@@ -17,7 +17,7 @@ from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire import codec
 from protoseal_wire.class_presence import verify_presence
 from protoseal_wire.messages import ActiveList, GroupKeys, Phase
-from secure_client.protocol.group_secret import ckks_key
+from secure_client.protocol.setup import ckks_key
 from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, SEALED_INFO, Attack
 from tests.adversary.hostile_coordinator import Hostile
 

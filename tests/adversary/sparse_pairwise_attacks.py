@@ -117,7 +117,7 @@ def isolated_by_its_neighbours() -> None:
     neighbours = [
         name
         for name in members[1:]
-        if code.linked(bytes(32), (*fields, members[0].encode(), name.encode()), graph.linked)
+        if code.have_mask(bytes(32), (*fields, members[0].encode(), name.encode()), graph.linked)
     ]
     dropped = sorted(neighbours[:17])
     stay = tuple(name for name in members if name not in dropped)

@@ -16,7 +16,7 @@ from agreement import Agreement
 from crypto.errors import CryptoError
 from protoseal_wire.messages import Assignment
 from secure_client.errors import Violation
-from secure_client.methods import rotated_clusters
+from secure_client.exchanges import rotated_clusters
 from tests.adversary.attack import assert_nothing_answered, assert_refused, by_layer, weaken, weaken_all_but
 from tests.adversary.cluster_attacks import CLUSTER_ATTACKS, begun, replace_clusters
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement

@@ -17,8 +17,8 @@ from crypto.protection import Cohort
 from crypto.rotation import class_key, rotate
 from protoseal_wire.messages import AssignedRows, Assignment, Phase, PhaseKey
 from secure_client.errors import Violation
+from secure_client.exchanges.row_protection import rotation_context
 from secure_client.protocol.assignment_checks import checked_assignment
-from secure_client.protocol.single_phase_exchange import rotation_context
 from tests.adversary.attack import weaken
 from tests.adversary.cluster_attacks import begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement

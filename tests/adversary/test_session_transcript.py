@@ -208,7 +208,7 @@ def _refusing(patch: pytest.MonkeyPatch) -> None:
             raise Violation("refused") from error
 
     for module in ("encrypted_sums", "encrypted_clusters", "peer_combinations"):
-        patch.setattr(f"secure_client.methods.{module}.hide_decryption_errors", opening)
+        patch.setattr(f"secure_client.exchanges.{module}.hide_decryption_errors", opening)
 
 
 DOUBLES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Case]] = {

@@ -17,7 +17,7 @@ DATA = dict.fromkeys(TEN, VICTIM)
 SPARSE = {"complete_up_to": 6, "max_colluding": 0.2, "ring_bits": 64}
 """Two of ten may collude, for whom no list may be of fewer than five; ``min_holders`` is three."""
 LEAST = 5
-ENOUGH = "secure_client.methods.group_members.GroupMembers._check_enough_members"
+ENOUGH = "secure_client.exchanges.groups.GroupMembers._check_enough_members"
 
 
 def played(open_masked: OpenMasked, **changes: object) -> MaskedPlay:

@@ -19,8 +19,8 @@ from crypto.protection import Payload
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.methods import rotated_clusters
-from secure_client.methods.rotated_clusters import substitute_directions
+from secure_client.exchanges import rotated_clusters
+from secure_client.exchanges.rotated_clusters import substitute_directions
 from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.learner import Learner
 from tests.adversary.cluster_attacks import assert_is, begun

@@ -35,13 +35,13 @@ from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.fedplcc.objective import Objective as FedplccObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.simulation.local_federation import LocalFederation
-from secure_client.methods.peer_combinations import PeerCombinations as PeerCombinationsAtSite
-from secure_client.methods.plain_sums import PlainSums as PlainSumsAtSite
+from secure_client.exchanges.peers import PeerExchange as PeerCombinationsAtSite
+from secure_client.exchanges.plain_sums import PlainSums as PlainSumsAtSite
 from secure_client.training import recipes
 from secure_client.training.recipes import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
-from secure_server.exchanges.peer_combinations import PeerCombinations
-from secure_server.exchanges.plain_sums import PlainSums
+from secure_server.exchanges.peers import PeerExchange
+from secure_server.exchanges.sums import PlainSums
 from tests.support.small import small_data
 from tests.support.summed import method_agreement
 
@@ -63,7 +63,7 @@ AT_A_SITE: dict[Family, Any] = {
     Family.SUMS: PlainSumsAtSite,
 }
 AT_THE_COORDINATOR: dict[Family, Any] = {
-    Family.PEERS: PeerCombinations,
+    Family.PEERS: PeerExchange,
     Family.GROUPS: PlainSums,
     Family.SUMS: PlainSums,
 }

@@ -12,7 +12,7 @@ from agreement.methods import CONTROLS
 from agreement.round_plan import _PLANS, ExchangeKind, Form, plan_for
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
-from secure_client.methods.exchange_factory import _EXCHANGES as _SITE_EXCHANGES
+from secure_client.exchanges.exchange_factory import _EXCHANGES as _SITE_EXCHANGES
 from secure_server.aggregator import _EXCHANGES
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from algorithms.clustering.kmeans import Labels
-from algorithms.fedplcc import Assignment, Contribution, LocalClusters, contribution, local_clusters
+from algorithms.fedplcc import Contribution, FinchAssignment, LocalClusters, contribution, local_clusters
 from algorithms.gram_matrix import Float
 
 SEEDS = range(40)
@@ -42,7 +42,7 @@ def grams(rows: Sequence[Float]) -> list[Float]:
     return [np.asarray(each @ each.T) for each in rows]
 
 
-def of_site(assignment: Assignment, owners: Sequence[Labels], site: int) -> Labels:
+def of_site(assignment: FinchAssignment, owners: Sequence[Labels], site: int) -> Labels:
     """Return the clusters of one site's prototypes, in the site's own order."""
     parts = [each[who == site] for each, who in zip(assignment.of_row, owners, strict=True)]
     return np.concatenate(parts)
@@ -50,7 +50,7 @@ def of_site(assignment: Assignment, owners: Sequence[Labels], site: int) -> Labe
 
 def total_of(
     federation: Sequence[LocalClusters],
-    assignment: Assignment,
+    assignment: FinchAssignment,
     owners: Sequence[Labels],
 ) -> Contribution:
     """Add up each site's own share, which is the work of the protections."""

@@ -14,7 +14,7 @@ from secure_client.errors import Unreachable, Violation
 from secure_client.session import Session
 from tests.adversary.masked_play import MaskedPlay
 from tests.secure_client.conftest import OpenSites
-from tests.secure_client.methods.test_session_masked_sum import secrets_kept
+from tests.secure_client.exchanges.test_session_masked_sum import secrets_kept
 from tests.support.grouped import EVERYONE, grouped_agreement
 
 A = EVERYONE[0]

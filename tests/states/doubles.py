@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import secure_client.protocol.journal
-import secure_client.protocol.masked_sum as site_masks
+import secure_client.protocol.secure_aggregation as site_masks
 import secure_server.coordinator
 import secure_server.rounds.machine
 from crypto.pairwise import shares as pairwise_release
@@ -25,7 +25,7 @@ from secure_client.errors import Violation
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.releases import Releases
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.masked_sum import MaskedSum
+from secure_client.protocol.secure_aggregation import SecureAggregation
 from secure_client.protocol.phase_order import Order
 from secure_server.aggregator import Aggregator
 from secure_server.rounds import preconditions, task_assignment, transitions
@@ -54,7 +54,7 @@ def _forgets_its_answers() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(Journal, "answer", lambda self, key, request: None))
         patches.enter_context(patch.object(secure_client.protocol.journal, "_RECORD_ONCE", once))
-        patches.enter_context(patch.object(Order, "check", lambda self, key: None))
+        patches.enter_context(patch.object(PhaseOrder, "check", lambda self, key: None))
         yield
 
 
@@ -182,22 +182,22 @@ def _opens_too_few() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(_needs_one_fewer())
         for check in ("_check_enough", "_check_class_holders"):
-            patches.enter_context(patch.object(MaskedSum, check, lambda *told: None))
+            patches.enter_context(patch.object(SecureAggregation, check, lambda *told: None))
         patches.enter_context(patch("crypto.pairwise.attempt_binding.threshold", lambda members: 2))
         yield
 
 
 def _refuses_a_second_attempt() -> AbstractContextManager[object]:
     """A site takes no part in another attempt of a round."""
-    check = Order._check_fresh
+    check = PhaseOrder._check_fresh
 
-    def wrong(self: Order, key: PhaseKey) -> None:
+    def wrong(self: PhaseOrder, key: PhaseKey) -> None:
         check(self, key)
         last = self._journal.latest(Phase.PRESENCE)
         if last is not None and key.round == last.round:
             raise Violation(f"round {key.round} was begun before")
 
-    return patch.object(Order, "_check_fresh", wrong)
+    return patch.object(PhaseOrder, "_check_fresh", wrong)
 
 
 def _forgets_late_sites() -> AbstractContextManager[object]:

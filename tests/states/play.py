@@ -18,7 +18,7 @@ import torch
 
 import crypto.pairwise.masks as site_masks
 import secure_client.checkpoints.checkpointed_learner
-import secure_server.exchanges.masked_sums as server_masks
+import secure_server.exchanges.secure_aggregation as server_masks
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.protection import Words

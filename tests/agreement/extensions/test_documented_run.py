@@ -22,8 +22,8 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.errors import RunStopped
+from secure_client.exchanges import row_protection
 from secure_client.output.site_files import read_prototypes
-from secure_client.protocol import single_phase_exchange
 from tests.e2e.expected_run import rounds_of
 from tests.e2e.federations import check_saved, simulated, small_sites
 from tests.e2e.federations import small_agreement as processes_agreement
@@ -165,7 +165,7 @@ def test_the_context_differs_wherever_sites_may_be_told_differently(example: Pat
         (key, replace(cohort, holds=fewer), b""),
         (key, cohort, b"base"),
     ]
-    contexts = {single_phase_exchange.attempt_context(agreement, setup, *case) for case in cases}
+    contexts = {row_protection.attempt_context(agreement, setup, *case) for case in cases}
     assert len(contexts) == len(cases)
 
 

@@ -33,7 +33,7 @@ from protoseal.attacks.poisoning import (
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, RecordedRun, record_run
 from protoseal.simulation.config import SimulationConfig, load_simulation
-from secure_server.exchanges import plain_sums
+from secure_server.exchanges import sums
 
 SCALED = scale_upload(BOOST)
 BOUND = 2.0
@@ -82,7 +82,7 @@ def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
     assert undefended.details["accuracy without poison"] > 0.25
     assert not succeeds(case, within)
     # The double is a coordinator that has lost its check; rows may then be as long as the check of the mean permits.
-    monkeypatch.setattr(plain_sums, "_check_rows", lambda rows, holds, bound: None)
+    monkeypatch.setattr(sums, "_check_rows", lambda rows, holds, bound: None)
     monkeypatch.setattr(poisoning, "project_to_norm", lambda rows, bound: project_to_norm(rows, 4 * bound))
     (double,) = case_of(SCALED).measure(run, Adversary.PEER)
     assert succeeds(case, double)

@@ -31,8 +31,8 @@ from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.protocol import single_phase_exchange
-from secure_server.exchanges import masked_sums as server_side
+from secure_client.exchanges import row_protection
+from secure_server.exchanges import secure_aggregation as server_side
 from secure_server.storage.store import Received
 from tests.conformance import sum_equations
 from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped, two_kinds
@@ -141,7 +141,7 @@ def one_key(seed: bytes, context: bytes, _: int) -> bytes:
 @pytest.mark.parametrize(
     ("module", "name", "double", "same"),
     [
-        (single_phase_exchange, "rotation_context", one_context, 2),  # the class
+        (row_protection, "rotation_context", one_context, 2),  # the class
         (rotation, "class_key", one_key, slice(0, 2)),  # round and attempt
     ],
     ids=["bound to nothing", "one key for all classes"],

@@ -35,7 +35,7 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
-from secure_client.methods.plain_sums import PlainSums
+from secure_client.exchanges.plain_sums import PlainSums
 from secure_client.models.prototype_model import compute_outputs
 from secure_client.output.site_log import SiteRound
 from secure_client.training.learner import Learner

@@ -26,7 +26,7 @@ from crypto.protection import Words
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Work
-from secure_client.protocol.single_phase_exchange import shown_half
+from secure_client.exchanges.row_protection import row_protection
 from secure_server.coordinator import Coordinator
 from tests.secure_client.privacy.kept_files import Traces
 
@@ -55,7 +55,7 @@ class Sent:
             site.transport = _Tap(federation.coordinator, site, self)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("crypto.pairwise.masks.mask", self._masked)
-            patch.setattr("secure_client.methods.plain_sums.shown_half", self._half)
+            patch.setattr("secure_client.exchanges.plain_sums.shown_half", self._half)
             yield
 
     def joined(self, site: str, request: JoinRequest) -> None:
@@ -109,7 +109,7 @@ class Sent:
         return mask(words, secrets, binding, site, *given)
 
     def _half(self, *given: Any) -> Any:
-        half: Any = shown_half(*given)
+        half: Any = row_protection(*given)
         protect = half.protect
 
         def protect_noted(row: NDArray[np.float64], site: str, cohort: Any) -> Any:

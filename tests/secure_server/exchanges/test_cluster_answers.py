@@ -17,10 +17,10 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import Phase
-from secure_server.exchanges.base import Attempt
 from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters, check_labels
+from secure_server.exchanges.clusters import MaskedClusters
+from secure_server.exchanges.exchange import Attempt
 from secure_server.exchanges.group_results import GroupSum
-from secure_server.exchanges.masked_clusters import MaskedClusters
 from tests.adversary.cluster_play import clustered_agreement
 from tests.adversary.victim import Scene, stopped_at
 

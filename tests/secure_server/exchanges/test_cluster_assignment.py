@@ -13,9 +13,9 @@ from protoseal_wire.codec import Limits
 from protoseal_wire.messages import DownloadRequest, Phase, UploadHeader
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.exchanges import rotated_clusters
-from secure_server.exchanges.base import AttemptCache
-from secure_server.exchanges.masked_clusters import MaskedClusters
+from secure_server.exchanges import cluster_assignment
+from secure_server.exchanges.clusters import MaskedClusters
+from secure_server.exchanges.exchange import AttemptCache
 from tests.adversary.cluster_play import clustered_agreement
 from tests.adversary.victim import Scene, stopped_at
 
@@ -49,7 +49,7 @@ def test_a_restarted_coordinator_has_it_before_it_is_asked(
     def again(*_: object) -> None:
         raise AssertionError("worked out within a site's call")
 
-    monkeypatch.setattr(rotated_clusters, "assign_clusters", again)
+    monkeypatch.setattr(cluster_assignment, "assign_clusters", again)
     assert coordinator.download(B, DownloadRequest(scene.key)) == scene.request
     header = UploadHeader(scene.key, len(scene.honest), hashlib.sha256(scene.honest).digest())
     coordinator.upload(B, header, scene.honest)

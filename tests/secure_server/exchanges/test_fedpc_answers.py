@@ -18,7 +18,7 @@ from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
 from secure_server.errors import BadPayload, TooLarge
-from secure_server.exchanges import masked_sums, plain_sums
+from secure_server.exchanges import secure_aggregation, sums
 from secure_server.rounds.state import PHASE_OF_STAGE, Stage
 from tests.secure_server.exchanges.fedpc_play import VICTIM, Change, Play, check_passes, check_refused
 from tests.secure_server.scripted_sites import CLASSES, DIM, FAR, NEAR, PARAMETERS, ScriptedSite
@@ -252,19 +252,25 @@ def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Pl
 
 
 WITHOUT = {
-    "SHARES altered": (masked_sums, "verify_share", "masked", Stage.SHARES, SHARES["altered"][2]),
-    "SURVIVORS": (masked_sums, "verify_survivor", "masked", Stage.SURVIVORS, SURVIVORS["another set"][2]),
-    "UNMASK": (masked_sums, "check_released", "masked", Stage.UNMASK, RELEASED["the other kind"]),
-    "words": (masked_sums, "words_of", "masked", Stage.VALUES, MASKED_VALUES["of another scheme"][1]),
+    "SHARES altered": (secure_aggregation, "verify_share", "masked", Stage.SHARES, SHARES["altered"][2]),
+    "SURVIVORS": (
+        secure_aggregation,
+        "verify_survivor",
+        "masked",
+        Stage.SURVIVORS,
+        SURVIVORS["another set"][2],
+    ),
+    "UNMASK": (secure_aggregation, "check_released", "masked", Stage.UNMASK, RELEASED["the other kind"]),
+    "words": (secure_aggregation, "words_of", "masked", Stage.VALUES, MASKED_VALUES["of another scheme"][1]),
     "norm": (
-        plain_sums,
+        sums,
         "_check_rows",
         "plain",
         Stage.VALUES,
         PLAIN_VALUES["a row beyond the norm bound"][2],
     ),
     "bound": (
-        plain_sums,
+        sums,
         "check_model",
         "plain",
         Stage.VALUES,

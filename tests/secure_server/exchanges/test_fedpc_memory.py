@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from agreement import AveragingSection, FedpcSection, Protection
-from secure_server.exchanges.base import Attempt
-from secure_server.exchanges.masked_sums import LazyVectors
+from secure_server.exchanges.exchange import Attempt
+from secure_server.exchanges.secure_aggregation import LazyVectors
 from secure_server.rounds.state import Stage
 from secure_server.stored_outcome import EncodedOutcome
 from tests.secure_server import scripted_sites

@@ -19,10 +19,10 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
-from secure_server.exchanges import plain_sums
-from secure_server.exchanges.base import Attempt
+from secure_server.exchanges import sums
+from secure_server.exchanges.exchange import Attempt
 from secure_server.exchanges.group_results import GroupSum, check_means, results_of
-from secure_server.exchanges.plain_sums import PlainSums
+from secure_server.exchanges.sums import PlainSums
 from tests.algorithms import feddbp_reference as paper
 from tests.support.small import CLASSES, DIM, HOLDINGS
 from tests.support.summed import PARTS, method_agreement, sizes_of
@@ -151,7 +151,7 @@ def test_without_its_check_a_bad_vector_would_enter_the_sum(
     vector[change[0]] = change[1]
     with pytest.raises(MalformedError):
         check(agreement, vector)
-    monkeypatch.setattr(plain_sums, f"check_{name}", lambda *_: None)
+    monkeypatch.setattr(sums, f"check_{name}", lambda *_: None)
     if (
         name == "weight"
     ):  # half a sample makes each number of the model twice as large, and no larger than agreed

@@ -20,10 +20,10 @@ from protoseal_wire import codec
 from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
 from secure_client.protocol.journal import Journal
-from secure_client.protocol.masked_sum import Group, MaskedSum
+from secure_client.protocol.secure_aggregation import Group, SecureAggregation
 from secure_client.protocol.sent_values import Answer, encode_answer
-from secure_server.exchanges.base import Attempt
-from secure_server.exchanges.masked_sums import MaskedSums
+from secure_server.exchanges.exchange import Attempt
+from secure_server.exchanges.secure_aggregation import MaskedSumExchange
 from tests.crypto.masked_group import credentials, member, names, sha256
 from tests.support.summed import method_agreement
 
@@ -49,7 +49,7 @@ class Site:
         party: Any = SimpleNamespace(name=name, credentials=credentials(name))
         setup: Any = SimpleNamespace(roster=lambda: ROSTER)
         self._agreement = agreement
-        self._masks = MaskedSum(agreement, party, setup, self.journal)
+        self._masks = SecureAggregation(agreement, party, setup, self.journal)
 
     def state(self, key: PhaseKey) -> PresenceStatement:
         """PRESENCE."""
@@ -94,7 +94,7 @@ def test_a_hundred_and_twenty_sites_add_up_though_an_eleventh_goes_after_each_st
     active = ActiveList(tuple(sites[name].state(begun) for name in MEMBERS))
     keys = {each.site: each.keys for each in active.statements if each.keys is not None}
     group = Group(group_cohort(active, MEMBERS, agreement), keys, sha256("base"))
-    server = MaskedSums(agreement, limits_of(agreement))
+    server = MaskedSumExchange(agreement, limits_of(agreement))
     answers: dict[tuple[Phase, str], bytes] = {}
     attempt = Attempt(begun, ROSTER, active, (MEMBERS,), {}, lambda phase, site: answers[phase, site])
     generator = np.random.default_rng(3)
