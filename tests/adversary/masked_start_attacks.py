@@ -129,7 +129,7 @@ START_ATTACKS: dict[str, MaskedAttack] = {
         {"method": Method.FEDDBP},
     ),
     "gives one member another result": MaskedAttack(
-        (_MEMBERS + "_check_same_base", BINDING_FIELDS), A, Phase.SHARES,
+        (_MEMBERS + "_check_members_share_base", BINDING_FIELDS), A, Phase.SHARES,
         "do not all train from the same result", other_result,
     ),
     "gives another result to catch up with": MaskedAttack(
