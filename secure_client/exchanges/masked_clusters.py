@@ -4,9 +4,10 @@ From the rotated directions the coordinator computes cosines, and from these an 
 whole assignment, checks it, and binds its masks to it. The sums are over the prototypes of each cluster, their samples,
 and the models. Limits: **one site that helps the coordinator opens everyone's prototypes.** The helper undoes the
 rotation; then each cluster's sum gives d linear equations in the norms of its prototypes, whose directions are known.
-Only models and sample counts stay hidden by masks, as
-:mod:`secure_client.protocol.secure_aggregation` describes. Without a helper, G clusters of a class give G·(G + 1)/2 equations in the norms; a site accepts an assignment only if that number
-is below the class's number of prototypes in the round. Zero prototypes are among that number and hide nothing.
+Only models and sample counts stay hidden by masks, as :mod:`secure_client.protocol.secure_aggregation` describes.
+Without a helper, G clusters of a class give G·(G + 1)/2 equations in the norms; a site accepts an assignment only if
+that number is below the class's number of prototypes in the round. Zero prototypes are among that number and hide
+nothing.
 """
 
 from __future__ import annotations
