@@ -72,8 +72,8 @@ def verify_share(share: SealedShare, member: Member, binding: Binding, recipient
     check_member(binding, recipient)
     if (share.sender, share.recipient) != (member.name, recipient) or member.name == recipient:
         raise VerificationError(
-            f"found a share from {share.sender} to {share.recipient} in the place of one from {member.name} "
-            f"to {recipient}"
+            f"found a share from {share.sender} to {share.recipient}, where one from {member.name} to {recipient} "
+            "was due"
         )
     # The context is built from the verifier's own knowledge, never from the share's fields.
     verify(

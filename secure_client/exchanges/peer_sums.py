@@ -5,17 +5,17 @@ holders, and the members of the sum with their signatures. A member subtracts it
 leaves exactly the sum of its peers' rows. The sites share no secret.
 
 Security: an active coordinator that c sites help learns of one attempt the sum of the other holders of a class, and no
-more, if max(3c − 1, c + 2) ≤ ``min_holders``; in a sparse graph if c is at most ``max_colluding`` and
-c + 2 ≤ ``min_holders``.
+more, if max(3c − 1, c + 2) ≤ ``min_holders``; in a sparse graph if c is at most ``max_colluding`` and c + 2 ≤
+``min_holders``.
 
 In a round without prototypes (:meth:`agreement.Agreement.sends_rows`) the result repeats an earlier sum, from which a
 site subtracts the row that it sent for that sum.
 
 Limits: targets of the coordinator's making can silence the other sites' features, so that an honest sum is one site's
-rows (docs: threat model, an active coordinator). Every site reads the sum of every class, also of a class that it
-does not hold. Sums of several rounds can be subtracted, as :mod:`secure_client.protocol.secure_aggregation` describes. A site
-that took no part in an attempt verifies the signatures on the sum's members, but not the numbers of holders. No site
-can verify the sum: a coordinator that lies about it, or about the holders to such a site, misleads the site's
+rows (docs: threat model, an active coordinator). Every site reads the sum of every class, also of a class that it does
+not hold. Sums of several rounds can be subtracted, as :mod:`secure_client.protocol.secure_aggregation` describes. A
+site that took no part in an attempt verifies the signatures on the sum's members, but not the numbers of holders. No
+site can verify the sum: a coordinator that lies about it, or about the holders to such a site, misleads the site's
 training.
 """
 

@@ -1,7 +1,8 @@
 """A site's rules of order as a small value: what its journal makes it answer, and what it refuses.
 
 It restates :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.exchanges.groups` and
-:mod:`secure_client.protocol.secure_aggregation` for one masked sum over all sites. :class:`Shadow` holds it to real sites.
+:mod:`secure_client.protocol.secure_aggregation` for one masked sum over all sites. :class:`Shadow` holds it to real
+sites.
 """
 
 from __future__ import annotations
