@@ -33,10 +33,10 @@ from protoseal.simulation.local_federation import DirectTransport, LocalFederati
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data.samples import Samples
+from secure_client.exchanges.row_protection import rotation_context
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_files import SitePrototypes
 from secure_client.protocol.setup import Setup
-from secure_client.exchanges.row_protection import rotation_context
 from secure_client.training.batches import batch_in_order, open_source
 from secure_server.process_pool import Workers
 from secure_server.storage.store import Received

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from agreement import Agreement
 from agreement.round_plan import ExchangeKind
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
-from secure_client.exchanges.exchange import ExchangeParts, SiteExchange
 from secure_client.exchanges.encrypted_clusters import EncryptedClusters
 from secure_client.exchanges.encrypted_sums import EncryptedGroupSums, EncryptedSums
+from secure_client.exchanges.exchange import ExchangeParts, SiteExchange
 from secure_client.exchanges.extension_sums import ExtensionSums
 from secure_client.exchanges.masked_clusters import MaskedClusters
-from secure_client.exchanges.peer_sums import PeerSumExchange
 from secure_client.exchanges.masked_sums import MaskedSums
+from secure_client.exchanges.peer_sums import PeerSumExchange
 from secure_client.exchanges.peers import PeerExchange
 from secure_client.exchanges.plain_clusters import PlainClusters
 from secure_client.exchanges.plain_sums import PlainSums

@@ -1,8 +1,8 @@
-"""FinchAssignment of all sites' local prototypes to clusters by FINCH, from their cosines, which every protection shows.
+"""Assignment of all sites' local prototypes to clusters by FINCH, from their cosines, which every protection shows.
 
-Clustering of all sites' local prototypes by their directions, rotated so that only inner products can be read.
-
-The coordinator sees the cosines between prototypes of a class, and how many of them each site has.
+Under ``plain`` the coordinator has the prototypes. Otherwise sites send DIRECTIONS: prototypes scaled to length 1 and
+rotated by a secret matrix, so that only inner products can be read. The coordinator sees the cosines between prototypes
+of a class, and how many of them each site has.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from secure_client.errors import Violation
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.releases import Releases
 from secure_client.protocol.journal import Journal
+from secure_client.protocol.phase_order import PhaseOrder
 from secure_client.protocol.secure_aggregation import SecureAggregation
-from secure_client.protocol.phase_order import Order
 from secure_server.aggregator import Aggregator
 from secure_server.rounds import preconditions, task_assignment, transitions
 from secure_server.rounds.events import Planned

@@ -145,7 +145,9 @@ def _instrumented(worlds: Worlds) -> Iterator[None]:
         patches.enter_context(patch.object(PrototypeQuery, "draw", drawn))
         patches.enter_context(patch.object(site_masks, "mask", masked))
         patches.enter_context(patch.object(server_masks, "unmask", unmasked))
-        patches.enter_context(patch.object(secure_client.checkpoints.checkpointed_learner, "run_job", trained))
+        patches.enter_context(
+            patch.object(secure_client.checkpoints.checkpointed_learner, "run_job", trained)
+        )
         patches.enter_context(patch.object(client_loop, "_SHORTEST_TURN_SECONDS", 0.0))
         logging.disable(logging.CRITICAL)
         patches.callback(logging.disable, logging.NOTSET)
