@@ -261,7 +261,7 @@ WITHOUT = {
         SURVIVORS["another set"][2],
     ),
     "UNMASK": (secure_aggregation, "check_released", "masked", Stage.UNMASK, RELEASED["the other kind"]),
-    "words": (secure_aggregation, "words_of", "masked", Stage.VALUES, MASKED_VALUES["of another scheme"][1]),
+    "words": (secure_aggregation, "masked_words", "masked", Stage.VALUES, MASKED_VALUES["of another scheme"][1]),
     "norm": (
         sums,
         "_check_rows",
