@@ -123,7 +123,7 @@ def _train_shadow(run: RecordedRun, samples: LabelledImages, number: int) -> Pro
     )
     for round_number in range(1, agreement.rounds + 1):
         learner.train(round_number, None)
-    return load_model(run, learner.averaged())
+    return load_model(run, learner.averaged_vector())
 
 
 def _standardise(

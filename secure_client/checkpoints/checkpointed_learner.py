@@ -112,7 +112,7 @@ class CheckpointedLearner:
         cannot be read or written, and before any payment
         :class:`secure_client.errors.DataLost`.
         """
-        self._learner.begin()
+        self._learner.begin_round()
         if round_number == 0:
             return
         if self.base is not None:
@@ -200,7 +200,7 @@ class CheckpointedLearner:
         The term is of the round's model; ``share`` was drawn by :meth:`draw_noise_share`.
         """
         self.train_round(round_number)
-        batches = as_arrays(self._learner.embedded())
+        batches = as_arrays(self._learner.embed())
         return self._require_releases().sum_term(batches, listed, share, self._learner.owners)
 
     # Results

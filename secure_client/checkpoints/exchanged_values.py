@@ -57,7 +57,7 @@ class ExchangedValues:
         bare = TrainedValues(number, self._learner.counts, base_hash)
         if self._noisy is None:
             return self._exact(bare) if self._learner.exchanges_prototypes else bare
-        drawn = self._noisy.release_round(number, self._learner.embedded(), guide)
+        drawn = self._noisy.release_round(number, self._learner.embed(), guide)
         # At the noisy prototypes, and not the exact ones: scores change targets, which change later models.
         scores = self._scored(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)
         return replace(
@@ -108,7 +108,7 @@ class ExchangedValues:
 
         Values are clamped to the agreed bounds, with a warning if this changes any.
         """
-        vector = self._learner.averaged()
+        vector = self._learner.averaged_vector()
         if self._averaging is None:
             return vector
         number = 0 if self.last is None else self.last.round
@@ -152,7 +152,7 @@ class ExchangedValues:
         return metrics.entropy(self._learner.counts)
 
     def _exact(self, bare: TrainedValues) -> TrainedValues:
-        embedded = self._learner.embedded()
+        embedded = self._learner.embed()
         rows, counts = self._learner.prototypes(embedded)
         scores = self._scored(lambda: self._learner.scores(embedded), rows)
         local = run_or_fallback(

@@ -82,5 +82,5 @@ class Predictor:
         if self._aggregated is None:
             yield
             return
-        with self._learner.aggregated(self._aggregated):
+        with self._learner.use_averaged(self._aggregated):
             yield

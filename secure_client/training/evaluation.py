@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agreement import Inference
+from algorithms import inference, metrics
+from algorithms.model_outputs import Outputs
+from algorithms.prototypes import Guide
+from secure_client.models.prototype_model import PrototypeModel, compute_outputs
+from secure_client.training.batches import BatchSource, batch_in_order
+
+EVALUATION_BATCH = 256
+"""Number of records that are computed together."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +52,52 @@ class Evaluation:
         return self.by_prototype if inference is Inference.PROTOTYPE else self.by_classifier
 
 
-def share_per_class(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
-    """Return the accuracy of each class, from (K,) samples and correct ones; None for a class without samples."""
+def evaluate(
+    model: PrototypeModel, source: BatchSource, prototypes: Guide | None, trained_on: NDArray[np.int64]
+) -> Evaluation:
+    """Return the evaluation of ``model`` by its classifier and, where there are ``prototypes``, by the nearest one.
+
+    ``trained_on`` int64 (K,) are the training samples of each class. ``prototypes`` are on the source's device.
+    """
+    classes = len(trained_on)
+    predicted, nearest, labels = [], [], []
+    for outputs, batch_labels in evaluate_outputs(model, source):
+        predicted.append(outputs.logits.argmax(dim=1).cpu())
+        labels.append(batch_labels.cpu())
+        if prototypes is not None:
+            nearest.append(inference.by_prototype(outputs, prototypes).cpu())
+    true_labels, total = torch.cat(labels).numpy(), len(source)
+    correct, counts = metrics.per_class(torch.cat(predicted).numpy(), true_labels, classes)
+    by_prototype: tuple[float | None, ...] = ()
+    accuracy_prototype = None
+    if nearest:
+        near_correct, _ = metrics.per_class(torch.cat(nearest).numpy(), true_labels, classes)
+        accuracy_prototype = int(near_correct.sum()) / total
+        by_prototype = _share_per_class(near_correct, counts)
+    return Evaluation(
+        accuracy_classifier=int(correct.sum()) / total,
+        accuracy_prototype=accuracy_prototype,
+        by_classifier=_share_per_class(correct, counts),
+        by_prototype=by_prototype,
+        pm_v=metrics.pm_v(correct, counts, trained_on),
+        pm_l=metrics.pm_l(correct, counts, trained_on),
+        samples=total,
+        constant=int(counts.max()) / total,
+    )
+
+
+def evaluate_outputs(model: PrototypeModel, source: BatchSource) -> Iterator[tuple[Outputs, Tensor]]:
+    """Yield (outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
+    model.eval()
+    for inputs, labels in source.batches(batch_in_order(len(source), EVALUATION_BATCH)):
+        with torch.no_grad():
+            outputs = compute_outputs(model, inputs)
+        yield outputs, labels
+
+
+def _share_per_class(correct: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
+    """Return the accuracy of each class, from (K,) correct samples and all; None for a class without samples."""
     return tuple(
-        one / count if count else None for one, count in zip(right.tolist(), counts.tolist(), strict=True)
+        right / count if count else None
+        for right, count in zip(correct.tolist(), counts.tolist(), strict=True)
     )

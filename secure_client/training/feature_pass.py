@@ -24,9 +24,8 @@ from secure_client.error_containment import one_line
 from secure_client.errors import DataError
 from secure_client.models.prototype_model import FixedBatchModel, PrototypeModel, compute_outputs
 from secure_client.training.batches import BatchSource, isolate_failures, split_batches
+from secure_client.training.evaluation import EVALUATION_BATCH
 
-EVALUATION_BATCH = 256
-"""Number of records that are computed together."""
 EmbeddedBatch = tuple[Tensor, Tensor]
 """Features (B, d) and labels int64 (B,) of a batch, on the device of the source."""
 _log = logging.getLogger("protoseal.site")
@@ -46,19 +45,24 @@ class FeaturePass:
         where: str,
     ) -> None:
         """``labels`` int64 (N,) are those of all records; ``where`` names the site in the log."""
-        self._model, self._source, self._labels = model, source, labels
-        self._dim, self._device, self._where = dim, device, where
+        self._model = model
+        self._source = source
+        self._labels = labels
+        self._dim = dim
+        self._device = device
+        self._where = where
         self._failed: dict[int, str] = {}
         self._infinite: dict[int, str] = {}
         self.unreadable: list[str] = []
         """Errors of the records that could not be read."""
 
-    def over(self, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
+    def embed(self, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
         """Yield the features of the records in this order."""
         self._model.eval()
-        for group in split_batches(list(order), EVALUATION_BATCH):
-            yield self._of(group)
-        self._warn()
+        for batch in split_batches(list(order), EVALUATION_BATCH):
+            yield self._embed_batch(batch)
+        for warning in self.warnings:
+            _log.warning("%s: %s", self._where, warning)
 
     def has_finite(self) -> bool:
         """Return True if the model makes finite features of a record, or that record cannot be read; stop there."""
@@ -66,15 +70,15 @@ class FeaturePass:
         self._model.eval()
         try:
             for group in [[0], *split_batches(range(1, len(self._labels)), EVALUATION_BATCH)]:
-                self._of(group)
+                self._embed_batch(group)
                 if len(self._failed | self._infinite) <= group[-1]:
                     return True
             return False
         finally:
             self._model.train(training)
 
-    def _of(self, group: Sequence[int]) -> EmbeddedBatch:
-        parts, order = isolate_failures(group, self._computed, probe=self._probe, fallback=self._zeros)
+    def _embed_batch(self, group: Sequence[int]) -> EmbeddedBatch:
+        parts, order = isolate_failures(group, self._compute, probe=self._probe, fallback=self._zeros)
         if len(parts) == 1:
             return parts[0]
         features, labels = (torch.cat(rows) for rows in zip(*parts, strict=True))
@@ -99,21 +103,22 @@ class FeaturePass:
                 self._model.inner if isinstance(self._model, FixedBatchModel) else self._model, inputs
             )
 
-    def _computed(self, group: Sequence[int]) -> EmbeddedBatch:
+    def _compute(self, group: Sequence[int]) -> EmbeddedBatch:
         ((inputs, labels),) = self._source.batches([group])
         with torch.no_grad():
             features = compute_outputs(self._model, inputs).features
         finite = features.isfinite().all(dim=1)
         if not bool(finite.all()):
             rows = zip(group, finite.tolist(), strict=True)
-            self._infinite |= {record: "" for record, good in rows if not good}
+            self._infinite |= {record: "" for record, is_finite in rows if not is_finite}
+        # A NaN in one row would spread to the class's mean, and hide or show all other records of the class.
         return torch.where(finite.unsqueeze(1), features, 0.0), labels
 
     @property
     def warnings(self) -> list[str]:
         """Numbers of the records that count as zeros, in words, with the first of each kind; secrets of this site."""
         kinds = {"make the model fail": self._failed, "have features that are not finite": self._infinite}
-        told = [
+        warnings = [
             f"{len(records)} training records {what} and count as zeros, the first: sample {min(records)}"
             f"{records[min(records)]}"
             for what, records in kinds.items()
@@ -121,11 +126,7 @@ class FeaturePass:
         ]
         if self.unreadable:
             number, first = len(self.unreadable), self.unreadable[0]
-            told.append(
+            warnings.append(
                 f"{number} training records could not be read and count as zeros, one of them: {first}"
             )
-        return told
-
-    def _warn(self) -> None:
-        for warning in self.warnings:
-            _log.warning("%s: %s", self._where, warning)
+        return warnings

@@ -17,11 +17,9 @@ from torch.utils.data import Dataset
 
 from agreement import InputSection, Predicts
 from agreement.recipe import Recipe, Stage
-from algorithms import inference, metrics
 from algorithms.feddbp.fisher import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters
 from algorithms.gram_matrix import Bool, Float
-from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Guide, class_means
 from secure_client.data import SiteData
 from secure_client.data.input_ranges import InputRanges
@@ -31,15 +29,14 @@ from secure_client.models.prototype_model import (
     PrototypeModel,
     check_model,
     check_training,
-    compute_outputs,
     copy_model,
     has_fixed_features,
 )
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.batches import BatchSource, DatasetSource, batch_in_order, open_source
 from secure_client.training.dp_sgd.batch_independence import check_batch_independence
-from secure_client.training.evaluation import Evaluation, share_per_class
-from secure_client.training.feature_pass import EVALUATION_BATCH, EmbeddedBatch, FeaturePass
+from secure_client.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate
+from secure_client.training.feature_pass import EmbeddedBatch, FeaturePass
 from secure_client.training.job import Job, Losses, Schedule, has_batch_norm, training_seed
 from secure_client.training.loop import run_job
 from secure_client.training.lost_data import PrivateSource, RetryingSource
@@ -108,16 +105,19 @@ class Learner:
         self._model = model.to(device)
         self._personal = None if recipe.personal is None else copy_model(self._model)
         self._initial = copy_model(self._model) if recipe.initial_features else None
-        self._recipe, self._schedule = recipe, schedule
-        self._site, self._seed = site, seed
-        self._classes, self._dim = classes, dim
+        self._recipe = recipe
+        self._schedule = schedule
+        self._site = site
+        self._seed = seed
+        self._classes = classes
+        self._dim = dim
         self._device = device
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
         self._owners = data.subjects
         self._records: StepRecords | None = None
         self._features: FeaturePass | None = None
-        self._check()
+        self._check_outputs()
         where = data.where or site
         self.ranges = [InputRanges(agreed, f"{where}: training data")]
         """Ranges of the training inputs, and of the test inputs if there are any; secrets of this site."""
@@ -128,17 +128,20 @@ class Learner:
         self._train_counts = torch.bincount(self._labels, minlength=classes).numpy()
         self._check_features()
         if recipe.dp_sgd is not None:
-            self._check_private()
+            # Opacus takes a second to import.
+            from secure_client.training.dp_sgd.model_support import check_suitable  # noqa: PLC0415
+
+            check_suitable(self._model, self._first_input())
         if recipe.initial_features:
-            check_batch_independence(self._model, next(self._train.batches([[0]]))[0])
+            # Noise on class means covers a record's own features. A model that mixes records would spread a record.
+            check_batch_independence(self._model, self._first_input())
         if isinstance(self._train, DatasetSource):
             stored = self._train
             self._train = PrivateSource(stored, site, data.root) if private else RetryingSource(stored, site)
 
     def check_training(self) -> None:
         """Raise :class:`ModelError` unless the model gives outputs and gradients in ``train()`` mode."""
-        inputs, _ = next(self._train.batches([[0]]))
-        check_training(self._model, inputs, classes=self._classes, dim=self._dim)
+        check_training(self._model, self._first_input(), classes=self._classes, dim=self._dim)
 
     def train(self, round_number: int, guide: Guide | None) -> Losses:
         """Train the local epochs of a round; return the losses of the last stage. Without a guide nothing is aligned.
@@ -160,10 +163,9 @@ class Learner:
         if self._personal is not None and recipe.personal is not None:
             plan.append((self._personal, Stage(), recipe.personal))
         on_device = None if guide is None else guide.to(self._device)
-        pulled = any(proximal for _, _, proximal in plan)
-        anchor = (
-            {name: each.detach().clone() for name, each in self._model.named_parameters()} if pulled else {}
-        )
+        anchor: dict[str, Tensor] = {}
+        if any(proximal for _, _, proximal in plan):
+            anchor = {name: value.detach().clone() for name, value in self._model.named_parameters()}
         return [
             Job(
                 model=model,
@@ -184,8 +186,8 @@ class Learner:
             for number, (model, stage, proximal) in enumerate(plan)
         ]
 
-    def embedded(self) -> Iterable[EmbeddedBatch]:
-        """Features of the training set, in one ``eval()`` pass of the model that this site predicts with.
+    def embed(self) -> Iterable[EmbeddedBatch]:
+        """Return features of the training set, from one ``eval()`` pass of the model that this site predicts with.
 
         The order is that of the training set, or that of the records' owners if there are any. With the recipe's
         ``initial_features`` the pass uses a copy of the initial model, so that neither training nor state of the model
@@ -199,24 +201,25 @@ class Learner:
         """
         model = self.predictor if self._initial is None else self.embedding_model()
         if self._initial is not None or self._recipe.dp_sgd is not None:
+            # A matrix product over fewer records rounds differently, so that a batch's size would show in features.
             model = FixedBatchModel(model, EVALUATION_BATCH)
-        order = (
-            range(len(self._train))
-            if self._owners is None
-            else np.argsort(self._owners, kind="stable").tolist()
-        )
-        features = FeaturePass(
-            model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
-        )
-        self._features = features
-        batches = self._pass(features, order)
+        order: Iterable[int] = range(len(self._train))
+        if self._owners is not None:  # a unit's records one after the other, as its clip needs them
+            order = np.argsort(self._owners, kind="stable").tolist()
+        self._features = self._feature_pass(model)
+        batches = self._embed_in(self._features, order)
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
 
-    def _pass(self, features: FeaturePass, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
-        yield from features.over(order)
+    def _embed_in(self, features: FeaturePass, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
+        yield from features.embed(order)
         self._check_root()  # before a release of the features is paid for
 
-    def begin(self) -> None:
+    def _feature_pass(self, model: PrototypeModel) -> FeaturePass:
+        return FeaturePass(
+            model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
+        )
+
+    def begin_round(self) -> None:
         """Begin a round's reads of the training set, before anything is paid for.
 
         Raises :class:`secure_client.errors.DataLost` if the folder or file of private records cannot be opened.
@@ -231,7 +234,7 @@ class Learner:
 
     @property
     def unreadable(self) -> bool:
-        """True if, with ``[privacy]``, a record of the training set could not be read since :meth:`begin`."""
+        """True if, with ``[privacy]``, a record of the training set could not be read since :meth:`begin_round`."""
         return isinstance(self._train, PrivateSource) and self._train.unreadable
 
     @property
@@ -248,10 +251,10 @@ class Learner:
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return class means of the features, float64 (K, d), and samples per class, int64 (K,).
 
-        The means are over :meth:`embedded`, the whole training set. Rows of classes without samples are zero. Both
+        The means are over :meth:`embed`, the whole training set. Rows of classes without samples are zero. Both
         arrays are unprotected secrets of this site.
         """
-        means, counts = class_means(self._given(embedded), self._classes, self._dim)
+        means, counts = class_means(self._embed_unless(embedded), self._classes, self._dim)
         return means.numpy(), counts.numpy()
 
     def scores(self, embedded: Iterable[EmbeddedBatch] | None = None) -> NDArray[np.float64] | None:
@@ -263,8 +266,8 @@ class Learner:
         if not self._recipe.scores:
             return None
         classifier = self.predictor.classifier
-        found = fisher_scores(self._given(embedded), classifier, self._classes, self._dim)
-        return found.nan_to_num().numpy()
+        scores = fisher_scores(self._embed_unless(embedded), classifier, self._classes, self._dim)
+        return scores.nan_to_num().numpy()
 
     def scores_at(self, rows: Float, present: Bool) -> NDArray[np.float64] | None:
         """Return :meth:`scores` at prototypes (K, d) in place of records, for the classes that are ``present`` (K,).
@@ -273,10 +276,10 @@ class Learner:
         """
         if not self._recipe.scores:
             return None
-        at = torch.tensor(rows[present], dtype=torch.float32, device=self._device)
+        prototypes = torch.tensor(rows[present], dtype=torch.float32, device=self._device)
         labels = torch.from_numpy(np.flatnonzero(present)).to(self._device)
         self.predictor.eval()
-        return self.scores([(at, labels)])
+        return self.scores([(prototypes, labels)])
 
     def local_clusters(self, embedded: Iterable[EmbeddedBatch] | None = None) -> LocalClusters | None:
         """Return several prototypes for each class, for FedPLCC, FPL and FedPLVM; None for other methods.
@@ -288,9 +291,9 @@ class Learner:
         if clustered is None:
             return None
         features, labels = [], []
-        for given, known in self._given(embedded):
-            features.append(given.cpu().double().numpy())
-            labels.append(known.cpu().numpy())
+        for batch_features, batch_labels in self._embed_unless(embedded):
+            features.append(batch_features.cpu().double().numpy())
+            labels.append(batch_labels.cpu().numpy())
         return local_clusters(
             np.concatenate(features),
             np.concatenate(labels).astype(np.int64),
@@ -302,13 +305,17 @@ class Learner:
 
     def evaluate(self, prototypes: Guide | None) -> Evaluation | None:
         """Evaluate on the site's own test set, by classifier and by nearest prototype; None without a test set."""
-        return None if self._test is None else self._evaluated(self._test, prototypes)
+        return None if self._test is None else self._evaluate(self._test, prototypes)
 
     def evaluate_on(self, dataset: Dataset[Any], prototypes: Guide | None) -> Evaluation:
         """Evaluate on another test set; raise :class:`DataError` for one without samples or with other classes."""
         source = open_source(dataset, self._device)
         read_labels(source, self._classes)
-        return self._evaluated(source, prototypes)
+        return self._evaluate(source, prototypes)
+
+    def _evaluate(self, source: BatchSource, prototypes: Guide | None) -> Evaluation:
+        on_device = None if prototypes is None else prototypes.to(self._device)
+        return evaluate(self.predictor, source, on_device, self._train_counts)
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the parameters and buffers of all of this site's models, on the CPU."""
@@ -326,7 +333,7 @@ class Learner:
     def is_finite(self) -> bool:
         """Return True if every parameter and buffer of this site's models is a finite number."""
         values = self._models().state_dict().values()
-        return all(bool(each.isfinite().all()) for each in values if each.is_floating_point())
+        return all(bool(value.isfinite().all()) for value in values if value.is_floating_point())
 
     def predictor_state(self) -> dict[str, Tensor]:
         """Return a copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
@@ -359,7 +366,7 @@ class Learner:
 
     @property
     def owners(self) -> NDArray[np.int64] | None:
-        """Numbers of the units of :meth:`embedded`'s records, (N,), ascending; a secret of this site.
+        """Numbers of the units of :meth:`embed`'s records, (N,), ascending; a secret of this site.
 
         None means that each record is a unit.
         """
@@ -378,14 +385,18 @@ class Learner:
     @property
     def has_fixed_features(self) -> bool:
         """True if no training can change the model's features: see :func:`has_fixed_features`."""
-        return has_fixed_features(self._model, next(self._train.batches([[0]]))[0])
+        return has_fixed_features(self._model, self._first_input())
+
+    def _first_input(self) -> Tensor:
+        inputs, _ = next(self._train.batches([[0]]))
+        return inputs
 
     @property
     def averaged_sizes(self) -> tuple[int, int]:
         """Sizes (p, q): the numbers in the parameters and buffers of the averaged part of the model."""
         return self._averaged.sizes
 
-    def averaged(self) -> NDArray[np.float64]:
+    def averaged_vector(self) -> NDArray[np.float64]:
         """Return the averaged part of the model, float64 (p + q,); a secret of this site once it has trained.
 
         With the recipe's ``initial_features`` the averaged part is the initial model's, whatever changes in training.
@@ -399,45 +410,21 @@ class Learner:
         self._averaged.load(vector)
 
     @contextmanager
-    def aggregated(self, vector: Float) -> Iterator[None]:
+    def use_averaged(self, vector: Float) -> Iterator[None]:
         """Give the model ``vector`` (p + q,) as its averaged part inside the ``with`` block."""
-        own = self._averaged.vector()
+        trained = self._averaged.vector()
         self.load_averaged(vector)
         try:
             yield
         finally:
-            self.load_averaged(own)
+            self.load_averaged(trained)
 
     @cached_property
     def _averaged(self) -> AveragedPart:
         return AveragedPart(self._model, self._recipe.averages)
 
-    def _given(self, embedded: Iterable[EmbeddedBatch] | None) -> Iterable[EmbeddedBatch]:
-        return self.embedded() if embedded is None else embedded
-
-    def _evaluated(self, source: BatchSource, prototypes: Guide | None) -> Evaluation:
-        near = None if prototypes is None else prototypes.to(self._device)
-        predicted, nearest, labels = [], [], []
-        for given, known in self._outputs(self.predictor, source):
-            predicted.append(given.logits.argmax(dim=1).cpu())
-            labels.append(known.cpu())
-            if near is not None:
-                nearest.append(inference.by_prototype(given, near).cpu())
-        known_labels, total = torch.cat(labels).numpy(), len(source)
-        correct, counts = metrics.per_class(torch.cat(predicted).numpy(), known_labels, self._classes)
-        near_right = np.zeros_like(correct)
-        if nearest:
-            near_right, _ = metrics.per_class(torch.cat(nearest).numpy(), known_labels, self._classes)
-        return Evaluation(
-            accuracy_classifier=int(correct.sum()) / total,
-            accuracy_prototype=None if near is None else int(near_right.sum()) / total,
-            by_classifier=share_per_class(correct, counts),
-            by_prototype=() if near is None else share_per_class(near_right, counts),
-            pm_v=metrics.pm_v(correct, counts, self._train_counts),
-            pm_l=metrics.pm_l(correct, counts, self._train_counts),
-            samples=total,
-            constant=int(counts.max()) / total,
-        )
+    def _embed_unless(self, embedded: Iterable[EmbeddedBatch] | None) -> Iterable[EmbeddedBatch]:
+        return self.embed() if embedded is None else embedded
 
     def _models(self) -> nn.Module:
         """Return the module with this site's state: one model, or the averaged model and the site's own."""
@@ -445,33 +432,17 @@ class Learner:
             return self._model
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
 
-    def _outputs(self, model: PrototypeModel, source: BatchSource) -> Iterator[tuple[Outputs, Tensor]]:
-        """Yield (outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
-        model.eval()
-        for inputs, labels in source.batches(batch_in_order(len(source), EVALUATION_BATCH)):
-            with torch.no_grad():
-                given = compute_outputs(model, inputs)
-            yield given, labels
-
-    def _check_private(self) -> None:
-        from secure_client.training.dp_sgd.model_support import check_suitable  # noqa: PLC0415 (Opacus takes a second)
-
-        check_suitable(self._model, next(self._train.batches([[0]]))[0])
-
     def _check_features(self) -> None:
         """Raise :class:`ModelError` if the model makes finite features of no training record."""
-        features = FeaturePass(
-            self._model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
-        )
+        features = self._feature_pass(self._model)
         if not features.has_finite():
             raise ModelError(
                 f"the model has no finite features of any record: {'; '.join(features.warnings)}"
             )
 
-    def _check(self) -> None:
-        """Raise the constructor's errors."""
-        inputs, _ = next(self._train.batches([[0]]))
-        check_model(self._model, inputs, classes=self._classes, dim=self._dim)
+    def _check_outputs(self) -> None:
+        """Raise :class:`ModelError` for outputs of other shapes, :class:`TrainingError` for norms of single samples."""
+        check_model(self._model, self._first_input(), classes=self._classes, dim=self._dim)
         if has_batch_norm(self._model) and 1 in (self._schedule.batch_size, len(self._train)):
             raise TrainingError(
                 "batch normalisation cannot train on single samples; use a batch size of 2 or more"
@@ -484,14 +455,14 @@ def read_labels(source: BatchSource, classes: int, ranges: InputRanges | None = 
 
     Raises :class:`DataError` for a label outside [0, K).
     """
-    found = []
+    collected = []
     for inputs, labels in source.batches(batch_in_order(len(source), EVALUATION_BATCH)):
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise DataError(
                 f"label {int(outside[0])} is outside the {classes} agreed classes, 0 to {classes - 1}"
             )
-        found.append(labels.cpu())
+        collected.append(labels.cpu())
         if ranges is not None:
             ranges.add(inputs)
-    return torch.cat(found)
+    return torch.cat(collected)

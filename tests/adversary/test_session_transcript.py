@@ -194,7 +194,7 @@ def _untested(patch: pytest.MonkeyPatch) -> None:
 
 
 def _by_batches(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FeaturePass, "_of", FeaturePass._computed)
+    patch.setattr(FeaturePass, "_embed_batch", FeaturePass._compute)
 
 
 def _refusing(patch: pytest.MonkeyPatch) -> None:

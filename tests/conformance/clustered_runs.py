@@ -23,6 +23,7 @@ from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import clusters_of
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.data import SiteData
+from secure_client.training.evaluation import evaluate_outputs
 from tests.algorithms import finch_reference as paper
 from tests.algorithms.plain_lists import mean
 from tests.conformance.decrypted_results import clusters_in
@@ -84,7 +85,7 @@ class ClusterTap(Tap):
             self._book.sent.setdefault(at[:2], set()).add(at[2])
         if key.phase is Phase.PRESENCE:
             learner = trainee._learner
-            outputs = list(learner._outputs(learner._model, learner._train))
+            outputs = list(evaluate_outputs(learner._model, learner._train))
             features = np.concatenate([each.features.double().numpy() for each, _ in outputs])
             self._book.local[at] = trainee.values.local()
             self._book.features[at] = features, [int(y) for _, labels in outputs for y in labels]

@@ -217,7 +217,7 @@ def _choose_centres(patch: pytest.MonkeyPatch) -> None:
 
 def _average_trained_models(patch: pytest.MonkeyPatch) -> None:
     """Send the part of the model that records have shaped, where the extractor is agreed to be frozen."""
-    patch.setattr(Learner, "averaged", lambda learner: learner._averaged.vector() + 1e-3)
+    patch.setattr(Learner, "averaged_vector", lambda learner: learner._averaged.vector() + 1e-3)
 
 
 def _train_after_the_record(patch: pytest.MonkeyPatch) -> None:

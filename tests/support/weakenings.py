@@ -184,14 +184,14 @@ def stale_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def other_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Release features of a model that followed the records, where the initial model's are agreed."""
-    embedded = Learner.embedded
+    embedded = Learner.embed
 
     def centred(learner: Learner) -> Any:
         batches = list(embedded(learner))
         mean = torch.cat([features for features, _ in batches]).mean(dim=0)
         return [(features - mean, labels) for features, labels in batches]
 
-    monkeypatch.setattr(Learner, "embedded", centred)
+    monkeypatch.setattr(Learner, "embed", centred)
 
 
 def of_classes(change: Callable[[ReleasedPrototypes, Ints], ReleasedPrototypes]) -> Patch:

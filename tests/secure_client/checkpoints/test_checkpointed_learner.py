@@ -96,7 +96,7 @@ def size() -> int:
 def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float]:
     """Return rows, their presence, and an averaged part near the initial one."""
     rng = np.random.default_rng(seed)
-    initial = make_learner().averaged()
+    initial = make_learner().averaged_vector()
     return (
         rng.random((CLASSES, DIM)),
         np.array([True, True, False]),
@@ -119,7 +119,7 @@ def test_round_0_is_the_initial_model_without_training(site: Site) -> None:
     rows, got = site.trainee.train_round(0)
     np.testing.assert_allclose(rows, expected)  # none is negative or beyond the bound here
     assert np.array_equal(got, counts)
-    assert np.array_equal(site.trainee.values.averaged(), learner.averaged())
+    assert np.array_equal(site.trainee.values.averaged(), learner.averaged_vector())
     assert not site.trainee.has_trained
     assert site.trainee.values.held_classes().all()
     assert site.trainee.base_hash == b""
@@ -146,14 +146,14 @@ def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site)
     by_hand.train(1, None)
     by_hand.load_averaged(averaged)
     by_hand.train(2, targets.guide())
-    assert np.array_equal(got[2], by_hand.averaged())
+    assert np.array_equal(got[2], by_hand.averaged_vector())
     np.testing.assert_array_equal(got[0], np.maximum(by_hand.prototypes()[0], 0.0))
 
     unaligned = make_learner()
     unaligned.train(1, None)
     unaligned.load_averaged(averaged)
     unaligned.train(2, None)
-    assert not np.array_equal(got[2], unaligned.averaged())
+    assert not np.array_equal(got[2], unaligned.averaged_vector())
 
 
 def test_job_that_fails_ends_no_later_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_training_from_another_base_is_discarded(site: Site, restarted: bool) ->
     by_hand.train(1, None)
     by_hand.load_averaged(a_base(1)[2])
     by_hand.train(2, site.trainee.guide)
-    assert not np.array_equal(from_second[2], by_hand.averaged())
+    assert not np.array_equal(from_second[2], by_hand.averaged_vector())
     assert equal(from_second, contribution(site.trainee, 2))
 
 
@@ -285,7 +285,7 @@ def test_a_site_that_missed_rounds_trains_once_from_the_latest_base(site: Site) 
     by_hand = make_learner()
     by_hand.load_averaged(a_base(2)[2])
     by_hand.train(5, site.trainee.guide)
-    assert np.array_equal(got[2], by_hand.averaged())
+    assert np.array_equal(got[2], by_hand.averaged_vector())
 
 
 @pytest.mark.parametrize("clip", [True, False])

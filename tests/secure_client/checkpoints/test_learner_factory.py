@@ -119,7 +119,7 @@ def test_the_optimiser_is_the_agreements() -> None:
         agreed = agreement(training=settings | {"optimiser": name.value})
         learner = build(agreed)
         learner.train(1, None)
-        steps[name] = learner.averaged()
+        steps[name] = learner.averaged_vector()
     assert not np.array_equal(steps[Optimiser.SGD], steps[Optimiser.ADAM])
 
 

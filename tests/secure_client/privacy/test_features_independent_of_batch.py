@@ -13,7 +13,7 @@ from agreement.recipe import Recipe
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
 from secure_client.training import learner
-from secure_client.training.feature_pass import EVALUATION_BATCH
+from secure_client.training.evaluation import EVALUATION_BATCH
 from secure_client.training.job import Schedule
 from secure_client.training.learner import Learner
 from secure_client.training.recipes import build_recipe
@@ -57,7 +57,7 @@ def features(privacy: PrivacySection, spec: str, inputs: torch.Tensor) -> NDArra
         dim=DIM,
         device=torch.device("cpu"),
     )
-    return np.concatenate([each.numpy() for each, _ in made.embedded()])
+    return np.concatenate([each.numpy() for each, _ in made.embed()])
 
 
 @pytest.mark.parametrize("spec", ["small-cnn", "fedpc-cnn", "scatternet"])

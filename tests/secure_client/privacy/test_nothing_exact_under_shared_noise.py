@@ -321,13 +321,13 @@ def _exact_means(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_classifier_in_the_average(patch: pytest.MonkeyPatch) -> None:
-    averaged = Learner.averaged
+    averaged = Learner.averaged_vector
 
     def more(self: Learner) -> Any:
         bias: Any = self.predictor.classifier.bias
         return averaged(self) + float(bias.detach().abs().sum())
 
-    patch.setattr(Learner, "averaged", more)
+    patch.setattr(Learner, "averaged_vector", more)
 
 
 def _exact_counts_kept(patch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
+from secure_client.training.evaluation import evaluate_outputs
 from secure_client.training.learner import Learner
 from tests.support.budgets import spent_budget
 from tests.support.small import small_agreement, small_data
@@ -311,9 +312,7 @@ def test_frozen_features_are_so_by_construction(tmp_path: Path, model: str) -> N
     before = features(site.learner)
     site.trainee.train_round(1)
     np.testing.assert_array_equal(features(site.learner), before)
-    moved = [
-        given.features for given, _ in site.learner._outputs(site.learner.predictor, site.learner._train)
-    ]
+    moved = [given.features for given, _ in evaluate_outputs(site.learner.predictor, site.learner._train)]
     assert np.abs(np.concatenate([each.numpy() for each in moved]) - before).max() > 1e-6
     site.restart()
     np.testing.assert_array_equal(features(site.learner), before)
@@ -321,7 +320,7 @@ def test_frozen_features_are_so_by_construction(tmp_path: Path, model: str) -> N
 
 
 def features(learner: Learner) -> NDArray[np.float32]:
-    return np.concatenate([given.numpy() for given, _ in learner.embedded()])
+    return np.concatenate([given.numpy() for given, _ in learner.embed()])
 
 
 @pytest.mark.parametrize("lost", ["removed", "older"])

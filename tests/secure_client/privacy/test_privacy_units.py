@@ -81,7 +81,7 @@ def test_a_site_releases_the_sums_of_its_units(
     plain = build_learner(
         agreement(Unit.RECORD), SITE, data(agreed), model=agreed.training.model, device="cpu"
     )
-    ((features, labels),) = [(f.double().numpy(), known.numpy()) for f, known in plain.embedded()]
+    ((features, labels),) = [(f.double().numpy(), known.numpy()) for f, known in plain.embed()]
     order = np.argsort(SUBJECTS, kind="stable")
     owners = np.sort(SUBJECTS) if unit is Unit.SUBJECT else np.zeros(len(labels), np.int64)
     assert agreed.privacy is not None
@@ -105,7 +105,7 @@ def test_records_stay_in_their_order_where_each_is_a_unit() -> None:
     agreed = agreement(Unit.RECORD)
     learner = build_learner(agreed, SITE, data(agreed), model=agreed.training.model, device="cpu")
     assert learner.owners is None
-    labels = torch.cat([known for _, known in learner.embedded()])
+    labels = torch.cat([known for _, known in learner.embed()])
     dataset = data(agreed).train
     assert isinstance(dataset, TensorDataset)
     assert torch.equal(labels, dataset.tensors[1])

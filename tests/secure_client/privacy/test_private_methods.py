@@ -160,7 +160,7 @@ def test_cells_are_around_the_centres_that_the_site_trained_towards(tmp_path: Pa
     with replayed_noise(), trainee_of(agreement, tmp_path) as trainee:
         trainee.train_round(1)
         assert trainee.values.local().labels.tolist() == [0, 1, 2]
-        take_centres(trainee, 4, around=[given for given, _ in trainee._learner.embedded()])
+        take_centres(trainee, 4, around=[given for given, _ in trainee._learner.embed()])
         trainee.train_round(3)
         local = trainee.values.local()
         assert len(local.labels) > CLASSES

@@ -212,7 +212,7 @@ POINTS = {
     "before the ledger has it": (Ledger, "spend"),
     "once it is paid": (Learner, "jobs"),
     "in the first step": (dp_sgd, "poisson_sample"),
-    "after training": (Learner, "embedded"),
+    "after training": (Learner, "embed"),
     "before it is kept": (CheckpointedLearner, "_save_model"),
 }
 

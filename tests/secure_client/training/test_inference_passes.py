@@ -30,7 +30,7 @@ EXCHANGED = [*(Method.PFPL, Method.FEDPC, Method.FEDPROTO), *(Method.FEDDBP, Met
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return the number of passes over training data since the last call."""
     seen: list[FeaturePass] = []
-    over = FeaturePass.over
+    over = FeaturePass.embed
 
     def counted(self: FeaturePass, order: Iterable[int]) -> Iterator[EmbeddedBatch]:
         seen.append(self)
@@ -41,7 +41,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         seen.clear()
         return number
 
-    monkeypatch.setattr(FeaturePass, "over", counted)
+    monkeypatch.setattr(FeaturePass, "embed", counted)
     return since
 
 

@@ -137,7 +137,7 @@ CLOSE, FAR = 1e-9, 1e-3
 def test_fedprox_is_the_term_in_the_loss(optimiser: Optimiser) -> None:
     """Two rounds; the second starts from, and is pulled to, what was averaged."""
     learner, hand = make_learner(optimiser, proximal=2.0), whole()
-    averaged = make_learner(seed=3).averaged()
+    averaged = make_learner(seed=3).averaged_vector()
     for number in (1, 2):
         learner.train(number, GUIDE)
         by_hand(hand, optimiser, round_number=number, pull=2.0, anchor=weights(hand))
@@ -232,7 +232,7 @@ def ditto_by_hand(averages: Sequence[int], optimiser: Optimiser) -> tuple[Weight
 def test_ditto_trains_a_second_model_held_near_what_the_first_started_from(optimiser: Optimiser) -> None:
     learner = make_learner(optimiser, personal=LAMBDA)
     for number, seed in enumerate((0, 3), start=1):
-        learner.load_averaged(make_learner(seed=seed).averaged())
+        learner.load_averaged(make_learner(seed=seed).averaged_vector())
         learner.train(number, GUIDE)
         shared, personal = ditto_by_hand((0, 3)[:number], optimiser)
         assert furthest(of(learner, "averaged."), shared) < CLOSE
@@ -244,7 +244,7 @@ def test_dittos_second_model_is_pulled_to_no_other_model() -> None:
     """The second model is not pulled to its own start, which equals the averaged model in round 1 alone."""
     learner, alone = make_learner(personal=LAMBDA), whole()
     for number, seed in enumerate((0, 3), start=1):
-        learner.load_averaged(make_learner(seed=seed).averaged())
+        learner.load_averaged(make_learner(seed=seed).averaged_vector())
         learner.train(number, GUIDE)
         by_hand(alone, Optimiser.SGD, round_number=number, stage=1, pull=LAMBDA, anchor=weights(alone))
     assert furthest(of(learner, "personal."), weights(alone)) > FAR
@@ -254,7 +254,7 @@ def test_ditto_averages_as_fedavg_and_predicts_with_its_own_model() -> None:
     ditto, fedavg = make_learner(personal=LAMBDA), make_learner()
     for learner in (ditto, fedavg):
         learner.train(1, GUIDE)
-    assert np.array_equal(ditto.averaged(), fedavg.averaged())
+    assert np.array_equal(ditto.averaged_vector(), fedavg.averaged_vector())
     own = of(ditto, "personal.")
     assert all(torch.equal(each, own[name]) for name, each in ditto.predictor_state().items())
     assert furthest(own, of(fedavg)) > FAR
@@ -286,7 +286,7 @@ def test_both_of_dittos_models_are_in_its_state() -> None:
     torch.rand(3)
     restarted.load(steady.state())
     for learner in (steady, restarted):
-        learner.load_averaged(make_learner(seed=3).averaged())
+        learner.load_averaged(make_learner(seed=3).averaged_vector())
         learner.train(2, GUIDE)
     assert all(torch.equal(each, restarted.state()[name]) for name, each in steady.state().items())
     assert {name.partition(".")[0] for name in steady.state()} == {"averaged", "personal"}

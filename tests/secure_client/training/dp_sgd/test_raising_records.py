@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 from secure_client.models.prototype_model import FixedBatchModel, SplitModel
 from secure_client.training.batches import TensorSource, isolate_failures
 from secure_client.training.dp_sgd import steps
-from secure_client.training.feature_pass import EVALUATION_BATCH, FeaturePass
+from secure_client.training.evaluation import EVALUATION_BATCH
+from secure_client.training.feature_pass import FeaturePass
 from secure_client.training.loop import run_job
 from tests.secure_client.training.dp_sgd.private_training import ALL, CPU, DIM, images, job_of, tiny
 
@@ -103,7 +104,7 @@ def test_feature_pass_isolates_raising_records(size: int | None) -> None:
         device=CPU,
         where="site",
     )
-    ((rows, given),) = features.over(range(len(labels)))
+    ((rows, given),) = features.embed(range(len(labels)))
     assert torch.equal(given, labels)
     assert (rows == 0).all(dim=1).nonzero().flatten().tolist() == spoiled
     assert sum(sizes) <= most_rows(len(labels), EVALUATION_BATCH, len(spoiled))
