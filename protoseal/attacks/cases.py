@@ -170,6 +170,10 @@ class Case(ABC):
         """
         return None
 
+    def judge(self, measured: Interval, undefended: Interval) -> Verdict:
+        """Judge a measurement beside the same attack undefended, by the case's chance and margin."""
+        return judge(measured, undefended, chance=self.chance, margin=self.margin)
+
 
 @dataclass(frozen=True)
 class Auxiliary:

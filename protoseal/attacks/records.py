@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from agreement.storage.run_files import Record, write_json
-from protoseal.attacks.cases import Case, Measurement, Verdict, judge
+from protoseal.attacks.cases import Case, Measurement, Verdict
 from protoseal.attacks.image_gallery import to_png
 from secure_client.data.sources import is_public
 
@@ -220,7 +220,7 @@ def make_record(
     covers: bool,
 ) -> CaseRecord:
     """Return the record of a case; ``covers`` says whether ε, if there is one, covers the values of one site."""
-    verdict = judge(outcome, undefended, chance=case.chance, margin=case.margin)
+    verdict = case.judge(outcome, undefended)
     if verdict is Verdict.NOT_DEFENDED and case.reads_values and covers and epsilon is not None:
         verdict = Verdict.NOISY_VALUES
     reading = outcome.reading

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
+import pytest
+
+from crypto import rotation
+from crypto.pairwise import masks, unmask
+from crypto.protection import Words
 from protoseal.attacks.recorded_run import RecordedRun, record_run
 from protoseal.simulation.config import load_simulation
 
@@ -51,3 +57,21 @@ def record_anew(
     """Record a run that no other test shares, for instance of a weakened build."""
     config = load_simulation(None, {"method": method, "protection": protection, **SETTINGS, **settings})
     return record_run(config, 0, samples=samples)
+
+
+# Builds in which a defence is missing
+
+
+def leave_out_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sites send their words as they are, and the coordinator remove nothing."""
+
+    def unchanged(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
+        return words.copy()
+
+    monkeypatch.setattr(masks, "add_streams", unchanged)
+    monkeypatch.setattr(unmask, "add_streams", unchanged)
+
+
+def leave_out_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sites send their rows as they are."""
+    monkeypatch.setattr(rotation, "rotate", lambda key, vectors, inverse=False: vectors.copy())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agreement import Agreement
-from protoseal.attacks.cases import Measurement, Verdict, judge
+from protoseal.attacks.cases import Measurement, Verdict
 from protoseal.attacks.echoing_site import EchoingSite
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
@@ -29,10 +29,10 @@ def measured(run: RecordedRun) -> tuple[Measurement, Verdict]:
     """Return the attack on a run, and the verdict beside peers that stand still."""
     (result,), reference = CASE.measure(run, Adversary.PEER), CASE.reference(run)
     assert reference is not None
-    return result, judge(result, reference, chance=CASE.chance, margin=CASE.margin)
+    return result, CASE.judge(result, reference)
 
 
-def test_peers_that_stand_still_and_answer_in_each_round_are_read(
+def test_echoing_site_peers_that_answer_each_round_are_read(
     frozen: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The double is an agreement whose rows are asked for in every round, although no feature changes."""
@@ -42,21 +42,21 @@ def test_peers_that_stand_still_and_answer_in_each_round_are_read(
     assert result.details["answers for a class"] == 4
 
 
-def test_peers_that_stand_still_answer_once(frozen: RecordedRun) -> None:
+def test_echoing_site_frozen_peers_answer_once(frozen: RecordedRun) -> None:
     result, verdict = measured(frozen)
     assert verdict is Verdict.DEFENDED
     assert result.details["answers for a class"] == 1
 
 
 @pytest.mark.full
-def test_peers_that_train_have_no_true_solution(trained: RecordedRun) -> None:
+def test_echoing_site_training_peers_are_not_read(trained: RecordedRun) -> None:
     result, verdict = measured(trained)
     assert verdict is Verdict.DEFENDED
     assert result.details["answers for a class"] == 4
 
 
 @pytest.mark.parametrize("method", ["fedpc", "fedavg"])
-def test_a_sum_does_not_depend_on_an_echo(method: str) -> None:
+def test_echoing_site_sums_have_no_input(method: str) -> None:
     run = record_anew(method, "masked")
     assert not CASE.measure(run, Adversary.PEER)
     assert CASE.reference(run) is None

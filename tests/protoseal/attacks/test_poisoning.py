@@ -71,7 +71,7 @@ def succeeds(case: Poisoning, measured: Measurement) -> bool:
     return measured.value >= case.chance + case.margin
 
 
-def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
+def test_poisoning_norm_bound_holds_and_its_absence_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case, run = case_of(SCALED), run_of(config_of("fedproto"))
@@ -89,7 +89,7 @@ def test_a_norm_bound_holds_what_succeeds_without_it_and_its_absence_is_noticed(
 
 
 @pytest.mark.full
-def test_default_weights_of_pfpl_hold_what_succeeds_under_those_of_the_paper() -> None:
+def test_poisoning_default_weights_hold_what_printed_weights_do_not() -> None:
     config = config_of("pfpl", sites=5, rounds=5).model_copy(update={"norm_bound": 50.0})
     case, run = case_of(SCALED), run_of(config)
     undefended = case.reference(run)
@@ -99,25 +99,25 @@ def test_default_weights_of_pfpl_hold_what_succeeds_under_those_of_the_paper() -
     assert not succeeds(case, within)
 
 
-def test_bounds_do_not_hold_a_scaled_model() -> None:
+def test_poisoning_scaled_model_succeeds_within_bounds() -> None:
     case = case_of(SCALED)
     (measured,) = case.measure(run_of(config_of("fedavg")), Adversary.PEER)
     assert succeeds(case, measured)
 
 
-def test_sites_without_poison_cost_nothing() -> None:
+def test_poisoning_honest_behaviour_costs_nothing() -> None:
     (measured,) = case_of(Poison()).measure(run_of(config_of("fedproto", split="iid:per=30")), Adversary.PEER)
     assert measured.value == 0.0
     assert measured.trials == 1
 
 
-def test_a_coordinator_that_sees_uploads_refuses_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_poisoned_too_long_upload_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poisoning, "project_to_norm", lambda rows, bound: (rows, 0))
     with pytest.raises(MalformedError):
         run_poisoned(config_of("fedproto", split="iid:per=30"), 0, SCALED, add_triggers)
 
 
-def test_two_malicious_sites_stay_within_the_bound_of_a_masked_mean_together() -> None:
+def test_run_poisoned_two_malicious_sites_stay_within_the_masked_mean() -> None:
     config = config_of("pfpl", split="iid:per=30", protection="masked")
     weighting = config.pfpl.model_copy(update={"weighting": Weighting.UNIFORM})
     uniform = config.model_copy(update={"norm_bound": 50.0, "dim": 128, "pfpl": weighting})
@@ -125,12 +125,12 @@ def test_two_malicious_sites_stay_within_the_bound_of_a_masked_mean_together() -
 
 
 @pytest.mark.parametrize("method", ["fedproto", "pfpl", "fedpc", "fedplcc"])
-def test_a_poisoned_run_completes_under_masks(method: str) -> None:
+def test_run_poisoned_masked_run_completes(method: str) -> None:
     config = config_of(method, split="iid:per=30", protection="masked")
     assert len(run_poisoned(config, 0, Poison(rows=shift_rows, factor=-1.0), add_triggers).accuracy) == 8
 
 
-def test_cases_apply_to_methods_with_the_values_that_they_change() -> None:
+def test_poisoning_cases_skip_methods_without_their_values() -> None:
     cases = {case.attack: case for case in poisoning_cases()}
     skipped = {"prototype shift": "fedavg", "inflated sample count": "pfpl"}
     for attack, method in skipped.items():
@@ -140,7 +140,7 @@ def test_cases_apply_to_methods_with_the_values_that_they_change() -> None:
     assert not cases["label flip"].measure(run_of(config_of("pfpl")), Adversary.COORDINATOR)
 
 
-def test_poisoned_data() -> None:
+def test_poisoned_data_labels_and_triggers() -> None:
     images = LabelledImages(torch.zeros(3, 1, 8, 8), np.array([TARGET, 1, 9]))
     images.inputs[0] = 1.0
     assert flip_labels(images, 10).labels.tolist() == [9, 8, 0]
@@ -151,13 +151,13 @@ def test_poisoned_data() -> None:
     assert not images.inputs[1:].any()
 
 
-def test_a_shift_moves_the_mean_over_equal_sites_to_the_next_class() -> None:
+def test_shift_rows_moves_the_mean_to_the_next_class() -> None:
     rows, labels = np.random.default_rng(0).normal(size=(4, 3)), np.arange(4)
     mean = (4 * rows + shift_rows(rows, labels, 5)) / 5
     np.testing.assert_allclose(mean, rows[(labels + 1) % 4])
 
 
-def test_malicious_sites_are_one_in_five_and_at_least_one() -> None:
+def test_choose_malicious_one_in_five_and_at_least_one() -> None:
     assert choose_malicious(["b", "a", "c"]) == ["a"]
     assert choose_malicious([f"{i:02}" for i in range(15)]) == ["00", "01", "02"]
 
@@ -178,7 +178,7 @@ def test_a_median_of_groups_is_that_of_means() -> None:
     assert median_of_groups(rows, 2).item() == 5.0
 
 
-def test_seeds_make_the_interval_and_sites_of_a_seed_do_not() -> None:
+def test_interval_is_over_seeds_not_sites() -> None:
     """Four seeds whose sites all lose alike are four trials: Student's interval, and none from one seed."""
     lost = np.array([[0.10] * 9, [0.14] * 9, [0.12] * 9, [0.08] * 9])
     low, high = _interval(lost)

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from protoseal.attacks.cases import Case, Measurement, Verdict, judge
+from protoseal.attacks.cases import Case, Measurement, Verdict
 from protoseal.attacks.prototype_inversion import PrototypeInversion
 from protoseal.attacks.prototype_membership import PrototypeMembership
 from protoseal.attacks.readings import LENGTHS, Adversary, round_zero_readings
@@ -48,7 +48,7 @@ def verdict(case: Case, run: RecordedRun) -> Verdict:
     """Return the worst verdict of the readings by lengths and inner products, beside the undefended run."""
     (undefended,) = measured(case, recorded_frozen("plain")).values()
     results = [each for basis, each in measured(case, run).items() if basis in ROTATED]
-    verdicts = [judge(each, undefended, chance=case.chance, margin=case.margin) for each in results]
+    verdicts = [case.judge(each, undefended) for each in results]
     return max(verdicts, key=(Verdict.DEFENDED, Verdict.TOO_WEAK, Verdict.NOT_DEFENDED).index)
 
 
@@ -56,23 +56,23 @@ def verdict(case: Case, run: RecordedRun) -> Verdict:
 
 
 @pytest.mark.parametrize("reading", [LENGTHS, PRODUCTS])
-def test_the_length_of_a_rotated_row_tells_its_one_record(reading: str) -> None:
+def test_rotated_row_length_tells_its_one_record(reading: str) -> None:
     run = recorded_frozen("masked")
     assert measured(MEMBER, run)[reading].value > 0.99
     assert measured(IMAGE, run)[reading].value > 0.99
 
 
 @pytest.mark.parametrize("case", [MEMBER, IMAGE])
-def test_rotated_rows_of_one_record_are_not_defended(case: Case) -> None:
+def test_rotated_rows_one_record_is_not_defended(case: Case) -> None:
     assert verdict(case, recorded_frozen("masked")) is Verdict.NOT_DEFENDED
 
 
 @pytest.mark.parametrize("case", [MEMBER_OF_20, IMAGE_OF_20])
-def test_rotated_rows_of_twenty_records_tell_none(case: Case) -> None:
+def test_rotated_rows_twenty_records_tell_none(case: Case) -> None:
     assert verdict(case, recorded_frozen("masked")) is not Verdict.NOT_DEFENDED
 
 
-def test_an_image_chosen_by_length_is_shown_beside_the_original() -> None:
+def test_rotated_rows_picture_has_the_chosen_image() -> None:
     shown = measured(IMAGE, recorded_frozen("masked"))[LENGTHS].pictures[0].images
     np.testing.assert_array_equal(shown["chosen image"], shown["original"])
 
@@ -80,14 +80,14 @@ def test_an_image_chosen_by_length_is_shown_beside_the_original() -> None:
 # Two records, from a list of candidates
 
 
-def test_a_list_of_candidates_has_one_pair_of_a_rows_length() -> None:
+def test_pairs_of_a_list_have_one_rows_length() -> None:
     run = recorded_frozen("masked")
     two = measured(PrototypeMembership(2), run)
     assert two[PAIRS].value > 0.99 > two[LENGTHS].value
     assert measured(PrototypeInversion(2, decoder=True), run)[PAIRS].value > 0.99
 
 
-def test_two_lists_have_one_pair_of_two_directions_cosine() -> None:
+def test_pairs_of_two_lists_have_one_cosine() -> None:
     """FedPLCC withholds lengths: two sites' single records show by the angle between them."""
     run = record_anew("fedplcc", "masked", (1, 1, 20))
     assert measured(MEMBER, run)[PAIRS].value > 0.99
@@ -100,7 +100,7 @@ TWO_RECORDS = (1, 0, 0, 0, 1, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("samples", [ONE_CLASS_IN_COMMON, TWO_RECORDS])
-def test_two_lists_have_one_pair_of_what_rows_of_all_classes_show(samples: tuple[int, ...]) -> None:
+def test_pairs_of_two_lists_round_zero_has_one(samples: tuple[int, ...]) -> None:
     """FedPC's round 0: a product of rows with one class in common, and the length of a row of two records."""
     of_one = measured(MEMBER, record_anew("fedpc", "masked", samples))
     assert of_one[f"{PAIRS}, in round 0"].value > 0.99 > of_one[f"{LENGTHS}, in round 0"].value
@@ -110,16 +110,16 @@ def test_two_lists_have_one_pair_of_what_rows_of_all_classes_show(samples: tuple
 
 
 @pytest.mark.parametrize("run", [recorded_peer_sum, lambda: recorded("pfpl", "ckks")], ids=["sum", "ckks"])
-def test_sums_and_ciphertexts_show_no_lengths(run: Callable[[], RecordedRun]) -> None:
+def test_rotated_readings_sums_and_ciphertexts_have_none(run: Callable[[], RecordedRun]) -> None:
     assert rotated_readings(run(), COORDINATOR, SITE) == ()
 
 
-def test_noise_hides_the_one_record() -> None:
+def test_rotated_rows_noise_hides_the_one_record() -> None:
     run = record_anew("pfpl", "masked", (1, 20), privacy=NOISE | {"min_count": 0.01})
     assert measured(MEMBER, run)[LENGTHS].low < MEMBER.chance + MEMBER.margin
 
 
-def test_min_count_withholds_the_class_of_one_record() -> None:
+def test_rotated_rows_min_count_withholds_one_record() -> None:
     # Three sites are left with each class, the fewest that are agreed.
     run = record_anew("pfpl", "masked", (1, 20, 20, 20), privacy=NOISE | {"min_count": 10.0})
     assert measured(MEMBER, run) == {}
@@ -129,7 +129,7 @@ def test_min_count_withholds_the_class_of_one_record() -> None:
 # Rounds
 
 
-def test_ratios_of_several_rounds_are_added_up() -> None:
+def test_rotated_rows_ratios_of_rounds_are_added() -> None:
     run = record_anew("pfpl", "masked", rounds=2)
     shown, inputs = list_shown_rows(run, SITE), run.sites[SITE].test.inputs[:9]
     assert [*shown] == [1, 2]
@@ -141,7 +141,7 @@ def test_ratios_of_several_rounds_are_added_up() -> None:
     assert np.abs(one).min() > 0.0
 
 
-def test_round_zero_is_read_with_the_initial_model() -> None:
+def test_round_zero_readings_use_the_initial_model() -> None:
     """A colluding site rotates its rows back; the coordinator alone has their length and products."""
     run = recorded_in_groups("masked")
     assert list(round_zero_readings(run, COORDINATOR, SITE)) == []
@@ -159,7 +159,7 @@ def test_round_zero_is_read_with_the_initial_model() -> None:
 # Forms
 
 
-def test_moments_of_forms_are_those_of_drawn_vectors() -> None:
+def test_form_moments_are_those_of_drawn_vectors() -> None:
     rng = np.random.default_rng(0)
     factors = rng.normal(size=(2, 4, 4)) / 2.0
     own, others = (Spread(rng.normal(size=4), factor @ factor.T) for factor in factors)
@@ -170,7 +170,7 @@ def test_moments_of_forms_are_those_of_drawn_vectors() -> None:
     np.testing.assert_allclose(np.cov(forms), expected.covariances[0], rtol=0.05, atol=0.05)
 
 
-def test_the_moments_of_a_cosine_of_orthogonal_rows_are_finite() -> None:
+def test_moments_cosine_of_orthogonal_rows_is_finite() -> None:
     """The mean product is 0, and the variance is that of the product over both lengths."""
     covariance = np.diag([0.1, 0.2, 0.1])[None]
     cosine = Moments(np.array([[1.0, 0.0, 4.0]]), covariance).cosines()

@@ -55,7 +55,7 @@ def nearest(found: list[Rows], truth: Rows) -> float:
 
 @pytest.mark.parametrize(("sites", "colluding"), [(4, 2), (5, 3), (6, 3), (9, 8)])
 @pytest.mark.parametrize("weighting", [Weighting.COMPLEMENT, Weighting.DISTANCE, Weighting.INVERSE])
-def test_combinations_of_half_of_the_sites_have_the_others_among_their_solutions(
+def test_solve_combinations_half_of_the_sites_find_the_others(
     weighting: Weighting, sites: int, colluding: int
 ) -> None:
     rows = drawn(sites)
@@ -65,19 +65,19 @@ def test_combinations_of_half_of_the_sites_have_the_others_among_their_solutions
     assert colluding == sites / 2 or len(found) == 1
 
 
-def test_equations_of_other_weights_have_no_true_solution() -> None:
+def test_solve_combinations_other_weights_find_nothing() -> None:
     rows = drawn(4)
     received = combined(rows, Weighting.COMPLEMENT)[:2]
     assert nearest(solve_combinations(agreement(Weighting.DISTANCE), rows[:2], received, 2), rows[2:]) > 0.1
 
 
-def test_fewer_than_half_of_the_sites_have_no_solution() -> None:
+def test_solve_combinations_too_few_sites_find_nothing() -> None:
     rows = drawn(5)
     received = combined(rows, Weighting.COMPLEMENT)[:2]
     assert not solve_combinations(agreement(Weighting.COMPLEMENT), rows[:2], received, 3)
 
 
-def test_a_solution_with_negative_numbers_is_implausible_where_no_own_row_has_any() -> None:
+def test_select_plausible_drops_negative_and_too_long_rows() -> None:
     agreed = agreement(Weighting.COMPLEMENT)
     short = np.full((2, DIM), agreed.norm_bound / DIM)
     mixed, too_long = np.where(np.arange(DIM) == 3, -0.5, short), DIM * short
@@ -85,7 +85,7 @@ def test_a_solution_with_negative_numbers_is_implausible_where_no_own_row_has_an
     assert len(select_plausible(agreed, -short, [short, mixed, too_long])) == 2
 
 
-def test_of_several_solutions_a_second_round_chooses_the_one_that_hardly_moved() -> None:
+def test_class_solutions_second_round_chooses_what_hardly_moved() -> None:
     weighting = Weighting.COMPLEMENT
     rounds = [drawn(4), drawn(4) + 0.02 * drawn(4, seed=1)]
     before, now = (
@@ -116,7 +116,7 @@ def worst(run: RecordedRun, victim: str, rows_of: Any) -> float:
 
 
 @pytest.mark.parametrize("protection", ["masked", ENCRYPTED])
-def test_half_of_the_sites_read_the_others_whatever_the_protection(protection: str) -> None:
+def test_readings_half_of_the_sites_solve_under_any_protection(protection: str) -> None:
     run = recorded("pfpl", protection)
     for victim in HIDDEN:
         learned, *_ = readings(run, Adversary.HALF, victim)
@@ -126,7 +126,7 @@ def test_half_of_the_sites_read_the_others_whatever_the_protection(protection: s
         )
 
 
-def test_weights_as_printed_are_solved_in_both_rounds(by_distance: RecordedRun) -> None:
+def test_solve_class_printed_weights_are_solved_in_both_rounds(by_distance: RecordedRun) -> None:
     run = by_distance
     for victim in HIDDEN:
         assert worst(run, victim, lambda k: solve_class(run, HALF, k).rows) < EXACT
@@ -139,7 +139,7 @@ def test_weights_as_printed_are_solved_in_both_rounds(by_distance: RecordedRun) 
         assert max(errors) < EXACT
 
 
-def test_the_values_attack_succeeds_and_says_how_many_solutions_remain(by_distance: RecordedRun) -> None:
+def test_values_half_of_the_sites_succeed_and_count_solutions(by_distance: RecordedRun) -> None:
     measured, *_ = Values().measure(by_distance, Adversary.HALF)
     assert measured.low > 0.9
     assert measured.details["plausible solutions of a class"] >= 1
@@ -150,7 +150,7 @@ def by_uniform() -> RecordedRun:
     return recorded_peer_sum()
 
 
-def test_uniform_weights_give_half_of_the_sites_the_mean_of_the_others_alone(by_uniform: RecordedRun) -> None:
+def test_readings_uniform_weights_give_half_the_mean_alone(by_uniform: RecordedRun) -> None:
     run = by_uniform
     (learned,) = readings(run, Adversary.HALF, HIDDEN[0])
     truth = np.array([run.sites[name].rows for name in HIDDEN])
@@ -164,7 +164,7 @@ def test_uniform_weights_give_half_of_the_sites_the_mean_of_the_others_alone(by_
     ("adversary", "read"),
     [(Adversary.COORDINATOR, (*HALF, *HIDDEN)), (Adversary.COLLUSION, HALF[1:] + HIDDEN)],
 )
-def test_uniform_weights_give_the_coordinator_a_masked_sum_less_its_helpers_part(
+def test_readings_uniform_weights_give_a_sum_less_the_helpers_part(
     by_uniform: RecordedRun, adversary: Adversary, read: tuple[str, ...]
 ) -> None:
     """The helper has no secret of the others, where rotations gave it all."""

@@ -67,7 +67,7 @@ def verdicts(report: dict[str, Any], attack: str, protection: str) -> dict[str, 
     return found
 
 
-def test_the_file_has_the_fields_that_others_rely_on(report: dict[str, Any]) -> None:
+def test_attacks_json_has_the_agreed_fields(report: dict[str, Any]) -> None:
     """The fields are those of the design; the rest is for the report."""
     assert report["schema"] == 1
     assert report["complete"]
@@ -76,11 +76,11 @@ def test_the_file_has_the_fields_that_others_rely_on(report: dict[str, Any]) -> 
     assert all(case["low"] <= case["value"] <= case["high"] for case in report["cases"])
 
 
-def test_printed_json_is_the_file(attacked: tuple[Path, Result], report: dict[str, Any]) -> None:
+def test_attack_json_prints_the_file(attacked: tuple[Path, Result], report: dict[str, Any]) -> None:
     assert json.loads(attacked[1].stdout) == report
 
 
-def test_rotations_hold_the_coordinator_off_but_not_from_a_class_of_one_record(
+def test_attack_rotation_defends_but_not_one_record(
     report: dict[str, Any],
 ) -> None:
     for name, many in ((MEMBERSHIP, True), (f"{MEMBERSHIP}, 1 sample", False), (INVERSION, False)):
@@ -88,28 +88,26 @@ def test_rotations_hold_the_coordinator_off_but_not_from_a_class_of_one_record(
         assert ("not defended" not in verdicts(report, name, "masked")[Adversary.COORDINATOR]) is many
 
 
-def test_a_colluding_site_opens_what_rotations_hide(report: dict[str, Any]) -> None:
+def test_attack_colluding_site_undoes_rotations(report: dict[str, Any]) -> None:
     for adversary in (Adversary.COLLUSION, Adversary.PEERS):
         assert verdicts(report, MEMBERSHIP, "masked")[adversary] == {"not defended"}
 
 
-def test_a_reading_names_its_rounds_and_exact_numbers_their_error(report: dict[str, Any]) -> None:
+def test_attack_readings_name_rounds_and_errors(report: dict[str, Any]) -> None:
     assert all("round" in case["reading"] for case in report["cases"])
     questions = {case["question"] for case in report["cases"] if case["attack"] == "reading protected values"}
     assert questions
     assert all(f"{EXACT:g}".replace("e-05", "e-5") in each for each in questions)
 
 
-def test_the_report_loads_nothing_from_elsewhere(
-    attacked: tuple[Path, Result], report: dict[str, Any]
-) -> None:
+def test_attack_report_loads_nothing(attacked: tuple[Path, Result], report: dict[str, Any]) -> None:
     page = (attacked[0] / "out" / "report.html").read_text(encoding="utf-8")
     assert report["cases"][0]["question"] in page
     assert "data:image/svg+xml" in page
     assert 'src="http' not in page
 
 
-def test_a_second_start_repeats_no_run(
+def test_attack_second_start_repeats_no_run(
     attacked: tuple[Path, Result], report: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -121,7 +119,7 @@ def test_a_second_start_repeats_no_run(
     assert json.loads(again.stdout)["cases"] == report["cases"]
 
 
-def test_results_of_another_configuration_are_kept(attacked: tuple[Path, Result]) -> None:
+def test_attack_other_configuration_is_refused(attacked: tuple[Path, Result]) -> None:
     refused = attack(attacked[0], "--set", "training.lr=0.5")
     assert refused.exit_code == 1
     assert "--out" in refused.output
@@ -148,7 +146,7 @@ class Drawn(Case):
         ('noise = "distributed"', "not defended"),
     ],
 )
-def test_what_is_read_of_one_site_is_covered_by_noise_of_its_own_alone(
+def test_attack_values_are_covered_by_a_sites_own_noise_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str | None, verdict: str
 ) -> None:
     """Exact values are a break, and so are values of features without a guarantee, or with a share of the noise."""
@@ -173,9 +171,7 @@ def files_with_pictures(out: Path) -> set[str]:
     }
 
 
-def test_pictures_of_private_records_are_kept_only_when_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attack_pictures_are_kept_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first screen says whose records the results show, and that they hold pictures or none."""
     monkeypatch.setitem(suites_module.SUITES, "membership", lambda: [Drawn()])
     data, rng = tmp_path / "data", np.random.default_rng(0)
@@ -213,14 +209,14 @@ def test_pictures_of_private_records_are_kept_only_when_asked(
     ("arguments", "word"),
     [(("--epsilons", "3"), "[privacy]"), (("--epsilons", "x"), "inf"), (("--protections", "none"), "none")],
 )
-def test_a_wrong_request_names_its_remedy(tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
+def test_attack_wrong_option_names_its_remedy(tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
     refused = attack(tmp_path, *arguments)
     assert refused.exit_code != 0
     assert refused.exception is None or isinstance(refused.exception, SystemExit)
     assert word in refused.output
 
 
-def test_every_suite_has_cases_and_its_name_in_the_help() -> None:
+def test_make_cases_every_suite_is_listed() -> None:
     assert set(SUITE_NAMES) == set(list_suites())
     for name in SUITE_NAMES:
         cases = [case for every in make_cases(name).values() for case in every]
@@ -229,7 +225,7 @@ def test_every_suite_has_cases_and_its_name_in_the_help() -> None:
 
 
 @pytest.mark.full
-def test_every_attack_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attack_all_suites_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attack is made short here, and its strength is tested elsewhere."""
     monkeypatch.setattr(update_inversion, "REPEATS", 1)
     monkeypatch.setattr(update_inversion, "_STEPS", 5)

@@ -1,8 +1,8 @@
-"""Readings of groups' and clusters' means, against means of the sites' true prototypes and models."""
+"""Readings of a victim's prototypes and model: exact where the trust model says so, and useless elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,99 @@ from protoseal.attacks import opened_sums
 from protoseal.attacks.exchanged_models import read_average, read_models
 from protoseal.attacks.opened_sums import read_assignment
 from protoseal.attacks.readings import Adversary, LearnedRows, readings, result_readings
-from protoseal.attacks.recorded_run import RecordedRun
+from protoseal.attacks.recorded_run import RecordedRun, compute_features
 from protoseal_wire.cluster_assignment import clusters_of
-from tests.protoseal.attacks.recorded import recorded_in_clusters, recorded_in_groups
+from tests.protoseal.attacks.recorded import (
+    record_anew,
+    recorded,
+    recorded_in_clusters,
+    recorded_in_groups,
+    recorded_peer_sum,
+)
+
+VICTIM = "site-2"
+EXACT, NEAR, USELESS = "exact", "near", "useless"
+COORDINATOR, PEER, HALF, PEERS, COLLUSION = Adversary
+
+EXPECTED: dict[tuple[str, str], dict[Adversary, str]] = {
+    ("pfpl", "plain"): {COORDINATOR: EXACT, PEER: NEAR, HALF: EXACT, PEERS: EXACT, COLLUSION: EXACT},
+    ("pfpl", "masked"): {COORDINATOR: USELESS, PEER: NEAR, HALF: EXACT, PEERS: EXACT, COLLUSION: EXACT},
+    ("pfpl", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, HALF: EXACT, PEERS: EXACT, COLLUSION: EXACT},
+    ("feddbp", "plain"): {COORDINATOR: EXACT, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("feddbp", "masked"): {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    ("feddbp", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    ("fedpc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    ("fedplcc", "plain"): {COORDINATOR: EXACT, PEER: NEAR, HALF: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "masked"): {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+    ("fedplcc", "ckks"): {COORDINATOR: USELESS, PEER: NEAR, HALF: NEAR, PEERS: NEAR, COLLUSION: EXACT},
+}
+"""Nearness of an adversary's best reading to the victim's prototypes, by method and protection."""
+IN_GROUPS: dict[str, dict[Adversary, str]] = {
+    "plain": {COORDINATOR: EXACT, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+    "masked": {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR},
+    "ckks": {COORDINATOR: USELESS, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
+}
+"""Nearness by protection, for FedPC with two groups."""
+ENCRYPTED = [pair for pair in EXPECTED if pair[1] == "ckks"]
+PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in ENCRYPTED[1:] else ()) for pair in EXPECTED]
+"""Readings of one encrypted run are enough for `make test`."""
+
+
+def nearest(run: RecordedRun, learned: LearnedRows) -> np.ndarray[Any, Any]:
+    """Return the cosine of each of the victim's prototypes with the nearest row that was read of its class."""
+    site, cosines = run.sites[VICTIM], []
+    for own, k in zip(site.rows, site.labels, strict=True):
+        rows = learned.of_class(k)
+        lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(own)
+        cosines.extend([float((rows @ own / np.maximum(lengths, 1e-12)).max())] * bool(len(rows)))
+    return np.array(cosines)
+
+
+def check_nearness(run: RecordedRun, nearness: Mapping[Adversary, str]) -> None:
+    for adversary, expected in nearness.items():
+        found = readings(run, adversary, VICTIM)
+        cosines = max((nearest(run, each) for each in found), key=lambda each: float(np.median(each)))
+        if expected == EXACT:
+            assert cosines.min() > 1 - 1e-6, adversary
+        elif expected == NEAR:
+            assert 0.3 < np.median(cosines) < 1 - 1e-6, adversary
+        else:
+            assert np.abs(np.median(cosines)) < 0.3, adversary
+
+
+@pytest.mark.parametrize(("method", "protection"), PAIRS)
+def test_readings_are_as_near_as_the_trust_model_says(method: str, protection: str) -> None:
+    check_nearness(recorded(method, protection), EXPECTED[method, protection])
+
+
+def test_readings_peer_sum_is_exact_to_all_other_sites_alone() -> None:
+    expected = {COORDINATOR: NEAR, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: NEAR}
+    check_nearness(recorded_peer_sum(), expected)
+
+
+@pytest.mark.parametrize("protection", ["plain", "masked", pytest.param("ckks", marks=pytest.mark.full)])
+def test_readings_groups_are_as_near_as_the_trust_model_says(protection: str) -> None:
+    check_nearness(recorded_in_groups(protection), IN_GROUPS[protection])
+
+
+@pytest.mark.parametrize("protection", ["plain", "masked"])
+def test_readings_all_other_sites_solve_for_the_victim(protection: str) -> None:
+    """Decryption and rotation do not matter here: the results themselves determine the one unknown site."""
+    run = recorded("pfpl", protection)
+    (learned,) = readings(run, PEERS, VICTIM)
+    np.testing.assert_allclose(learned.rows, run.sites[VICTIM].rows[learned.labels], rtol=0, atol=1e-3)
+
+
+def test_record_run_ends_with_the_last_round_that_sends_rows() -> None:
+    """The second of two rounds of frozen features sends zeros, on which every attack would fail."""
+    frozen = {"frozen_extractor": True, "norm": "group"}
+    run = record_anew("fedproto", "plain", rounds=2, training=frozen)
+    assert run.result(VICTIM)[0].round == 1
+    check_nearness(run, {COORDINATOR: EXACT})
+
+
+# Means of groups and clusters, against means of the sites' true prototypes and models
+
 
 COORDINATOR, PEER, HALF, PEERS, COLLUSION = Adversary
 LARGE, SMALL = ["site-2", "site-4", "site-6", "site-7", "site-8"], ["site-1", "site-3", "site-5"]
@@ -80,7 +170,7 @@ def held(run: RecordedRun, group: Sequence[str]) -> list[bool]:
     ("protection", "adversary", "victim", "sites"),
     [pytest.param(*row, marks=FULL if row[0] == "ckks" else ()) for row in OF_GROUPS],
 )
-def test_a_groups_mean_is_read_less_the_colluding_sites(
+def test_readings_group_mean_less_the_colluding_sites(
     protection: str, adversary: Adversary, victim: str, sites: list[str]
 ) -> None:
     run = recorded_in_groups(protection)
@@ -92,7 +182,7 @@ def test_a_groups_mean_is_read_less_the_colluding_sites(
 
 
 @pytest.mark.parametrize("protection", ["plain", "masked", pytest.param("ckks", marks=FULL)])
-def test_one_site_reads_a_mixture_of_groups(protection: str) -> None:
+def test_readings_one_site_reads_a_mixture_of_groups(protection: str) -> None:
     run = recorded_in_groups(protection)
     (learned,), (model,) = readings(run, PEER, "site-2"), read_models(run, PEER, "site-2")
     both = [int(k) for k in learned.labels if held(run, SMALL)[k]]
@@ -113,7 +203,7 @@ COALITION = ("site-2", "site-3", "site-5")
         pytest.param("ckks", "site-3", ("site-1", "site-5"), marks=FULL),
     ],
 )
-def test_the_rest_of_a_group_reads_its_last_member_with_a_leader_or_one_site_of_each_group(
+def test_result_readings_leader_or_one_site_of_each_group_reads_the_last_member(
     protection: str, victim: str, sites: tuple[str, ...]
 ) -> None:
     run = recorded_in_groups(protection)
@@ -124,13 +214,13 @@ def test_the_rest_of_a_group_reads_its_last_member_with_a_leader_or_one_site_of_
     np.testing.assert_allclose(model.vector, run.sites[victim].averaged, rtol=0, atol=ERROR)
 
 
-def test_sites_of_one_group_solve_nothing() -> None:
+def test_result_readings_sites_of_one_group_solve_nothing() -> None:
     (learned,) = result_readings(recorded_in_groups("masked"), "site-3", ("site-1", "site-5"))
     assert learned.reading == "a mixture of all groups' means"
     assert learned.details == {"solutions of the groups' mixtures": 0.0}
 
 
-def test_equations_of_other_weights_have_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solve_means_other_weights_have_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The double weighs all groups equally, as no coordinator does that follows the method."""
     monkeypatch.setattr(
         fedpc_aggregation, "similarity_weights", lambda rows: np.full((len(rows),) * 2, 1 / len(rows))
@@ -139,7 +229,7 @@ def test_equations_of_other_weights_have_no_solution(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("groups", [3, 4])
-def test_mixtures_of_more_groups_have_one_solution(groups: int) -> None:
+def test_unmix_groups_three_and_four_groups_have_one_solution(groups: int) -> None:
     """Solve mixtures of groups, two of which lack a class."""
     random = np.random.default_rng(groups)
     has = np.ones((groups, 5), bool)
@@ -165,7 +255,7 @@ def clusters_by_hand(run: RecordedRun, sites: Sequence[str], victim: str) -> lis
 
 
 @pytest.mark.parametrize("protection", ["masked", pytest.param("ckks", marks=FULL)])
-def test_colluding_sites_subtract_their_rows_from_clusters(protection: str) -> None:
+def test_cluster_readings_less_the_colluding_sites_rows(protection: str) -> None:
     run = recorded_in_clusters(protection)
     for victim in run.sites:
         (learned,) = readings(run, PEERS, victim)
@@ -174,20 +264,20 @@ def test_colluding_sites_subtract_their_rows_from_clusters(protection: str) -> N
     check_rows(learned, clusters_by_hand(run, sorted(set(run.sites) - {"site-1"}), "site-2"))
 
 
-def test_the_coordinator_of_masked_clusters_reads_their_means() -> None:
+def test_cluster_readings_coordinator_reads_means() -> None:
     run = recorded_in_clusters("masked")
     _, learned = readings(run, COORDINATOR, "site-2")
     check_rows(learned, clusters_by_hand(run, sorted(run.sites), "site-2"))
 
 
 @pytest.mark.parametrize("protection", ["masked", pytest.param("ckks", marks=FULL)])
-def test_the_coordinator_and_one_site_solve_for_the_victims_rows(protection: str) -> None:
+def test_cluster_readings_colluding_coordinator_solves_for_rows(protection: str) -> None:
     run, victim = recorded_in_clusters(protection), "site-2"
     *_, learned = readings(run, COLLUSION, victim)
     check_rows(learned, list(run.sites[victim].rows))
 
 
-def test_sites_are_sent_no_assignment_under_plain() -> None:
+def test_read_assignment_plain_run_has_none() -> None:
     run = recorded_in_clusters("plain")
     assert read_assignment(run) is None
     (learned,) = readings(run, PEERS, "site-2")
@@ -207,7 +297,7 @@ def test_sites_are_sent_no_assignment_under_plain() -> None:
         pytest.param("ckks", COLLUSION, 1, marks=FULL),
     ],
 )
-def test_colluding_sites_subtract_their_models_by_samples(
+def test_read_average_less_colluding_models_by_samples(
     protection: str, adversary: Adversary, left: int
 ) -> None:
     """Site 1 is the one other site."""
@@ -218,3 +308,26 @@ def test_colluding_sites_subtract_their_models_by_samples(
     expected = np.average([run.sites[site].averaged for site in sites], axis=0, weights=samples)
     assert model.sites == left
     np.testing.assert_allclose(model.vector, expected, rtol=0, atol=ERROR)
+
+
+# Rounds
+
+
+SITE = "site-2"
+
+
+def test_recorded_run_models_give_the_sent_prototypes() -> None:
+    run = record_anew("pfpl", "plain", rounds=2)
+    train, models = run.sites[SITE].train, run.models(SITE)
+    sent = {run.last_round: run.sites[SITE].received, 1: run.earlier[SITE][0].received}
+    assert [*models] == [1, 2]
+    for number, model in models.items():
+        features = compute_features(model, train.inputs)
+        means = [features[train.labels == k].mean(axis=0) for k in range(len(run.agreement.classes))]
+        np.testing.assert_allclose(means, sent[number].local, atol=1e-5)
+
+
+def test_recorded_run_round_zero_has_the_initial_model() -> None:
+    run = recorded_in_groups("plain")
+    assert [*run.models(SITE)] == [0, 1]
+    assert run.upload(SITE, number=0).key != run.upload(SITE).key

@@ -175,7 +175,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(write_report(tmp_path_factory.mktemp("attacks"), found))
 
 
-def test_the_page_loads_and_runs_nothing(page: Page) -> None:
+def test_report_loads_and_runs_nothing(page: Page) -> None:
     """Free text of cases stays text, and every image is in the page."""
     assert not page.open
     assert not LOADING & {tag for tag, _ in page.tags}
@@ -184,7 +184,7 @@ def test_the_page_loads_and_runs_nothing(page: Page) -> None:
     assert page.text.count(NASTY) >= 8
 
 
-def test_the_page_can_be_read_aloud(page: Page) -> None:
+def test_report_headers_images_and_links_are_accessible(page: Page) -> None:
     """Tables have scoped headers, images have a description, and each link has its target."""
     assert all(each.get("scope") for each in page.all("th"))
     assert all(each.get("alt") for each in page.all("img"))
@@ -192,14 +192,14 @@ def test_the_page_can_be_read_aloud(page: Page) -> None:
     assert {str(each["href"])[1:] for each in page.all("a")} == targets
 
 
-def test_the_page_has_a_figure_of_each_kind(page: Page) -> None:
+def test_report_has_a_figure_of_each_kind(page: Page) -> None:
     """Intervals for all four attacks, values over samples, an ROC, other curves and two pictures."""
     images = [str(each["src"])[:15] for each in page.all("img")]
     assert images.count("data:image/svg+") == 4 + 1 + 1 + 1
     assert images.count("data:image/png;") == 2
 
 
-def test_the_first_block_has_one_statement_for_each_standing(page: Page) -> None:
+def test_report_first_block_has_a_statement_for_each_standing(page: Page) -> None:
     """The answer names who succeeded at what, who is undecided, who was held off, and who did not try."""
     short = page.text[: page.text.index("What each adversary can learn")]
     words = (
@@ -218,7 +218,7 @@ def test_the_first_block_has_one_statement_for_each_standing(page: Page) -> None
         places.append(short.index(each, places[-1]))
 
 
-def test_sabotage_has_tables_of_its_own(page: Page) -> None:
+def test_report_sabotage_has_its_own_tables(page: Page) -> None:
     """A question on sabotage is in the table, the matrix and the section of sabotage, and in no other."""
     tables = [str(each["aria-label"]) for each in page.all("div") if "aria-label" in each]
     assert len([name for name in tables if "can learn" in name]) == 2
@@ -226,13 +226,13 @@ def test_sabotage_has_tables_of_its_own(page: Page) -> None:
     assert page.text.count("Do marks work?") == 1 + 1
 
 
-def test_an_undecided_verdict_has_one_label(page: Page) -> None:
+def test_report_undecided_has_one_label(page: Page) -> None:
     """The value in ``attacks.json`` is explained once, and the page says undecided elsewhere."""
     assert page.text.count("too weak to tell") == 1
     assert f"undecided ({Verdict.TOO_WEAK.value})" in page.text
 
 
-def test_a_report_without_cases_claims_nothing(tmp_path: Path) -> None:
+def test_report_without_cases_claims_nothing(tmp_path: Path) -> None:
     """No adversary is called held off before an attack has run."""
     text = Page(write_report(tmp_path, report(complete=False))).text
     assert "Incomplete" in text
@@ -244,13 +244,13 @@ def test_a_report_without_cases_claims_nothing(tmp_path: Path) -> None:
     ("values", "verdict"),
     [((0.5, 0.9), Verdict.NOT_DEFENDED), ((0.5, 0.59), Verdict.TOO_WEAK), ((0.5, 0.51), Verdict.DEFENDED)],
 )
-def test_a_finding_is_the_worst_verdict(values: tuple[float, float], verdict: Verdict) -> None:
+def test_find_worst_is_the_worst_verdict(values: tuple[float, float], verdict: Verdict) -> None:
     """One successful reading decides, and an undecided one is never passed over."""
     found = find_worst([case(value, half=0.03) for value in values])
     assert (found.verdict, found.case.value) == (verdict, values[1])
 
 
-def test_a_standing_is_never_better_than_any_of_its_attacks() -> None:
+def test_standing_is_never_better_than_its_attacks() -> None:
     """An adversary with one attack held off and one too weak is undecided; without attacks it has no verdict."""
     cases = [case(epsilon=1.0), case(attack="other", undefended=0.5, epsilon=1.0)]
     standings = {each.adversary: each for each in list_judged(report(*cases))[0].standings}
@@ -260,7 +260,7 @@ def test_a_standing_is_never_better_than_any_of_its_attacks() -> None:
     }
 
 
-def test_sample_numbers_of_one_attack_make_one_finding() -> None:
+def test_find_worst_names_the_numbers_of_samples() -> None:
     """The finding names the numbers that are worse than others, or the only one; none if several are alike."""
     cases = [
         case(value, samples_behind=count, attack=f"x, {count} samples", family="x")
@@ -292,7 +292,7 @@ EXACT, NOISY, OTHER = case(), case(epsilon=3.0), case(protection="ckks")
         ([undefended()], {"protection": "plain", "config": {"privacy": None}}, [undefended()]),
     ],
 )
-def test_the_reports_own_configuration_is_judged(
+def test_list_judged_prefers_the_reports_own_configuration(
     cases: list[CaseRecord], fields: dict[str, Any], judged: list[CaseRecord]
 ) -> None:
     """Noise counts only if the configuration has it; another configuration stands in for the undefended only."""
@@ -301,12 +301,12 @@ def test_the_reports_own_configuration_is_judged(
     assert [each.configuration for each in found] == [each.configuration for each in judged]
 
 
-def test_only_the_undefended_system_run_so_far_says_nothing_of_another() -> None:
+def test_list_judged_undefended_cases_judge_no_protection() -> None:
     """An interrupted report does not judge its protection by the undefended cases."""
     assert [list(each.cases) for each in list_judged(report(undefended()))] == [[]]
 
 
-def test_columns_go_from_weak_to_strong() -> None:
+def test_list_columns_go_from_weak_to_strong() -> None:
     """The undefended case is no column; plain comes before a protection, and no noise before noise."""
     peer = str(Adversary.PEER)
     cases = [NOISY, OTHER, case(epsilon=8.0), EXACT, case(protection="plain", adversary=peer), undefended()]
@@ -320,14 +320,14 @@ def test_columns_go_from_weak_to_strong() -> None:
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(0.95, Verdict.NOT_DEFENDED), (0.55, Verdict.TOO_WEAK)])
-def test_the_undefended_value_is_known_without_its_run(value: float, verdict: Verdict) -> None:
+def test_group_undefended_rebuilds_a_missing_baseline(value: float, verdict: Verdict) -> None:
     """A case has the undefended value beside its own, with the verdict that it deserves."""
     (made,) = group_undefended([case(undefended=value)])["membership"]
     assert (made.value, made.verdict, made.epsilon) == (value, verdict, None)
     assert pick_worst([made]) == made
 
 
-def test_a_case_with_its_own_reference_has_that_as_undefended() -> None:
+def test_group_undefended_uses_a_cases_own_reference() -> None:
     """The coordinator's case on the undefended system is then a column like any other."""
     own = case(0.5, protection="plain", undefended=0.9, own_reference=True)
     (made,) = group_undefended([own])["membership"]
@@ -336,7 +336,7 @@ def test_a_case_with_its_own_reference_has_that_as_undefended() -> None:
     assert not list_columns(report(undefended()))
 
 
-def test_too_weak_has_its_reason() -> None:
+def test_explain_undecided_names_seeds_or_why_none_help() -> None:
     """An attack that fails undefended differs from one whose interval is too wide."""
     undecided = (case(undefended=0.5), case(0.59, half=0.05), case(0.5999, half=0.05))
     fails, wide, near, decided = (explain_undecided(each, (2, 3)) for each in (*undecided, case()))
@@ -347,11 +347,10 @@ def test_too_weak_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "half", "undefended"), [(0.58, 0.03, 0.95), (0.61, 0.14, 0.5), (0.55, 0.051, 0.6001)]
+    ("value", "half", "undefended"),
+    [(0.58, 0.03, 0.95), (0.61, 0.14, 0.5), (0.55, 0.051, 0.6001), (0.75, 0.25, 0.95)],
 )
-def test_as_many_seeds_as_are_named_decide_if_values_stay(
-    value: float, half: float, undefended: float
-) -> None:
+def test_seeds_to_decide_is_the_least_number(value: float, half: float, undefended: float) -> None:
     """Intervals that shrink with the root of the number of seeds exclude what they have to then, and not earlier."""
 
     def verdict(seeds: int) -> Verdict:
@@ -366,7 +365,7 @@ def test_as_many_seeds_as_are_named_decide_if_values_stay(
     assert verdict(needed) is not Verdict.TOO_WEAK
 
 
-def test_what_the_protocol_tells_every_member_is_no_success(tmp_path: Path) -> None:
+def test_report_told_by_design_is_no_success(tmp_path: Path) -> None:
     """The finding stands apart from what each adversary can learn, in the first block and in the tables."""
     told = case(
         0.99,
@@ -384,7 +383,7 @@ def test_what_the_protocol_tells_every_member_is_no_success(tmp_path: Path) -> N
     assert short.index("Told by design") < short.index("list classes")
 
 
-def test_a_defence_by_noise_is_about_this_run(tmp_path: Path) -> None:
+def test_report_defence_by_noise_is_about_this_run(tmp_path: Path) -> None:
     """A verdict with noise says so, and the page has the claimed ε beside what was measured."""
     words = [describe_verdict(each) for each in (case(), case(epsilon=3.0), case(0.9, epsilon=3.0))]
     assert words == ["defended", "defended in this run", "not defended"]
@@ -399,7 +398,7 @@ MEMBERS_OF_PEERS = (Adversary.PEER, Adversary.HALF, Adversary.PEERS, Adversary.C
 """One other site, and all coalitions with it."""
 
 
-def test_noisy_values_that_are_read_are_no_break_but_exact_ones_are(tmp_path: Path) -> None:
+def test_report_noisy_values_are_no_break_and_exact_ones_are(tmp_path: Path) -> None:
     """A site's own noise makes what is read a neutral statement, also for a coalition with the reader."""
     peer = str(Adversary.PEER)
     read = case(0.9, epsilon=3.0, adversary=peer, verdict=Verdict.NOISY_VALUES)
@@ -421,7 +420,7 @@ def test_noisy_values_that_are_read_are_no_break_but_exact_ones_are(tmp_path: Pa
         (None, None),
     ],
 )
-def test_the_page_says_of_the_class_list_what_holds_for_its_noise(
+def test_report_class_list_statement_follows_the_noise(
     tmp_path: Path, privacy: dict[str, str] | None, kind: str | None
 ) -> None:
     """Each kind of noise has the sentence that holds for it, and no other."""
@@ -430,7 +429,7 @@ def test_the_page_says_of_the_class_list_what_holds_for_its_noise(
     assert [name for name, words in TOLD_BY_DESIGN.items() if words in text] == [kind]
 
 
-def test_only_rising_rates_are_an_roc() -> None:
+def test_is_roc_rising_rates_alone() -> None:
     """A falling curve, or one outside [0, 1], is drawn on linear axes."""
     curves = [
         CurveLine(x=RATES, y=RATES),
@@ -447,7 +446,7 @@ def standings_of(*cases: CaseRecord) -> dict[str, Standing]:
     return {each.adversary: each for each in judged.standings}
 
 
-def test_a_coalition_can_do_what_its_member_can() -> None:
+def test_standings_coalition_can_do_what_its_member_can() -> None:
     """A coalition has the finding of a member that succeeds, and none of one that fails."""
     able, unable = case(0.9, epsilon=1.0), case(0.5, epsilon=1.0, question="Another?")
     held_off = case(0.5, epsilon=1.0, adversary=str(Adversary.COLLUSION))
@@ -460,7 +459,7 @@ def test_a_coalition_can_do_what_its_member_can() -> None:
         assert not standings[Adversary.PEERS].findings
 
 
-def test_sabotage_leaks_nothing() -> None:
+def test_standings_sabotage_leaks_nothing() -> None:
     """A malicious site's success is no finding on what it can learn, and the reverse."""
     poison, learnt = sabotage(), case(0.5, epsilon=3.0, adversary=str(Adversary.PEER))
     (judged,) = list_judged(report(poison, learnt))
@@ -470,7 +469,7 @@ def test_sabotage_leaks_nothing() -> None:
     assert standings_of(poison)[Adversary.PEER].verdict is None
 
 
-def test_questions_go_from_the_worst_answer_to_none() -> None:
+def test_sort_worst_first_ends_with_unanswered_questions() -> None:
     """The worst answer of any adversary counts, and equals keep their order."""
     cases = [
         case(0.5, epsilon=1.0, question="held off"),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from crypto.protection import Words
 from protoseal.attacks import dependent_messages
-from protoseal.attacks.cases import Case, Measurement, Verdict, judge
+from protoseal.attacks.cases import Case, Verdict
 from protoseal.attacks.dependent_messages import DependentMessages, record_neighbour
 from protoseal.attacks.key_recovery import KeyRecovery
 from protoseal.attacks.protected_values import Comparison, KnownRows, Values, solve_unknown_row
@@ -20,7 +17,7 @@ from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
-from tests.protoseal.attacks.recorded import record_anew
+from tests.protoseal.attacks.recorded import leave_out_masks, leave_out_rotations, record_anew
 
 COORDINATOR = Adversary.COORDINATOR
 SMALL = "iid:per=40"
@@ -31,59 +28,46 @@ def run_of(method: str, protection: str, split: str = SMALL) -> RecordedRun:
     return record_anew(method, protection, split=split, rounds=2)
 
 
-def verdict(case: Case, measured: Measurement, undefended: Measurement) -> Verdict:
-    return judge(measured, undefended, chance=case.chance, margin=case.margin)
-
-
 @pytest.mark.parametrize("case", [Values(), Comparison()])
 @pytest.mark.parametrize("method", ["pfpl", "feddbp"])
-def test_a_protected_upload_says_nothing_as_it_is(case: Case, method: str) -> None:
+def test_masked_upload_read_as_it_is_says_nothing(case: Case, method: str) -> None:
     undefended, *_ = case.measure(run_of(method, "plain"), COORDINATOR)
     upload, *_ = case.measure(run_of(method, "masked"), COORDINATOR)
     assert undefended.value == 1.0
     # A random rotation or mask makes the interval of a comparison too wide in a few runs of a hundred.
-    assert verdict(case, upload, undefended) is not Verdict.NOT_DEFENDED
+    assert case.judge(upload, undefended) is not Verdict.NOT_DEFENDED
     assert upload.value < case.chance + case.margin
 
 
 @pytest.mark.parametrize("case", [Values(), Comparison()])
 @pytest.mark.parametrize("method", ["pfpl", "feddbp"])
-def test_masks_or_a_rotation_that_are_left_out(
+def test_missing_masks_or_rotation_are_found(
     case: Case, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crypto.rotation.rotate", unrotated)
-    for module in ("masks", "unmask"):
-        monkeypatch.setattr(f"crypto.pairwise.{module}.add_streams", unmasked)
+    leave_out_rotations(monkeypatch)
+    leave_out_masks(monkeypatch)
     upload, *_ = case.measure(record_anew(method, "masked", split=SMALL), COORDINATOR)
-    assert verdict(case, upload, upload) is Verdict.NOT_DEFENDED
+    assert case.judge(upload, upload) is Verdict.NOT_DEFENDED
 
 
-def unrotated(key: bytes, vectors: NDArray[np.float64], inverse: bool = False) -> NDArray[np.float64]:
-    return vectors
-
-
-def unmasked(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
-    return words.copy()
-
-
-def test_a_rotation_keeps_lengths_and_inner_products() -> None:
+def test_comparison_rotation_keeps_lengths_and_inner_products() -> None:
     _, lengths = Comparison().measure(run_of("pfpl", "masked"), COORDINATOR)
     (error,) = lengths.details.values()
     assert lengths.value == 1.0
     assert error < 1e-14
 
 
-def test_the_mean_of_all_sites_is_exactly_as_near_to_each() -> None:
+def test_comparison_mean_of_all_sites_is_at_chance() -> None:
     _, mean = Comparison().measure(run_of("feddbp", "masked"), COORDINATOR)
     assert (mean.low, mean.value, mean.high) == (0.5, 0.5, 0.5)
 
 
-def test_one_site_gives_the_rotation_away() -> None:
+def test_values_colluding_site_gives_the_rotation_away() -> None:
     (measured,) = Values().measure(run_of("pfpl", "masked"), Adversary.COLLUSION)
     assert measured.value == 1.0
 
 
-def test_known_rows_show_the_unknown_one_on_their_span_alone() -> None:
+def test_solve_unknown_row_is_exact_on_the_known_rows_span_alone() -> None:
     rng = np.random.default_rng(1)
     rotation, _ = np.linalg.qr(rng.normal(size=(8, 8)))
     known, row = rng.normal(size=(8, 8)), rng.normal(size=8)
@@ -96,37 +80,37 @@ def test_known_rows_show_the_unknown_one_on_their_span_alone() -> None:
     )
 
 
-def test_few_known_prototypes_of_many_features_leave_the_rest_open() -> None:
+def test_known_rows_few_rows_of_many_features_leave_the_rest_open() -> None:
     (undefended,) = KnownRows().measure(run_of("pfpl", "plain"), COORDINATOR)
     (rotated,) = KnownRows().measure(run_of("pfpl", "masked"), COORDINATOR)
     few_features = record_anew("pfpl", "masked", split=SMALL, sites=5, dim=3)
     (solved,) = KnownRows().measure(few_features, COORDINATOR)
-    assert verdict(KnownRows(), rotated, undefended) is Verdict.DEFENDED
-    assert verdict(KnownRows(), solved, undefended) is Verdict.NOT_DEFENDED
+    assert KnownRows().judge(rotated, undefended) is Verdict.DEFENDED
+    assert KnownRows().judge(solved, undefended) is Verdict.NOT_DEFENDED
 
 
 @pytest.mark.parametrize(("method", "split"), [("feddbp", SMALL), ("pfpl", "dirichlet:0.3")])
-def test_acknowledgements_give_no_key_unless_they_hold_a_decryption(method: str, split: str) -> None:
+def test_key_recovery_needs_a_decryption_in_the_acknowledgement(method: str, split: str) -> None:
     """Noise floods the slots of classes that a site lacks; the polynomial gives the key even then."""
     encrypted = run_of(method, "ckks", split)
     (measured,) = KeyRecovery().measure(encrypted, COORDINATOR)
     weakened = KeyRecovery().reference(encrypted)
     assert weakened is not None
     assert weakened.value == 1.0
-    assert verdict(KeyRecovery(), measured, weakened) is Verdict.DEFENDED
+    assert KeyRecovery().judge(measured, weakened) is Verdict.DEFENDED
 
 
-def test_one_record_shows_in_plain_messages_and_in_no_masked_one() -> None:
+def test_dependent_messages_plain_run_shows_one_record_masked_none() -> None:
     (plain,) = DependentMessages().measure(run_of("pfpl", "plain"), COORDINATOR)
     (masked,) = DependentMessages().measure(run_of("feddbp", "masked"), COORDINATOR)
-    assert verdict(DependentMessages(), masked, plain) is Verdict.DEFENDED
+    assert DependentMessages().judge(masked, plain) is Verdict.DEFENDED
 
 
-def test_a_site_whose_messages_are_as_long_as_its_data_are_bright(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_messages_size_that_follows_data_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dependent_messages, "record_neighbour", lambda run: lengthened(record_neighbour(run)))
     double = lengthened(run_of("feddbp", "masked"))
     (measured,) = DependentMessages().measure(double, COORDINATOR)
-    assert verdict(DependentMessages(), measured, measured) is Verdict.NOT_DEFENDED
+    assert DependentMessages().judge(measured, measured) is Verdict.NOT_DEFENDED
 
 
 def lengthened(run: RecordedRun) -> RecordedRun:

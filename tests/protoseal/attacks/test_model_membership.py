@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from protoseal.attacks import model_membership
-from protoseal.attacks.cases import Verdict, judge
+from protoseal.attacks.cases import Verdict
 from protoseal.attacks.exchanged_models import read_models
 from protoseal.attacks.model_membership import ModelMembership, common_public
 from protoseal.attacks.readings import Adversary
-from tests.protoseal.attacks.recorded import record_anew, recorded
-from tests.protoseal.attacks.test_verdicts import leave_out_masks
+from tests.protoseal.attacks.recorded import leave_out_masks, record_anew, recorded
 
 FEW, LONG = (8,), {"training": {"local_epochs": 15}}
 
@@ -25,7 +24,7 @@ FEW, LONG = (8,), {"training": {"local_epochs": 15}}
         ("fedavg", "ckks", Adversary.COLLUSION),
     ],
 )
-def test_some_adversaries_read_the_victims_model(method: str, protection: str, adversary: Adversary) -> None:
+def test_read_models_victims_model_is_exact(method: str, protection: str, adversary: Adversary) -> None:
     run = recorded(method, protection)
     victim = min(run.sites)
     (read, *_) = read_models(run, adversary, victim)
@@ -33,7 +32,7 @@ def test_some_adversaries_read_the_victims_model(method: str, protection: str, a
     assert read.vector == pytest.approx(run.sites[victim].averaged, abs=1e-6)
 
 
-def test_a_mean_over_sites_is_no_sites_model() -> None:
+def test_read_models_mean_is_no_sites_model() -> None:
     run = recorded("fedavg", "masked")
     victim = min(run.sites)
     words, mean = read_models(run, Adversary.COORDINATOR, victim)
@@ -43,7 +42,7 @@ def test_a_mean_over_sites_is_no_sites_model() -> None:
     assert mean.sites == len(run.sites)
 
 
-def test_shadow_models_see_no_candidate() -> None:
+def test_common_public_has_no_training_record() -> None:
     run = recorded("fedavg")
     public = {each.numpy().tobytes() for each in common_public(run).inputs}
     assert public
@@ -56,7 +55,7 @@ def test_a_method_without_models_gives_no_input() -> None:
 
 
 @pytest.mark.full
-def test_members_of_a_long_training_are_found_unless_masks_hide_the_model(
+def test_model_membership_long_training_shows_members_unless_masked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(model_membership, "SHADOWS", 4)
@@ -67,10 +66,7 @@ def test_members_of_a_long_training_are_found_unless_masks_hide_the_model(
     undefended, hidden, shown = (
         case.measure(run, Adversary.COORDINATOR)[0] for run in (plain, masked, unmasked)
     )
-    verdicts = [
-        judge(each, undefended, chance=case.chance, margin=case.margin)
-        for each in (undefended, hidden, shown)
-    ]
+    verdicts = [case.judge(each, undefended) for each in (undefended, hidden, shown)]
     assert verdicts[0] is verdicts[2] is Verdict.NOT_DEFENDED
     assert verdicts[1] is not Verdict.NOT_DEFENDED
     assert hidden.value < undefended.low
