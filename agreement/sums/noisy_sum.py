@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from agreement.sections.privacy import USUAL_DEVIATIONS, PrivacySection
 from algorithms.gram_matrix import Bool, Float
 from crypto.pairwise.attempt_binding import fewest_against, threshold
-from privacy.mechanisms.grid import SIGMA, Grid, share_of
+from privacy.mechanisms.grid import SIGMA, Grid, noise_share
 
 _NOISE_BOUND = float(2**31)
 """Bound of a draw, exceeded once in e^2047."""
@@ -49,7 +49,7 @@ class NoisySum:
                 f"sites needs {least} or more"
             )
         quorum = threshold(listed)
-        share = share_of(agreed.noise_multiplier, quorum - agreed.colluding)
+        share = noise_share(agreed.noise_multiplier, quorum - agreed.colluding)
         return cls(quorum, share, Grid.of(agreed.clip, agreed.weight(dim), share), agreed.min_count)
 
     def bound(self, most_samples: int) -> float:

@@ -89,7 +89,8 @@ class Composed:
                 rate = max(event.sampling_rate, _LEAST_RATE)
                 kind = min(event.noise_multiplier, _MOST_TRAINING_NOISE), rate
                 steps[kind] = steps.get(kind, 0) + event.steps
-            else:  # an unknown event must not count as free
+            else:
+                # An unknown event must not count as free.
                 raise TypeError(f"no accountant covers the event {event!r:.80}")
         return cls(
             squares=math.fsum(map(_square, releases)),
@@ -113,8 +114,9 @@ class Composed:
         if self.is_beyond() or delta <= (slack := self.slack()).delta:
             return math.inf
         left = (delta - slack.delta) / slack.factor
-        found = float(_accountant(self).get_epsilon(left)) + slack.epsilon
-        return found if found <= MOST_EPSILON else math.inf
+        # The slack is taken from δ first, since its factor multiplies the δ of the continuous noise (class Slack).
+        epsilon = float(_accountant(self).get_epsilon(left)) + slack.epsilon
+        return epsilon if epsilon <= MOST_EPSILON else math.inf
 
     def delta(self, epsilon: float) -> float:
         """Return δ as :func:`delta_of` does."""
@@ -139,7 +141,7 @@ class Composed:
         if self == Composed():
             return Slack(0.0, 0.0, 1.0)
         above, below = discreteness(self.coordinates)
-        rounding = _ROUNDING + _ROUNDING_OF_A_STEP * sum(each.steps for each in self.training)
+        rounding = _ROUNDING + _ROUNDING_OF_A_STEP * sum(training.steps for training in self.training)
         return Slack(above + below, rounding, math.exp(above))
 
     def is_beyond(self) -> bool:
@@ -147,7 +149,7 @@ class Composed:
         return (
             self.squares / 2 > MOST_EPSILON
             or sum(discreteness(self.coordinates)) > MOST_EPSILON
-            or any(each.noise_multiplier < _LEAST_TRAINING_NOISE for each in self.training)
+            or any(training.noise_multiplier < _LEAST_TRAINING_NOISE for training in self.training)
         )
 
 
@@ -181,18 +183,19 @@ def _check_delta(delta: float) -> None:
 
 
 def _accountant(composed: Composed) -> PLDAccountant:
-    from privacy.accounting.loss_accountants import by_losses  # noqa: PLC0415 (takes a second to import)
+    from privacy.accounting.loss_accountants import compose_losses  # noqa: PLC0415 (takes a second to import)
 
-    return by_losses(composed.training, composed.squares, _grid_width(composed))
+    return compose_losses(composed.training, composed.squares, _grid_width(composed))
 
 
 def _grid_width(composed: Composed) -> float:
     """Return the width of the grid of losses: a power of two, so that histories that differ little share one grid."""
-    steps = sum(each.steps for each in composed.training)
+    steps = sum(training.steps for training in composed.training)
     variance, single = _spread(composed)
     wanted = math.sqrt(variance) / _FINENESS
     if steps:
         wanted = min(wanted, math.sqrt(_GRID_COST / steps))
+    # The grid has to hold the largest loss of one step, and twenty deviations of all of them, in _POINTS points.
     fits = max(single, 20 * math.sqrt(variance)) / _POINTS
     return float(max(2.0 ** math.floor(math.log2(wanted)), 2.0 ** math.ceil(math.log2(fits))))
 
@@ -200,9 +203,11 @@ def _grid_width(composed: Composed) -> float:
 def _spread(composed: Composed) -> tuple[float, float]:
     """Estimate the variance of all privacy losses together, as of a Gaussian, and the largest loss of one step."""
     variance, single = composed.squares, 0.0
-    for each in composed.training:
-        inverse = each.noise_multiplier**-2
-        sampled = each.sampling_rate**2 * math.expm1(min(inverse, 50.0))
-        variance += each.steps * min(inverse, sampled)
-        single = max(single, inverse / 2 + 10 / each.noise_multiplier)
+    for training in composed.training:
+        # A step on every record has losses of variance 1/z². Sampling at rate q leaves q²·(e^(1/z²) − 1), the
+        # χ²-divergence of the mixture, where that is less.
+        inverse = training.noise_multiplier**-2
+        sampled = training.sampling_rate**2 * math.expm1(min(inverse, 50.0))
+        variance += training.steps * min(inverse, sampled)
+        single = max(single, inverse / 2 + 10 / training.noise_multiplier)
     return variance, single

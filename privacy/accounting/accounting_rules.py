@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from privacy.accounting.accountant import Composed
 from privacy.accounting.events import Event
-from privacy.accounting.renyi_filter import epsilon_of_composed
+from privacy.accounting.renyi_filter import renyi_epsilon
 
 Accountant = Callable[[Sequence[Event], float], float]
 """Function that returns a history's epsilon at a delta: never below the true cost, and monotone in the history."""
@@ -46,4 +46,4 @@ def renyi_cost(history: Sequence[Event], delta: float) -> float:
 
 
 _pld_cost = lru_cache(maxsize=1024)(Composed.epsilon)
-_renyi_cost = lru_cache(maxsize=1024)(epsilon_of_composed)
+_renyi_cost = lru_cache(maxsize=1024)(renyi_epsilon)

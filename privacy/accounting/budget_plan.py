@@ -24,7 +24,7 @@ _MOST_NOISE = 10**6 * NOISE_GRID
 _MOST_RELEASES = 10**9
 
 
-def noise_multiplier(
+def find_noise_multiplier(
     epsilon: float, delta: float, releases: int, coordinates: int = 0, beside: Sequence[Event] = ()
 ) -> float:
     """Return the least noise multiplier, in steps of 0.0001, that keeps ``releases`` and ``beside`` within ``epsilon``.
@@ -35,24 +35,26 @@ def noise_multiplier(
     """
     _check(epsilon, releases)
     base = Composed.of(beside)
-    _leaves_something(base, epsilon, delta)
+    _check_remainder(base, epsilon, delta)
 
-    def enough(units: int) -> bool:
+    def is_enough(units: int) -> bool:
         release = GaussianRelease(units / NOISE_GRID, coordinates)
         return base.with_releases(releases, release).epsilon(delta) <= epsilon
 
-    least = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / _mu(epsilon, delta) * (1 - _ROUNDING)))
-    step, most = 1, least
-    while not enough(most):
-        if most > _MOST_NOISE:
+    # Releases of equal noise compose to one with 1/√n of the noise, and discreteness and DP-SGD only cost more. So the
+    # closed form bounds the result from below, and the search goes up in growing steps, then bisects the last one.
+    lowest = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / _mu(epsilon, delta) * (1 - _ROUNDING)))
+    step, highest = 1, lowest
+    while not is_enough(highest):
+        if highest > _MOST_NOISE:
             raise Unattainable(
                 f"no noise keeps {releases} releases within ε = {epsilon:g} at δ = {delta:g}: raise one of them"
             )
-        least, most, step = most + 1, most + step, 4 * step
-    return _first(enough, least, most) / NOISE_GRID
+        lowest, highest, step = highest + 1, highest + step, 4 * step
+    return _find_first(is_enough, lowest, highest) / NOISE_GRID
 
 
-def releases(
+def find_releases(
     epsilon: float, delta: float, noise_multiplier: float, coordinates: int = 0, beside: Sequence[Event] = ()
 ) -> int:
     """Return the largest number of releases, 0 or more, that cost at most ``epsilon`` together with ``beside``.
@@ -62,9 +64,9 @@ def releases(
     """
     _check(epsilon, 1)
     base, release = Composed.of(beside), GaussianRelease(noise_multiplier, coordinates)
-    _leaves_something(base, epsilon, delta)
+    _check_remainder(base, epsilon, delta)
 
-    def too_many(count: int) -> bool:
+    def is_too_many(count: int) -> bool:
         return base.with_releases(count, release).epsilon(delta) > epsilon
 
     # With continuous noise and no other events this many releases would fit: one more certainly exceeds the budget.
@@ -74,7 +76,7 @@ def releases(
         raise Unattainable(
             f"the budget allows over {_MOST_RELEASES} releases: plan with a lower noise multiplier or epsilon"
         )
-    return _first(too_many, 1, math.floor(bound)) - 1
+    return _find_first(is_too_many, 1, math.floor(bound)) - 1
 
 
 def mean_error(noise_multiplier: float, clip: float, count_weight: float, count: int, dim: int) -> float:
@@ -111,7 +113,7 @@ def _check(epsilon: float, releases: int) -> None:
         raise ValueError(f"releases must be at least 1, not {releases}")
 
 
-def _leaves_something(base: Composed, epsilon: float, delta: float) -> None:
+def _check_remainder(base: Composed, epsilon: float, delta: float) -> None:
     spent = base.epsilon(delta)
     if spent > epsilon:
         raise Unattainable(
@@ -120,7 +122,7 @@ def _leaves_something(base: Composed, epsilon: float, delta: float) -> None:
         )
 
 
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+def _find_first(holds: Callable[[int], bool], low: int, high: int) -> int:
     """Return the least number in ``low`` … ``high`` for which ``holds``; ``holds`` is monotone and true of ``high``."""
     while low < high:
         middle = (low + high) // 2
@@ -199,7 +201,7 @@ class BudgetPlan:
         )
 
     @property
-    def spent(self) -> float:
+    def cost(self) -> float:
         """The ε of all events of the plan at ``delta``: at most ``epsilon``."""
         return self.history.epsilon(self.delta)
 
@@ -210,6 +212,7 @@ class BudgetPlan:
 
     def error(self, records: int) -> ErrorOfMean:
         """Return the expected error for a class in which ``records`` ≥ 1 units have records."""
+        # Joint clipping gives each class of a unit 1/√k of the weight, so the noise counts √k as much.
         query, spread = self.query, math.sqrt(self.query.classes_of_one)
         noise = self.noise_multiplier / math.sqrt(min(self.releases, self.averaged))
         absolute = spread * mean_error(noise, query.clip, query.count_weight, records, query.dim)
@@ -235,21 +238,22 @@ def plan(
     Raises ``ValueError`` unless exactly one is None, and :class:`~privacy.errors.Unattainable` if no value fulfils the
     plan.
     """
-    known = BudgetPlan(epsilon or 0.0, delta, count or 0, noise or 0.0, query, training)
+    partial = BudgetPlan(epsilon or 0.0, delta, count or 0, noise or 0.0, query, training)
     if noise is None and epsilon is not None and count is not None:
-        return _with_noise(known, count)
+        return _with_noise(partial, count)
     if count is None and epsilon is not None and noise is not None:
-        most = releases(epsilon, delta, noise, query.coordinates, _beside(training))
-        return replace(known, releases=most)
+        return replace(
+            partial, releases=find_releases(epsilon, delta, noise, query.coordinates, _beside(training))
+        )
     if epsilon is None and count is not None and noise is not None:
-        return replace(known, epsilon=known.spent)
+        return replace(partial, epsilon=partial.cost)
     raise ValueError("give exactly two of epsilon, the number of releases and the noise multiplier")
 
 
-def _with_noise(known: BudgetPlan, count: int) -> BudgetPlan:
-    beside = _beside(known.training)
-    noise = noise_multiplier(known.epsilon, known.delta, count, known.query.coordinates, beside)
-    return replace(known, releases=count, noise_multiplier=noise)
+def _with_noise(partial: BudgetPlan, count: int) -> BudgetPlan:
+    beside = _beside(partial.training)
+    noise = find_noise_multiplier(partial.epsilon, partial.delta, count, partial.query.coordinates, beside)
+    return replace(partial, releases=count, noise_multiplier=noise)
 
 
 def _beside(training: DpSgd | None) -> Sequence[DpSgd]:

@@ -25,33 +25,34 @@ from privacy.accounting.events import DpSgd
 NEIGHBOURS = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
-def by_losses(training: tuple[DpSgd, ...], squares: float, width: float) -> PLDAccountant:
+def compose_losses(training: tuple[DpSgd, ...], squares: float, width: float) -> PLDAccountant:
     """Return an accountant by privacy loss distributions on a grid of this ``width``.
 
     ``squares`` is Σ 1/noise_multiplier² over Gaussian releases.
     """
-    accountant = deepcopy(_trained(training, width))
+    # Equal Gaussians compose to one whose squared inverse noise is the sum of theirs, so all releases are one event.
+    accountant = deepcopy(_compose_training(training, width))
     if squares:
         accountant.compose(GaussianDpEvent(1 / math.sqrt(squares)))
     return accountant
 
 
 @lru_cache(maxsize=8)
-def _trained(training: tuple[DpSgd, ...], width: float) -> PLDAccountant:
+def _compose_training(training: tuple[DpSgd, ...], width: float) -> PLDAccountant:
     """Compose training once for all numbers of releases that a search tries; callers must copy the result."""
     accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=width)
-    for each in training:
-        accountant.compose(_as_event(each))
+    for steps in training:
+        accountant.compose(_as_event(steps))
     return accountant
 
 
 def renyi_costs(training: Sequence[DpSgd], squares: float, orders: Sequence[int]) -> tuple[float, ...]:
-    """Return the Rényi cost at each of ``orders``, of releases and training as in :func:`by_losses`."""
+    """Return the Rényi cost at each of ``orders``, of releases and training as in :func:`compose_losses`."""
     accountant = RdpAccountant(orders, NEIGHBOURS)
     if squares:
         accountant.compose(GaussianDpEvent(1 / math.sqrt(squares)))
-    for each in training:
-        accountant.compose(_as_event(each))
+    for steps in training:
+        accountant.compose(_as_event(steps))
     return tuple(map(float, accountant.rdp))
 
 

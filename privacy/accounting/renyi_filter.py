@@ -49,10 +49,10 @@ def filtered_epsilon(history: Sequence[Event], delta: float) -> float:
     :func:`~privacy.accounting.accountant.epsilon` counts too little noise as infinite. Raises ``ValueError`` for a δ
     that is not between 0 and 1.
     """
-    return epsilon_of_composed(Composed.of(history), delta)
+    return renyi_epsilon(Composed.of(history), delta)
 
 
-def epsilon_of_composed(composed: Composed, delta: float) -> float:
+def renyi_epsilon(composed: Composed, delta: float) -> float:
     """Return :func:`filtered_epsilon` for a merged history."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, not {delta}")
@@ -60,19 +60,21 @@ def epsilon_of_composed(composed: Composed, delta: float) -> float:
         return 0.0
     if composed.is_beyond():
         return math.inf
+    # The theorem's δ' = δ/|Λ|: which order has room at the end may follow from the outputs, so each order gets a part.
     part = delta / len(ORDERS)
-    found = min(_converted(order, cost, part) for order, cost in zip(ORDERS, costs(composed), strict=True))
-    return max(0.0, found) if found <= MOST_EPSILON else math.inf
+    epsilon = min(_convert(order, cost, part) for order, cost in zip(ORDERS, costs(composed), strict=True))
+    return max(0.0, epsilon) if epsilon <= MOST_EPSILON else math.inf
 
 
 def costs(composed: Composed) -> tuple[float, ...]:
     """Return the Rényi cost of a history at each of :data:`ORDERS`, under adding or removing one unit."""
     from privacy.accounting.loss_accountants import renyi_costs  # noqa: PLC0415 (takes a second to import)
 
-    rounding = _ROUNDING_OF_A_STEP * (1 + sum(each.steps for each in composed.training))
-    found = renyi_costs(composed.training, composed.squares, ORDERS)
-    return tuple(cost * (1 + _ROUNDING_OF_A_STEP) + rounding for cost in found)
+    rounding = _ROUNDING_OF_A_STEP * (1 + sum(training.steps for training in composed.training))
+    exact = renyi_costs(composed.training, composed.squares, ORDERS)
+    return tuple(cost * (1 + _ROUNDING_OF_A_STEP) + rounding for cost in exact)
 
 
-def _converted(order: int, cost: float, delta: float) -> float:
+def _convert(order: int, cost: float, delta: float) -> float:
+    # The ε at which the theorem's budget B_α equals the cost (Canonne, Kamath and Steinke 2020, proposition 12).
     return cost + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)

@@ -41,22 +41,22 @@ class Account:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Spending entries, oldest first."""
-        return tuple(each for each in self.lines if isinstance(each, Entry))
+        return tuple(line for line in self.lines if isinstance(line, Entry))
 
     @property
     def exposures(self) -> tuple[Exposure, ...]:
         """Runs in which exact values left the site, oldest first."""
-        return tuple(each for each in self.lines if isinstance(each, Exposure))
+        return tuple(line for line in self.lines if isinstance(line, Exposure))
 
     @property
     def losses(self) -> tuple[Loss, ...]:
         """Earlier ledgers of this data set that are lost, oldest first."""
-        return tuple(each for each in self.lines if isinstance(each, Loss))
+        return tuple(line for line in self.lines if isinstance(line, Loss))
 
     @property
     def allowances(self) -> tuple[Allowance, ...]:
         """Changes of the limit, oldest first."""
-        return tuple(each for each in self.lines if isinstance(each, Allowance))
+        return tuple(line for line in self.lines if isinstance(line, Allowance))
 
     @property
     def limit(self) -> Limit:
@@ -75,7 +75,7 @@ class Account:
     @property
     def history(self) -> tuple[Event, ...]:
         """Events of all entries, oldest first."""
-        return tuple(each.spending.event for each in self.entries)
+        return tuple(entry.spending.event for entry in self.entries)
 
     @property
     def facts(self) -> tuple[Mapping[str, Fact], ...]:

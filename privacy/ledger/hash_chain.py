@@ -80,26 +80,22 @@ def read_chain(content: bytes) -> Chain:
     A line with a newline may have been acknowledged, so an invalid one is an error and never counts as unfinished.
     """
     *ended, rest = content.split(b"\n")
-    found = [_read_line(number, line) for number, line in enumerate(ended, 1)]
-    _check_order(found)
-    last = _finished(rest, found)
-    if last is not None:
-        return _chain([*found, last], unended=True)
-    return _chain(found, rest)
-
-
-def _finished(rest: bytes, found: Sequence[dict[str, object]]) -> dict[str, object] | None:
+    entries = [_read_line(number, line) for number, line in enumerate(ended, 1)]
+    _check_order(entries)
+    # A writer that died may have written a whole line without its newline: if it continues the chain, it counts.
     try:
-        last = _read_line(len(found) + 1, rest)
-        _check_order([*found, last])
+        last = [*entries, _read_line(len(entries) + 1, rest)]
+        _check_order(last)
     except ChainError:
-        return None
-    return last
+        return _build_chain(entries, rest)
+    return _build_chain(last, unended=True)
 
 
-def _chain(found: Sequence[dict[str, object]], torn: bytes = b"", *, unended: bool = False) -> Chain:
-    contents = tuple({name: value for name, value in each.items() if name not in _CHAINING} for each in found)
-    return Chain(contents, tuple(str(each["hash"]) for each in found), torn, unended)
+def _build_chain(entries: Sequence[dict[str, object]], torn: bytes = b"", *, unended: bool = False) -> Chain:
+    contents = tuple(
+        {name: value for name, value in entry.items() if name not in _CHAINING} for entry in entries
+    )
+    return Chain(contents, tuple(str(entry["hash"]) for entry in entries), torn, unended)
 
 
 def _read_line(number: int, line: bytes) -> dict[str, object]:
@@ -118,10 +114,10 @@ def _read_line(number: int, line: bytes) -> dict[str, object]:
     return dict(entry)
 
 
-def _check_order(found: Sequence[dict[str, object]]) -> None:
-    numbers = [each["seq"] for each in found]
+def _check_order(entries: Sequence[dict[str, object]]) -> None:
+    numbers = [entry["seq"] for entry in entries]
     previous = NO_LINE
-    for wanted, entry in enumerate(found):
+    for wanted, entry in enumerate(entries):
         if type(entry["seq"]) is not int or entry["seq"] != wanted:
             raise ChainError(_out_of_order(wanted, entry["seq"], numbers))
         if entry["prev"] != previous:

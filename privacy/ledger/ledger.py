@@ -40,10 +40,10 @@ from privacy.ledger.lines import (
 from privacy.ledger.remaining_budget import (
     check_covered,
     check_payments,
-    epsilon_of,
+    count_remaining,
     fits,
     refusal,
-    remaining,
+    spent_epsilon,
 )
 from protoseal_files import append_only_file
 from protoseal_files.durable_files import sync_folder
@@ -71,7 +71,9 @@ class Ledger:
         the largest number of entries that one release of an agreement may have. Raises :class:`LedgerError` if the
         file is damaged, cannot be written, or belongs to another data set or limit.
         """
-        self._path, self._epsilon, self._most_payments = path, epsilon, most_payments
+        self._path = path
+        self._epsilon = epsilon
+        self._most_payments = most_payments
         self._budget = Budget(dataset, limit)
         self._account: Account | None = None
         self._broken = False
@@ -141,7 +143,10 @@ class Ledger:
         Raises :class:`LedgerError` if the line could not be made durable: the values must not be sent.
         """
         with self._opened() as file:
-            if any((each.run, each.agreement_hash) == (run, agreement_hash) for each in self._seen.exposures):
+            if any(
+                (exposure.run, exposure.agreement_hash) == (run, agreement_hash)
+                for exposure in self._seen.exposures
+            ):
                 return False
             self._append(file, self.anchor, Exposure(run, agreement_hash, now(), facts or {}))
         return True
@@ -194,7 +199,7 @@ class Ledger:
     def has_paid_for(self, release: ReleaseName) -> bool:
         """Return True if any process has recorded a release of this name, sent or not."""
         with self._opened():
-            return any(each.spending.release == release for each in self._seen.entries)
+            return any(entry.spending.release == release for entry in self._seen.entries)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the spending entries that any process has recorded so far."""
@@ -205,24 +210,20 @@ class Ledger:
         """Return the epsilon of all entries recorded so far, by any process, at the limit's delta."""
         with self._opened():
             history = self.history
-        return epsilon_of(history, self._budget.limit, self._epsilon)
+        return spent_epsilon(history, self._budget.limit, self._epsilon)
 
     def remaining(self, event: Event) -> int:
         """Return how many more releases like ``event``, or steps of DP-SGD, fit the limit.
 
-        See :func:`privacy.ledger.remaining_budget.remaining`.
+        See :func:`privacy.ledger.remaining_budget.count_remaining`.
         """
-        return remaining(self.history, event, self._budget.limit, self._epsilon)
+        return count_remaining(self.history, event, self._budget.limit, self._epsilon)
 
     def check_anchor(self, anchor: Anchor) -> None:
         """Raise :class:`RolledBackError` unless the file has the entry whose number and hash another party kept."""
         with self._opened():
             self._seen.check_anchor(anchor)
             self._compared = True
-
-    @property
-    def _first_line(self) -> bytes:
-        return make_line(_NOTHING, line_to_json(self._budget))
 
     @property
     def _seen(self) -> Account:
@@ -248,12 +249,13 @@ class Ledger:
         if not chain.contents:
             self._begin(file, create=create)
             return
-        found = Account(self._path, chain)
-        _check_same(found, self._budget)
+        account = Account(self._path, chain)
+        _check_same(account, self._budget)
         if self._account is not None:
-            found.check_anchor(self._account.anchor)
+            # Lines that this process has read cannot vanish without an older copy taking the file's place.
+            account.check_anchor(self._account.anchor)
         append_only_file.make_private(file)
-        self._account = found
+        self._account = account
 
     def _begin(self, file: int, *, create: bool) -> None:
         if not create:
@@ -293,8 +295,10 @@ class Ledger:
 
     def _is_begun(self, torn: bytes) -> bool:
         """Return True if ``torn`` may be part of this data set's first line, by the bytes before the line's hash."""
-        known = self._first_line.partition(b'"hash"')[0]
-        return known.startswith(torn[: len(known)])
+        # The hash covers the line's salt and time, which nobody knows again.
+        first_line = make_line(_NOTHING, line_to_json(self._budget))
+        beginning = first_line.partition(b'"hash"')[0]
+        return beginning.startswith(torn[: len(beginning)])
 
     def _append(self, file: int, after: Anchor, content: Line) -> None:
         """Write a line durably, in place of an unfinished one.
@@ -329,14 +333,14 @@ class Ledger:
             self._broken = True
 
 
-def _check_same(found: Account, wanted: Budget) -> None:
-    place, budget = found.path, found.budget
+def _check_same(account: Account, wanted: Budget) -> None:
+    place, budget = account.path, account.budget
     if budget.dataset != wanted.dataset:
         raise LedgerError(
             f"{place} is the ledger of data set {budget.dataset!r}, not of {wanted.dataset!r}: give each its own"
         )
-    if found.limit != wanted.limit:
+    if account.limit != wanted.limit:
         raise LedgerError(
-            f"{place} has a limit of {found.limit}, and is asked for {wanted.limit}: a limit does not change by itself;"
-            " `protoseal budget allow` changes it, with the reason"
+            f"{place} has a limit of {account.limit}, and is asked for {wanted.limit}: a limit does not change by"
+            " itself; `protoseal budget allow` changes it, with the reason"
         )

@@ -16,10 +16,10 @@ from privacy.errors import BudgetError
 from privacy.ledger.lines import Budget, Entry, Limit, Spending
 
 MOST_RELEASES, MOST_STEPS = 10_000, 1_000_000
-"""Largest counts that :func:`remaining` returns."""
+"""Largest counts that :func:`count_remaining` returns."""
 
 
-def epsilon_of(history: Sequence[Event], limit: Limit, epsilon: Accountant) -> float:
+def spent_epsilon(history: Sequence[Event], limit: Limit, epsilon: Accountant) -> float:
     """Return the epsilon that a history has spent at the limit's delta: 0 for an empty history."""
     return epsilon(history, limit.delta) if history else 0.0
 
@@ -37,10 +37,9 @@ def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) ->
     """
     if limit.accountant is not Accounting.PLD:
         return
-    spent = [*(each.spending for each in entries), spending]
-    if len({each.agreement_hash for each in spent}) > 1 and any(
-        isinstance(each.event, DpSgd) for each in spent
-    ):
+    payments = [*(entry.spending for entry in entries), spending]
+    agreements = {payment.agreement_hash for payment in payments}
+    if len(agreements) > 1 and any(isinstance(payment.event, DpSgd) for payment in payments):
         raise BudgetError(
             f"{spending.release} has another agreement than earlier entries of the ledger, and DP-SGD is among them:"
             f" accountant = {Accounting.PLD.value!r} does not cover agreements chosen after seeing earlier results. Run"
@@ -69,15 +68,16 @@ def check_payments(entries: Sequence[Entry], spending: Spending, most: int | Non
 def refusal(history: Sequence[Event], spending: Spending, budget: Budget, epsilon: Accountant) -> BudgetError:
     """Return the error for a release that does not fit, with the epsilon it would reach and the count that remains."""
     limit, event = budget.limit, spending.event
-    spent, total = epsilon_of(history, limit, epsilon), epsilon((*history, event), limit.delta)
+    spent, total = spent_epsilon(history, limit, epsilon), epsilon((*history, event), limit.delta)
     return BudgetError(
         f"{spending.release} would bring data set {budget.dataset!r} to epsilon {total:.6g}, above its limit of "
         f"{limit}; epsilon {spent:.6g} is spent. Of this kind "
-        f"{in_words(event, remaining(history, event, limit, epsilon))} remain; `protoseal budget plan` finds what fits"
+        f"{describe_remaining(event, count_remaining(history, event, limit, epsilon))} remain; `protoseal budget plan` "
+        "finds what fits"
     )
 
 
-def remaining(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> int:
+def count_remaining(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> int:
     """Count how many more releases like ``event`` fit, or steps of DP-SGD with the parameters of ``event``.
 
     The count never exceeds the number that fits, nor :data:`MOST_RELEASES` or :data:`MOST_STEPS`. From 100 on, the
@@ -85,17 +85,18 @@ def remaining(history: Sequence[Event], event: Event, limit: Limit, epsilon: Acc
     """
     start, most = (event.steps, MOST_STEPS) if isinstance(event, DpSgd) else (1, MOST_RELEASES)
 
-    def fit(count: int) -> bool:
+    def fits_times(count: int) -> bool:
         return epsilon((*history, *_several(event, count)), limit.delta) <= limit.epsilon
 
-    fitting, beyond = _between(fit, start, most)
+    fitting, beyond = _bracket(fits_times, start, most)
+    # An accountant may take a second for an answer, so the bisection stops at 1 %, and splits factors, not differences.
     while beyond - fitting > max(1, fitting // 100):
         middle = max(fitting + 1, math.isqrt(fitting * beyond))
-        fitting, beyond = (middle, beyond) if fit(middle) else (fitting, middle)
+        fitting, beyond = (middle, beyond) if fits_times(middle) else (fitting, middle)
     return fitting
 
 
-def _between(fit: Callable[[int], bool], start: int, most: int) -> tuple[int, int]:
+def _bracket(fit: Callable[[int], bool], start: int, most: int) -> tuple[int, int]:
     """Return a count that fits (or 0) and a larger one that does not (or ``most`` + 1), at most a factor of 4 apart."""
     count = min(start, most)
     if fit(count):
@@ -107,7 +108,7 @@ def _between(fit: Callable[[int], bool], start: int, most: int) -> tuple[int, in
     return (count // 4 or 1, count) if count > 1 else (0, 1)
 
 
-def in_words(event: Event, count: int) -> str:
+def describe_remaining(event: Event, count: int) -> str:
     """Return the words for ``count`` releases like ``event``, or ``count`` steps of DP-SGD."""
     if isinstance(event, DpSgd):
         steps = "step" if count == 1 else "steps"

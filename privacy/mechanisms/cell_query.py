@@ -57,7 +57,7 @@ class Cells:
     def __len__(self) -> int:
         return len(self.classes)
 
-    def of(self, features: Float, labels: Ints) -> Ints:
+    def assign(self, features: Float, labels: Ints) -> Ints:
         """Return the cell of each record, int64 (N,), for features (N, d) float64 and labels int64 (N,) in [0, K).
 
         A record's cell depends on that record alone, to the last digit, whatever the other records are.
@@ -101,26 +101,26 @@ def release_cells(sums: Sums, cells: Cells) -> ReleasedCells:
     as one mean of all its cells if their summed count reaches ``min_count``·√cells, since that count has the noise of
     all cells.
     """
-    vectors, weights = sums.noised()
-    found = [_of_class(sums.query, vectors[own], weights[own]) for own in _by_class(cells)]
-    labels = np.repeat(np.arange(len(found), dtype=np.int64), [len(counts) for _, counts in found])
+    vectors, weights = sums.add_noise()
+    # The noise is on every cell, with and without records; what follows is post-processing and costs nothing.
+    classes = range(int(cells.classes[-1]) + 1)
+    members = [np.flatnonzero(cells.classes == k) for k in classes]
+    means = [_class_means(sums.query, vectors[cell], weights[cell]) for cell in members]
+    labels = np.repeat(np.arange(len(means), dtype=np.int64), [len(counts) for _, counts in means])
     return ReleasedCells(
-        np.concatenate([rows for rows, _ in found]),
+        np.concatenate([rows for rows, _ in means]),
         labels,
-        np.concatenate([counts for _, counts in found]),
+        np.concatenate([counts for _, counts in means]),
         (np.asarray(vectors * sums.query.grid.step, dtype=np.float64), weights / sums.query.grid.weight),
     )
 
 
-def _by_class(cells: Cells) -> list[Ints]:
-    return [np.flatnonzero(cells.classes == k) for k in range(int(cells.classes[-1]) + 1)]
-
-
-def _of_class(query: PrototypeQuery, vectors: Ints, weights: Ints) -> tuple[Float, Float]:
+def _class_means(query: PrototypeQuery, vectors: Ints, weights: Ints) -> tuple[Float, Float]:
     """Return the means and counts of one class, from the noisy integers of its cells."""
     counts = weights / query.grid.weight
     there = counts >= query.min_count
     if not there.any():
+        # The sum of m cells has √m times the noise of one, so it takes that much more to be taken for records.
         deviations = np.sqrt(len(counts))
         vectors, counts = vectors.sum(axis=0, keepdims=True), counts.sum(keepdims=True)
         there = counts >= query.min_count * deviations

@@ -5,7 +5,7 @@ of 2^20 steps has the noise multiplier that was asked for. A record's feature ve
 at most B = ⌊C/step⌋, and its count W = ⌊w/step⌋ steps. B² + W² ≤ (2^20/noise_multiplier)² is checked in exact
 arithmetic; where the rounded root breaks the bound in its last digits, the step is the next larger float.
 
-Where several sites add noise of 2^20 steps each, the step follows from each site's share (:func:`share_of`).
+Where several sites add noise of 2^20 steps each, the step follows from each site's share (:func:`noise_share`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_RADIUS = 2**30
 """Largest norm in steps: squares of norms, and sums of 2^32 records, stay within 63 bits."""
 
 
-def share_of(noise_multiplier: float, terms: int) -> float:
+def noise_share(noise_multiplier: float, terms: int) -> float:
     """Return the noise multiplier of each of ``terms`` ≥ 1 independent noises whose sum has ``noise_multiplier``.
 
     Variances add up, so the share is noise_multiplier/√terms, rounded up: terms·share² ≥ noise_multiplier² in exact
@@ -69,13 +69,14 @@ class Grid:
         from 1 to 2^30 steps each, which fails for an extreme noise multiplier or ratio of clip to count weight.
         """
         given = (clip, count_weight, noise_multiplier)
-        if not all(0.0 < each < math.inf for each in given):
+        if not all(0.0 < number < math.inf for number in given):
             raise ValueError(
                 f"clip, count weight and noise multiplier must be positive and finite, not {given}"
             )
         step = noise_multiplier * math.hypot(clip, count_weight) / SIGMA
         if not 0.0 < step < math.inf:
             raise ValueError(f"clip, count weight and noise multiplier {given} give no finite step above 0")
+        # Rounding of the root may break the bound in its last digits: then the next larger float is the step.
         while not (grid := cls._with_step(step, clip, count_weight)).keeps(noise_multiplier):
             step = math.nextafter(step, math.inf)
         if not (1 <= grid.radius <= _MAX_RADIUS and 1 <= grid.weight <= _MAX_RADIUS):
@@ -99,7 +100,7 @@ class Grid:
         """Return True if 2^20 steps are at least ``noise_multiplier`` times the sensitivity, in exact arithmetic."""
         return bool(self.sensitivity_squared * Fraction(noise_multiplier) ** 2 <= SIGMA**2)
 
-    def records(self, features: Float) -> Ints:
+    def clip_records(self, features: Float) -> Ints:
         """Return features (N, d), clipped, in whole steps with a norm of at most B: int64 (N, d).
 
         A vector longer than B steps (the clip, rounded down to a step) is shortened in its direction. Each value is

@@ -57,25 +57,32 @@ class Parts:
         """Return the parts at the indices ``chosen``."""
         return Parts(self.owners[chosen], self.labels[chosen], self.rows[chosen], self.counts[chosen])
 
-    def merged_with(self, other: Parts) -> Parts:
+    def merge(self, other: Parts) -> Parts:
         """Return the union of both, with one part for each subject and class."""
-        mine, others = (vars(each).values() for each in (self, other))
-        owners, labels, rows, counts = (np.concatenate(pair) for pair in zip(mine, others, strict=True))
+        owners = np.concatenate([self.owners, other.owners])
+        labels = np.concatenate([self.labels, other.labels])
+        rows = np.concatenate([self.rows, other.rows])
+        counts = np.concatenate([self.counts, other.counts])
         order = np.lexsort((labels, owners))
         owners, labels = owners[order], labels[order]
         starts = np.flatnonzero(np.r_[True, (np.diff(owners) != 0) | (np.diff(labels) != 0)][: len(order)])
-        sums = (np.add.reduceat(each[order], starts, axis=0) for each in (rows, counts))
-        return Parts(owners[starts], labels[starts], *sums)
+        return Parts(
+            owners[starts],
+            labels[starts],
+            np.add.reduceat(rows[order], starts, axis=0),
+            np.add.reduceat(counts[order], starts, axis=0),
+        )
 
-    def shortened(self, weight: int) -> tuple[Ints, Ints]:
+    def shorten(self, weight: int) -> tuple[Ints, Ints]:
         """Return the bounded vectors int64 (n, d) and counts int64 (n,), each record counting ``weight``.
 
         The parts must hold all records of each of their subjects.
         """
         _, inverse, classes = np.unique(self.owners, return_inverse=True, return_counts=True)
         kinds, of_kind = np.unique(np.stack([classes[inverse], self.counts]), axis=1, return_inverse=True)
-        known = np.array([factor(*each) for each in kinds.T.tolist()], dtype=np.int64)
-        factors = known[of_kind.reshape(-1)]
+        # F in exact arithmetic, once for each pair (k, n_c) that occurs.
+        by_kind = [factor(classes_of_one, records) for classes_of_one, records in kinds.T.tolist()]
+        factors = np.array(by_kind, dtype=np.int64)[of_kind.reshape(-1)]
         return _times(self.rows, factors[:, None]), _times(self.counts * weight, factors)
 
 
@@ -105,7 +112,7 @@ class JointSums:
         size = max(1, _AT_ONCE // self._sums.vectors.shape[1])
         for first in range(0, len(labels), size):
             some = slice(first, first + size)
-            rows = self._sums.query.grid.records(features[some])
+            rows = self._sums.query.grid.clip_records(features[some])
             self._take(Parts(owners[some], labels[some], rows, np.ones(len(rows), np.int64)))
 
     def close(self) -> Sums:
@@ -116,7 +123,8 @@ class JointSums:
 
     def _take(self, parts: Parts) -> None:
         """Count the complete subjects, and hold back the last subject, which may have further records."""
-        joined = self._held.merged_with(parts)
+        # Owners ascend, so only the last one of a batch can have records in the next.
+        joined = self._held.merge(parts)
         complete = joined.owners != joined.owners[-1]
         self._count(joined.take(np.flatnonzero(complete)))
         self._held = joined.take(np.flatnonzero(~complete))
@@ -124,7 +132,7 @@ class JointSums:
     def _count(self, parts: Parts) -> None:
         if not len(parts.owners):
             return
-        vectors, weights = parts.shortened(self._sums.query.grid.weight)
+        vectors, weights = parts.shorten(self._sums.query.grid.weight)
         np.add.at(self._sums.vectors, parts.labels, vectors)
         np.add.at(self._sums.weights, parts.labels, weights)
 

@@ -86,7 +86,7 @@ class PrototypeQuery:
             raise ValueError(f"classes and features must be at least 1, not {classes} and {dim}")
         return Sums(self, np.zeros((classes, dim), np.int64), np.zeros(classes, np.int64))
 
-    def exact(self, features: Float, labels: Ints, classes: int) -> Sums:
+    def sum_exact(self, features: Float, labels: Ints, classes: int) -> Sums:
         """Return the sums without noise. Arguments and errors are those of :meth:`Sums.add`."""
         sums = self.start(classes, features.shape[1] if features.ndim == 2 else 1)
         sums.add(features, labels)
@@ -101,7 +101,7 @@ class PrototypeQuery:
 
     def release(self, features: Float, labels: Ints, classes: int) -> Released:
         """Return the query's answer with fresh noise. Every call is a release that has to be paid for beforehand."""
-        return self.exact(features, labels, classes).release()
+        return self.sum_exact(features, labels, classes).release()
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,12 +125,12 @@ class Sums:
         size = max(1, _AT_ONCE // self.vectors.shape[1])
         for first in range(0, len(labels), size):
             some = slice(first, first + size)
-            rows, owners = self.query.grid.records(features[some]), labels[some]
+            rows, owners = self.query.grid.clip_records(features[some]), labels[some]
             for label in np.unique(owners):
                 self.vectors[label] += rows[owners == label].sum(axis=0)
         self.weights[:] += self.query.grid.weight * np.bincount(labels, minlength=self.weights.size)
 
-    def noised(self, drawn: Ints | None = None) -> tuple[Ints, Ints]:
+    def add_noise(self, drawn: Ints | None = None) -> tuple[Ints, Ints]:
         """Return vectors and weights with noise of 2^20 steps on each coordinate, int64 (K, d) and (K,).
 
         The noise is fresh unless it was ``drawn`` before, by :meth:`PrototypeQuery.draw`, for these sums alone. Every
@@ -142,7 +142,7 @@ class Sums:
 
     def release(self) -> Released:
         """Return noisy means and counts: :meth:`noised` and post-processing, so each call is a release as well."""
-        vectors, weights = self.noised()
+        vectors, weights = self.add_noise()
         sums = np.asarray(vectors * self.query.grid.step, dtype=np.float64)
         return self.query.means(sums, weights / self.query.grid.weight)
 

@@ -113,7 +113,7 @@ class QueryUnderAudit:
         for number in range(self.releases):
             block = number % blocks
             for share in [exact[turns[block]], *[self._nothing(coins.size)] * (self.shares - 1)]:
-                seen[:, block] += self._in_parts(*share.noised(), turns[block])
+                seen[:, block] += self._in_parts(*share.add_noise(), turns[block])
         seen /= np.sqrt(self._releases_per_block(blocks) * self.shares)[:, None]
         return seen.reshape(coins.size, -1)
 

@@ -11,7 +11,7 @@ from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import LONGEST_REASON, Limit
-from privacy.ledger.remaining_budget import epsilon_of
+from privacy.ledger.remaining_budget import spent_epsilon
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
 from secure_client.privacy.ledger_anchors import check_shown
@@ -65,7 +65,7 @@ def allow_command(
     except ValueError as error:
         raise UserError(str(error)) from error
     after = read_account(ledger)
-    spent = epsilon_of(after.history, after.limit, accountant_for(after.limit.accountant))
+    spent = spent_epsilon(after.history, after.limit, accountant_for(after.limit.accountant))
     click.echo(
         f"The limit of data set {after.budget.dataset!r} was {was}, and is {after.limit}; epsilon {spent:.6g} of it is"
         f" spent. Let [privacy] of the site's file say the same."

@@ -131,7 +131,7 @@ def audit_prototypes(
 
     Each canary is a record whose features are a hundred times as long as the clip.
     """
-    from privacy.mechanisms.grid import share_of
+    from privacy.mechanisms.grid import noise_share
     from privacy.mechanisms.prototype_query import PrototypeQuery
     from protoseal.audit.prototype_canaries import QueryUnderAudit
     from protoseal.commands.budget_inputs import Releasing, releasing_of
@@ -139,7 +139,7 @@ def audit_prototypes(
     agreed = Releasing(NOISE, 1, 1.0) if file is None else releasing_of(file, dim)
     asked = agreed.but(noise_multiplier=noise, releases=releases, clip=clip, count_weight=count_weight)
     try:
-        share = share_of(asked.noise_multiplier, asked.shares)
+        share = noise_share(asked.noise_multiplier, asked.shares)
         query = PrototypeQuery(asked.clip, asked.count_weight or asked.clip, share, min_count=1.0)
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -22,7 +22,7 @@ from privacy.ledger.lines import (
     is_guaranteed,
     line_to_json,
 )
-from privacy.ledger.remaining_budget import in_words, remaining
+from privacy.ledger.remaining_budget import count_remaining, describe_remaining
 from protoseal.commands.budget_statement import facts_of
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
@@ -84,7 +84,7 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
         lists = {"remaining": kinds, "runs": runs, "entries": entries} | _decisions(account)
         click.echo(json.dumps(_SCHEMA | {"statement": headline(stated)} | facts | lists, indent=2))
         return
-    remain = " or ".join(in_words(event, count) for event, count in left)
+    remain = " or ".join(describe_remaining(event, count) for event, count in left)
     # A name of one's own could otherwise look like more lines of this.
     shown = facts | {"dataset": repr(account.budget.dataset), "remaining": remain or "all of it"}
     lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
@@ -184,7 +184,7 @@ def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]
     """Return how many more releases, or steps, like the latest release and the latest training fit."""
     history, limit = account.history, account.limit
     latest = {type(event): event for event in history}.values()
-    return [(event, remaining(history, event, limit, epsilon)) for event in latest]
+    return [(event, count_remaining(history, event, limit, epsilon)) for event in latest]
 
 
 def _decisions(account: Account) -> dict[str, object]:

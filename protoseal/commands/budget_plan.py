@@ -349,7 +349,7 @@ def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any
         return {"statement": NO_GUARANTEE, "recognised": None}
     privacy = None if asked.agreed is None else asked.agreed.privacy
     colluding = privacy.colluding if privacy is not None and privacy.distributed else None
-    cost = f"The plan costs ε = {made.spent:.4g} at δ = {made.delta:g}"
+    cost = f"The plan costs ε = {made.cost:.4g} at δ = {made.delta:g}"
     if errors:
         worst = max(errors, key=lambda error: error["relative"])
         # The sentence is read aloud, and a site's own counts stay on this machine.
@@ -416,7 +416,7 @@ def _check_some(made: BudgetPlan, agreed: Agreed | None) -> None:
         least, run = agreed.fewest_releases, f", the fewest of a run of {agreed.agreement.method.value},"
     if made.releases >= least:
         return
-    cost, training = replace(made, releases=least).spent, " and DP-SGD" if made.training else ""
+    cost, training = replace(made, releases=least).cost, " and DP-SGD" if made.training else ""
     raise click.ClickException(
         f"{_releases(least)}{run} with noise multiplier {made.noise_multiplier:g}{training} would cost"
         f" {f'ε = {cost:.4g}' if isfinite(cost) else 'more than any ε'} at δ = {made.delta:g}, and {made.epsilon:g} is"
@@ -449,7 +449,7 @@ def _as_json(made: BudgetPlan, sizes: Mapping[str, int], *, named: bool) -> dict
         "delta": made.delta,
         "releases": made.releases,
         "noise_multiplier": made.noise_multiplier,
-        "spent": made.spent,
+        "spent": made.cost,
         "neighbours": "add or remove one",
         **asdict(made.query),
         "coordinates": made.query.coordinates,

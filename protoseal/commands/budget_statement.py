@@ -13,7 +13,7 @@ import click
 from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.lines import now
-from privacy.ledger.remaining_budget import epsilon_of
+from privacy.ledger.remaining_budget import spent_epsilon
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
 from secure_client.config import SiteConfig, load_site
@@ -95,7 +95,7 @@ def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
     from protoseal.reports.site_statement import Facts
 
     epsilon = accountant_for(account.limit.accountant)
-    spent = epsilon_of(account.history, account.limit, epsilon)
+    spent = spent_epsilon(account.history, account.limit, epsilon)
     none = why_none(account, missing_anchor(account))
     # Where the site's own record lies beside the ledger, it tells a crash from a cut.
     torn = bool(account.unfinished) and shown_anchor(account) is None

@@ -13,7 +13,7 @@ from privacy.accounting.events import DpSgd, Event, Unit
 from privacy.ledger.budget_account import Account
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.lines import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Allowance, Entry, Exposure, Fact, Limit
-from privacy.ledger.remaining_budget import epsilon_of, in_words
+from privacy.ledger.remaining_budget import describe_remaining, spent_epsilon
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Released:
     def in_words(self) -> str:
         """Description of what was paid for, how often, and with which noise."""
         steps = self.event.steps if isinstance(self.event, DpSgd) else 1
-        return f"{self.what}, {in_words(self.event, len(self.rounds) * steps)}"
+        return f"{self.what}, {describe_remaining(self.event, len(self.rounds) * steps)}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _run(
         first=days[0],
         last=days[-1],
         released=_released(entries),
-        epsilon=epsilon_of([entry.spending.event for entry in entries], account.limit, epsilon),
+        epsilon=spent_epsilon([entry.spending.event for entry in entries], account.limit, epsilon),
         exact=len(entries) < len(lines),
     )
 

@@ -171,7 +171,7 @@ class Releases:
             raise ValueError(
                 f"a release over {len(cells)} cells exceeds the agreed {self._agreement.most_cells}"
             )
-        assigned = ((features, cells.of(features, labels)) for features, labels in batches)
+        assigned = ((features, cells.assign(features, labels)) for features, labels in batches)
         sums = self._sums(self._query, len(cells), assigned, owners)
         name, anchor = self._pay_for_prototypes(round_number)
         released = release_cells(sums, cells)
@@ -215,7 +215,7 @@ class Releases:
         # agreed noise. The share was drawn in steps, before the list was known.
         multiplier = self._agreement.noisy_sum(listed).share
         query = replace(self._query, noise_multiplier=multiplier)
-        return self._sums(query, len(self._agreement.classes), batches, owners).noised(share)
+        return self._sums(query, len(self._agreement.classes), batches, owners).add_noise(share)
 
     def spent_budget(self) -> SpentBudget:
         """Return the budget spent so far, over all runs."""

@@ -165,7 +165,7 @@ def added(run: Run, site: str, number: int) -> tuple[NDArray[np.int64], int]:
     grid = agreement.noisy_sum(listed).grid
     total = noise.copy()
     for row, label in zip(*run.features[site], strict=True):
-        total[label, :DIM] += grid.records(row[None])[0]
+        total[label, :DIM] += grid.clip_records(row[None])[0]
         total[label, DIM] += grid.weight
     return total, listed
 

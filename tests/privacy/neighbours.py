@@ -28,7 +28,7 @@ class Records:
         return Records(np.delete(self.features, record, axis=0), np.delete(self.labels, record))
 
     def asked(self, query: PrototypeQuery) -> Sums:
-        return query.exact(self.features, self.labels, CLASSES)
+        return query.sum_exact(self.features, self.labels, CLASSES)
 
 
 def settings() -> st.SearchStrategy[PrototypeQuery]:

@@ -43,7 +43,7 @@ def weaken_query(monkeypatch: pytest.MonkeyPatch, how: Double) -> None:
     if how in NOISE:
         monkeypatch.setattr(query_module, "discrete_gaussian", drawn)
     elif how == "no clipping":
-        monkeypatch.setattr(Grid, "records", unclipped)
+        monkeypatch.setattr(Grid, "clip_records", unclipped)
 
 
 def misshape_query(monkeypatch: pytest.MonkeyPatch, shape: Shape, dim: int) -> None:

@@ -50,7 +50,7 @@ def replayed_answers(records: int) -> Iterator[None]:
             )
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Sums, "noised", noised)
+            patch.setattr(Sums, "add_noise", noised)
             yield
 
 

@@ -122,7 +122,7 @@ def _share_noise(patch: pytest.MonkeyPatch) -> None:
 
 def _clip_no_unit(patch: pytest.MonkeyPatch) -> None:
     """Clip records one by one where a subject is agreed to be the unit."""
-    patch.setattr(Parts, "shortened", lambda parts, weight: (parts.rows, parts.counts * weight))
+    patch.setattr(Parts, "shorten", lambda parts, weight: (parts.rows, parts.counts * weight))
 
 
 def _after_release(change: Callable[[Sums, Released], Released]) -> Weaken:

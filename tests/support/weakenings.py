@@ -40,13 +40,13 @@ class ChangedSums(Sums):
 
     change: Noise
 
-    def noised(self, drawn: Ints | None = None) -> tuple[Ints, Ints]:
+    def add_noise(self, drawn: Ints | None = None) -> tuple[Ints, Ints]:
         """Return noisy vectors and weights. A share that was ``drawn`` before stays as it is."""
         classes, dim = self.vectors.shape
         if drawn is not None:
-            return super().noised(drawn)
+            return super().add_noise(drawn)
         fresh = self.query.draw(classes, dim).reshape(classes, dim + 1)
-        return super().noised(self.change(self, fresh).reshape(-1))
+        return super().add_noise(self.change(self, fresh).reshape(-1))
 
 
 # Releases

@@ -84,7 +84,7 @@ def test_means_are_over_records_in_units_of_a_feature() -> None:
     noisy = NoisySum.of(SHARED, 2, 5)
     grid = noisy.grid
     features = np.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
-    whole = grid.records(features).sum(axis=0).astype(float)
+    whole = grid.clip_records(features).sum(axis=0).astype(float)
     vectors = np.array([whole * 4000, [7.0, 7.0]])
     rows, has = noisy.means(vectors, np.array([4000.0 * 3 * grid.weight, 3.0]), 5)
     assert has.tolist() == [True, False]

@@ -65,12 +65,12 @@ def test_a_wrong_accountant_does_not_agree(name: str) -> None:
 
 def test_another_relation_of_neighbours_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_accountants, "NEIGHBOURS", NeighboringRelation.REPLACE_ONE)
-    loss_accountants._trained.cache_clear()
+    loss_accountants._compose_training.cache_clear()
     try:
         with pytest.raises(AssertionError):
             agrees(epsilon, GRID["a hundred"])
     finally:
-        loss_accountants._trained.cache_clear()
+        loss_accountants._compose_training.cache_clear()
 
 
 def test_an_epsilon_within_the_slack_has_a_delta() -> None:

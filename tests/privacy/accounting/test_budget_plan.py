@@ -15,9 +15,9 @@ from privacy.accounting.budget_plan import (
     NOISE_GRID,
     Query,
     count_error,
+    find_noise_multiplier,
+    find_releases,
     mean_error,
-    noise_multiplier,
-    releases,
 )
 from privacy.accounting.events import DpSgd, GaussianRelease, Unit
 from privacy.errors import Unattainable
@@ -30,7 +30,7 @@ TRAINING = DpSgd(2.0, 0.05, 100)
 @pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])
 def test_the_guides(count: int, guide: float) -> None:
     """The guides hold for an epsilon of 3 and ten classes of 512 features, to their printed digits."""
-    found = noise_multiplier(3.0, DELTA, count, coordinates=10 * 513)
+    found = find_noise_multiplier(3.0, DELTA, count, coordinates=10 * 513)
     assert found == pytest.approx(guide, abs=0.005 if count == 1 else 0.05)
 
 
@@ -46,7 +46,7 @@ def test_the_guides_to_errors_are_those_of_the_sum_alone(records: int, guide: fl
 
 @pytest.mark.parametrize("beside", [(), (TRAINING,)])
 def test_noise_is_enough_and_a_little_less_is_not(beside: tuple[DpSgd, ...]) -> None:
-    found = noise_multiplier(3.0, DELTA, 20, 5130, beside)
+    found = find_noise_multiplier(3.0, DELTA, 20, 5130, beside)
     assert epsilon([*beside, *[GaussianRelease(found, 5130)] * 20], DELTA) <= 3
     less = GaussianRelease(found - 1 / NOISE_GRID, 5130)
     assert epsilon([*beside, *[less] * 20], DELTA) > 3
@@ -54,7 +54,7 @@ def test_noise_is_enough_and_a_little_less_is_not(beside: tuple[DpSgd, ...]) -> 
 
 @pytest.mark.parametrize("beside", [(), (TRAINING,)])
 def test_the_solved_number_of_releases_fits_and_one_more_does_not(beside: tuple[DpSgd, ...]) -> None:
-    count = releases(3.0, DELTA, 14.0, 5130, beside)
+    count = find_releases(3.0, DELTA, 14.0, 5130, beside)
     release = GaussianRelease(14.0, 5130)
     assert epsilon([*beside, *[release] * count], DELTA) <= 3
     assert epsilon([*beside, *[release] * (count + 1)], DELTA) > 3
@@ -63,16 +63,16 @@ def test_the_solved_number_of_releases_fits_and_one_more_does_not(beside: tuple[
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_cost_of_training_and_releases_buys_just_as_many(count: int) -> None:
     cost = epsilon([TRAINING, *[GaussianRelease(14.0, 5130)] * count], DELTA)
-    assert releases(cost, DELTA, 14.0, 5130, [TRAINING]) == count
+    assert find_releases(cost, DELTA, 14.0, 5130, [TRAINING]) == count
 
 
 @pytest.mark.full
 @settings(max_examples=12, deadline=None)
 @given(budget=st.floats(0.2, 12.0), count=st.integers(1, 300), delta=st.floats(1e-8, 1e-3))
 def test_solvers_are_inverse_to_each_other(budget: float, count: int, delta: float) -> None:
-    noise = noise_multiplier(budget, delta, count, 5130)
-    assert releases(budget, delta, noise, 5130) == pytest.approx(count, abs=1, rel=1e-3)
-    assert releases(budget, delta, noise, 5130) >= count
+    noise = find_noise_multiplier(budget, delta, count, 5130)
+    assert find_releases(budget, delta, noise, 5130) == pytest.approx(count, abs=1, rel=1e-3)
+    assert find_releases(budget, delta, noise, 5130) >= count
     assert epsilon([GaussianRelease(noise, 5130)] * count, delta) == pytest.approx(budget, rel=2e-3)
 
 
@@ -80,21 +80,21 @@ def test_solvers_are_inverse_to_each_other(budget: float, count: int, delta: flo
 def test_continuous_noise_is_that_of_the_closed_form(budget: float) -> None:
     for count in (1, 30):
         exact = math.sqrt(count) * get_sigma_gaussian(budget, DELTA)
-        found = noise_multiplier(budget, DELTA, count)
+        found = find_noise_multiplier(budget, DELTA, count)
         assert exact <= found <= exact * 1.0001 + 1.01 / NOISE_GRID
 
 
 @pytest.mark.full
 def test_training_leaves_less_for_releases() -> None:
-    assert noise_multiplier(3.0, DELTA, 20, beside=[TRAINING]) > noise_multiplier(3.0, DELTA, 20)
-    assert releases(3.0, DELTA, 14.0, beside=[TRAINING]) < releases(3.0, DELTA, 14.0)
-    assert releases(0.3, DELTA, 1.0) == 0
+    assert find_noise_multiplier(3.0, DELTA, 20, beside=[TRAINING]) > find_noise_multiplier(3.0, DELTA, 20)
+    assert find_releases(3.0, DELTA, 14.0, beside=[TRAINING]) < find_releases(3.0, DELTA, 14.0)
+    assert find_releases(0.3, DELTA, 1.0) == 0
 
 
 def test_training_that_costs_more_than_the_budget_leaves_nothing() -> None:
     for solve in (
-        lambda: noise_multiplier(0.5, DELTA, 1, beside=[TRAINING]),
-        lambda: releases(0.5, DELTA, 14.0, beside=[TRAINING]),
+        lambda: find_noise_multiplier(0.5, DELTA, 1, beside=[TRAINING]),
+        lambda: find_releases(0.5, DELTA, 14.0, beside=[TRAINING]),
     ):
         with pytest.raises(Unattainable, match=r"alone costs .* of 0\.5 at"):
             solve()
@@ -102,25 +102,25 @@ def test_training_that_costs_more_than_the_budget_leaves_nothing() -> None:
 
 def test_no_noise_helps_against_a_delta_within_the_slack() -> None:
     with pytest.raises(Unattainable, match="no noise keeps 5 releases"):
-        noise_multiplier(1.0, 1e-13, 5)
+        find_noise_multiplier(1.0, 1e-13, 5)
 
 
 def test_releases_that_cost_nothing_are_not_counted() -> None:
     with pytest.raises(Unattainable, match="releases"):
-        releases(10.0, DELTA, 1e6)
+        find_releases(10.0, DELTA, 1e6)
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.inf, math.nan])
 def test_a_budget_is_a_number_over_zero(budget: float) -> None:
     with pytest.raises(ValueError, match="epsilon must be positive and finite"):
-        noise_multiplier(budget, DELTA, 1)
+        find_noise_multiplier(budget, DELTA, 1)
     with pytest.raises(ValueError, match="epsilon must be positive and finite"):
-        releases(budget, DELTA, 1.0)
+        find_releases(budget, DELTA, 1.0)
 
 
 def test_a_plan_has_a_release() -> None:
     with pytest.raises(ValueError, match="releases must be at least 1"):
-        noise_multiplier(1.0, DELTA, 0)
+        find_noise_multiplier(1.0, DELTA, 0)
 
 
 @pytest.mark.parametrize(("clip", "weight", "dim"), [(1.0, 0.3, 64), (5.0, 2.0, 16), (1.0, 0.1, 256)])

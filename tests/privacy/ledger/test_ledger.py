@@ -20,7 +20,7 @@ from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Entry, Limit, ReleaseName, Spending, line_from_json, line_to_json
-from privacy.ledger.remaining_budget import MOST_RELEASES, MOST_STEPS, remaining
+from privacy.ledger.remaining_budget import MOST_RELEASES, MOST_STEPS, count_remaining
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending
 
 EVENTS = st.one_of(
@@ -167,7 +167,7 @@ def test_remaining_finds_the_number_of_events_wherever_the_search_starts(possibl
 
     limit = Limit(1.0, 1e-5)
     for event, most in ((GaussianRelease(1.0), MOST_RELEASES), (DpSgd(1.0, 0.1, steps), MOST_STEPS)):
-        found = remaining((), event, limit, epsilon) if possible else 0
+        found = count_remaining((), event, limit, epsilon) if possible else 0
         truth = min(possible, most)
         assert truth - truth // 100 <= found <= truth
 

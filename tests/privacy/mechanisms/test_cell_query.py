@@ -36,11 +36,11 @@ def cells(draw: st.DrawFn, dim: int) -> Cells:
 
 
 def asked(query: PrototypeQuery, cells: Cells, given: Records, assigned: Assigned) -> Sums:
-    return query.exact(given.features, assigned(cells, given.features, given.labels), len(cells))
+    return query.sum_exact(given.features, assigned(cells, given.features, given.labels), len(cells))
 
 
 def check_neighbours(
-    query: PrototypeQuery, cells: Cells, given: Records, assigned: Assigned = Cells.of
+    query: PrototypeQuery, cells: Cells, given: Records, assigned: Assigned = Cells.assign
 ) -> None:
     """Check that without any one record one cell of its class changes, by no more than the stated norm."""
     whole = asked(query, cells, given, assigned)
@@ -63,7 +63,7 @@ def check_neighbours(
 
 
 def test_a_record_is_in_the_cell_of_the_centre_of_its_class_with_the_largest_cosine() -> None:
-    found = CENTRES.of(ORDINARY.features, ORDINARY.labels)
+    found = CENTRES.assign(ORDINARY.features, ORDINARY.labels)
     for row, label, cell in zip(ORDINARY.features, ORDINARY.labels, found, strict=True):
         cosines = [
             float(row @ centre) / float(np.linalg.norm(centre)) if owner == label else -math.inf
@@ -77,22 +77,22 @@ def test_ties_and_zeros_go_to_the_first_centre_and_lengths_do_not_matter() -> No
     centres = np.array([[1.0, 0.0], [1e-9, 0.0], [0.0, 5.0], [2.0, 0.0]])
     found = Cells.around(centres, np.zeros(4, dtype=np.int64), 1)
     features = np.array([[3.0, 1.0], [0.0, 0.0], [1e-200, 1e-199], [-1.0, -1.0]])
-    assert found.of(features, np.zeros(4, dtype=np.int64)).tolist() == [0, 0, 2, 0]
+    assert found.assign(features, np.zeros(4, dtype=np.int64)).tolist() == [0, 0, 2, 0]
 
 
 def test_a_class_without_a_centre_is_one_cell() -> None:
     found = Cells.around(np.ones((2, 3)), np.array([1, 1], dtype=np.int64), 4)
     assert found.classes.tolist() == [0, 1, 1, 2, 3]
-    assert found.of(np.ones((3, 3)), np.array([3, 0, 1], dtype=np.int64)).tolist() == [4, 0, 1]
+    assert found.assign(np.ones((3, 3)), np.array([3, 0, 1], dtype=np.int64)).tolist() == [4, 0, 1]
 
 
 @given(st.data())
 def test_a_records_cell_depends_on_that_record_alone(data: st.DataObject) -> None:
     given_records = data.draw(records(1.0))
     drawn = data.draw(cells(given_records.features.shape[1]))
-    together = drawn.of(given_records.features, given_records.labels)
+    together = drawn.assign(given_records.features, given_records.labels)
     alone = [
-        int(drawn.of(row[None], label[None])[0])
+        int(drawn.assign(row[None], label[None])[0])
         for row, label in zip(given_records.features, given_records.labels, strict=True)
     ]
     assert together.tolist() == alone
@@ -106,11 +106,11 @@ def test_wide_records_beside_a_boundary_do_not_depend_on_their_neighbours_either
     between = centres[0] / np.linalg.norm(centres[0]) - centres[1] / np.linalg.norm(centres[1])
     beside -= np.outer(beside @ between, between) / (between @ between)
     drawn, labels = Cells.around(centres, np.zeros(2, dtype=np.int64), 1), np.zeros(64, dtype=np.int64)
-    together = drawn.of(beside, labels)
+    together = drawn.assign(beside, labels)
     assert 0 < together.sum() < 64
     for first in range(64):
         part = slice(first, first + 1 + first % 5)
-        np.testing.assert_array_equal(drawn.of(beside[part], labels[part]), together[part])
+        np.testing.assert_array_equal(drawn.assign(beside[part], labels[part]), together[part])
 
 
 # Neighbours
@@ -135,7 +135,7 @@ def _by_finch(cells: Cells, features: Float, labels: Ints) -> Ints:
 
 def _by_moving_centres(cells: Cells, features: Float, labels: Ints) -> Ints:
     """Assign each record to the centre nearest to the record less the mean of all records."""
-    return cells.of(features - features.mean(axis=0), labels)
+    return cells.assign(features - features.mean(axis=0), labels)
 
 
 def _by_rank(cells: Cells, _: Float, labels: Ints) -> Ints:
@@ -154,7 +154,7 @@ def test_cells_that_hang_on_other_records_are_caught(assigned: Assigned) -> None
 
 def test_cells_that_share_a_record_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that counts in every cell of its class, as soft assignments would have it."""
-    exact = PrototypeQuery.exact
+    exact = PrototypeQuery.sum_exact
 
     def shared(query: PrototypeQuery, features: Float, at: Ints, parts: int) -> Sums:
         sums = exact(query, features, at, parts)
@@ -162,7 +162,7 @@ def test_cells_that_share_a_record_are_caught(monkeypatch: pytest.MonkeyPatch) -
             sums.weights[CENTRES.classes == k] = sums.weights[CENTRES.classes == k].sum()
         return sums
 
-    monkeypatch.setattr(PrototypeQuery, "exact", shared)
+    monkeypatch.setattr(PrototypeQuery, "sum_exact", shared)
     with pytest.raises(TooSensitiveError):
         check_neighbours(QUERY, CENTRES, ORDINARY)
 
@@ -179,7 +179,7 @@ def released(
     weights = np.rint(np.array(counts) * query.grid.weight).astype(np.int64)
     vectors = np.zeros((len(counts), 2), dtype=np.int64)
     vectors[:, 0] = np.rint(np.array(counts) * (np.arange(len(counts)) + 1) / query.grid.step)
-    monkeypatch.setattr(Sums, "noised", lambda _: (vectors, weights))
+    monkeypatch.setattr(Sums, "add_noise", lambda _: (vectors, weights))
     return release_cells(query.start(len(found), 2), found)
 
 
@@ -205,7 +205,7 @@ def test_small_cells_are_one_prototype_if_they_have_enough_together(
 
 def test_where_classes_are_cells_it_is_the_query_over_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Cells.around(np.zeros((0, 4)), np.zeros(0, dtype=np.int64), CLASSES)
-    sums = QUERY.exact(ORDINARY.features, whole.of(ORDINARY.features, ORDINARY.labels), CLASSES)
+    sums = QUERY.sum_exact(ORDINARY.features, whole.assign(ORDINARY.features, ORDINARY.labels), CLASSES)
     noise = np.random.default_rng(1).normal(0.0, 2.0**20, CLASSES * 5).astype(np.int64)
     monkeypatch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", lambda *_: noise)
     cells_released, released_classes = release_cells(sums, whole), sums.release()

@@ -63,7 +63,7 @@ def test_subjects_of_one_record_are_the_query_by_records_to_the_last_digit() -> 
     given_records = ordinary()
     owners = np.arange(len(given_records.labels), dtype=np.int64)
     single = Owned(given_records.features, given_records.labels, owners).asked(QUERY)
-    known = QUERY.exact(given_records.features, given_records.labels, CLASSES)
+    known = QUERY.sum_exact(given_records.features, given_records.labels, CLASSES)
     assert (single.vectors == known.vectors).all()
     assert (single.weights == known.weights).all()
 

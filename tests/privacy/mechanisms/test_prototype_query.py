@@ -36,7 +36,7 @@ def _noise(released: Released, sums: Sums) -> tuple[Float, Float]:
 
 @pytest.fixture(scope="module")
 def noise() -> tuple[Float, Float]:
-    return _noise(QUERY.release(FEATURES, LABELS, CLASSES), QUERY.exact(FEATURES, LABELS, CLASSES))
+    return _noise(QUERY.release(FEATURES, LABELS, CLASSES), QUERY.sum_exact(FEATURES, LABELS, CLASSES))
 
 
 @pytest.mark.parametrize("part", [0, 1], ids=["sums", "counts"])
@@ -54,7 +54,7 @@ def test_noise_is_in_whole_steps(noise: tuple[Float, Float]) -> None:
 
 
 def test_coordinates_and_releases_have_noise_of_their_own(noise: tuple[Float, Float]) -> None:
-    sums = QUERY.exact(FEATURES, LABELS, CLASSES)
+    sums = QUERY.sum_exact(FEATURES, LABELS, CLASSES)
     again, _ = _noise(sums.release(), sums)
     check_independent(noise[0], again)
     check_independent(noise[0].reshape(CLASSES, DIM)[:, 0], noise[1])
@@ -66,7 +66,7 @@ def test_half_the_noise_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         query_module, "discrete_gaussian", lambda count, log2: discrete_gaussian(count, log2 - 1)
     )
-    sums = QUERY.exact(FEATURES, LABELS, CLASSES)
+    sums = QUERY.sum_exact(FEATURES, LABELS, CLASSES)
     for part in _noise(sums.release(), sums):
         with pytest.raises(WrongNoiseError):
             check_sigma(part, SIGMA_OF_A_SUM)
@@ -135,7 +135,7 @@ def test_without_noise_and_features_a_present_class_is_zero(monkeypatch: pytest.
 
 
 def test_batches_add_up_to_the_whole_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = QUERY.exact(FEATURES, LABELS, CLASSES)
+    whole = QUERY.sum_exact(FEATURES, LABELS, CLASSES)
     monkeypatch.setattr(query_module, "_AT_ONCE", 100)
     streamed = QUERY.start(CLASSES, DIM)
     order = np.random.default_rng(5).permutation(LABELS.size)[::-1]
@@ -147,7 +147,7 @@ def test_batches_add_up_to_the_whole_to_the_last_digit(monkeypatch: pytest.Monke
 
 
 def test_sums_do_not_show_what_they_hold() -> None:
-    sums = QUERY.exact(FEATURES[:4], LABELS[:4], 2)
+    sums = QUERY.sum_exact(FEATURES[:4], LABELS[:4], 2)
     assert repr(sums) == f"Sums(<secret>, classes=2, dim={DIM})"
     assert str(int(sums.weights[0])) not in repr(sums)
 
@@ -157,7 +157,7 @@ def test_sums_do_not_show_what_they_hold() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_feature_that_is_not_finite_is_refused_and_nothing_is_added(bad: float) -> None:
-    sums = QUERY.exact(FEATURES[:4], LABELS[:4], 2)
+    sums = QUERY.sum_exact(FEATURES[:4], LABELS[:4], 2)
     before = sums.vectors.tolist(), sums.weights.tolist()
     features = FEATURES[:2].copy()
     features[1, 3] = bad

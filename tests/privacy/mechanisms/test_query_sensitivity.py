@@ -57,19 +57,19 @@ def test_a_step_that_rounding_leaves_too_small_is_enlarged() -> None:
 @given(st.data(), settings())
 def test_a_records_row_depends_on_that_record_alone(data: st.DataObject, query: PrototypeQuery) -> None:
     given_records = data.draw(records(query.clip))
-    together = query.grid.records(given_records.features)
-    alone = [query.grid.records(each[None])[0].tolist() for each in given_records.features]
+    together = query.grid.clip_records(given_records.features)
+    alone = [query.grid.clip_records(each[None])[0].tolist() for each in given_records.features]
     assert together.tolist() == alone
     order = np.asfortranarray(given_records.features[::-1])
-    assert query.grid.records(order).tolist() == alone[::-1]
+    assert query.grid.clip_records(order).tolist() == alone[::-1]
 
 
 def test_wide_records_do_not_depend_on_their_neighbours_either() -> None:
     features = np.random.default_rng(4).normal(size=(33, 700))
-    together = QUERY.grid.records(features)
+    together = QUERY.grid.clip_records(features)
     for first in range(33):
         assert (
-            QUERY.grid.records(features[first : first + 1 + first % 5])
+            QUERY.grid.clip_records(features[first : first + 1 + first % 5])
             == together[first : first + 1 + first % 5]
         ).all()
 
@@ -82,7 +82,7 @@ def test_a_record_within_the_clip_moves_by_less_than_a_step(
     longest = query.grid.radius * query.grid.step * (1 - 1e-9) / dim**0.5
     inside = st.floats(-longest, longest)
     row = np.array([data.draw(st.lists(inside, min_size=dim, max_size=dim))])
-    whole = query.grid.records(row)
+    whole = query.grid.clip_records(row)
     apart = np.abs(whole * query.grid.step - row).max()
     assert apart <= query.grid.step * (1 + 1e-6) + query.clip * 1e-15
     assert (np.abs(whole) * query.grid.step <= np.abs(row) * (1 + 1e-12)).all()
@@ -90,7 +90,9 @@ def test_a_record_within_the_clip_moves_by_less_than_a_step(
 
 def test_a_longer_record_keeps_its_direction() -> None:
     row = np.array([[3e300, -4e300, 0.0]])
-    assert QUERY.grid.records(row) * QUERY.grid.step == pytest.approx(np.array([[0.6, -0.8, 0.0]]), abs=3e-6)
+    assert QUERY.grid.clip_records(row) * QUERY.grid.step == pytest.approx(
+        np.array([[0.6, -0.8, 0.0]]), abs=3e-6
+    )
 
 
 # Weaker doubles: each of them is caught
@@ -133,14 +135,14 @@ def test_rounding_alone_can_leave_a_record_too_long(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_record_that_counts_twice_or_in_two_classes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = PrototypeQuery.exact
+    exact = PrototypeQuery.sum_exact
 
     def doubled(query: PrototypeQuery, *arguments: object) -> object:
         sums = exact(query, *arguments)  # type: ignore[arg-type]  # as they came
         sums.weights[:] = sums.weights.sum()
         return sums
 
-    monkeypatch.setattr(PrototypeQuery, "exact", doubled)
+    monkeypatch.setattr(PrototypeQuery, "sum_exact", doubled)
     assert CLASSES > 1
     with pytest.raises(TooSensitiveError):
         check_neighbours(QUERY, ORDINARY)

@@ -16,7 +16,7 @@ from privacy.accounting.accountant import delta_of
 from privacy.accounting.events import GaussianRelease
 from privacy.mechanisms import discrete_gaussian
 from privacy.mechanisms.discrete_gaussian import discreteness
-from privacy.mechanisms.grid import SIGMA, Grid, share_of
+from privacy.mechanisms.grid import SIGMA, Grid, noise_share
 
 Density = dict[int, mpmath.mpf]
 DIGITS = 40
@@ -146,7 +146,7 @@ def test_with_the_steps_that_are_used_the_bound_is_nothing() -> None:
 
 @given(st.floats(1e-3, 1e3), st.integers(1, 10_000))
 def test_shares_make_the_agreed_noise_and_hardly_more(noise: float, terms: int) -> None:
-    share = share_of(noise, terms)
+    share = noise_share(noise, terms)
     together = terms * Fraction(share) ** 2 / Fraction(noise) ** 2
     assert 1 <= together < 1 + Fraction(1, 10**12)
 
@@ -154,7 +154,7 @@ def test_shares_make_the_agreed_noise_and_hardly_more(noise: float, terms: int) 
 @given(st.floats(0.1, 10.0), st.integers(1, 300), st.floats(0.2, 5.0))
 def test_the_grid_of_a_share_keeps_the_noise_of_all_of_them(noise: float, terms: int, weight: float) -> None:
     """T draws of 2^20 steps have a variance of T·2^40: the agreed multiple of the sensitivity, squared, in integers."""
-    grid = Grid.of(1.0, weight, share_of(noise, terms))
+    grid = Grid.of(1.0, weight, noise_share(noise, terms))
     agreed = grid.sensitivity_squared * Fraction(noise) ** 2
     assert agreed <= terms * SIGMA**2
     assert agreed > terms * SIGMA**2 * (1 - Fraction(1, 10**4))
@@ -163,4 +163,4 @@ def test_the_grid_of_a_share_keeps_the_noise_of_all_of_them(noise: float, terms:
 @pytest.mark.parametrize(("noise", "terms"), [(2.0, 0), (0.0, 3), (math.inf, 3), (math.nan, 1)])
 def test_there_is_no_share_of_nothing(noise: float, terms: int) -> None:
     with pytest.raises(ValueError, match="terms"):
-        share_of(noise, terms)
+        noise_share(noise, terms)

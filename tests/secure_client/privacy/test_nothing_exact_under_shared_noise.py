@@ -226,7 +226,7 @@ def query_of(agreement: Agreement, data: SiteData) -> NDArray[np.int64]:
         given = compute_outputs(model, torch.stack([dataset[i][0] for i in range(len(dataset))]))
     grid = agreement.noisy_sum(SITES).grid
     found = np.zeros((CLASSES, DIM + 1), dtype=np.int64)
-    for row, label in zip(grid.records(given.features.double().numpy()), labels_of(data), strict=True):
+    for row, label in zip(grid.clip_records(given.features.double().numpy()), labels_of(data), strict=True):
         found[label] += [*row, grid.weight]
     return found
 

@@ -57,13 +57,13 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sums]:
     """Record the sums of each release before their noise, of which none is drawn."""
     found: list[Sums] = []
-    kept = Sums.noised
+    kept = Sums.add_noise
 
     def keep(sums: Sums) -> Any:
         found.append(sums)
         return kept(sums)
 
-    monkeypatch.setattr(Sums, "noised", keep)
+    monkeypatch.setattr(Sums, "add_noise", keep)
     monkeypatch.setattr(
         query_module, "discrete_gaussian", lambda count, _log2: np.zeros(count, dtype=np.int64)
     )
