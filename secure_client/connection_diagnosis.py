@@ -286,11 +286,11 @@ def _show_own_certificate(
         raise _Cause(f"{place} shows a certificate that TLS refuses ({error.verify_message})") from error
     except (ssl.SSLError, ConnectionError):
         pass
-    own = load_certificate(credentials.certificate_der)
+    shown = load_certificate(credentials.certificate_der)
     raise _Cause(
-        f"{place} closes the connection once it has seen this site's certificate ({subject_text(own)}, serial number "
-        f"{own.serial_number:x}, issued by {issuer_text(own)}, valid until {own.not_valid_after_utc:%Y-%m-%d %H:%M} "
-        "UTC): the coordinator's log has the reason"
+        f"{place} closes the connection once it has seen this site's certificate ({subject_text(shown)}, serial number "
+        f"{shown.serial_number:x}, issued by {issuer_text(shown)}, valid until"
+        f" {shown.not_valid_after_utc:%Y-%m-%d %H:%M} UTC): the coordinator's log has the reason"
     )
 
 

@@ -39,7 +39,9 @@ def run_or_fallback(work: Callable[[], T], otherwise: Callable[[], T], what: str
         reraise_fatal(error)
         _log.error(
             "%s failed, and the site continues without its result: %s: %s",
-            *(what, type(error).__name__, one_line(error)),
+            what,
+            type(error).__name__,
+            one_line(error),
         )
         _log.debug("the error's origin", exc_info=True)
     return otherwise()

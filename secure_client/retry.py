@@ -45,12 +45,12 @@ def call_once(call: Callable[[], R]) -> R:
 def call_until(
     call: Callable[[], R],
     seconds: float,
-    explained: Callable[[Unreachable], Unreachable] = lambda error: error,
+    explain: Callable[[Unreachable], Unreachable] = lambda error: error,
 ) -> R:
     """Retry a call as :func:`call_once` does, for ``seconds``, before raising :class:`Unreachable`.
 
     ``call`` must be harmless to repeat. Pauses double up to 15 s, each drawn from its upper half, so that sites do not
-    reconnect simultaneously. ``explained`` may take some seconds to find the cause; it is asked at the first failure,
+    reconnect simultaneously. ``explain`` may take some seconds to find the cause; it is asked at the first failure,
     for the log, and at the last.
     """
     pauses, end, warned = _backoff(), time.monotonic() + seconds, False
@@ -60,12 +60,12 @@ def call_until(
         except Unreachable as error:
             pause = next(pauses)
             if time.monotonic() + pause > end:
-                raise explained(error) from error
+                raise explain(error) from error
             # The cause is looked for and logged once, so that a long absence does not fill the log.
             if not warned:
                 warned = True
                 left = end - time.monotonic()
-                _log.warning("%s; this site retries for %.0f seconds", explained(error), left)
+                _log.warning("%s; this site retries for %.0f seconds", explain(error), left)
             _log.debug("%s", error)
             time.sleep(pause)
 

@@ -84,9 +84,13 @@ def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[
     several checks, the first of them states the cause and the others name the first.
     """
     first_with: dict[str, str] = {}
-    for each in _findings(config, passphrase):
-        first = each.what if each.ok else first_with.setdefault(each.detail, each.what)
-        yield each if first == each.what else Finding(each.what, False, f"for the same reason as {first}")
+    for finding in _findings(config, passphrase):
+        first = finding.what if finding.ok else first_with.setdefault(finding.detail, finding.what)
+        yield (
+            finding
+            if first == finding.what
+            else Finding(finding.what, False, f"for the same reason as {first}")
+        )
 
 
 def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
@@ -151,51 +155,53 @@ def _describe_agreement(agreement: Agreement) -> str:
 
 def _check_privacy(config: SiteConfig) -> str:
     """Describe the part of the budget that the run takes, and the remainder; create a missing ledger."""
-    agreement, own = config.agreement, config.privacy
-    if agreement.privacy is None and own is None:
+    agreement, budget = config.agreement, config.privacy
+    if agreement.privacy is None and budget is None:
         return NO_LEDGER % (NO_GUARANTEE, agreement.run)
-    if own is not None:
-        check_recorded(own)
-    exact = open_exact(agreement, own)
-    if exact is not None and own is not None:
+    if budget is not None:
+        check_recorded(budget)
+    exact = open_exact(agreement, budget)
+    if exact is not None and budget is not None:
         return (
-            f"{NO_GUARANTEE} for {own.dataset!r} from this run on: the run would release exact values; epsilon "
-            f"{exact.spent_budget().epsilon:.4g} of {own.epsilon:g} is spent"
+            f"{NO_GUARANTEE} for {budget.dataset!r} from this run on: the run would release exact values; epsilon "
+            f"{exact.spent_budget().epsilon:.4g} of {budget.epsilon:g} is spent"
         )
-    if own is not None:  # before open_releases creates a ledger, whose unit is final
-        check_delta(own, count_units(load_data(config), agreement))
-    begun = own is not None and not own.ledger.exists()
-    releases = open_releases(agreement, own)
-    if agreement.privacy is None or own is None or releases is None:
+    if budget is not None:  # before open_releases creates a ledger, whose unit is final
+        check_delta(budget, count_units(load_data(config), agreement))
+    begun = budget is not None and not budget.ledger.exists()
+    releases = open_releases(agreement, budget)
+    if agreement.privacy is None or budget is None or releases is None:
         raise BudgetError("nothing is released with noise")
     planned, spent = (
-        planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant),
+        planned_epsilon(agreement, agreement.privacy, budget.delta, budget.accountant),
         releases.spent_budget(),
     )
-    worst = worst_epsilon(agreement, agreement.privacy, own.delta, own.accountant, own.most_paid_attempts)
+    worst = worst_epsilon(
+        agreement, agreement.privacy, budget.delta, budget.accountant, budget.most_paid_attempts
+    )
     label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
-    begins = f"; the ledger {own.ledger} has been created with that limit" if begun else ""
+    begins = f"; the ledger {budget.ledger} has been created with that limit" if begun else ""
     return (
         f"{label}{planned_in_words(agreement, agreement.privacy)} take epsilon {planned:.4g} by themselves;"
-        f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"
-        f" {own.dataset!r}; paid for {own.most_paid_attempts} times in every round, the most that this site allows, the"
-        f" run would take epsilon {worst:.4g}{begins}"
+        f" {spent.epsilon:.4g} of {budget.epsilon:g} at delta {budget.delta:g} for one {budget.unit} is spent on"
+        f" {budget.dataset!r}; paid for {budget.most_paid_attempts} times in every round, the most that this site"
+        f" allows, the run would take epsilon {worst:.4g}{begins}"
     )
 
 
 def _compare_records(config: SiteConfig, passphrase: bytes) -> str:
     """Say whether the records are charged in another ledger already. A warning fails no check."""
-    own = config.privacy
-    if own is None:
+    budget = config.privacy
+    if budget is None:
         raise BudgetError("the site has no ledger")
-    folder = own.ledger.resolve().parent
+    folder = budget.ledger.resolve().parent
     if not (folder / RECORDS_KEY).exists():
         return f"no ledger in {folder} has a sketch of its records yet; the next run stores one"
     try:
         key = read_storage_key(folder / RECORDS_KEY, passphrase)
     except KeyStoreError as error:
         return f"WARNING: the records are not compared with other ledgers: {error}"
-    compared = compare_records(sketch_records(config), key, own.ledger, own.dataset)
+    compared = compare_records(sketch_records(config), key, budget.ledger, budget.dataset)
     unknown = [f"the records of {path.name} are unknown until its next run" for path in compared.unknown]
     warned = [f"WARNING: {warning}" for warning in compared.warnings]
     return "; ".join([*warned, *unknown]) or f"no other ledger in {folder} charges these records"
@@ -223,8 +229,8 @@ def _check_data(config: SiteConfig) -> str:
     data = load_data(config)
     parts = {"training": data.train, "test": data.test}
     read = [f"{name}: {_read_part(part, name, config)}" for name, part in parts.items() if part is not None]
-    told = [f"{data.train_samples} training samples, not yet run through the model", *read]
-    return "; ".join(filter(None, [*told, _describe_resizing(config, data)]))
+    parts_read = [f"{data.train_samples} training samples, not yet run through the model", *read]
+    return "; ".join(filter(None, [*parts_read, _describe_resizing(config, data)]))
 
 
 def _describe_resizing(config: SiteConfig, data: SiteData) -> str:
@@ -389,7 +395,7 @@ def _describe_progress(config: SiteConfig, journal: Journal) -> str:
 
 def _check_writable(folder: Path) -> None:
     """Check that a missing folder can be made: the nearest existing folder above it must be writable."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass

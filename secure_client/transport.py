@@ -75,7 +75,9 @@ class GrpcTransport:
             private_key=credentials.private_key_pem(),
             certificate_chain=credentials.certificate_pem,
         )
-        self._target, self._credentials, self._trust = target, credentials, trust
+        self._target = target
+        self._credentials = credentials
+        self._trust = trust
         proxy = find_proxy(split_target(target)[0])
         if proxy is not None:
             _log.info("connecting to %s through the proxy %s", target, proxy)
@@ -96,7 +98,7 @@ class GrpcTransport:
         """Ask the coordinator once for its run. The call joins nothing and changes nothing there."""
         message = codec.encode_check(CheckRequest(PROTOCOL_VERSION))
         call = lambda: codec.decode_check_reply(self._stub.Check(message, timeout=_CALL_SECONDS))  # noqa: E731
-        return call_until(call, 0.0, self._explained)
+        return call_until(call, 0.0, self._explain)
 
     def join(self, request: JoinRequest) -> JoinReply:
         """Ask to take part."""
@@ -130,9 +132,9 @@ class GrpcTransport:
         call_once(lambda: self._stub.Leave(message, timeout=_CALL_SECONDS))
 
     def _call(self, call: Callable[[], R]) -> R:
-        return call_until(call, self._retry_seconds, self._explained)
+        return call_until(call, self._retry_seconds, self._explain)
 
-    def _explained(self, error: Unreachable) -> Unreachable:
+    def _explain(self, error: Unreachable) -> Unreachable:
         """Return the error of a call that did not reach the coordinator with the cause in the place of gRPC's words."""
         status = cast(grpc.Call, error.__cause__).code()
         if status not in _WITHOUT_CONNECTION:

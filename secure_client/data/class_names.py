@@ -38,8 +38,15 @@ MIXED = (
 MOST_SHOWN = 3
 """Most names in one error."""
 NAME_LISTS = (
-    *("classes", "class_names", "idx_to_class", "class_to_idx", "label_names", "target_names", "categories"),
-    *("id2label", "label2id"),
+    "classes",
+    "class_names",
+    "idx_to_class",
+    "class_to_idx",
+    "label_names",
+    "target_names",
+    "categories",
+    "id2label",
+    "label2id",
 )
 """Names under which data sets and files list their classes."""
 

@@ -65,9 +65,9 @@ class _Listing:
     train: Sequence[_File]
     test: Sequence[_File] | None = None
 
-    def names(self, of: Callable[[_File], str]) -> tuple[str, ...]:
+    def names(self, key: Callable[[_File], str]) -> tuple[str, ...]:
         """Return the classes or domains, sorted."""
-        return tuple(sorted({of(file) for file in (*self.train, *(self.test or ()))}))
+        return tuple(sorted({key(file) for file in (*self.train, *(self.test or ()))}))
 
 
 def read_folder(
@@ -243,12 +243,12 @@ def _list_tiny_imagenet(path: Path) -> _Listing:
         for folder in _list_folders(path / "train")
         for file in _list_class(folder / IMAGES, folder.name, path.name)
     ]
-    known = {file.label for file in train}
+    classes = {file.label for file in train}
     test = []
     for number, line in enumerate(_read_text(path / ANNOTATIONS).splitlines(), start=1):
         name, _, rest = line.partition("\t")
         label = _compose_name(rest.partition("\t")[0])
-        if label not in known:
+        if label not in classes:
             raise DataError(
                 f"{path / ANNOTATIONS}: line {number} names class {label!r}, which train lacks; write"
                 " FILE, tab, CLASS"

@@ -41,7 +41,8 @@ class InputRanges:
         self._images = inputs.ndim > 2
         flat = inputs.flatten(2) if self._images else inputs.unsqueeze(-1)
         low, high, mean = (
-            self._on_scale(each.float().cpu()) for each in (flat.amin(2), flat.amax(2), flat.float().mean(2))
+            self._on_scale(values.float().cpu())
+            for values in (flat.amin(2), flat.amax(2), flat.float().mean(2))
         )
         if self._images:
             self._count(_CONSTANT, (low == high).all(1))
@@ -54,7 +55,9 @@ class InputRanges:
         if self._number:
             lowest, highest = torch.minimum(self._low, lowest), torch.maximum(self._high, highest)
             total = total + self._total
-        self._low, self._high, self._total = lowest, highest, total
+        self._low = lowest
+        self._high = highest
+        self._total = total
         self._number += len(inputs)
 
     def check(self, accept: str = f"set {SWITCH} = true") -> None:
@@ -89,33 +92,33 @@ class InputRanges:
         elif (
             self._agreed is not None
         ):  # undoing the agreed scaling rounds, so that a stored 0 would be shown as 1e-08
-            rows = [each.double().round(decimals=6) for each in rows]
+            rows = [row.double().round(decimals=6) for row in rows]
         names = ("least", "largest", "mean")
         return [
             dict(zip(names, values, strict=True))
-            for values in zip(*(each.tolist() for each in rows), strict=True)
+            for values in zip(*(row.tolist() for row in rows), strict=True)
         ]
 
     @property
     def warnings(self) -> list[str]:
         """Counts of conspicuous inputs, in words."""
         kind, part = ("images", "channel") if self._images else ("records", "feature")
-        told = [
+        warnings = [
             f"{count} of {self._number} {kind} {what}, the first is sample {first}"
             for what, (count, first) in self._rows.items()
         ]
         same = torch.nonzero(self._low == self._high).flatten().tolist()
         if same and self._number > 1:
-            told.append(
+            warnings.append(
                 f"{len(same)} of {len(self._low)} {part}s have one value in all {kind}, the first is {part}"
                 f" {self._named(same[0])}"
             )
         value, sample, feature = self._farthest
         if abs(value) > EXTREME:
-            told.append(
+            warnings.append(
                 f"sample {sample} has the extreme value {value:.4g} in feature {self._named(feature)}"
             )
-        return told
+        return warnings
 
     def __str__(self) -> str:
         return self._values() + "".join(f"; WARNING: {warning}" for warning in self.warnings)
@@ -123,14 +126,14 @@ class InputRanges:
     def _values(self) -> str:
         """Return the values in words, beside the agreed scale."""
         names = [f"channel {number}" for number in range(len(self._low))] if self._images else ["features"]
-        told = [
-            f"{name}: {each['least']:.4g} to {each['largest']:.4g}, mean {each['mean']:.4g}"
-            for name, each in zip(names, self.channels, strict=True)
+        parts = [
+            f"{name}: {channel['least']:.4g} to {channel['largest']:.4g}, mean {channel['mean']:.4g}"
+            for name, channel in zip(names, self.channels, strict=True)
         ]
         if self._images and self._agreed is not None:
             means = ", ".join(f"{value:g}" for value in self._agreed.mean)
-            told.append(f"agreed scale: 0 to 1, mean {means}")
-        return "; ".join(told)
+            parts.append(f"agreed scale: 0 to 1, mean {means}")
+        return "; ".join(parts)
 
     def _named(self, part: int) -> str:
         """Return the name of a table's feature, or else the number of the feature or channel, from 0."""

@@ -61,13 +61,13 @@ def describe_resizing(sides: Collection[tuple[int, int]], agreed: PreprocessingS
     least, largest = (f"{height}×{width}" for height, width in (min(sides), max(sides)))
     size = f"{agreed.image_size}×{agreed.image_size}"
     stored = least if least == largest else f"{least} to {largest}"
-    told = f"images of {stored} (height × width) are resized to {size}"
+    text = f"images of {stored} (height × width) are resized to {size}"
     distorted = [(height, width) for height, width in sorted(sides) if height != width]
     if distorted:
-        told += f"; WARNING: images that are not square are distorted, as those of {'×'.join(map(str, distorted[0]))}"
+        text += f"; WARNING: images that are not square are distorted, as those of {'×'.join(map(str, distorted[0]))}"
     if any(min(pair) < agreed.image_size for pair in sides):
-        told += "; WARNING: images that are smaller are enlarged"
-    return told
+        text += "; WARNING: images that are smaller are enlarged"
+    return text
 
 
 Preprocessing: TypeAlias = PreprocessingSection | TableScale
@@ -127,7 +127,9 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
         *,
         convert_channels: bool = True,
     ) -> None:
-        self._dataset, self._agreed, self._labels = dataset, agreed, labels
+        self._dataset = dataset
+        self._agreed = agreed
+        self._labels = labels
         self._convert_channels = convert_channels
         self._labels_read = np.full(len(dataset), -1, np.int32)
         self._shape: torch.Size | None = None
@@ -227,10 +229,10 @@ def log_lost_colours(coloured: int, images: int, where: str) -> None:
 
 
 def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -> None:
-    shape, given = images.shape[1:], images.shape[3]
-    if given == agreed or ({given, agreed} == {1, 3} and convert):
+    shape, stored_channels = images.shape[1:], images.shape[3]
+    if stored_channels == agreed or ({stored_channels, agreed} == {1, 3} and convert):
         return
-    if {given, agreed} != {1, 3}:
+    if {stored_channels, agreed} != {1, 3}:
         raise DataError(
             f"{where}: images have shape {shape} (H, W, C), and {agreed} channels are agreed; {_suggest_axes(shape)}"
         )
@@ -240,7 +242,7 @@ def _check_channels(images: Inputs, agreed: int, where: str, *, convert: bool) -
             f"{where}: {coloured} of {len(images)} images have colours, and grey is agreed; agree on channels = 3 in"
             f" [preprocessing], or lose the colours by {_CONVERT}"
         )
-    stored = "grey stored as three equal channels" if given == 3 else "grey"
+    stored = "grey stored as three equal channels" if stored_channels == 3 else "grey"
     raise DataError(
         f"{where}: images are {stored}, and channels = {agreed} is agreed; {_CONVERT} converts them without loss, and"
         " removes the colours of any others"
@@ -288,6 +290,6 @@ def _fit_chunk(images: Inputs, agreed: PreprocessingSection) -> Inputs:
         return planes.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
     # Interpolation can exceed the range by rounding. Each image is clamped to its own range, so that it depends on no
     # other image.
-    given = torch.from_numpy(np.ascontiguousarray(images)).flatten(1)
-    low, high = (each.view(-1, 1, 1, 1) for each in (given.amin(dim=1), given.amax(dim=1)))
+    flat = torch.from_numpy(np.ascontiguousarray(images)).flatten(1)
+    low, high = (bound.view(-1, 1, 1, 1) for bound in (flat.amin(dim=1), flat.amax(dim=1)))
     return planes.clamp(low, high).contiguous().numpy()

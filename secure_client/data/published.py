@@ -94,8 +94,16 @@ def _deal_out(labels: Labels, piles: int, rng: np.random.Generator) -> Labels:
 
 
 CLOTHES = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
 )
 RGB_32 = 3 * 32 * 32
 """Bytes of an image of CIFAR: 32×32, first all red, then green, then blue."""

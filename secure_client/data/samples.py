@@ -286,16 +286,16 @@ def _suggest_type(inputs: NDArray[Any]) -> str:
 
 def _check_rounding(inputs: NDArray[Any], floats: NDArray[np.float32], where: str) -> None:
     """Raise :class:`DataError` where the values as float32 lose what the given values tell."""
-    given = inputs.astype(np.float64)
-    if inputs.dtype.kind in "iu" and (beyond := np.abs(given) > WHOLE_FLOATS).any():
+    exact = inputs.astype(np.float64)
+    if inputs.dtype.kind in "iu" and (beyond := np.abs(exact) > WHOLE_FLOATS).any():
         place = _name_place(np.argwhere(beyond)[0], where, len(inputs))
         raise DataError(
             f"{place} has a whole number beyond {WHOLE_FLOATS}, which float32 rounds; subtract or divide by a"
             " number that all sites agree on, or leave the column out if it is an identifier"
         )
     axes = 0 if inputs.ndim == 2 else None
-    low, high = given.min(axis=axes), given.max(axis=axes)
-    rounded = np.abs(given - floats).max(axis=axes)
+    low, high = exact.min(axis=axes), exact.max(axis=axes)
+    rounded = np.abs(exact - floats).max(axis=axes)
     lost = np.atleast_1d((high > low) & (rounded > (high - low) / 1024))
     if lost.any():
         column = int(lost.argmax())

@@ -79,7 +79,10 @@ def load_site_data(
             )
         with describe_failures(DataError, spec):
             return _load_own(
-                *(spec, data_root, agreement, class_names),
+                spec,
+                data_root,
+                agreement,
+                class_names,
                 convert_channels=convert_channels,
                 allow_unused_names=allow_unused_names,
             )
@@ -114,8 +117,8 @@ def _load_own(
     convert_channels: bool,
     allow_unused_names: bool,
 ) -> SiteData:
-    own = call_user_function(spec, data_root)
-    labels = own.agree(agreement.classes, class_names, allow_unused_names=allow_unused_names)
+    user_data = call_user_function(spec, data_root)
+    labels = user_data.agree(agreement.classes, class_names, allow_unused_names=allow_unused_names)
     images = agreement.preprocessing
 
     def prepared(part: UserPart, where: str) -> Dataset[Any]:
@@ -127,14 +130,14 @@ def _load_own(
             return dataset
         return PreprocessedDataset(part, images, labels, convert_channels=convert_channels)
 
-    train = prepared(own.train, f"{spec}: train")
-    test = None if own.test is None else prepared(own.test, f"{spec}: test")
-    of_images = (own.train, own.test, train, test)
+    train = prepared(user_data.train, f"{spec}: train")
+    test = None if user_data.test is None else prepared(user_data.test, f"{spec}: test")
+    of_images = (user_data.train, user_data.test, train, test)
     return SiteData(
         train,
         test,
-        subjects=number_subjects(_own_subjects(own.train, spec)),
-        root=None if isinstance(own.train, Samples) else data_root,
+        subjects=number_subjects(_own_subjects(user_data.train, spec)),
+        root=None if isinstance(user_data.train, Samples) else data_root,
         where=spec,
         label_notes=log_labels([(spec, labels)]),
         sides=tuple(part.sides for part in of_images if isinstance(part, Samples | PreprocessedDataset)),
@@ -147,5 +150,5 @@ def number_subjects(subjects: Subjects | None) -> NDArray[np.int64] | None:
 
 
 def _own_subjects(part: UserPart, where: str) -> Subjects | None:
-    given = part.subjects
-    return None if given is None else check_subjects(given, len(part), where)
+    subjects = part.subjects
+    return None if subjects is None else check_subjects(subjects, len(part), where)

@@ -228,7 +228,7 @@ def _list_common_classes(sources: Sequence[StoredData], class_names: Mapping[str
     """Return the sources' own classes; raise :class:`DataError` for a source that has none of the others' classes."""
     named = {source.where: set(list_classes([source], class_names)) for source in sources if source.names}
     for where, names in named.items():
-        others = [given for other, given in named.items() if other != where]
+        others = [other_names for other, other_names in named.items() if other != where]
         if others and names.isdisjoint(set().union(*others)):
             raise DataError(
                 f"{where}: has no class of the other sources ({', '.join(sorted(names)[:3])}, …); map its names to"

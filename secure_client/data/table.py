@@ -142,7 +142,7 @@ def _check_format(agreed: TableSection, written: TableFormat, classes: Sequence[
                 f"{where}: {setting} in [table] has {name!r}, which is not agreed{nearest(name, possible)}"
             )
     agreed_names = set(map(normalise_text, columns))
-    names = {normalise_text(given): normalise_text(name) for given, name in written.names.items()}
+    names = {normalise_text(header): normalise_text(name) for header, name in written.names.items()}
     for other in (written.label, written.subject):
         if other is not None and names.get(normalise_text(other), normalise_text(other)) in agreed_names:
             raise DataError(
@@ -162,13 +162,15 @@ def _read_column(column: TableColumn, text: TableText, written: TableFormat) -> 
     read_before: dict[str, float | str] = {}
     values = np.empty(len(text.rows))
     for row, (line, texts) in enumerate(text.rows):
-        given = texts[place]
-        value = read_before.setdefault(given, read(given)) if given not in read_before else read_before[given]
+        value_text = texts[place]
+        if value_text not in read_before:
+            read_before[value_text] = read(value_text)
+        value = read_before[value_text]
         if isinstance(value, str):
             raise DataError(f"{text.where}: line {line}, column {column.name!r}: {value}")
         if value != value and column.missing == "refuse":  # noqa: PLR0124 (NaN)
             raise DataError(
-                f"{text.where}: line {line}, column {column.name!r}: is missing ({given!r}), and no rule for it is"
+                f"{text.where}: line {line}, column {column.name!r}: is missing ({value_text!r}), and no rule for it is"
                 ' agreed: agree on missing = "leave out" or {impute = VALUE}, or remove the row'
             )
         values[row] = value
@@ -247,7 +249,7 @@ def _map_names(
 
     Where a site's 1 and 2 stand for the agreed 0 and 1, its 0 is likely to be another thing than the agreed 0.
     """
-    mapped = {normalise_text(given): meant for given, meant in stated.items()}
+    mapped = {normalise_text(text): meant for text, meant in stated.items()}
     names = {normalise_text(name): name for name in agreed if normalise_text(name) not in mapped}
     unclear = frozenset(
         text
@@ -276,16 +278,16 @@ def _read_labels(text: TableText, written: TableFormat, classes: Sequence[str]) 
     place = text.positions[written.label]
     meanings, unclear = _map_names(classes, written.labels, written.decimal)
     for line, values in text.rows:
-        given = values[place]
-        match = _find_code(given, meanings, written.decimal)
+        label = values[place]
+        match = _find_code(label, meanings, written.decimal)
         at = f"{text.where}: line {line}, column {written.label!r}"
         if match in unclear:
-            raise DataError(f"{at}: {given!r} {_UNCLEAR} labels in [table]")
+            raise DataError(f"{at}: {label!r} {_UNCLEAR} labels in [table]")
         if match is None:
-            if given in written.missing:
-                raise DataError(f"{at}: the label is missing ({given!r}): remove the row")
+            if label in written.missing:
+                raise DataError(f"{at}: the label is missing ({label!r}): remove the row")
             raise DataError(
-                f"{at}: {given!r} is no agreed class{nearest(given, classes)}: set labels in [table]"
+                f"{at}: {label!r} is no agreed class{nearest(label, classes)}: set labels in [table]"
             )
         yield meanings[match]
 
@@ -298,8 +300,8 @@ def _read_subjects(text: TableText, written: TableFormat) -> Subjects:
             raise DataError(f"{text.where}: line {line}, column {written.subject!r}: the subject is missing")
     # Programs that take identifiers for numbers write 7 as 7.0 or 7,0: all are one subject.
     names = {
-        given: given if _parse_code(given, written.decimal) is None else re.sub(r"[.,]0+$", "", given)
-        for given in given_names
+        subject: subject if _parse_code(subject, written.decimal) is None else re.sub(r"[.,]0+$", "", subject)
+        for subject in given_names
     }
     return np.array([names[values[place]] for _, values in text.rows], dtype=np.str_)
 

@@ -65,27 +65,27 @@ def read_text_table(
     first, separator = _find_separator(text, written, needed, where)
     if written.header is not None and _normalise_all(first) == _normalise_all(written.header):
         raise DataError(f"{where}: line 1 has the names that header states: remove header from [table]")
-    given = list(first) if written.header is None else _normalise_all(written.header)
-    if len(given) != len(first):
+    header = list(first) if written.header is None else _normalise_all(written.header)
+    if len(header) != len(first):
         raise DataError(
-            f"{where}: line 1 has {len(first)} values, but header in [table] has {len(given)} names"
+            f"{where}: line 1 has {len(first)} values, but header in [table] has {len(header)} names"
         )
-    there = [name for name in optional if normalise_text(name) in _rename_columns(given, written)]
-    positions = _find_columns(given, written, [*needed, *there], where)
+    there = [name for name in optional if normalise_text(name) in _rename_columns(header, written)]
+    positions = _find_columns(header, written, [*needed, *there], where)
     rows = list(_parse_rows(text, separator, where))
     if written.header is None:
         rows = rows[1:]
     lengths = {len(values) for _, values in rows}
-    if len(rows) > 1 and lengths == {len(given) + 1}:
+    if len(rows) > 1 and lengths == {len(header) + 1}:
         raise DataError(
-            f"{where}: has {len(given)} columns, but {len(given) + 1} values in all rows, separated by {separator!r}:"
+            f"{where}: has {len(header)} columns, but {len(header) + 1} values in all rows, separated by {separator!r}:"
             f" name the further column, such as that of row names, or separate values by another sign if {separator!r}"
             " is in numbers"
         )
     for line, values in rows:
-        if len(values) != len(given):
+        if len(values) != len(header):
             raise DataError(
-                f"{where}: line {line} has {len(values)} values, but there are {len(given)} columns, separated by"
+                f"{where}: line {line} has {len(values)} values, but there are {len(header)} columns, separated by"
                 f" {separator!r}: mend the line, or put values with {separator!r} in quotes"
             )
     if not rows:
@@ -194,28 +194,28 @@ def _find_separator(
         raise DataError(
             f"{where}: its values could be separated by {' or '.join(map(repr, fitting))}: set separator in [table]"
         )
-    separator = fitting[0] if fitting else max(firsts, key=lambda each: len(firsts[each]))
+    separator = fitting[0] if fitting else max(firsts, key=lambda candidate: len(firsts[candidate]))
     return firsts[separator], separator
 
 
 def _rename_columns(first: Sequence[str], written: TableFormat) -> list[str]:
     """Return the agreed names of the columns; a column that is called like one, beside one mapped to it, has none."""
-    names = {normalise_text(given): normalise_text(agreed) for given, agreed in written.names.items()}
+    names = {normalise_text(header): normalise_text(agreed) for header, agreed in written.names.items()}
     replaced = set(names.values())
     return [names.get(name, "" if name in replaced else name) for name in first]
 
 
 def _find_columns(
-    given: Sequence[str], written: TableFormat, needed: Sequence[str], where: str
+    header: Sequence[str], written: TableFormat, needed: Sequence[str], where: str
 ) -> dict[str, int]:
     """Return the position of each needed column; check that it is there once."""
-    absent = [name for name in written.names if normalise_text(name) not in given]
+    absent = [name for name in written.names if normalise_text(name) not in header]
     if absent:
         raise DataError(
             f"{where}: names in [table] has {absent[0]!r}, which is no"
-            f" column{_suggest_columns(given, written, 'names')}"
+            f" column{_suggest_columns(header, written, 'names')}"
         )
-    names = _rename_columns(given, written)
+    names = _rename_columns(header, written)
     counts = Counter(names)
     positions = {name: position for position, name in enumerate(names)}
     for name in needed:

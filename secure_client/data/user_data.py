@@ -111,23 +111,25 @@ def call_user_function(spec: str, data_root: Path | None) -> UserData:
     parts = [_adopt(train, f"{spec}: train"), *([] if test is None else [_adopt(test, f"{spec}: test")])]
     datasets = [part for part in parts if isinstance(part, NumberedDataset)]
     names = number_classes(datasets, spec)
-    own = UserData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
-    if own.doubt and any(dataset.is_renumbered for dataset in datasets):
-        raise DataError(f"{spec}: {own.doubt}")
-    return own
+    user_data = UserData(spec, parts[0], parts[1] if len(parts) > 1 else None, names)
+    if user_data.doubt and any(dataset.is_renumbered for dataset in datasets):
+        raise DataError(f"{spec}: {user_data.doubt}")
+    return user_data
 
 
 def read_user_data(spec: str, data_root: Path | None) -> StoredData:
     """Return the data as arrays in memory; a data set is read once, in full."""
-    own = call_user_function(spec, data_root)
+    user_data = call_user_function(spec, data_root)
     return StoredData(
         spec,
-        _read_all(own.train, spec),
-        None if own.test is None else _read_all(own.test, spec),
-        None if own.names is None else tuple(own.names[number] for number in range(len(own.names))),
+        _read_all(user_data.train, spec),
+        None if user_data.test is None else _read_all(user_data.test, spec),
+        None
+        if user_data.names is None
+        else tuple(user_data.names[number] for number in range(len(user_data.names))),
         (spec.partition(":")[0],),
-        own.doubt,
-        own.folders,
+        user_data.doubt,
+        user_data.folders,
     )
 
 

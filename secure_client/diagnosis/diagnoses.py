@@ -166,8 +166,8 @@ def diagnose(
     most frequent class by two standard errors, over all sites' test samples, where any accuracy could.
     """
     logs = [log for log in sites if log]
-    found = (_diagnose_training(agreement, method, logs), _diagnose_norms(agreement, method, logs))
-    return tuple(each for each in found if each is not None)
+    diagnoses = (_diagnose_training(agreement, method, logs), _diagnose_norms(agreement, method, logs))
+    return tuple(diagnosis for diagnosis in diagnoses if diagnosis is not None)
 
 
 def _diagnose_training(
@@ -187,7 +187,7 @@ def _diagnose_training(
         return _diagnosis(method, Symptom.FAILED, figures, remedies.stable_training(agreement, aligned))
     losses = None if agreement.privacy is not None else _summarise_losses(logs, agreement, aligned)
     tested = _summarise_accuracy(logs)
-    figures = "; ".join(str(each) for each in (losses, tested) if each is not None)
+    figures = "; ".join(str(figure) for figure in (losses, tested) if figure is not None)
     if losses is not None and losses.drowned and not agreement.extractor_is_frozen:
         peak = f"loss {losses.peak_loss:.2f} with cross entropy {losses.peak_classification:.2f} in round"
         weaker = remedies.weaker_alignment(agreement, aligned)
@@ -195,7 +195,7 @@ def _diagnose_training(
     if losses is not None and losses.flat:
         rate = remedies.other_rate(agreement, aligned, diverged=losses.diverged)
         return _diagnosis(method, Symptom.NOT_FALLING, figures, rate)
-    begun = max((each[-1].round for each in logs), default=0) >= CHANCE_ROUNDS
+    begun = max((log[-1].round for log in logs), default=0) >= CHANCE_ROUNDS
     if tested is not None and tested.at_chance and begun:
         return _diagnosis(method, Symptom.CHANCE, figures, _remedy_for_accuracy(agreement, method, losses))
     return None
@@ -217,10 +217,10 @@ def _diagnose_norms(
     agreement: Agreement, method: Method, logs: Sequence[Sequence[SiteRound]]
 ) -> Diagnosis | None:
     shares = [log[-1].shortened for log in logs]
-    known = [each for each in shares if each is not None]
-    if method in _UNALIGNED or not known or fmean(known) < SHORTENED:
+    stated = [share for share in shares if share is not None]
+    if method in _UNALIGNED or not stated or fmean(stated) < SHORTENED:
         return None
-    figures = f"{100 * fmean(known):.0f} % of the last round's prototypes were shortened to norm_bound"
+    figures = f"{100 * fmean(stated):.0f} % of the last round's prototypes were shortened to norm_bound"
     return _diagnosis(method, Symptom.NORM_BOUND, figures, remedies.larger_bound(agreement))
 
 
@@ -243,14 +243,17 @@ def _summarise_losses(
     logs: Sequence[Sequence[SiteRound]], agreement: Agreement, aligned: Method
 ) -> _Losses | None:
     """Return means over the sites; None unless round 1 and the last round have losses."""
-    rounds = [each for log in logs for each in log]
-    numbers = sorted({each.round for each in rounds})
-    means = {number: _average_losses(each for each in rounds if each.round == number) for number in numbers}
-    known = {number: each for number, each in means.items() if each is not None}
-    if not numbers or not {1, numbers[-1]} <= known.keys():
+    rounds = [log_round for log in logs for log_round in log]
+    numbers = sorted({log_round.round for log_round in rounds})
+    means = {
+        number: _average_losses(log_round for log_round in rounds if log_round.round == number)
+        for number in numbers
+    }
+    by_round = {number: mean for number, mean in means.items() if mean is not None}
+    if not numbers or not {1, numbers[-1]} <= by_round.keys():
         return None
-    first, last = known[1], known[numbers[-1]]
-    peak, highest = max(known.items(), key=lambda item: item[1].total - DROWNING * item[1].classification)
+    first, last = by_round[1], by_round[numbers[-1]]
+    peak, highest = max(by_round.items(), key=lambda item: item[1].total - DROWNING * item[1].classification)
     terms = _cross_entropies(agreement, aligned)
     return _Losses(
         first=first.classification,
@@ -274,12 +277,14 @@ class _MeanLosses(NamedTuple):
 
 def _average_losses(rounds: Iterable[SiteRound]) -> _MeanLosses | None:
     """Return the means over the sites that trained in a round; None without any."""
-    found = [
-        (each.loss, each.loss_classification, each.loss_constant)
-        for each in rounds
-        if each.loss is not None and each.loss_classification is not None and each.loss_constant is not None
+    losses = [
+        (log_round.loss, log_round.loss_classification, log_round.loss_constant)
+        for log_round in rounds
+        if log_round.loss is not None
+        and log_round.loss_classification is not None
+        and log_round.loss_constant is not None
     ]
-    return _MeanLosses(*map(fmean, zip(*found, strict=True))) if found else None
+    return _MeanLosses(*map(fmean, zip(*losses, strict=True))) if losses else None
 
 
 def _summarise_accuracy(logs: Sequence[Sequence[SiteRound]]) -> _Accuracy | None:
@@ -287,8 +292,8 @@ def _summarise_accuracy(logs: Sequence[Sequence[SiteRound]]) -> _Accuracy | None
     right = constant = variance = 0.0
     samples = 0
     for log in logs:
-        for each in reversed(log):
-            accuracy, share, number = each.accuracy, each.accuracy_constant, each.test_samples
+        for log_round in reversed(log):
+            accuracy, share, number = log_round.accuracy, log_round.accuracy_constant, log_round.test_samples
             if accuracy is not None and share is not None and number is not None:
                 right, constant, samples = (
                     right + number * accuracy,

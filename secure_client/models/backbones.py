@@ -18,8 +18,14 @@ from secure_client.models.scattering import FACTOR, PATHS, Scattering
 
 SMALL_CNN, FEDPC_CNN, TANH_CNN, SCATTERNET = "small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"
 PHOTO_NETWORKS = (
-    *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-    *("googlenet", "mobilenet-v2"),
+    "resnet10",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "googlenet",
+    "mobilenet-v2",
 )
 MLP = "mlp"
 MLP_HIDDEN = 64

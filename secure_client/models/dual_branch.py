@@ -54,9 +54,9 @@ class DualBranch(PrototypeModel):
     def _branches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the features of the prototypes, and z^d."""
         embedded = compute_features(self.body, inputs)
-        given: dict[str, Tensor] = {name: branch(embedded) for name, branch in self.branches.items()}
-        decision = given.get("decision")
-        return next(iter(given.values())), decision  # the shared branch is the first
+        outputs: dict[str, Tensor] = {name: branch(embedded) for name, branch in self.branches.items()}
+        decision = outputs.get("decision")
+        return next(iter(outputs.values())), decision  # the shared branch is the first
 
 
 def add_branches(

@@ -93,9 +93,9 @@ def googlenet(shape: Shape) -> nn.Module:
         network.conv1, network.maxpool1 = block(shape.channels, 64, kernel_size=3, padding=1), nn.Identity()
     elif shape.channels != 3:
         network.conv1 = block(shape.channels, 64, kernel_size=7, stride=2, padding=3)
-    for each in network.modules():
-        if isinstance(each, nn.Conv2d):
-            nn.init.kaiming_normal_(each.weight, mode="fan_out", nonlinearity="relu")
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     network.dropout = nn.Identity()
     network.fc = _to_dim(network.fc.in_features, shape.dim)
     return _out_of_place(network)
@@ -139,9 +139,9 @@ def _to_dim(width: int, dim: int) -> nn.Module:
 
 
 def _out_of_place(network: Any) -> nn.Module:
-    for each in network.modules():
-        if hasattr(each, "inplace"):
-            each.inplace = False
+    for module in network.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
     return cast("nn.Module", network)
 
 

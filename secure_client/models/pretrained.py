@@ -70,19 +70,19 @@ def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> LoadRepor
     Raises :class:`ModelError`, leaving the model unchanged, for a file that cannot be read, has another hash, or does
     not fit.
     """
-    given = _read(path, sha256)
-    own, names = model.state_dict(), _find_naming(model, given)
+    stored = _read(path, sha256)
+    state, names = model.state_dict(), _find_naming(model, stored)
     taken = {
-        names.prefix + name: value for name, value in given.items() if not name.startswith(names.ignored)
+        names.prefix + name: value for name, value in stored.items() if not name.startswith(names.ignored)
     }
-    expected = {name for name in own if not name.startswith(names.kept)}
+    expected = {name for name in state if not name.startswith(names.kept)}
     _check_names(path, taken.keys(), expected)
-    misfits = {name for name in taken.keys() & expected if taken[name].shape != own[name].shape}
-    _check_values(path, taken, own, misfits - {names.stem})
+    misfits = {name for name in taken.keys() & expected if taken[name].shape != state[name].shape}
+    _check_values(path, taken, state, misfits - {names.stem})
     loaded = {name: value for name, value in taken.items() if name not in misfits}
-    model.load_state_dict(own | loaded)
+    model.load_state_dict(state | loaded)
     return _log_report(
-        path, LoadReport(len(loaded), tuple(sorted(misfits)), tuple(sorted(own.keys() - expected)))
+        path, LoadReport(len(loaded), tuple(sorted(misfits)), tuple(sorted(state.keys() - expected)))
     )
 
 
@@ -130,9 +130,9 @@ def _is_named_tensor(name: object, value: object) -> bool:
     return value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
-def _find_naming(model: PrototypeModel, given: Iterable[str]) -> _Naming:
+def _find_naming(model: PrototypeModel, stored_names: Iterable[str]) -> _Naming:
     """Return the naming scheme, one of three, that the file uses."""
-    if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in given):
+    if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in stored_names):
         return _Naming("", (_CLASSIFIER,), (_CLASSIFIER,))
     from secure_client.models.photo_networks import find_published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
 
@@ -166,20 +166,20 @@ def _check_names(path: Path, taken: Iterable[str], expected: Iterable[str]) -> N
 
 
 def _check_values(
-    path: Path, taken: Mapping[str, Tensor], own: Mapping[str, Tensor], misfits: Iterable[str]
+    path: Path, taken: Mapping[str, Tensor], state: Mapping[str, Tensor], misfits: Iterable[str]
 ) -> None:
     wrong = [
-        f"{name} is {tuple(taken[name].shape)}, not {tuple(own[name].shape)}" for name in sorted(misfits)
+        f"{name} is {tuple(taken[name].shape)}, not {tuple(state[name].shape)}" for name in sorted(misfits)
     ]
     wrong += [
         f"{name} holds {taken[name].dtype}"
         for name in sorted(taken)
-        if taken[name].is_floating_point() != own[name].is_floating_point() or taken[name].is_complex()
+        if taken[name].is_floating_point() != state[name].is_floating_point() or taken[name].is_complex()
     ]
     wrong = wrong or [
         f"{name} has numbers that are not finite"
         for name in sorted(taken)
-        if not bool(taken[name].to(own[name].dtype).isfinite().all())
+        if not bool(taken[name].to(state[name].dtype).isfinite().all())
     ]
     if wrong:
         raise ModelError(f"pretrained weights {path} do not fit the model: {_list_some(wrong)}")

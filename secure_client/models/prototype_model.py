@@ -76,8 +76,8 @@ class FixedBatchModel(PrototypeModel):
         """Return the model's outputs, of up to ``size`` inputs."""
         count = len(inputs)
         copies = inputs[:1].expand(self._size - count, *inputs.shape[1:])
-        given = compute_outputs(self.inner, torch.cat([inputs, copies]))
-        return Outputs(*(None if each is None else each[:count] for each in given))  # type: ignore[arg-type]
+        outputs = compute_outputs(self.inner, torch.cat([inputs, copies]))
+        return Outputs(*(None if output is None else output[:count] for output in outputs))  # type: ignore[arg-type]
 
 
 def compute_outputs(model: PrototypeModel, inputs: Tensor) -> Outputs:
@@ -178,10 +178,10 @@ def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int
 
     The model's mode is restored.
     """
-    given = inputs.clone()
+    passed = inputs.clone()
     with _in_mode(model, training=False), torch.no_grad():
-        _check_outputs(model, given, classes=classes, dim=dim)
-    if not torch.allclose(given, inputs, rtol=0.0, atol=0.0, equal_nan=True):
+        _check_outputs(model, passed, classes=classes, dim=dim)
+    if not torch.allclose(passed, inputs, rtol=0.0, atol=0.0, equal_nan=True):
         raise ModelError("the model changes its inputs in place: let it compute on a copy, x = x.clone()")
 
 
@@ -190,8 +190,8 @@ def check_training(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: 
 
     Raises :class:`ModelError` unless training could use them. Mode, buffers and torch's generators are restored.
     """
-    buffers = {name: each.clone() for name, each in model.named_buffers()}
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     devices = [inputs.device] if inputs.device.type == "cuda" else []
     pair = torch.cat([inputs[:1], inputs[:1]])
     try:
@@ -208,9 +208,9 @@ def check_training(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: 
                 raise describe_failure(ModelError, "the gradients of the model's outputs", error) from error
     finally:
         with torch.no_grad():
-            for name, each in model.named_buffers():
+            for name, buffer in model.named_buffers():
                 if name in buffers:
-                    each.copy_(buffers[name])
+                    buffer.copy_(buffers[name])
 
 
 @contextmanager
@@ -279,7 +279,7 @@ def _check_initial(model: PrototypeModel, spec: str) -> None:
                 raise ModelError(f"{place} is {value.dtype}: return model.float(), since inputs are float32")
             if not bool(value.isfinite().all()):
                 raise ModelError(f"{place} has numbers that are NaN or infinite")
-    if not any(each.requires_grad for each in model.parameters()):
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"{spec}: no parameter of the model trains: set requires_grad on those that should")
 
 

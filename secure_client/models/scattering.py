@@ -76,8 +76,8 @@ def _filter_and_halve(spectrum: Tensor, filters: Tensor) -> Tensor:
     half = spectrum.shape[-1] // 2
     parts = (slice(None, half), slice(half, None))
     first, *others = (spectrum[..., i, j] * filters[..., i, j] for i in parts for j in parts)
-    for each in others:
-        first += each
+    for part in others:
+        first += part
     return first
 
 

@@ -88,11 +88,11 @@ class SitePrototypes:
         """
         if self.clusters is None or self.cluster_labels is None or self.cluster_weights is None:
             raise ValueError("the site's prototypes have no clusters")
-        own = np.flatnonzero(~self.has_personal & (self.counts > 0))
+        withheld = np.flatnonzero(~self.has_personal & (self.counts > 0))
         return (
-            np.concatenate([self.clusters, self.local[own]]),
-            np.concatenate([self.cluster_labels, own]),
-            np.concatenate([self.cluster_weights, np.ones(len(own))]),
+            np.concatenate([self.clusters, self.local[withheld]]),
+            np.concatenate([self.cluster_labels, withheld]),
+            np.concatenate([self.cluster_weights, np.ones(len(withheld))]),
         )
 
 
@@ -130,7 +130,7 @@ def _not_installed(text: str) -> list[str]:
         stated = TypeAdapter(dict[str, str]).validate_python(json.loads(text).get("distributions", {}))
     except (AttributeError, ValueError):
         return []
-    there = {f"{each.name} {each.version}" for each in distributions()}
+    there = {f"{distribution.name} {distribution.version}" for distribution in distributions()}
     return sorted(set(stated.values()) - there)
 
 

@@ -35,17 +35,19 @@ class AveragedPart:
     def __init__(self, model: PrototypeModel, part: ModelPart = ModelPart.EXTRACTOR) -> None:
         """Raise :class:`ModelError` if the part cannot be separated, or parameters are not real numbers."""
         self._model = model
-        own = {
-            id(each)
+        local = {
+            id(tensor)
             for module in _local_modules(model, part)
-            for each in [*module.parameters(), *module.buffers()]
+            for tensor in [*module.parameters(), *module.buffers()]
         }
-        self._parameters = [name for name, each in model.named_parameters() if id(each) not in own]
+        self._parameters = [
+            name for name, parameter in model.named_parameters() if id(parameter) not in local
+        ]
         stored = model.state_dict().keys()
         self._buffers = [
             name
-            for name, each in model.named_buffers()
-            if id(each) not in own and name in stored and each.is_floating_point()
+            for name, buffer in model.named_buffers()
+            if id(buffer) not in local and name in stored and buffer.is_floating_point()
         ]
         for name in self._parameters:
             if not model.get_parameter(name).is_floating_point():
@@ -68,7 +70,7 @@ class AveragedPart:
 
     def vector(self) -> NDArray[np.float64]:
         """Return a copy, float64 (p + q,). Exact for parameters of at most 64 bits."""
-        parts = [each.detach().cpu().double().flatten() for each in self._tensors()]
+        parts = [tensor.detach().cpu().double().flatten() for tensor in self._tensors()]
         return torch.cat(parts).numpy() if parts else np.empty(0)
 
     def load(self, vector: Float) -> None:
@@ -89,16 +91,16 @@ class AveragedPart:
             raise ModelError("the averaged part has numbers that are not finite")
         if not tensors:
             return
-        ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
+        ends = np.cumsum([tensor.numel() for tensor in tensors], dtype=np.int64)
         parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
-        rounded = [_round_to(part, each) for part, each in zip(parts, tensors, strict=True)]
+        rounded = [_round_to(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
         names = [*self._parameters, *self._buffers]
         for name, part in zip(names, rounded, strict=True):
             if name.endswith("running_var"):
                 part.clamp_(min=0.0)
         with torch.no_grad():
-            for each, part in zip(tensors, rounded, strict=True):
-                each.copy_(part)
+            for tensor, part in zip(tensors, rounded, strict=True):
+                tensor.copy_(part)
 
     def _tensors(self) -> list[Tensor]:
         # Tensors are looked up each time, since a module may replace a buffer's tensor.
@@ -114,7 +116,7 @@ def _local_modules(model: PrototypeModel, part: ModelPart) -> list[nn.Module]:
         case ModelPart.MODEL:
             return []
         case ModelPart.NOT_NORMS:
-            return [each for each in model.modules() if isinstance(each, NORMS)]
+            return [module for module in model.modules() if isinstance(module, NORMS)]
         case ModelPart.EXTRACTOR:
             return [_require_classifier(model)]
         case _:
@@ -137,4 +139,4 @@ def _round_to(part: Tensor, like: Tensor) -> Tensor:
 
 
 def _count_numbers(tensors: Iterable[Tensor]) -> int:
-    return sum(each.numel() for each in tensors)
+    return sum(tensor.numel() for tensor in tensors)

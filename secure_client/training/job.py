@@ -104,14 +104,16 @@ def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Pa
     """Return the parameters, by name, that a stage changes."""
     if trains is Trains.ALL:
         return dict(model.named_parameters())
-    heads = {id(each) for each in model.classifier.parameters()}
+    heads = {id(parameter) for parameter in model.classifier.parameters()}
     wanted = trains is Trains.CLASSIFIER
-    return {name: each for name, each in model.named_parameters() if (id(each) in heads) is wanted}
+    return {
+        name: parameter for name, parameter in model.named_parameters() if (id(parameter) in heads) is wanted
+    }
 
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Return True if the model cannot train on single samples."""
-    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def check_finite(epochs: Iterable[Losses], lr: float) -> None:

@@ -91,9 +91,9 @@ class _Training:
         """Add the gradient of μ/2·‖w − anchor‖²."""
         if not self._job.proximal:
             return
-        for name, each in self._trained.items():
-            if each.grad is not None:
-                each.grad.add_(each.detach() - self._job.anchor[name], alpha=self._job.proximal)
+        for name, parameter in self._trained.items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - self._job.anchor[name], alpha=self._job.proximal)
 
 
 @contextmanager
@@ -116,11 +116,15 @@ def flush_denormals() -> Iterator[None]:
 @contextmanager
 def _train_only(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Disable gradients for parameters that stay fixed."""
-    still = [each for name, each in model.named_parameters() if each.requires_grad and name not in trained]
-    for each in still:
-        each.requires_grad_(False)
+    still = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name not in trained
+    ]
+    for parameter in still:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for each in still:
-            each.requires_grad_(True)
+        for parameter in still:
+            parameter.requires_grad_(True)

@@ -171,8 +171,11 @@ def build_recipe(agreement: Agreement) -> Recipe:
     if agreement.privacy is not None and agreement.privacy.extractor is Extractor.PRIVATE:
         recipe = replace(recipe, dp_sgd=agreement.privacy.dp_sgd)
     if agreement.clusters:
-        own = agreement.clustering
-        recipe = replace(recipe, clustered=ClusteredPrototypes(own.single, own.literal, own.most_local))
+        clustering = agreement.clustering
+        recipe = replace(
+            recipe,
+            clustered=ClusteredPrototypes(clustering.single, clustering.literal, clustering.most_local),
+        )
     change = site_method(method).recipe
     return recipe if change is None else change(agreement.settings_of(method), recipe)
 

@@ -142,7 +142,9 @@ class StepRecorder:
         """Begin a training of a model over so many units, of parameter tensors with ``sizes`` numbers each."""
         self._model, self._start = model, hash_weights(_on_cpu(model))
         self._began = hash_tensors(_on_cpu(model))
-        self._units, self._sizes, self._places = units, list(sizes), self._records.places(units)
+        self._units = units
+        self._sizes = list(sizes)
+        self._places = self._records.places(units)
         self._signs = _draw_signs(sum(sizes)).to(device)
         self._sum = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
 

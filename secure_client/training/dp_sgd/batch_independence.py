@@ -27,9 +27,9 @@ class Trial:
     def copy(self) -> PrototypeModel:
         """Return another copy of the model, in ``train()`` mode but for its dropout."""
         copied = copy.deepcopy(self.model).train()
-        for each in copied.modules():
-            if isinstance(each, nn.modules.dropout._DropoutNd):
-                each.eval()
+        for module in copied.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.eval()
         return copied
 
 
@@ -50,7 +50,7 @@ def make_trial(model: PrototypeModel, inputs: Tensor) -> Trial:
         computed = compute_trial_outputs(exact.copy().eval(), exact.batch)
     except Exception:  # a constant of the model stays in float32
         return Trial(tried, batch, exact=False)
-    if all(each.dtype == torch.float64 for each in computed):
+    if all(output.dtype == torch.float64 for output in computed):
         return exact
     return Trial(tried, batch, exact=False)
 
@@ -64,13 +64,13 @@ def check_batch_independence(model: PrototypeModel, inputs: Tensor) -> None:
     trial = make_trial(model, inputs)
     batch, tried = trial.batch, trial.copy().eval()
     before = compute_trial_outputs(tried, batch)
-    if not all(bool(each.isfinite().all()) for each in before):
+    if not all(bool(output.isfinite().all()) for output in before):
         raise ModelError(
             "the model makes numbers that are not finite of records of drawn numbers (mean 0, deviation 1), by which"
             " [privacy] and frozen_extractor try that it computes each record by itself; let it accept all numbers"
         )
     apart = [compute_trial_outputs(tried, batch[number : number + 1]) for number in range(len(batch))]
-    joined = [torch.cat(each) for each in zip(*apart, strict=True)]
+    joined = [torch.cat(parts) for parts in zip(*apart, strict=True)]
     if not all(map(is_near, before, joined)) or not all(
         map(is_near, before, compute_trial_outputs(tried, batch))
     ):
@@ -83,12 +83,12 @@ def check_batch_independence(model: PrototypeModel, inputs: Tensor) -> None:
 def compute_trial_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     """Return the model's outputs for a batch, in its present mode, without gradients."""
     with torch.no_grad():
-        return [each.detach() for each in list_outputs(model, batch)]
+        return [output.detach() for output in list_outputs(model, batch)]
 
 
 def list_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     """Return the same outputs, with gradients."""
-    return [each for each in compute_outputs(model, batch) if each is not None]
+    return [output for output in compute_outputs(model, batch) if output is not None]
 
 
 def _batch_like(inputs: Tensor) -> Tensor:

@@ -55,9 +55,9 @@ def _check_no_memory(trial: Trial) -> None:
 
 def _check_layers(model: nn.Module) -> None:
     """Refuse the layers that Opacus refuses, with its message: batch normalisation, recurrent layers, attention."""
-    found = ModuleValidator.validate(model.train(), strict=False)
-    if found:
-        raise ModelError(f"DP-SGD: Opacus refuses the model:  {' '.join(str(found[0]).split())}")
+    errors = ModuleValidator.validate(model.train(), strict=False)
+    if errors:
+        raise ModelError(f"DP-SGD: Opacus refuses the model:  {' '.join(str(errors[0]).split())}")
 
 
 def _check_gradients(trial: Trial) -> None:
@@ -80,19 +80,21 @@ def compute_gradient_gap(trial: Trial) -> float:
     single = _single_gradients(trial.copy(), trial.batch)
     if not single:
         return 0.0
-    norms = torch.stack([each.norm() for each in single])
-    apart = torch.stack([(ours - own).norm() for ours, own in zip(together, single, strict=True)])
+    norms = torch.stack([gradient.norm() for gradient in single])
+    apart = torch.stack(
+        [(by_opacus - by_torch).norm() for by_opacus, by_torch in zip(together, single, strict=True)]
+    )
     allowed = _RELATIVE * norms + _OF_LARGEST * norms.max()
     return float(torch.where(apart == 0, 0.0, apart / allowed).max())
 
 
 def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     """Return each parameter's gradients (B, …), computed as in training."""
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         with hooked(model):
             torch.autograd.backward(_weighted_sum(list_outputs(model, batch)))
-            given = take_gradients(model, parameters)
+            gradients = take_gradients(model, parameters)
     except ModelError:
         raise
     except NotImplementedError as error:
@@ -106,14 +108,14 @@ def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
             f"DP-SGD: Opacus cannot take gradients of single records{hint} ({reason})"
         ) from error
     return [
-        torch.zeros(len(batch), *own.shape) if each is None else each
-        for own, each in zip(parameters, given, strict=True)
+        torch.zeros(len(batch), *parameter.shape) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
 
 
 def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     """Return each parameter's gradients (B, …), one record after the other, by torch alone."""
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rows = [
         torch.autograd.grad(
             _weighted_sum(list_outputs(model, batch[number : number + 1])), parameters, allow_unused=True
@@ -121,14 +123,14 @@ def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
         for number in range(len(batch))
     ]
     return [
-        torch.stack([torch.zeros_like(own) if each is None else each for each in given])
-        for own, *given in zip(parameters, *rows, strict=True)
+        torch.stack([torch.zeros_like(parameter) if gradient is None else gradient for gradient in gradients])
+        for parameter, *gradients in zip(parameters, *rows, strict=True)
     ]
 
 
 def _weighted_sum(outputs: list[Tensor]) -> Tensor:
     """Return a sum over records in which every output counts, each number by another weight."""
     total = torch.zeros(())
-    for each in outputs:
-        total = total + (each * torch.linspace(0.5, 1.5, each[0].numel()).view(each.shape[1:])).sum()
+    for output in outputs:
+        total = total + (output * torch.linspace(0.5, 1.5, output[0].numel()).view(output.shape[1:])).sum()
     return total

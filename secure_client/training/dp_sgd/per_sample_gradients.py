@@ -54,10 +54,10 @@ def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list
                 "every output in the loss"
             )
     taken: list[Tensor | None] = []
-    for each in parameters:
-        marked = cast("Any", each)
+    for parameter in parameters:
+        marked = cast("Any", parameter)
         taken.append(marked.grad_sample)
-        marked.grad_sample, marked._forward_counter, each.grad = None, 0, None
+        marked.grad_sample, marked._forward_counter, parameter.grad = None, 0, None
     return taken
 
 
@@ -67,11 +67,11 @@ def clear_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Non
         for name in (_ACTIVATIONS, _LENGTH):
             if hasattr(module, name):
                 delattr(module, name)
-    for each in parameters:
-        marked = cast("Any", each)
-        marked.grad_sample, marked._forward_counter, each.grad = None, 0, None
-        if hasattr(each, _UNFINISHED):
-            delattr(each, _UNFINISHED)
+    for parameter in parameters:
+        marked = cast("Any", parameter)
+        marked.grad_sample, marked._forward_counter, parameter.grad = None, 0, None
+        if hasattr(parameter, _UNFINISHED):
+            delattr(parameter, _UNFINISHED)
 
 
 def compute_sample_terms(
@@ -82,11 +82,11 @@ def compute_sample_terms(
     Values that an objective computes over a batch, such as a mean of its features or a margin, are then the record's
     own, and the sum over records is a sum of terms that each depend on one of them.
     """
-    given = [each for each in outputs if each is not None]
+    present = [output for output in outputs if output is not None]
 
     def of_record(parts: list[Tensor], label: Tensor) -> tuple[Tensor, ...]:
         rest = iter(parts)
-        single = Outputs(*(None if each is None else next(rest).unsqueeze(0) for each in outputs))  # type: ignore[arg-type]
+        single = Outputs(*(None if output is None else next(rest).unsqueeze(0) for output in outputs))  # type: ignore[arg-type]
         return tuple(objective(single, label.unsqueeze(0), guide))
 
-    return Terms(*torch.vmap(of_record)(given, labels))
+    return Terms(*torch.vmap(of_record)(present, labels))

@@ -210,10 +210,10 @@ def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expe
     multiple of 8, or of a power of two where there is no room for that. It depends on nothing of a site's own.
     """
     record = max(1, sum(parameter.numel() * parameter.element_size() for parameter in parameters))
-    most = max(1, min(_MOST_AT_ONCE.get(device.type, 128), _MOST_BYTES.get(device.type, 2**25) // record))
-    multiple = min(_MULTIPLE, 1 << (most.bit_length() - 1))
+    largest = max(1, min(_MOST_AT_ONCE.get(device.type, 128), _MOST_BYTES.get(device.type, 2**25) // record))
+    multiple = min(_MULTIPLE, 1 << (largest.bit_length() - 1))
     usual = expected + math.isqrt(4 * expected)
-    size = math.ceil(usual / math.ceil(usual / (most - most % multiple)))
+    size = math.ceil(usual / math.ceil(usual / (largest - largest % multiple)))
     return size + -size % multiple
 
 
@@ -229,10 +229,12 @@ def _concatenate(
     joined_terms = [torch.cat(rows)[order] for rows in zip(*(terms for _, terms in parts), strict=True)]
     counts = [len(terms[0]) for _, terms in parts]
     gradients: _Gradients = []
-    for parameter, given in zip(parameters, zip(*(rows for rows, _ in parts), strict=True), strict=True):
+    for parameter, gradients_of_parts in zip(
+        parameters, zip(*(rows for rows, _ in parts), strict=True), strict=True
+    ):
         rows = [
             parameter.new_zeros(count, *parameter.shape) if part is None else part[:count]
-            for part, count in zip(given, counts, strict=True)
+            for part, count in zip(gradients_of_parts, counts, strict=True)
         ]
         gradients.append(torch.cat(rows)[order])
     return gradients, joined_terms
