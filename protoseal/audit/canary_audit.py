@@ -1,7 +1,12 @@
 """Audit of a privacy mechanism: run it once on canaries, guess which were in, and give a verdict on its claim.
 
-The number of guesses and the power to detect half of the claimed noise are decided before the run, by simulating the
-canaries' scores from public numbers alone. The number of guesses is then independent of the run, as the theorem in
+A mechanism is audited in two steps::
+
+    plan = plan_audit(mechanism, canaries=20_000, level=0.05)
+    result = audit_mechanism(mechanism, plan)  # result.verdict is refuted, stands, or too weak to tell
+
+The plan fixes the number of guesses and the power to detect half of the claimed noise before the run, by simulating
+the canaries' scores from public numbers alone. The number of guesses is then independent of the run, as the theorem in
 :mod:`protoseal.audit.canary_bound` demands.
 """
 
@@ -22,118 +27,28 @@ from protoseal.audit.canary_bound import (
     Guesses,
     fair_coins,
     fewest_refuting,
-    guesses_of,
+    guess_coins,
     is_possible,
     p_value,
 )
 from protoseal.audit.trade_off import TradeOff
-
-_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64)
-"""Shares of the canaries that an audit may guess."""
-_FEWEST = 10
-_RARE = math.log(1e20)
-"""Right guesses that the claimed noise gives less often than this leave a doubt. The bound counts coins alone; the
-scores that are guessed by stray as well, which is why the number is so small."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Simulated ``scores`` (m,) of canaries, of which ``coins`` (m,) are in."""
-
-    scores: Float
-    coins: Bool
-
-    def guesses(self, made: int) -> Guesses:
-        """Guess ``made`` of the coins."""
-        return guesses_of(self.scores, self.coins, made)
-
-
-@dataclass(frozen=True)
-class AuditPlan:
-    """An audit of ``canaries`` with ``made`` guesses, of which ``refuting`` or more right ones refute the claim.
-
-    A true claim is refuted with a probability of at most ``level``. ``missed`` bounds the probability that a mechanism
-    with half the noise is not refuted. ``doubtful`` or more right guesses are more than the claimed noise gives, but
-    for a probability of 1e-20. Both rest on simulations.
-    """
-
-    canaries: int
-    made: int
-    level: float
-    refuting: int
-    missed: float
-    doubtful: int
-
-
-def best_guesses(canaries: int, curve: TradeOff, level: float, half: Sequence[Scored]) -> int:
-    """Return the number of guesses that misses ``half`` the noise least often, out of a few shares of the canaries."""
-    least = min(_FEWEST, canaries)
-    choices = sorted({max(least, 2 * math.floor(share * canaries / 2)) for share in _SHARES})
-
-    def quality(made: int) -> tuple[float, float]:
-        refuting = fewest_refuting(canaries, made, curve, level)
-        # The second value decides if half the noise is always missed: the mean number of wrong guesses.
-        return _missed(made, refuting, half), (_wrong(made, half) + 1) / max(1e-9, made - refuting + 1)
-
-    return min(choices, key=quality)
-
-
-def planned(
-    canaries: int, made: int, curve: TradeOff, level: float, half: Sequence[Scored], whole: Sequence[Scored]
-) -> AuditPlan:
-    """Return the plan for ``made`` guesses, by simulations with ``half`` and with all of the claimed noise."""
-    refuting = fewest_refuting(canaries, made, curve, level)
-    usual = _wrong(made, whole)
-    right = made - max(0.0, usual - _error(usual, len(whole)))
-    doubtful = next(
-        (count for count in range(math.ceil(right), made + 1) if _rare(made, right, count)), made + 1
-    )
-    return AuditPlan(canaries, made, level, refuting, _missed(made, refuting, half), doubtful)
-
-
-def _missed(made: int, refuting: int, half: Sequence[Scored]) -> float:
-    """Bound the probability of fewer than ``refuting`` right guesses."""
-    wrong = _wrong(made, half)
-    return math.exp(-_exponent(made, wrong + _error(wrong, len(half)), made - refuting + 1))
-
-
-def _wrong(made: int, simulated: Sequence[Scored]) -> float:
-    """Return the mean number of wrong guesses."""
-    return made - sum(each.guesses(made).right for each in simulated) / len(simulated)
-
-
-def _error(count: float, simulations: int) -> float:
-    """Return two deviations, and a little more for counts near 0, of a mean of such counts."""
-    return (2 * math.sqrt(count * simulations + 1) + 1) / simulations
-
-
-def _rare(made: int, usual: float, count: int) -> bool:
-    return _exponent(made, usual, count) > _RARE
-
-
-def _exponent(made: int, usual: float, count: int) -> float:
-    """Bound -log P[``count`` or more of ``made`` independent events], of which ``usual`` are expected.
-
-    Hoeffding 1963, theorem 1. 0 where that many are not unusual.
-    """
-    if not usual < count <= made:
-        return 0.0
-    exponent = count * math.log(count / usual)
-    if count < made:
-        exponent += (made - count) * math.log((made - count) / (made - usual))
-    return exponent
-
 
 HALF = 0.5
 MOST_MISSED = 0.05
 """A claim stands only if half the noise passes with at most this probability, whatever the level of the test."""
 STEPS = 64
 """Number of steps by which the noise doubles: bounds use noise times a power of 2^(1/64)."""
+_FARTHEST_STEP = 6 * STEPS
 _SIMULATIONS = 3
-_FARTHEST = 6 * STEPS
+_GUESSED_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64)
+"""Shares of the canaries that an audit may guess."""
+_FEWEST_GUESSES = 10
+_RARE = math.log(1e20)
+"""Right guesses that the claimed noise gives less often than this leave a doubt. The bound counts coins alone; the
+scores that are guessed by stray as well, which is why the number is so small."""
 
 
-class UnderAudit(Protocol):
+class AuditedMechanism(Protocol):
     """A mechanism that takes canaries, each of which reveals nothing about the others.
 
     ``noise`` is a factor of the claimed noise.
@@ -147,7 +62,7 @@ class UnderAudit(Protocol):
         """Return the trade-off curve that the accountant's ε follows from."""
         ...
 
-    def simulated(self, coins: Bool, noise: float = 1.0) -> Float:
+    def simulated_scores(self, coins: Bool, noise: float = 1.0) -> Float:
         """Draw scores (m,) for ``coins`` (m,) without running the mechanism."""
         ...
 
@@ -170,15 +85,32 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditPlan:
+    """An audit of ``canaries`` with ``made`` guesses, of which ``refuting`` or more right ones refute the claim.
+
+    A true claim is refuted with a probability of at most ``level``. ``missed`` bounds the probability that a mechanism
+    with half the noise is not refuted. ``doubtful`` or more right guesses are more than the claimed noise gives, but
+    for a probability of 1e-20. Both rest on simulations.
+    """
+
+    canaries: int
+    made: int
+    level: float
+    refuting: int
+    missed: float
+    doubtful: int
+
+
+@dataclass(frozen=True)
+class CanaryAudit:
     """One run's ``guesses`` under a ``plan``."""
 
     plan: AuditPlan
     guesses: Guesses
 
     @property
-    def doubtful(self) -> bool:
-        """Return True if the claimed noise cannot explain the number of right guesses."""
+    def is_doubtful(self) -> bool:
+        """True if the claimed noise cannot explain the number of right guesses."""
         return self.guesses.right >= self.plan.doubtful
 
     @property
@@ -186,72 +118,141 @@ class Audit:
         """Verdict; if the claim is not refuted, the plan's power decides."""
         if self.guesses.right >= self.plan.refuting:
             return Verdict.REFUTED
-        weak = self.doubtful or self.plan.missed > min(self.plan.level, MOST_MISSED)
+        weak = self.is_doubtful or self.plan.missed > min(self.plan.level, MOST_MISSED)
         return Verdict.TOO_WEAK if weak else Verdict.STANDS
 
 
-def plan_of(audited: UnderAudit, canaries: int, level: float, guesses: int | None = None) -> AuditPlan:
+def plan_audit(
+    mechanism: AuditedMechanism, canaries: int, level: float, guesses: int | None = None
+) -> AuditPlan:
     """Plan an audit, without running the mechanism.
 
     ``guesses`` is the number of guesses; by default the number that detects half the noise best.
     """
-    curve = audited.curve(canaries)
-    made = guesses or best_guesses(canaries, curve, level, _simulated(audited, canaries, HALF, 1))
+    curve = mechanism.curve(canaries)
+    made = guesses or _choose_guesses(canaries, curve, level, _simulate(mechanism, canaries, HALF, 1))
     # Scores are simulated again, since the best number of guesses for some scores is worse for others.
-    half, whole = (_simulated(audited, canaries, noise, _SIMULATIONS) for noise in (HALF, 1.0))
-    return planned(canaries, made, curve, level, half, whole)
+    half, whole = (_simulate(mechanism, canaries, noise, _SIMULATIONS) for noise in (HALF, 1.0))
+    refuting = fewest_refuting(canaries, made, curve, level)
+    wrong = _mean_wrong(made, whole)
+    right = made - max(0.0, wrong - _count_error(wrong, len(whole)))
+    doubtful = next(
+        (count for count in range(math.ceil(right), made + 1) if _tail_exponent(made, right, count) > _RARE),
+        made + 1,
+    )
+    return AuditPlan(canaries, made, level, refuting, _bound_missed(made, refuting, half), doubtful)
 
 
-def audit(audited: UnderAudit, plan: AuditPlan) -> Audit:
+def audit_mechanism(mechanism: AuditedMechanism, plan: AuditPlan) -> CanaryAudit:
     """Run the mechanism once, and guess as planned. A plan serves any number of runs."""
     coins = fair_coins(plan.canaries)
-    return Audit(plan, guesses_of(audited.scores(coins), coins, plan.made))
+    return CanaryAudit(plan, guess_coins(mechanism.scores(coins), coins, plan.made))
 
 
-def p_value_of(audited: UnderAudit, done: Audit) -> float:
+def claim_p_value(mechanism: AuditedMechanism, audit: CanaryAudit) -> float:
     """Return the p-value of the claim."""
-    return p_value(done.guesses, audited.curve(done.guesses.canaries))
+    return p_value(audit.guesses, mechanism.curve(audit.guesses.canaries))
 
 
-def lower_bound(audited: UnderAudit, guesses: Guesses, delta: float, level: float) -> float:
+def lower_bound(mechanism: AuditedMechanism, guesses: Guesses, delta: float, level: float) -> float:
     """Return an ε at ``delta`` that the mechanism exceeds: that of the least noise multiplier that is refuted.
 
     The claim is taken with its noise multiplied by 2^(j/64), for j from -384 to 384. If the mechanism really is the
     claimed one with some other noise, the bound is above its ε with a probability of at most ``level``. 0 where
     nothing is refuted. The bound is at least the claimed ε where the claim is refuted, and below it otherwise.
     """
-    low, high = -_FARTHEST - 1, _FARTHEST + 1
-    middle = 0  # includes the claim itself, so that bound and verdict agree
+    low, high = -_FARTHEST_STEP - 1, _FARTHEST_STEP + 1
+    middle = 0  # the search begins at the claim itself, so that bound and verdict agree
     while high - low > 1:
-        refuted = _is_refuted(audited, guesses, _factor(middle), delta, level)
+        refuted = _is_refuted(mechanism, guesses, _noise_factor(middle), delta, level)
         low, high = (middle, high) if refuted else (low, middle)
         middle = (low + high) // 2
-    return 0.0 if low < -_FARTHEST else audited.epsilon(guesses.canaries, delta, _factor(low))
+    return 0.0 if low < -_FARTHEST_STEP else mechanism.epsilon(guesses.canaries, delta, _noise_factor(low))
 
 
-def expected_bound(audited: UnderAudit, done: Audit, delta: float, noise: float) -> float:
+def expected_bound(mechanism: AuditedMechanism, audit: CanaryAudit, delta: float, noise: float) -> float:
     """Return the bound of the same audit where there is ``noise`` times the claimed noise, by one simulation."""
-    (scored,) = _simulated(audited, done.plan.canaries, noise, 1)
-    return lower_bound(audited, scored.guesses(done.plan.made), delta, done.plan.level)
+    (simulated,) = _simulate(mechanism, audit.plan.canaries, noise, 1)
+    return lower_bound(mechanism, simulated.guess(audit.plan.made), delta, audit.plan.level)
 
 
-def _is_refuted(audited: UnderAudit, guesses: Guesses, noise: float, delta: float, level: float) -> bool:
-    """Return True if the claim is refuted; without a finite ε of the accountant there is no claim to refute."""
-    if not isfinite(audited.epsilon(guesses.canaries, delta, noise)):
+def _is_refuted(
+    mechanism: AuditedMechanism, guesses: Guesses, noise: float, delta: float, level: float
+) -> bool:
+    # Without a finite ε of the accountant there is no claim to refute.
+    if not isfinite(mechanism.epsilon(guesses.canaries, delta, noise)):
         return False
-    return not is_possible(guesses, audited.curve(guesses.canaries, noise), level)
+    return not is_possible(guesses, mechanism.curve(guesses.canaries, noise), level)
 
 
-def _factor(step: int) -> float:
+def _noise_factor(step: int) -> float:
     """Return the factor of the noise: smaller steps are more noise."""
     return float(2.0 ** (-step / STEPS))
 
 
-def _simulated(audited: UnderAudit, canaries: int, noise: float, times: int) -> list[Scored]:
-    many = [fair_coins(canaries) for _ in range(times)]
-    return [Scored(audited.simulated(coins, noise), coins) for coins in many]
-
-
-def random() -> np.random.Generator:
+def fresh_generator() -> np.random.Generator:
     """Return a generator of simulations, from the operating system's entropy."""
     return np.random.default_rng()
+
+
+# Power, by simulation
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """Simulated ``scores`` (m,) of canaries, of which ``coins`` (m,) are in."""
+
+    scores: Float
+    coins: Bool
+
+    def guess(self, made: int) -> Guesses:
+        return guess_coins(self.scores, self.coins, made)
+
+
+def _simulate(mechanism: AuditedMechanism, canaries: int, noise: float, times: int) -> list[_Simulated]:
+    flips = [fair_coins(canaries) for _ in range(times)]
+    return [_Simulated(mechanism.simulated_scores(coins, noise), coins) for coins in flips]
+
+
+def _choose_guesses(canaries: int, curve: TradeOff, level: float, half: Sequence[_Simulated]) -> int:
+    """Return the number of guesses that misses ``half`` the noise least often, out of a few shares of the canaries."""
+    fewest = min(_FEWEST_GUESSES, canaries)
+    choices = sorted({max(fewest, 2 * math.floor(share * canaries / 2)) for share in _GUESSED_SHARES})
+
+    def weakness(made: int) -> tuple[float, float]:
+        refuting = fewest_refuting(canaries, made, curve, level)
+        # The second value decides if half the noise is always missed: the mean number of wrong guesses.
+        return _bound_missed(made, refuting, half), (_mean_wrong(made, half) + 1) / max(
+            1e-9, made - refuting + 1
+        )
+
+    return min(choices, key=weakness)
+
+
+def _bound_missed(made: int, refuting: int, half: Sequence[_Simulated]) -> float:
+    """Bound the probability that half the noise gives fewer than ``refuting`` right guesses."""
+    wrong = _mean_wrong(made, half)
+    return math.exp(-_tail_exponent(made, wrong + _count_error(wrong, len(half)), made - refuting + 1))
+
+
+def _mean_wrong(made: int, simulations: Sequence[_Simulated]) -> float:
+    """Return the mean number of wrong guesses."""
+    return made - sum(simulation.guess(made).right for simulation in simulations) / len(simulations)
+
+
+def _count_error(count: float, simulations: int) -> float:
+    """Return two deviations, and a little more for counts near 0, of a mean of such counts."""
+    return (2 * math.sqrt(count * simulations + 1) + 1) / simulations
+
+
+def _tail_exponent(made: int, usual: float, count: int) -> float:
+    """Bound -log P[``count`` or more of ``made`` independent events], of which ``usual`` are expected.
+
+    Hoeffding 1963, theorem 1. 0 where that many are not unusual.
+    """
+    if not usual < count <= made:
+        return 0.0
+    exponent = count * math.log(count / usual)
+    if count < made:
+        exponent += (made - count) * math.log((made - count) / (made - usual))
+    return exponent

@@ -102,7 +102,7 @@ def fair_coins(count: int) -> Bool:
     return (np.frombuffer(os.urandom(count), np.uint8) & 1).astype(np.bool_)
 
 
-def guesses_of(scores: Float, coins: Bool, made: int) -> Guesses:
+def guess_coins(scores: Float, coins: Bool, made: int) -> Guesses:
     """Guess the half of ``made`` with the highest ``scores`` (m,) to be in, those with the lowest to be out.
 
     ``coins`` (m,) are the truth. If ``made`` is odd, one more is guessed to be in. ``ValueError`` for more guesses than

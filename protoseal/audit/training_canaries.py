@@ -28,7 +28,7 @@ from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Guide
 from privacy.accounting.accountant import Composed
 from privacy.accounting.events import DpSgd, Unit
-from protoseal.audit.canary_audit import random
+from protoseal.audit.canary_audit import fresh_generator
 from protoseal.audit.canary_bound import Bool, Float
 from protoseal.audit.trade_off import TradeOff, composed_trade_off
 from secure_client.models.prototype_model import SplitModel
@@ -38,16 +38,16 @@ from secure_client.training.loop import run_job
 
 LENGTH = 100.0
 """Norm of a canary's gradient before it is clipped, over the clip."""
-_IN_ONE = 512
+CANARIES_PER_TRAINING = 512
 """Number of canaries of one training."""
-_RECORDS = 2
+SUBJECT_RECORDS = 2
 """Number of records of a subject."""
-_BATCH = 128
+BATCH = 128
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class TrainingUnderAudit:
+class AuditedTraining:
     """``rounds`` of ``epochs`` of DP-SGD with these ``settings``, on one ``unit``: a record or a subject."""
 
     settings: DpSgdSection
@@ -68,54 +68,56 @@ class TrainingUnderAudit:
         """Return the trade-off curve of all steps together."""
         return _curve(self, noise)
 
-    def simulated(self, coins: Bool, noise: float = 1.0) -> Float:
+    def simulated_scores(self, coins: Bool, noise: float = 1.0) -> Float:
         """Draw scores (m,) for ``coins`` (m,)."""
-        drawn, deviation = random(), self.settings.noise_multiplier * noise
+        generator, deviation = fresh_generator(), self.settings.noise_multiplier * noise
         scores = np.zeros(coins.size)
         for _ in range(self.steps):
-            part = coins & (drawn.random(coins.size) < self.settings.sampling_rate)
-            scores += self.evidence(part + drawn.normal(0.0, deviation, coins.size))
+            sampled = coins & (generator.random(coins.size) < self.settings.sampling_rate)
+            scores += self.evidence(sampled + generator.normal(0.0, deviation, coins.size))
         return scores
 
     def scores(self, coins: Bool) -> Float:
         """Train with the canaries that are in by ``coins`` (m,)."""
-        parts = np.array_split(coins, math.ceil(coins.size / _IN_ONE))
-        return np.concatenate([self._trained(part) for part in parts])
+        parts = np.array_split(coins, math.ceil(coins.size / CANARIES_PER_TRAINING))
+        return np.concatenate([self._train_and_score(part) for part in parts])
 
     def evidence(self, seen: Float) -> Float:
         """Return log likelihood ratios of one step, which showed ``seen`` (n,): 0 or 1, and noise."""
         rate, sigma = self.settings.sampling_rate, self.settings.noise_multiplier
-        taking_part = (seen - 0.5) / sigma**2
+        # Log likelihood ratio of N(1, σ²) and N(0, σ²), for a canary that the step has sampled.
+        sampled = (seen - 0.5) / sigma**2
         if rate >= 1.0:
-            return taking_part
-        return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + taking_part))
+            return sampled
+        # An unknown sampling makes the first a mixture: (1 − q)·N(0, σ²) + q·N(1, σ²).
+        return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + sampled))
 
-    def _trained(self, coins: Bool) -> Float:
+    def _train_and_score(self, coins: Bool) -> Float:
         directions = hadamard(coins.size)
         classifier = nn.Linear(directions.shape[1], 1, bias=False)
         nn.init.zeros_(classifier.weight)
-        schedule = _Watched(
-            lr=float(_BATCH),  # the divisor of a step
+        schedule = _ObservedSchedule(
+            lr=float(BATCH),  # a step divides its sum by the batch size; this undoes it
             momentum=0.0,
             weight_decay=0.0,
-            batch_size=_BATCH,
+            batch_size=BATCH,
             local_epochs=self.epochs,
-            view=_View(self, directions[: coins.size]),
+            observer=_StepObserver(self, directions[: coins.size]),
         )
         job = self._job(SplitModel(nn.Identity(), classifier), directions[: coins.size][coins], schedule)
         for _ in range(self.rounds):
             run_job(job)
-        return schedule.view.scores
+        return schedule.observer.scores
 
     def _job(self, model: SplitModel, directions: Float, schedule: Schedule) -> Job:
-        records = 1 if self.unit is Unit.RECORD else _RECORDS
+        records = 1 if self.unit is Unit.RECORD else SUBJECT_RECORDS
         inputs = torch.from_numpy(
             np.repeat(LENGTH * self.settings.clip * directions, records, axis=0)
         ).float()
         return Job(
             model=model,
             source=TensorSource(TensorDataset(inputs, torch.zeros(len(inputs), dtype=torch.int64)), _CPU),
-            objective=_output,
+            objective=_sum_logits,
             guide=None,
             schedule=schedule,
             epochs=self.epochs,
@@ -128,58 +130,59 @@ class TrainingUnderAudit:
         )
 
 
-class _View:
+class _StepObserver:
     """Scores of a training's canaries from its steps; their ``directions`` (n, P) have length 1."""
 
-    def __init__(self, audited: TrainingUnderAudit, directions: Float) -> None:
-        self._audited, self._directions = audited, directions
+    def __init__(self, training: AuditedTraining, directions: Float) -> None:
+        self._training = training
+        self._directions = directions
         self._before = np.zeros(directions.shape[1])
         self.scores = np.zeros(len(directions))
 
     def step(self, weights: Tensor) -> None:
         """Look at the weights (1, P) after a step."""
         after = weights.detach()[0].double().numpy().copy()
-        seen = self._directions @ (self._before - after) / self._audited.settings.clip
-        self.scores += self._audited.evidence(seen)
+        seen = self._directions @ (self._before - after) / self._training.settings.clip
+        self.scores += self._training.evidence(seen)
         self._before = after
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Watched(Schedule):
+class _ObservedSchedule(Schedule):
     """Schedule whose optimiser passes the weights to a view after each step."""
 
-    view: _View = field(repr=False)
+    observer: _StepObserver = field(repr=False)
 
     def optimise(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         (weights,) = parameters
         optimiser = super().optimise([weights])
-        optimiser.register_step_post_hook(lambda *_: self.view.step(weights))
+        optimiser.register_step_post_hook(lambda *_: self.observer.step(weights))
         return optimiser
 
 
 def hadamard(rows: int) -> Float:
     """Return an orthogonal matrix of the least power of two that has so many ``rows``, all values of one size."""
-    found = np.ones((1, 1))
-    while len(found) < rows:
-        found = np.block([[found, found], [found, -found]])
-    return np.asarray(found / math.sqrt(len(found)))
+    matrix = np.ones((1, 1))
+    while len(matrix) < rows:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.asarray(matrix / math.sqrt(len(matrix)))
 
 
-def _history(audited: TrainingUnderAudit, noise: float) -> Composed:
-    settings = audited.settings
-    return Composed.of([DpSgd(settings.noise_multiplier * noise, settings.sampling_rate, audited.steps)])
-
-
-@lru_cache(maxsize=256)
-def _epsilon(audited: TrainingUnderAudit, delta: float, noise: float) -> float:
-    return _history(audited, noise).epsilon(delta)
+def _history(training: AuditedTraining, noise: float) -> Composed:
+    settings = training.settings
+    return Composed.of([DpSgd(settings.noise_multiplier * noise, settings.sampling_rate, training.steps)])
 
 
 @lru_cache(maxsize=256)
-def _curve(audited: TrainingUnderAudit, noise: float) -> TradeOff:
-    return composed_trade_off(_history(audited, noise))
+def _epsilon(training: AuditedTraining, delta: float, noise: float) -> float:
+    return _history(training, noise).epsilon(delta)
 
 
-def _output(outputs: Outputs, _labels: Tensor, _guide: Guide | None) -> Terms:
+@lru_cache(maxsize=256)
+def _curve(training: AuditedTraining, noise: float) -> TradeOff:
+    return composed_trade_off(_history(training, noise))
+
+
+def _sum_logits(outputs: Outputs, _labels: Tensor, _guide: Guide | None) -> Terms:
     """Return a loss whose gradient is a record's input."""
     return Terms.unaligned(outputs.logits.sum())

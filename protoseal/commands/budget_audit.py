@@ -24,7 +24,7 @@ from protoseal.commands.option_types import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from protoseal.audit.canary_audit import Audit, UnderAudit, Verdict
+    from protoseal.audit.canary_audit import AuditedMechanism, CanaryAudit, Verdict
     from protoseal.audit.run_checks import RunAudit
     from secure_client.config import SiteConfig
 
@@ -133,7 +133,7 @@ def audit_prototypes(
     """
     from privacy.mechanisms.grid import noise_share
     from privacy.mechanisms.prototype_query import PrototypeQuery
-    from protoseal.audit.prototype_canaries import QueryUnderAudit
+    from protoseal.audit.prototype_canaries import AuditedQuery
     from protoseal.commands.budget_inputs import Releasing, releasing_of
 
     agreed = Releasing(NOISE, 1, 1.0) if file is None else releasing_of(file, dim)
@@ -143,7 +143,7 @@ def audit_prototypes(
         query = PrototypeQuery(asked.clip, asked.count_weight or asked.clip, share, min_count=1.0)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    audited = QueryUnderAudit(query, asked.releases, dim, asked.unit, asked.shares)
+    audited = AuditedQuery(query, asked.releases, dim, asked.unit, asked.shares)
     _run(_Asked("prototypes", canaries, guesses, delta, 1 - confidence, asked.not_played), audited, as_json)
 
 
@@ -191,7 +191,7 @@ def audit_training(
     """
     from agreement import DpSgdSection
     from agreement.toml_loading import validate
-    from protoseal.audit.training_canaries import TrainingUnderAudit
+    from protoseal.audit.training_canaries import AuditedTraining
     from protoseal.commands.budget_inputs import Training, training_of
 
     usual = Training(DpSgdSection(**TRAINING), EPOCHS, ROUNDS)
@@ -199,7 +199,7 @@ def audit_training(
     given = {"noise_multiplier": noise, "clip": clip, "sampling_rate": rate}
     table = agreed.settings.model_dump() | {name: value for name, value in given.items() if value is not None}
     settings = validate(DpSgdSection, table, source="audit", directory=Path())
-    audited = TrainingUnderAudit(settings, epochs or agreed.epochs, rounds or agreed.rounds, agreed.unit)
+    audited = AuditedTraining(settings, epochs or agreed.epochs, rounds or agreed.rounds, agreed.unit)
     _run(_Asked("training", canaries, guesses, delta, 1 - confidence, agreed.not_played), audited, as_json)
 
 
@@ -308,7 +308,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Found:
-    done: Audit
+    done: CanaryAudit
     claimed: float
     bound: float
     p_value: float
@@ -316,8 +316,15 @@ class _Found:
     """Expected bounds, by the mechanism's actual noise."""
 
 
-def _run(asked: _Asked, audited: UnderAudit, as_json: bool) -> None:
-    from protoseal.audit.canary_audit import HALF, audit, expected_bound, lower_bound, p_value_of, plan_of
+def _run(asked: _Asked, audited: AuditedMechanism, as_json: bool) -> None:
+    from protoseal.audit.canary_audit import (
+        HALF,
+        audit_mechanism,
+        claim_p_value,
+        expected_bound,
+        lower_bound,
+        plan_audit,
+    )
 
     if asked.guesses is not None and asked.guesses > asked.canaries:
         raise click.UsageError(f"--guesses {asked.guesses} are more than --canaries {asked.canaries}")
@@ -326,12 +333,12 @@ def _run(asked: _Asked, audited: UnderAudit, as_json: bool) -> None:
         raise click.UsageError(
             f"the noise is too small for a finite claimed ε at δ = {asked.delta:g}: give more noise"
         )
-    done = audit(audited, plan_of(audited, asked.canaries, asked.level, asked.guesses))
+    done = audit_mechanism(audited, plan_audit(audited, asked.canaries, asked.level, asked.guesses))
     found = _Found(
         done,
         claimed,
         lower_bound(audited, done.guesses, asked.delta, asked.level),
-        p_value_of(audited, done),
+        claim_p_value(audited, done),
         {
             "noise as claimed": expected_bound(audited, done, asked.delta, 1.0),
             "half the noise": expected_bound(audited, done, asked.delta, HALF),
@@ -389,12 +396,12 @@ def _or_more(count: int, made: int) -> str:
     return f"{count} or more" if count <= made else "no number of right guesses would"
 
 
-def _reason(done: Audit) -> str:
+def _reason(done: CanaryAudit) -> str:
     from protoseal.audit.canary_audit import Verdict
 
     if done.verdict is Verdict.REFUTED:
         return "the mechanism loses more privacy than is claimed"
-    if done.doubtful:
+    if done.is_doubtful:
         return (
             f"the claimed noise gives fewer than {done.plan.doubtful} right guesses, and {done.plan.refuting} would"
             " refute: look for missing noise, and audit again with more --canaries"

@@ -12,9 +12,9 @@ import pytest
 
 from agreement import DpSgdSection
 from privacy.mechanisms.prototype_query import PrototypeQuery
-from protoseal.audit.canary_audit import UnderAudit, Verdict, audit, lower_bound, plan_of
-from protoseal.audit.prototype_canaries import QueryUnderAudit
-from protoseal.audit.training_canaries import TrainingUnderAudit
+from protoseal.audit.canary_audit import AuditedMechanism, Verdict, audit_mechanism, lower_bound, plan_audit
+from protoseal.audit.prototype_canaries import AuditedQuery
+from protoseal.audit.training_canaries import AuditedTraining
 from tests.support.audit_doubles import DOUBLES, Double, weaken_query, weaken_training
 from tests.support.marks import full_but
 
@@ -29,16 +29,16 @@ EXPECTED: dict[Double, Verdict] = {
 Weaken = Callable[[pytest.MonkeyPatch, Double], None]
 
 
-def query(noise: float) -> QueryUnderAudit:
-    return QueryUnderAudit(PrototypeQuery(3.0, 2.0, noise, 1.0), dim=2)
+def query(noise: float) -> AuditedQuery:
+    return AuditedQuery(PrototypeQuery(3.0, 2.0, noise, 1.0), dim=2)
 
 
-def training(noise: float, rate: float, epochs: int) -> TrainingUnderAudit:
+def training(noise: float, rate: float, epochs: int) -> AuditedTraining:
     settings = DpSgdSection(noise_multiplier=noise, clip=0.3, sampling_rate=rate)
-    return TrainingUnderAudit(settings, epochs)
+    return AuditedTraining(settings, epochs)
 
 
-MECHANISMS: list[tuple[Weaken, UnderAudit, int, int, int]] = [
+MECHANISMS: list[tuple[Weaken, AuditedMechanism, int, int, int]] = [
     (weaken_query, query(3.731), 100_000, 12_000, 1),
     (weaken_query, query(1.995), 200_000, 24_000, 2),
     (weaken_query, query(1.081), 50_000, 12_000, 4),
@@ -62,16 +62,16 @@ NAMES = [f"{weaken.__name__.partition('_')[2]} at {epsilon}" for weaken, *_, eps
     ids=NAMES,
 )
 def test_doubles_have_the_verdict_they_deserve(
-    weaken: Weaken, audited: UnderAudit, canaries: int, guesses: int, epsilon: int
+    weaken: Weaken, audited: AuditedMechanism, canaries: int, guesses: int, epsilon: int
 ) -> None:
     """Any other verdict has a probability below 1e-9: the thresholds are 8 deviations off, or more."""
     assert audited.epsilon(canaries, DELTA) == pytest.approx(epsilon, rel=0.002)
-    plan = plan_of(audited, canaries, LEVEL, guesses)
+    plan = plan_audit(audited, canaries, LEVEL, guesses)
     assert plan.missed < FALSE_ALARM
     for double in DOUBLES:
         with pytest.MonkeyPatch.context() as monkeypatch:
             weaken(monkeypatch, double)
-            done = audit(audited, plan)
+            done = audit_mechanism(audited, plan)
         if double == "three quarters" and (weaken, epsilon) in UNDECIDED:
             continue
         assert done.verdict is EXPECTED[double], (double, done)

@@ -18,7 +18,7 @@ from protoseal.audit.canary_bound import (
     Guesses,
     fair_coins,
     fewest_refuting,
-    guesses_of,
+    guess_coins,
     is_possible,
     p_value,
 )
@@ -282,12 +282,12 @@ def test_a_history_that_claims_nothing_has_no_curve() -> None:
 def test_extreme_scores_are_guessed() -> None:
     scores = np.array([0.3, -2.0, 5.0, 0.1, 4.0, -1.0])
     coins = np.array([True, False, True, False, False, True])
-    assert guesses_of(scores, coins, 2) == Guesses(6, 2, 2)
-    assert guesses_of(scores, coins, 4) == Guesses(6, 4, 2)
-    assert guesses_of(scores, coins, 3) == Guesses(6, 3, 2)  # the odd one is for the highest
-    assert guesses_of(scores, coins, 0) == Guesses(6, 0, 0)
+    assert guess_coins(scores, coins, 2) == Guesses(6, 2, 2)
+    assert guess_coins(scores, coins, 4) == Guesses(6, 4, 2)
+    assert guess_coins(scores, coins, 3) == Guesses(6, 3, 2)  # the odd one is for the highest
+    assert guess_coins(scores, coins, 0) == Guesses(6, 0, 0)
     with pytest.raises(ValueError, match="7 guesses exceed the 6"):
-        guesses_of(scores, coins, 7)
+        guess_coins(scores, coins, 7)
 
 
 def test_coins_are_fair() -> None:

@@ -16,9 +16,9 @@ from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import GaussianRelease, Unit
 from privacy.mechanisms import joint_clipping
 from privacy.mechanisms.prototype_query import PrototypeQuery
-from protoseal.audit.canary_audit import Audit, AuditPlan, Verdict, audit, plan_of
+from protoseal.audit.canary_audit import AuditPlan, CanaryAudit, Verdict, audit_mechanism, plan_audit
 from protoseal.audit.canary_bound import Guesses, fair_coins
-from protoseal.audit.prototype_canaries import LENGTH, QueryUnderAudit
+from protoseal.audit.prototype_canaries import LENGTH, AuditedQuery
 from protoseal.cli import main
 from protoseal.commands import budget_audit
 from tests.support.audit_doubles import NOISE, SHAPES, Double, Shape, misshape_query, weaken_query
@@ -27,10 +27,10 @@ from tests.support.marks import full_but
 
 DELTA, LEVEL = 1e-5, 0.05
 CANARIES = 20_000
-ONE = QueryUnderAudit(PrototypeQuery(clip=3.0, count_weight=2.0, noise_multiplier=2.0, min_count=1.0))
-FOUR = QueryUnderAudit(PrototypeQuery(3.0, 2.0, 4.0, 1.0), releases=4, dim=5)
+ONE = AuditedQuery(PrototypeQuery(clip=3.0, count_weight=2.0, noise_multiplier=2.0, min_count=1.0))
+FOUR = AuditedQuery(PrototypeQuery(3.0, 2.0, 4.0, 1.0), releases=4, dim=5)
 SUBJECTS = replace(ONE, dim=2, unit=Unit.SUBJECT)
-SHARED = QueryUnderAudit(PrototypeQuery(3.0, 2.0, 2.0 / math.sqrt(3), 1.0), dim=2, shares=3)
+SHARED = AuditedQuery(PrototypeQuery(3.0, 2.0, 2.0 / math.sqrt(3), 1.0), dim=2, shares=3)
 ALL = pytest.mark.parametrize(
     "audited", [ONE, FOUR, SUBJECTS, SHARED], ids=["one", "four", "subjects", "shared"]
 )
@@ -48,7 +48,7 @@ def test_the_claim_is_the_accountants() -> None:
 
 @ALL
 def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(
-    audited: QueryUnderAudit, monkeypatch: pytest.MonkeyPatch
+    audited: AuditedQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The score is one for each release with a millionth of the noise, and zero for canaries that are out."""
     monkeypatch.setitem(NOISE, "none", 1e-6)
@@ -63,25 +63,29 @@ def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(
 
 
 @ALL
-def test_scores_are_distributed_as_they_are_simulated(audited: QueryUnderAudit) -> None:
+def test_scores_are_distributed_as_they_are_simulated(audited: AuditedQuery) -> None:
     """Means and deviations, within 6.5 of their errors."""
     coins, sigma = fair_coins(20_000), audited.noise_multiplier * audited.releases**0.5
-    for scores in (audited.scores(coins), audited.simulated(coins), 2 * audited.simulated(coins, 0.5)):
+    for scores in (
+        audited.scores(coins),
+        audited.simulated_scores(coins),
+        2 * audited.simulated_scores(coins, 0.5),
+    ):
         outside = scores[~coins] / sigma
         assert outside.mean() == pytest.approx(0.0, abs=6.5 / 99)
         assert outside.std() == pytest.approx(1.0, abs=6.5 / 140)
-    shift = audited.scores(coins)[coins] - audited.simulated(coins)[coins]
+    shift = audited.scores(coins)[coins] - audited.simulated_scores(coins)[coins]
     assert shift.mean() / sigma == pytest.approx(0.0, abs=6.5 * 1.5 / 99)
     assert shift.std() / sigma == pytest.approx(math.sqrt(2), abs=6.5 * 1.5 / 140)
 
 
 def test_a_subject_that_is_not_bounded_as_a_whole_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double that adds up a subject's records, where it should take means and share them among its classes."""
-    plan = plan_of(SUBJECTS, CANARIES, LEVEL, 2400)
-    assert audit(SUBJECTS, plan).verdict is Verdict.STANDS
+    plan = plan_audit(SUBJECTS, CANARIES, LEVEL, 2400)
+    assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.STANDS
     bounded = joint_clipping.factor
     monkeypatch.setattr(joint_clipping, "factor", lambda classes, records: bounded(1, 1))
-    assert audit(SUBJECTS, plan).verdict is Verdict.REFUTED
+    assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.REFUTED
 
 
 def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,16 +97,16 @@ def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPa
 
     assert math.sqrt(wide.dim) < LENGTH
     monkeypatch.setattr("privacy.mechanisms.grid.Grid.records", of_coordinates)
-    assert audit(wide, plan_of(wide, CANARIES, LEVEL)).verdict is Verdict.REFUTED
+    assert audit_mechanism(wide, plan_audit(wide, CANARIES, LEVEL)).verdict is Verdict.REFUTED
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_noise_of_another_shape_is_found(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number has the claimed deviation or none: a canary's inner product alone would accept most such noise."""
-    plan = plan_of(FOUR, CANARIES, LEVEL, 2400)
-    assert audit(FOUR, plan).verdict is Verdict.STANDS
+    plan = plan_audit(FOUR, CANARIES, LEVEL, 2400)
+    assert audit_mechanism(FOUR, plan).verdict is Verdict.STANDS
     misshape_query(monkeypatch, shape, FOUR.dim)
-    assert audit(FOUR, plan).verdict is Verdict.REFUTED
+    assert audit_mechanism(FOUR, plan).verdict is Verdict.REFUTED
 
 
 # The command
@@ -152,8 +156,8 @@ def test_few_canaries_are_too_weak() -> None:
 def test_little_confidence_in_a_refutation_is_no_power() -> None:
     """Half the noise passes a level of 0.7 more often than the audit counts as power."""
     plan = AuditPlan(canaries=400, made=96, level=0.7, refuting=61, missed=0.48, doubtful=90)
-    assert Audit(plan, Guesses(400, 96, 60)).verdict is Verdict.TOO_WEAK
-    assert Audit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is Verdict.STANDS
+    assert CanaryAudit(plan, Guesses(400, 96, 60)).verdict is Verdict.TOO_WEAK
+    assert CanaryAudit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is Verdict.STANDS
 
 
 @pytest.mark.full
@@ -202,7 +206,7 @@ def test_audit_plays_or_names_each_agreed_setting(
     if inner is not None:
         lines = "".join(f"{name} = {value}\n" for name, value in inner.items())
         file.write_text(file.read_text("utf-8") + f"\n[privacy.dp_sgd]\n{lines}", "utf-8")
-    seen: list[tuple[Any, QueryUnderAudit]] = []
+    seen: list[tuple[Any, AuditedQuery]] = []
     monkeypatch.setattr(budget_audit, "_run", lambda asked, audited, _: seen.append((asked, audited)))
     code, text = audited("--agreement", file)
     assert code == 0, text

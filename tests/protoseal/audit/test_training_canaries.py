@@ -17,10 +17,13 @@ from torch import Tensor
 
 from agreement import DpSgdSection
 from privacy.accounting.accountant import epsilon
-from privacy.accounting.events import DpSgd, Unit
-from protoseal.audit.canary_audit import Verdict, audit, plan_of
+from privacy.accounting.events import DpSgd
+from privacy.accounting.events import Unit
+from protoseal.audit.canary_audit import Verdict
+from protoseal.audit.canary_audit import audit_mechanism
+from protoseal.audit.canary_audit import plan_audit
 from protoseal.audit.canary_bound import fair_coins
-from protoseal.audit.training_canaries import TrainingUnderAudit, hadamard
+from protoseal.audit.training_canaries import AuditedTraining, hadamard
 from protoseal.cli import main
 from protoseal.commands import budget_audit
 from secure_client.training.dp_sgd.mechanism import GradientGrid, SubjectUnits
@@ -28,8 +31,8 @@ from tests.support.audit_doubles import weaken_training
 from tests.support.config_files import AGREEMENT, write
 
 DELTA, LEVEL = 1e-5, 0.05
-SAMPLED = TrainingUnderAudit(DpSgdSection(noise_multiplier=5.0, clip=1.5, sampling_rate=0.75), epochs=6)
-WHOLE = TrainingUnderAudit(DpSgdSection(noise_multiplier=4.0, clip=0.3, sampling_rate=1.0), epochs=4)
+SAMPLED = AuditedTraining(DpSgdSection(noise_multiplier=5.0, clip=1.5, sampling_rate=0.75), epochs=6)
+WHOLE = AuditedTraining(DpSgdSection(noise_multiplier=4.0, clip=0.3, sampling_rate=1.0), epochs=4)
 SUBJECTS = replace(SAMPLED, unit=Unit.SUBJECT)
 ALL = pytest.mark.parametrize("audited", [SAMPLED, WHOLE, SUBJECTS], ids=["sampled", "whole", "subjects"])
 
@@ -43,7 +46,7 @@ def test_directions_are_orthogonal_and_as_long_in_each_coordinate() -> None:
 
 @ALL
 def test_scores_are_the_likelihood_of_the_steps_that_a_canary_took_part_in(
-    audited: TrainingUnderAudit, monkeypatch: pytest.MonkeyPatch
+    audited: AuditedTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores of a step without noise are 0 or 1, and a canary's score is the number of its steps."""
     weaken_training(monkeypatch, "none")
@@ -58,10 +61,10 @@ def test_scores_are_the_likelihood_of_the_steps_that_a_canary_took_part_in(
 
 
 @ALL
-def test_scores_are_distributed_as_they_are_simulated(audited: TrainingUnderAudit) -> None:
+def test_scores_are_distributed_as_they_are_simulated(audited: AuditedTraining) -> None:
     """Means and deviations, within 6.5 of their errors; their tails are about those of a normal distribution."""
     coins = fair_coins(6000)
-    real, simulated = audited.scores(coins), audited.simulated(coins)
+    real, simulated = audited.scores(coins), audited.simulated_scores(coins)
     for some in (coins, ~coins):
         one, other = real[some], simulated[some]
         assert one.mean() - other.mean() == pytest.approx(0.0, abs=6.5 * other.std() * math.sqrt(2 / 2700))
@@ -87,10 +90,10 @@ def test_evidence_is_the_logarithm_of_a_likelihood_ratio() -> None:
 @pytest.mark.full
 def test_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Likelihoods of single steps detect half the noise at a low sampling rate and ε = 5; their sum does not."""
-    rare = TrainingUnderAudit(DpSgdSection(noise_multiplier=0.85, clip=1.0, sampling_rate=0.05), epochs=5)
-    assert plan_of(rare, 100_000, LEVEL, 16_000).missed < LEVEL
-    monkeypatch.setattr(TrainingUnderAudit, "evidence", lambda _, seen: seen)
-    assert plan_of(rare, 100_000, LEVEL, 16_000).missed > LEVEL
+    rare = AuditedTraining(DpSgdSection(noise_multiplier=0.85, clip=1.0, sampling_rate=0.05), epochs=5)
+    assert plan_audit(rare, 100_000, LEVEL, 16_000).missed < LEVEL
+    monkeypatch.setattr(AuditedTraining, "evidence", lambda _, seen: seen)
+    assert plan_audit(rare, 100_000, LEVEL, 16_000).missed > LEVEL
 
 
 def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +101,7 @@ def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPa
         return rows.div_(grid.step).clamp_(-grid.radius, grid.radius).trunc_()
 
     monkeypatch.setattr(GradientGrid, "clip_", of_coordinates)
-    assert audit(WHOLE, plan_of(WHOLE, 3000, LEVEL, 600)).verdict is Verdict.REFUTED
+    assert audit_mechanism(WHOLE, plan_audit(WHOLE, 3000, LEVEL, 600)).verdict is Verdict.REFUTED
 
 
 def test_subjects_that_are_clipped_record_by_record_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +110,10 @@ def test_subjects_that_are_clipped_record_by_record_are_found(monkeypatch: pytes
     def each(_self: object, rows: Tensor) -> Tensor:
         return rows
 
-    plan = plan_of(SUBJECTS, 30_000, LEVEL, 3600)
+    plan = plan_audit(SUBJECTS, 30_000, LEVEL, 3600)
     assert plan.missed < 1e-9
     monkeypatch.setattr(SubjectUnits, "combine", each)
-    assert audit(SUBJECTS, plan).verdict is Verdict.REFUTED
+    assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.REFUTED
 
 
 def test_the_claim_is_the_accountants() -> None:
@@ -179,7 +182,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_takes_what_is_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = with_dp_sgd(tmp_path, unit="subject")
     assert found("--agreement", file)["epsilon_claimed"] == epsilon([DpSgd(3.5, 0.6, 12)], DELTA)
-    seen: list[TrainingUnderAudit] = []
+    seen: list[AuditedTraining] = []
     monkeypatch.setattr(budget_audit, "_run", lambda _, audited, *__: seen.append(audited))
     given = {"--noise-multiplier": 5, "--sampling-rate": 1, "--epochs": 1, "--rounds": 4, "--clip": 0.25}
     for more in ((), itertools.chain(*given.items())):
@@ -188,7 +191,7 @@ def test_the_command_takes_what_is_agreed(tmp_path: Path, monkeypatch: pytest.Mo
     agreed_on = DpSgdSection(noise_multiplier=3.5, clip=0.5, sampling_rate=0.6)
     other = DpSgdSection(noise_multiplier=5.0, clip=0.25, sampling_rate=1.0)
     unit = Unit.SUBJECT
-    assert seen == [TrainingUnderAudit(agreed_on, 2, 3, unit), TrainingUnderAudit(other, 1, 4, unit)]
+    assert seen == [AuditedTraining(agreed_on, 2, 3, unit), AuditedTraining(other, 1, 4, unit)]
 
 
 @pytest.mark.full

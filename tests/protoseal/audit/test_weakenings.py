@@ -20,11 +20,11 @@ from privacy.mechanisms.prototype_query import PrototypeQuery
 from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import record_run
-from protoseal.audit.canary_audit import AuditPlan, UnderAudit, Verdict, audit, plan_of
-from protoseal.audit.prototype_canaries import QueryUnderAudit
+from protoseal.audit.canary_audit import AuditedMechanism, AuditPlan, Verdict, audit_mechanism, plan_audit
+from protoseal.audit.prototype_canaries import AuditedQuery
 from protoseal.audit.run_audit import audit_run, evidence_of_simulation
 from protoseal.audit.run_checks import Outcome, RunAudit
-from protoseal.audit.training_canaries import TrainingUnderAudit
+from protoseal.audit.training_canaries import AuditedTraining
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
 from tests.support.marks import full_but
@@ -241,14 +241,14 @@ def test_the_attacks_audit_finds_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @cache
-def planned(training: bool, canaries: int, level: float) -> tuple[UnderAudit, AuditPlan]:
+def planned(training: bool, canaries: int, level: float) -> tuple[AuditedMechanism, AuditPlan]:
     settings = DpSgdSection(noise_multiplier=4.383, clip=1.0, sampling_rate=0.75)
-    audited: UnderAudit = (
-        TrainingUnderAudit(settings, epochs=6)
+    audited: AuditedMechanism = (
+        AuditedTraining(settings, epochs=6)
         if training
-        else QueryUnderAudit(PrototypeQuery(1.0, 1.0, 1.5, min_count=1.0), releases=2, dim=4)
+        else AuditedQuery(PrototypeQuery(1.0, 1.0, 1.5, min_count=1.0), releases=2, dim=4)
     )
-    return audited, plan_of(audited, canaries, level)
+    return audited, plan_audit(audited, canaries, level)
 
 
 @pytest.mark.full
@@ -260,7 +260,7 @@ def test_the_audit_of_the_mechanism_finds_what_the_table_says(
     strength = (200_000, 0.01) if name == "half of training's noise" else (CANARIES, LEVEL)
     audited, plan = planned(name in TRAINING_ROWS, *strength)
     DOUBLES[name](monkeypatch)
-    refuted = audit(audited, plan).verdict is Verdict.REFUTED
+    refuted = audit_mechanism(audited, plan).verdict is Verdict.REFUTED
     assert refuted is (ROWS[name].mechanism is FOUND)
 
 
