@@ -88,7 +88,7 @@ def _estimate_epsilons(run: RecordedRun) -> dict[str, float]:
         math.sqrt(float(squares.sum()) / float(stats.chi2.ppf(level, len(squares))))
         for level in (1 - LEVEL, LEVEL)
     )
-    releases = max(len(evidence.drawn) for evidence in run.evidence.values())
+    releases = max(len(evidence.draws) for evidence in run.evidence.values())
     one = Claim.of(run.agreement).multiplier / math.sqrt(releases)
     return {
         "privacy loss promised for the releases: ε at most": gaussian_epsilon(one, SIMULATED_DELTA),

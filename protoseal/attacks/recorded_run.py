@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from agreement import Agreement
-from protoseal.audit.release_checks import SiteEvidence
-from protoseal.audit.run_audit import evidence_of_federation
+from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
@@ -244,7 +243,7 @@ def record_scene(scene: Scene) -> RecordedRun:
                 )
             )
         if number == agreement.rounds:
-            evidence = evidence_of_federation(federation, scene.data)
+            evidence = collect_evidence(federation, scene.data)
             ends.append(replace(ends[-1], epsilon=_largest_epsilon(federation), evidence=evidence))
 
     pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()

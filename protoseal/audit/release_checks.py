@@ -11,19 +11,15 @@ is too small for the number of values: a check that stands says what it would ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
-from torch import Tensor
 
-from agreement import Agreement
-from privacy.ledger.budget_account import Account
-from protoseal.audit.exact_sums import Claim, ExactSums, Float, Records, added_parts, exact_sums
-from protoseal.audit.run_checks import NOISE, POWER, Check, Outcome, found, not_covered, stands
+from protoseal.audit.exact_sums import Float, added_parts
+from protoseal.audit.run_checks import NOISE, POWER, Check, Outcome, leave_open, refute, uphold
+from protoseal.audit.site_evidence import SiteEvidence
 from protoseal.audit.statistical_tests import (
     alike_p,
     copies_p,
@@ -38,8 +34,6 @@ from protoseal.audit.statistical_tests import (
     shifts_p,
     square_tails,
 )
-from secure_client.privacy.kept_releases import Drawn, Sent
-from secure_client.training.step_records import TrainingRecord
 
 REPEATED, SHARED, SHAPE, COUNTS, DEPENDENT, CLIPPING, MEANS, SINGLE = (
     "noise that repeats",
@@ -59,68 +53,23 @@ _FARTHEST = 5.0
 """Least length of a difference, in deviations of the noise, at which it would be told from none."""
 
 
-@dataclass(frozen=True)
-class SiteEvidence:
-    """Evidence that one site kept of a run, with its records: secret, and for an audit at the site.
-
-    ``records`` gives the records under a kept model. ``account`` is the ledger, None if it could not be read. ``last``
-    is the noise (M, d) in the prototypes that a site without kept releases saved at the end, as far as they show it.
-    ``trained`` are the records of the steps of DP-SGD. ``averaged`` is the part of the initial model that a method
-    averages, where no record may shape it, and ``initial`` the state of the initial model. ``replaced``
-    are the names of the tensors that a result replaces when a round starts.
-    """
-
-    agreement: Agreement
-    drawn: Sequence[Drawn] = field(repr=False)
-    sent: Sequence[Sent] = field(repr=False)
-    records: Callable[[Mapping[str, Tensor]], Records] = field(repr=False)
-    account: Account | None = field(repr=False)
-    trained: Sequence[TrainingRecord] = field(repr=False, default=())
-    last: Float | None = field(repr=False, default=None)
-    averaged: Float | None = field(repr=False, default=None)
-    initial: Mapping[str, Tensor] | None = field(repr=False, default=None)
-    replaced: frozenset[str] = frozenset()
-
-    @property
-    def claim(self) -> Claim:
-        """Return the agreement's claim."""
-        return Claim.of(self.agreement)
-
-    @cached_property
-    def exact(self) -> list[ExactSums]:
-        """Return the exact sums behind each draw."""
-        classes = len(self.agreement.classes)
-        return [exact_sums(self.records(draw.model), self.claim, classes, draw.cells) for draw in self.drawn]
-
-    @cached_property
-    def noise(self) -> list[Float]:
-        """Return the noise of each draw in units of the claimed deviation, (M, d + 1): sums, then the count."""
-        weight, deviation = self.claim.weight, self.claim.deviation
-        return [
-            np.column_stack([draw.sums - exact.sums, weight * (draw.counts - exact.counts)]) / deviation
-            for draw, exact in zip(self.drawn, self.exact, strict=True)
-        ]
-
-
 def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     """Check the noise of one site's draws; each test has a false alarm with the probability ``level``."""
-    if not evidence.drawn:
+    if not evidence.draws:
         kept = "no release was kept: set keep_releases in the site's file, or simulate with --keep-releases"
-        last = None if evidence.last is None else deviation_check([evidence.last], level)
+        last = None if evidence.saved_noise is None else deviation_check([evidence.saved_noise], level)
         if evidence.agreement.distributed_noise:
-            yield not_covered(NOISE, "sites share the noise of sums, and a site's term is not kept")
+            yield leave_open(NOISE, "sites share the noise of sums, and a site's term is not kept")
         elif last is None:
-            yield not_covered(NOISE, kept)
+            yield leave_open(NOISE, kept)
         elif last.outcome is Outcome.FOUND:
             yield last
         else:
-            yield not_covered(NOISE, f"{kept}; of the prototypes that the site saved: {last.reason}")
+            yield leave_open(NOISE, f"{kept}; of the prototypes that the site saved: {last.reason}")
         return
     deviation = deviation_check(evidence.noise, level)
     if evidence.agreement.distributed_noise and deviation.outcome is Outcome.STANDS:
-        yield not_covered(
-            NOISE, f"sites share the noise of sums; of the clustering alone: {deviation.reason}"
-        )
+        yield leave_open(NOISE, f"sites share the noise of sums; of the clustering alone: {deviation.reason}")
     else:
         yield deviation
     yield counts_check(evidence.noise, level)
@@ -156,13 +105,13 @@ def deviation_check(parts: Sequence[Float], level: float) -> Check:
     p = min(1.0, p * len(chances))
     seen = f"deviation {measured:.4g} of the claimed one over {numbers} values"
     if p < level:
-        return found(NOISE, seen + (where if overall * len(chances) >= level else ""), p)
+        return refute(NOISE, seen + (where if overall * len(chances) >= level else ""), p)
     level /= len(chances)
     for part, factor in (("half", 1 / 2), ("two thirds", 2 / 3)):
         if _missed(factor, numbers, level) > 1 - POWER:
-            return not_covered(NOISE, f"too few values: {part} of the noise might pass ({seen})", p)
+            return leave_open(NOISE, f"too few values: {part} of the noise might pass ({seen})", p)
     least = least_factor_refuted(numbers, level / 2, POWER)
-    return stands(NOISE, f"{seen}; {least:.2g} of it would have been found", p)
+    return uphold(NOISE, f"{seen}; {least:.2g} of it would have been found", p)
 
 
 def _square_p(total: float, numbers: float) -> float:
@@ -182,10 +131,10 @@ def counts_check(parts: Sequence[Float], level: float) -> Check:
     p = _square_p(float(np.square(counts).sum()), len(counts))
     seen = f"deviation {np.sqrt(np.square(counts).mean()):.3g} of the claimed one over {len(counts)} counts"
     if p < level:
-        return found(COUNTS, seen, p)
+        return refute(COUNTS, seen, p)
     if _missed(1 / 2, len(counts), level) > 1 - POWER:
-        return not_covered(COUNTS, f"too few counts: half of the noise might pass ({seen})", p)
-    return stands(COUNTS, seen, p)
+        return leave_open(COUNTS, f"too few counts: half of the noise might pass ({seen})", p)
+    return uphold(COUNTS, seen, p)
 
 
 def shape_check(parts: Sequence[Float], level: float) -> Check:
@@ -212,12 +161,12 @@ def shape_check(parts: Sequence[Float], level: float) -> Check:
     reason, p = min(tests.items(), key=lambda item: item[1])
     p = min(1.0, p * len(tests))
     if p < level:
-        return found(SHAPE, reason, p)
+        return refute(SHAPE, reason, p)
     missed = shapes_missed(len(values), level / len(tests), POWER)
     if missed:
         words = f"{len(values)} values are too few to tell {' or '.join(missed)} noise from normal noise"
-        return not_covered(SHAPE, words, p)
-    return stands(SHAPE, f"mean {values.mean():.2g} over {len(values)} values", p)
+        return leave_open(SHAPE, words, p)
+    return uphold(SHAPE, f"mean {values.mean():.2g} over {len(values)} values", p)
 
 
 def _alike_p(vectors: Sequence[Float]) -> float:
@@ -236,20 +185,20 @@ def dependence_check(parts: Sequence[Float], level: float) -> Check:
     p = min(1.0, len(groups) * min(dependence_p(group) for group in groups))
     number, dim = rows.shape
     if p < level:
-        return found(
+        return refute(
             DEPENDENT, f"the noise of {number} classes of draws in {dim} coordinates is dependent", p
         )
     if number <= dim // 2 + 1:
         words = f"{number} rows in {dim} coordinates do not show noise in half of the dimensions"
-        return not_covered(DEPENDENT, f"{words}; no row is a combination of others", p)
-    return stands(DEPENDENT, f"{number} rows in {dim} coordinates", p)
+        return leave_open(DEPENDENT, f"{words}; no row is a combination of others", p)
+    return uphold(DEPENDENT, f"{number} rows in {dim} coordinates", p)
 
 
 def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float) -> Check:
     """Look for noise that occurs again, in whatever order and sign: of one site, or of any two of ``sites``."""
     draws = [draw.ravel() for site in sites for draw in site]
     if not draws or (weakness == SHARED and len(sites) < 2):
-        return not_covered(weakness, "no release was kept" if not draws else "there is one site")
+        return leave_open(weakness, "no release was kept" if not draws else "there is one site")
     values, length = np.concatenate(draws), min(len(draw) for draw in draws)
     pairs = math.comb(len(draws), 2)
     tests = {
@@ -262,15 +211,15 @@ def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float)
     reason, p = min(tests.items(), key=lambda item: item[1])
     p = min(1.0, p * len(tests))
     if p < level:
-        return found(weakness, reason, p)
+        return refute(weakness, reason, p)
     seen = f"{len(values)} values"
     if pairs:
         chance = level / len(tests) / pairs
         least = math.sqrt(float(stats.beta.isf(chance, 0.5, (length - 1) / 2)))
         if least > _ALIKE:
-            return not_covered(weakness, f"too few values ({length}) to tell draws apart", p)
+            return leave_open(weakness, f"too few values ({length}) to tell draws apart", p)
         seen += f" of {len(draws)} draws; a correlation of {least:.2g} would have been found"
-    return stands(weakness, seen, p)
+    return uphold(weakness, seen, p)
 
 
 def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:
@@ -292,17 +241,17 @@ def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     reason, p = min(chances.items(), key=lambda item: item[1], default=("", 1.0))
     p = min(1.0, p * len(differences))
     if p < level:
-        yield found(CLIPPING, reason, p)
+        yield refute(CLIPPING, reason, p)
         return
     unit = evidence.agreement.privacy.unit if evidence.agreement.privacy else "record"
     if "records are not clipped" in silent and (
         unit == "record" or "units are not bounded as a whole" in silent
     ):
-        yield not_covered(
+        yield leave_open(
             CLIPPING, "hardly a record is longer than the clip, so that a missing clip would not show", p
         )
     else:
-        yield stands(CLIPPING, "the noise does not follow what clipping removes", p)
+        yield uphold(CLIPPING, "the noise does not follow what clipping removes", p)
 
 
 def _means_check(evidence: SiteEvidence, level: float) -> Check:
@@ -312,19 +261,19 @@ def _means_check(evidence: SiteEvidence, level: float) -> Check:
     length = float(np.linalg.norm(direction)) / evidence.claim.deviation
     p = 1.0 if length == 0 else normal_p(float(noise @ direction) / evidence.claim.deviation, length)
     if p < level:
-        return found(MEANS, "the noise follows the difference of clipped means", p)
+        return refute(MEANS, "the noise follows the difference of clipped means", p)
     if length < _FARTHEST + float(stats.norm.isf(level / 2)):
-        return not_covered(
+        return leave_open(
             MEANS, f"the difference is {length:.2g} deviations of the noise, too few to show", p
         )
-    return stands(MEANS, "the noise does not follow the difference of clipped means", p)
+    return uphold(MEANS, "the noise does not follow the difference of clipped means", p)
 
 
 def _single_check(evidence: SiteEvidence, level: float) -> Check:
     """Look for one record whose part the noise follows: added once more, or added without its clip."""
     dots: list[Float] = []
     squares: list[Float] = []
-    for draw, noise in zip(evidence.drawn, evidence.noise, strict=True):
+    for draw, noise in zip(evidence.draws, evidence.noise, strict=True):
         added = added_parts(evidence.records(draw.model), evidence.claim, draw.cells)
         again = np.column_stack([added.clipped, evidence.claim.weight * added.shares])
         unclipped = np.column_stack([added.unclipped - added.clipped, np.zeros(len(again))])
@@ -332,18 +281,18 @@ def _single_check(evidence: SiteEvidence, level: float) -> Check:
         dots.append(np.einsum("kni,ni->kn", directions, noise[added.parts]))
         squares.append(np.einsum("kni,kni->kn", directions, directions))
     if len({dot.shape for dot in dots}) > 1:
-        return not_covered(SINGLE, "the number of records changed between releases")
+        return leave_open(SINGLE, "the number of records changed between releases")
     lengths = np.sqrt(np.sum(squares, axis=0))
     clear = lengths > 1e-6
     tried = max(1, int(clear.sum()))
     largest = float(np.max(np.abs(np.sum(dots, axis=0))[clear] / lengths[clear], initial=0.0))
     p = min(1.0, tried * normal_p(largest, 1.0))
     if p < level:
-        return found(SINGLE, "the noise follows one record more than chance allows", p)
+        return refute(SINGLE, "the noise follows one record more than chance allows", p)
     reach = float(stats.norm.isf(level / tried / 2)) + float(stats.norm.ppf(POWER))
     twice, not_clipped = (lengths > reach).sum(axis=1)
     total = lengths.shape[1]
     if twice == total:
-        return stands(SINGLE, f"none of {total} records", p)
+        return uphold(SINGLE, f"none of {total} records", p)
     words = f"counted twice, {twice} of {total} records would show; not clipped, {not_clipped} would"
-    return not_covered(SINGLE, words, p)
+    return leave_open(SINGLE, words, p)

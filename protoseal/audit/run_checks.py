@@ -40,18 +40,18 @@ class Check:
     p_value: float | None = None
 
 
-def found(weakness: str, reason: str, p_value: float | None = None) -> Check:
-    """Return the check of a weakness that was found."""
+def refute(weakness: str, reason: str, p_value: float | None = None) -> Check:
+    """Return the check of a weakness that was found, which refutes the claim."""
     return Check(weakness, Outcome.FOUND, reason, p_value)
 
 
-def stands(weakness: str, reason: str, p_value: float | None = None) -> Check:
+def uphold(weakness: str, reason: str, p_value: float | None = None) -> Check:
     """Return the check of a weakness that would have been found."""
     return Check(weakness, Outcome.STANDS, reason, p_value)
 
 
-def not_covered(weakness: str, reason: str, p_value: float | None = None) -> Check:
-    """Return the check of a weakness of which the record says nothing."""
+def leave_open(weakness: str, reason: str, p_value: float | None = None) -> Check:
+    """Return the check of a weakness of which the record does not say enough."""
     return Check(weakness, Outcome.NOT_COVERED, reason, p_value)
 
 

@@ -1,9 +1,11 @@
-"""Checks that what a site sent follows from its noisy draws alone, and that its ledger charged every draw.
+"""Checks that every answer of a site follows from its noisy draws alone, and that its ledger charged every draw.
 
-Presence, means, bounds and weights are computed again from the noisy sums and counts of a draw. What was sent is what
-the protection got, in the clear, and under ``plain`` what was sent. A row is zero where its class is not present or was
-not asked for, and nowhere else. Limits. The models that some methods average are not examined, nor the substitutes for
-the directions of zero prototypes. Which classes and prototypes the round asked for is taken from the site's record.
+Presence, means, bounds and weights are computed again from the noisy sums and counts of a draw, and compared with what
+the protection got, in the clear. A row is zero where its class is not present or was not asked for, and nowhere else: a
+zero that follows from an exact count would leak.
+
+Limits. The models that some methods average are not examined, nor the substitutes for the directions of zero
+prototypes. Which classes and prototypes the round asked for is taken from the site's record.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from privacy.accounting.accounting_rules import pld_cost
 from privacy.accounting.events import GaussianRelease
 from privacy.ledger.lines import GUARANTEE, Entry
 from protoseal.audit.exact_sums import Claim, Float, Ints
-from protoseal.audit.release_checks import SiteEvidence
-from protoseal.audit.run_checks import NO_LEDGER, PAID, SENT, Check, found, not_covered, stands
+from protoseal.audit.run_checks import NO_LEDGER, PAID, SENT, Check, leave_open, refute, uphold
+from protoseal.audit.site_evidence import SiteEvidence
 from protoseal_wire.messages import Phase
 from secure_client.privacy.kept_releases import Drawn, Sent
 
@@ -52,8 +54,8 @@ class _Unclear(Exception):
     """Values of which the record does not say enough."""
 
 
-def prototypes_of(agreement: Agreement, draws: Sequence[Drawn]) -> Prototypes:
-    """Return what a site sends of ``draws``: noisy means by noisy counts, within the agreed bounds.
+def prototypes_to_send(agreement: Agreement, draws: Sequence[Drawn]) -> Prototypes:
+    """Return what a site may send of ``draws``: noisy sums divided by noisy counts, within the agreed bounds.
 
     Several draws are of the same features, and their sums and counts are averaged.
     """
@@ -67,148 +69,150 @@ def prototypes_of(agreement: Agreement, draws: Sequence[Drawn]) -> Prototypes:
     rows, labels, counts = [], [], []
     for k in range(classes):
         sums, numbers = draw.sums[parts == k], draw.counts[parts == k]
-        there = numbers >= claim.min_count
-        if draw.cells is not None and not there.any():
+        is_present = numbers >= claim.min_count
+        if draw.cells is not None and not is_present.any():
+            # A class without a present cell is tried as a whole; the sum of n counts has √n times their noise.
             least = claim.min_count * math.sqrt(len(numbers))
             sums, numbers = sums.sum(axis=0, keepdims=True), numbers.sum(keepdims=True)
-            there = numbers >= least
-        rows.append(sums[there] / numbers[there, None])
-        labels += [k] * int(there.sum())
-        counts.append(np.maximum(np.rint(numbers[there]), 1.0))
-    every = np.concatenate(rows)
+            is_present = numbers >= least
+        rows.append(sums[is_present] / numbers[is_present, None])
+        labels += [k] * int(is_present.sum())
+        counts.append(np.maximum(np.rint(numbers[is_present]), 1.0))
+    means = np.concatenate(rows)
     if agreement.method.is_grouped:
-        every = np.maximum(every, 0.0)
-    norms = np.linalg.norm(every, axis=1, keepdims=True)
-    every = every * np.minimum(1.0, agreement.norm_bound / np.maximum(norms, 1e-300))
-    return Prototypes(every, np.array(labels, dtype=np.int64), np.concatenate(counts))
+        means = np.maximum(means, 0.0)
+    norms = np.linalg.norm(means, axis=1, keepdims=True)
+    means = means * np.minimum(1.0, agreement.norm_bound / np.maximum(norms, 1e-300))
+    return Prototypes(means, np.array(labels, dtype=np.int64), np.concatenate(counts))
 
 
 def check_sent(evidence: SiteEvidence) -> Iterator[Check]:
     """Check that every answer follows from the draw that it is said to come from."""
-    if not evidence.sent:
-        yield not_covered(SENT, "no values were kept that left the site")
+    if not evidence.answers:
+        yield leave_open(SENT, "no values were kept that left the site")
         return
     checked, unclear = list[Sent](), set[str]()
-    for sent in evidence.sent:
+    for answer in evidence.answers:
         try:
-            _compare_with_draws(evidence, sent)
-            checked.append(sent)
+            _compare_with_draws(evidence, answer)
+            checked.append(answer)
         except _Differs as error:
-            yield found(SENT, f"{sent.phase.name} of round {sent.round}: {error}")
+            yield refute(SENT, f"{answer.phase.name} of round {answer.round}: {error}")
             return
         except _Unclear as error:
-            unclear.add(f"{sent.phase.name} of round {sent.round}: {error}")
+            unclear.add(f"{answer.phase.name} of round {answer.round}: {error}")
     for reason in sorted(unclear):
-        yield not_covered("values that were sent", reason)
+        yield leave_open("values that were sent", reason)
     uncovered = sorted(
-        _rounds_with_rows(evidence) - {sent.round for sent in checked if sent.phase is Phase.VALUES}
+        _rounds_with_rows(evidence) - {answer.round for answer in checked if answer.phase is Phase.VALUES}
     )
     if uncovered:
-        yield not_covered(SENT, f"no rows of round {uncovered[0]} were kept that follow from a draw")
+        yield leave_open(SENT, f"no rows of round {uncovered[0]} were kept that follow from a draw")
     elif checked:
-        yield stands(SENT, f"{len(checked)} answers follow from the noisy sums and counts")
-        if not _tells_presence(evidence):
-            yield not_covered(
-                PRESENCE, "exact counts would have given the classes that the noisy counts gave"
-            )
+        yield uphold(SENT, f"{len(checked)} answers follow from the noisy sums and counts")
+        if not _exact_presence_would_differ(evidence):
+            yield leave_open(PRESENCE, "exact counts would have given the classes that the noisy counts gave")
 
 
 def _rounds_with_rows(evidence: SiteEvidence) -> set[int]:
     """Return the rounds in which the site sent rows, by its statements and its draws."""
-    rounds = {sent.round for sent in evidence.sent} | {draw.release.round for draw in evidence.drawn}
+    rounds = {answer.round for answer in evidence.answers} | {draw.release.round for draw in evidence.draws}
     return {number for number in rounds if evidence.agreement.sends_rows(number)}
 
 
-def _tells_presence(evidence: SiteEvidence) -> bool:
+def _exact_presence_would_differ(evidence: SiteEvidence) -> bool:
     """Return True if exact counts, above 0 or from ``min_count`` on, would have given other classes than noisy ones."""
-    least, draws = evidence.claim.min_count, list(zip(evidence.drawn, evidence.exact, strict=True))
+    least, draws = evidence.claim.min_count, list(zip(evidence.draws, evidence.exact, strict=True))
     return all(
         any(((draw.counts >= least) != (exact.counts >= bound)).any() for draw, exact in draws)
         for bound in (1e-9, least)
     )
 
 
-def _compare_with_draws(evidence: SiteEvidence, sent: Sent) -> None:
+def _compare_with_draws(evidence: SiteEvidence, answer: Sent) -> None:
     """Raise unless the values follow from a draw of the release that they are said to come from.
 
     Any draw of that round will do: a site that is killed after a draw pays and draws again, and may have kept an answer
     that it never sent. Where all draws ask the same query of the same features, those of earlier rounds count as well,
     but for rounds of which nothing was sent: their draws were lost with a killed process.
     """
-    if evidence.agreement.distributed_noise and sent.round:
+    if evidence.agreement.distributed_noise and answer.round:
         raise _Unclear("sites share the noise, and a site's term was not kept")
-    if not _is_of_release(evidence.agreement, sent):
-        _compare(evidence, sent, _nothing(evidence.agreement))
+    if not _is_of_release(evidence.agreement, answer):
+        _compare(evidence, answer, _no_prototypes(evidence.agreement))
         return
-    mine = [draw for draw in evidence.drawn if draw.release.round == sent.released]
-    if sent.released is None or not mine:
-        raise _Unclear(f"the release of round {sent.released} was not kept")
+    draws = [draw for draw in evidence.draws if draw.release.round == answer.released]
+    if answer.released is None or not draws:
+        raise _Unclear(f"the release of round {answer.released} was not kept")
     earlier: dict[int, Drawn] = {}
     if evidence.agreement.has_fixed_query:
-        used = {other.released for other in evidence.sent}
-        rounds = [draw for draw in evidence.drawn if draw.release.round < sent.released]
-        earlier = {draw.release.round: draw for draw in rounds if draw.release.round in used}
+        used = {other.released for other in evidence.answers}
+        earlier = {
+            draw.release.round: draw
+            for draw in evidence.draws
+            if draw.release.round < answer.released and draw.release.round in used
+        }
     differences = []
-    for draw in mine:
+    for draw in draws:
         try:
-            _compare(evidence, sent, prototypes_of(evidence.agreement, [*earlier.values(), draw]))
+            _compare(evidence, answer, prototypes_to_send(evidence.agreement, [*earlier.values(), draw]))
         except _Differs as error:
             differences.append(error)
-    if len(differences) == len(mine):
+    if len(differences) == len(draws):
         raise differences[-1]
 
 
-def _is_of_release(agreement: Agreement, sent: Sent) -> bool:
+def _is_of_release(agreement: Agreement, answer: Sent) -> bool:
     """Return False for values of a site without a release: by its state they are of a round that has none."""
-    return sent.released is None or agreement.sends_rows(sent.released)
+    return answer.released is None or agreement.sends_rows(answer.released)
 
 
-def _nothing(agreement: Agreement) -> Prototypes:
+def _no_prototypes(agreement: Agreement) -> Prototypes:
     return Prototypes(np.zeros((0, agreement.dim)), np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
-def _compare(evidence: SiteEvidence, sent: Sent, own: Prototypes) -> None:
+def _compare(evidence: SiteEvidence, answer: Sent, prototypes: Prototypes) -> None:
     """Raise unless the values follow from the prototypes, which are those of draws."""
-    agreement, arrays = evidence.agreement, sent.arrays
-    noisy = float(own.counts.sum())
-    sends_rows = agreement.sends_rows(sent.round)
-    if sent.phase is Phase.PRESENCE:
-        present = np.isin(np.arange(len(agreement.classes)), own.labels)
+    agreement, arrays = evidence.agreement, answer.arrays
+    total = float(prototypes.counts.sum())
+    sends_rows = agreement.sends_rows(answer.round)
+    if answer.phase is Phase.PRESENCE:
+        present = np.isin(np.arange(len(agreement.classes)), prototypes.labels)
         # Where sites share the noise, all of them state every class, also before the clustering.
         stated = (present | agreement.distributed_noise) & sends_rows
         if not np.array_equal(arrays[0], stated):
             raise _Differs("the classes stated are not those of the noisy counts")
         return
-    own = _asked(agreement, sent, own)
-    if sent.phase is Phase.DIRECTIONS:
-        _compare_local(own, _floats(arrays[0]), _ints(arrays[1]), None, directions=True)
+    prototypes = _select_asked(agreement, answer, prototypes)
+    if answer.phase is Phase.DIRECTIONS:
+        _compare_local(prototypes, _floats(arrays[0]), _ints(arrays[1]), None, directions=True)
     elif agreement.clusters:
-        _compare_clusters(agreement, own, noisy, [_floats(array) for array in arrays])
+        _compare_clusters(agreement, prototypes, total, [_floats(array) for array in arrays])
     else:
         values = _floats(arrays[0])
-        _compare_rows(own, _class_rows(agreement, sent.round, values))
-        if sent.round and evidence.averaged is not None:
+        _compare_rows(prototypes, _class_rows(agreement, answer.round, values))
+        if answer.round and evidence.averaged_start is not None:
             _, model = agreement.layout.split(values)
-            if not _is_close(model, evidence.averaged, _CLOSE):
+            if not _is_close(model, evidence.averaged_start, _CLOSE):
                 raise _Differs("the model is not the initial one, which no record has shaped")
 
 
-def _asked(agreement: Agreement, sent: Sent, own: Prototypes) -> Prototypes:
+def _select_asked(agreement: Agreement, answer: Sent, prototypes: Prototypes) -> Prototypes:
     """Return the prototypes that an answer has to hold: those that were asked for, none in a round without rows."""
-    if not sent.round:
-        return own
-    by_class = sent.asked is not None and len(sent.asked) == len(agreement.classes)
+    if not answer.round:
+        return prototypes
+    by_class = answer.asked is not None and len(answer.asked) == len(agreement.classes)
     sums_clusters = agreement.clusters and agreement.plan.values is not Form.LOCAL_CLUSTERS
-    if sums_clusters and sent.phase is Phase.VALUES:
+    if sums_clusters and answer.phase is Phase.VALUES:
         by_class = False
     elif not by_class:
         raise _Unclear("the classes that were asked for were not kept")
-    asked = np.zeros(0, np.bool_) if sent.asked is None else sent.asked
-    kept = asked[own.labels] if by_class else asked
-    if kept.shape != own.labels.shape:
+    asked = np.zeros(0, np.bool_) if answer.asked is None else answer.asked
+    chosen = asked[prototypes.labels] if by_class else asked
+    if chosen.shape != prototypes.labels.shape:
         raise _Differs("another number of prototypes was asked for than the draw has")
-    kept = kept & agreement.sends_rows(sent.round)
-    return Prototypes(own.rows[kept], own.labels[kept], own.counts[kept])
+    chosen = chosen & agreement.sends_rows(answer.round)
+    return Prototypes(prototypes.rows[chosen], prototypes.labels[chosen], prototypes.counts[chosen])
 
 
 def _floats(array: NDArray[np.generic]) -> Float:
@@ -229,46 +233,47 @@ def _class_rows(agreement: Agreement, number: int, values: Float) -> Float:
     return values * agreement.norm_bound
 
 
-def _compare_rows(own: Prototypes, rows: Float) -> None:
-    mine = np.zeros_like(rows)
-    mine[own.labels] = own.rows
-    if not _is_close(rows, mine, _CLOSE) or (rows.any(axis=1) != mine.any(axis=1)).any():
+def _compare_rows(prototypes: Prototypes, rows: Float) -> None:
+    expected = np.zeros_like(rows)
+    expected[prototypes.labels] = prototypes.rows
+    if not _is_close(rows, expected, _CLOSE) or (rows.any(axis=1) != expected.any(axis=1)).any():
         raise _Differs("a row is not the noisy sum divided by the noisy count, within its bound")
 
 
 def _compare_local(
-    own: Prototypes, rows: Float, labels: Ints, counts: Float | None, *, directions: bool = False
+    prototypes: Prototypes, rows: Float, labels: Ints, counts: Float | None, *, directions: bool = False
 ) -> None:
     """Compare local prototypes, or their directions."""
-    mine = own.rows
-    if not np.array_equal(labels, own.labels):
+    expected = prototypes.rows
+    if not np.array_equal(labels, prototypes.labels):
         raise _Differs("the numbers of prototypes are not those of the noisy counts")
     if directions:
-        lengths = np.linalg.norm(mine, axis=1)
-        mine, rows = mine[lengths > 0] / lengths[lengths > 0, None], rows[lengths > 0]
-    if not _is_close(rows, mine, _CLOSE):
+        lengths = np.linalg.norm(expected, axis=1)
+        expected, rows = expected[lengths > 0] / lengths[lengths > 0, None], rows[lengths > 0]
+    if not _is_close(rows, expected, _CLOSE):
         raise _Differs("a prototype is not the noisy sum divided by the noisy count, within its bound")
-    if counts is not None and not np.array_equal(counts, own.counts):
+    if counts is not None and not np.array_equal(counts, prototypes.counts):
         raise _Differs("a count of samples is not the noisy one")
 
 
-def _compare_clusters(agreement: Agreement, own: Prototypes, total: float, arrays: Sequence[Float]) -> None:
+def _compare_clusters(
+    agreement: Agreement, prototypes: Prototypes, total: float, arrays: Sequence[Float]
+) -> None:
     """Compare local prototypes and the model's weight, as they are or added up by clusters.
 
     ``total`` is the noisy number of samples, of which some may be in prototypes that are not sent.
     """
-    most = agreement.averaging.most_samples
-    samples = max(1.0, min(total, most))
-    if total > most:
-        own = replace(own, counts=np.maximum(own.counts * most // total, 1.0))
+    limit = agreement.averaging.most_samples
+    samples = max(1.0, min(total, limit))
+    if total > limit:
+        prototypes = replace(prototypes, counts=np.maximum(prototypes.counts * limit // total, 1.0))
     if agreement.plan.values is Form.LOCAL_CLUSTERS:
         rows, labels, counts, model = arrays
-        _compare_local(own, rows, labels.astype(np.int64), counts)
+        _compare_local(prototypes, rows, labels.astype(np.int64), counts)
         weight = model[-1]
     else:
-        extra = (
-            0 if agreement.plan.masked else 1
-        )  # under ckks numbers of members, and a one, go with the sums
+        # Under ckks numbers of members, and a one, go with the sums.
+        extra = 0 if agreement.plan.masked else 1
         vector, ends = arrays[0], agreement.layout.length + extra
         clustering = agreement.clustering
         number, rest = divmod(len(vector) - ends, agreement.dim + clustering.counted + extra)
@@ -277,15 +282,15 @@ def _compare_clusters(agreement: Agreement, own: Prototypes, total: float, array
         sums, counts = clustering.split(
             vector[: clustering.length(number, agreement.dim)], number, agreement.dim
         )
-        _compare_cluster_sums(own, sums, counts if clustering.counted else None)
+        _compare_cluster_sums(prototypes, sums, counts if clustering.counted else None)
         weight = vector[-1 - extra]
     if agreement.layout.weighted and weight != samples:
         raise _Differs("the model's weight is not the noisy number of samples")
 
 
-def _compare_cluster_sums(own: Prototypes, sums: Float, counts: Float | None) -> None:
+def _compare_cluster_sums(prototypes: Prototypes, sums: Float, counts: Float | None) -> None:
     """Find which prototypes each cluster's sum adds up; noisy prototypes are independent, so that one answer fits."""
-    rows = own.rows
+    rows = prototypes.rows
     if np.linalg.matrix_rank(rows) < len(rows):
         raise _Unclear("prototypes that depend on each other do not tell which of them a cluster has")
     parts = np.linalg.lstsq(rows.T, sums.T, rcond=None)[0].T  # (G, M), zeros and ones
@@ -294,13 +299,13 @@ def _compare_cluster_sums(own: Prototypes, sums: Float, counts: Float | None) ->
         raise _Differs("the sum of a cluster is not one of noisy prototypes")
     if (chosen.sum(axis=0) != 1).any():
         raise _Differs("a prototype is in the sums of two clusters, or of none")
-    if counts is not None and not np.array_equal(chosen @ own.counts, counts):
+    if counts is not None and not np.array_equal(chosen @ prototypes.counts, counts):
         raise _Differs("a cluster's count of samples is not that of its noisy prototypes")
 
 
 def _is_close(some: Float, others: Float, tolerance: float) -> bool:
-    longest = float(np.abs(others).max(initial=0.0))
-    return some.shape == others.shape and bool((np.abs(some - others) <= tolerance * max(1.0, longest)).all())
+    scale = max(1.0, float(np.abs(others).max(initial=0.0)))
+    return some.shape == others.shape and bool((np.abs(some - others) <= tolerance * scale).all())
 
 
 # The ledger
@@ -310,7 +315,7 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
     """Check the ledger against the draws: an entry for each, with the agreed cost, and the ε that follows."""
     account, agreement = evidence.account, evidence.agreement
     if account is None:
-        yield not_covered(PAID, NO_LEDGER)
+        yield leave_open(PAID, NO_LEDGER)
         return
     claim = Claim.of(agreement)
     paid = {
@@ -322,13 +327,13 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
     entries = {seq: line for seq, line in paid.items() if isinstance(line.spending.event, GaussianRelease)}
     faults = [*_faults_of_draws(evidence, entries), *_faults_of_entries(evidence, entries.values())]
     if faults:
-        yield found(PAID, faults[0])
+        yield refute(PAID, faults[0])
         return
     events = [entry.spending.event for entry in entries.values()]
     if not events:
-        yield not_covered(PAID, "the ledger has no release of this run, and none was kept")
+        yield leave_open(PAID, "the ledger has no release of this run, and none was kept")
         return
-    delta, draws = account.limit.delta, len({draw.anchor.seq for draw in evidence.drawn})
+    delta, draws = account.limit.delta, len({draw.anchor.seq for draw in evidence.draws})
     charged = pld_cost(events, delta)
     owed = gaussian_epsilon(claim.multiplier / math.sqrt(draws), delta) if draws else 0.0
     seen = f"ε {charged:.4g} charged for {len(events)} releases at δ = {delta:g}, {owed:.4g} owed for {draws} draws"
@@ -337,22 +342,22 @@ def check_paid(evidence: SiteEvidence) -> Iterator[Check]:
         lost = gaussian_epsilon(claim.multiplier * measured / math.sqrt(draws), delta)
         seen += f", {lost:.4g} with the noise as measured"
     if owed > charged * (1 + 1e-3):
-        yield found(PAID, seen)
+        yield refute(PAID, seen)
     elif draws:
-        yield stands(PAID, seen)
+        yield uphold(PAID, seen)
     else:
-        yield not_covered(PAID, "no release was kept")
+        yield leave_open(PAID, "no release was kept")
     if len(entries) > draws and draws:
-        yield not_covered(PAID, f"{len(entries) - draws} of {len(entries)} paid releases have no kept draw")
+        yield leave_open(PAID, f"{len(entries) - draws} of {len(entries)} paid releases have no kept draw")
     others = len(account.entries) - len(paid)
     if others:
-        yield not_covered("releases of earlier runs", f"the ledger has {others} entries of other runs")
+        yield leave_open("releases of earlier runs", f"the ledger has {others} entries of other runs")
 
 
 def _faults_of_draws(evidence: SiteEvidence, entries: Mapping[int, Entry]) -> Iterator[str]:
     """Yield in words the draws, and the values sent, that have no entry of their own."""
     seen = set[int]()
-    for draw in evidence.drawn:
+    for draw in evidence.draws:
         entry = entries.get(draw.anchor.seq)
         if entry is None or entry.spending.release != draw.release:
             yield f"the {draw.release} has no entry"
@@ -360,9 +365,9 @@ def _faults_of_draws(evidence: SiteEvidence, entries: Mapping[int, Entry]) -> It
             yield f"the {draw.release} was drawn twice under one entry"
         seen.add(draw.anchor.seq)
     paid_rounds = {entry.spending.release.round for entry in entries.values()}
-    for sent in evidence.sent:
-        if sent.released not in paid_rounds and _is_of_release(evidence.agreement, sent):
-            yield f"values of round {sent.round} come from a release without an entry"
+    for answer in evidence.answers:
+        if answer.released not in paid_rounds and _is_of_release(evidence.agreement, answer):
+            yield f"values of round {answer.round} come from a release without an entry"
 
 
 def _faults_of_entries(evidence: SiteEvidence, entries: Iterable[Entry]) -> Iterator[str]:

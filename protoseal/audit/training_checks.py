@@ -27,7 +27,7 @@ from torch import Tensor
 
 from privacy.accounting.events import DpSgd
 from privacy.mechanisms.grid import SIGMA
-from protoseal.audit.run_checks import POWER, Check, found, not_covered, stands
+from protoseal.audit.run_checks import POWER, Check, leave_open, refute, uphold
 from protoseal.audit.statistical_tests import (
     BinomialSpread,
     alike_p,
@@ -71,7 +71,7 @@ def check_training(records: Sequence[TrainingRecord], claim: TrainingClaim, leve
     """Check one site's records against its claim; ``level`` is the false alarm's probability of one test."""
     if not records:
         return [
-            not_covered(
+            leave_open(
                 "training by DP-SGD",
                 "no steps were recorded: set keep_releases in the site's file, or simulate with --keep-releases",
             )
@@ -95,22 +95,22 @@ def _payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterat
     )
     longer = sorted({record.round for record in records if record.steps > claim.agreed.steps})
     if unpaid:
-        yield found(name, f"round {unpaid[0]} trained more often than the ledger has entries for it")
+        yield refute(name, f"round {unpaid[0]} trained more often than the ledger has entries for it")
     elif cheaper:
-        yield found(
+        yield refute(
             name, f"the ledger's entry of round {cheaper[0]} costs less than the agreement's training"
         )
     elif longer:
-        yield found(
+        yield refute(
             name, f"training of round {longer[0]} took more steps than the {claim.agreed.steps} agreed"
         )
     else:
-        yield stands(name, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
+        yield uphold(name, f"{len(records)} trainings of {claim.agreed.steps} steps, each with an entry")
     missing = sum(len(events) for events in claim.paid.values()) - len(records)
     cut = sum(max(record.steps, claim.agreed.steps) - len(record.sampled) for record in records)
     if missing > 0 or cut > 0:
         words = f"{missing} paid trainings and {cut} steps of others have no record"
-        yield from (not_covered(weakness, words) for weakness in sorted(ESSENTIAL))
+        yield from (leave_open(weakness, words) for weakness in sorted(ESSENTIAL))
 
 
 def _costs_less(event: DpSgd, agreed: DpSgd) -> bool:
@@ -140,7 +140,7 @@ def check_succession(
         if not any(linked):
             words = f"the training of round {left[0].round} starts from a model of no recorded training"
             late = averaged and not local
-            return not_covered(SUCCESSION, words) if late else found(SUCCESSION, words)
+            return leave_open(SUCCESSION, words) if late else refute(SUCCESSION, words)
         for record in itertools.compress(left, linked):
             for hashes in (record.began, record.ended):
                 state = frozenset(zip(record.names.tolist(), hashes.tolist(), strict=True))
@@ -149,8 +149,8 @@ def check_succession(
         left = [record for record, is_linked in zip(left, linked, strict=True) if not is_linked]
     for name, model in models.items():
         if hash_weights(model) != initial and frozenset(hash_tensors(model).items()) not in whole:
-            return found(SUCCESSION, f"the {name} is of a model that no recorded training had")
-    return stands(SUCCESSION, f"{len(records)} trainings and {len(models)} releases follow from each other")
+            return refute(SUCCESSION, f"the {name} is of a model that no recorded training had")
+    return uphold(SUCCESSION, f"{len(records)} trainings and {len(models)} releases follow from each other")
 
 
 def _local(record: TrainingRecord, averaged: AbstractSet[str]) -> frozenset[tuple[str, str]]:
@@ -166,7 +166,7 @@ def _samples(records: Sequence[TrainingRecord], agreed: DpSgd, level: float) -> 
     yield _duplicates(records)
     yield _rate(records, rate, level)
     if rate >= 1.0:
-        yield stands("samples that are not independent", "the rate is 1, so that each step has every unit")
+        yield uphold("samples that are not independent", "the rate is 1, so that each step has every unit")
         return
     yield _fixed_sizes(records, rate, level)
     yield from _batches(records, rate, level)
@@ -177,13 +177,13 @@ def _duplicates(records: Sequence[TrainingRecord]) -> Check:
     name = "a unit counted more than once in a step"
     for record in records:
         if (record.sampled != record.distinct).any():
-            return found(name, f"a step of round {record.round} sampled a unit more than once")
+            return refute(name, f"a step of round {record.round} sampled a unit more than once")
         if (record.sampled != record.clipped).any():
-            return found(
+            return refute(
                 name,
                 f"a step of round {record.round} did not add one clipped gradient for each unit of its sample",
             )
-    return stands(name, "each step added one clipped gradient for each unit of its sample")
+    return uphold(name, "each step added one clipped gradient for each unit of its sample")
 
 
 def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
@@ -201,10 +201,10 @@ def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check
         seen = f"more than {rate:g} sampled in round {records[int(np.argmin(alone))].round}"
     p, level_of_all = min(1.0, 2 * min(p, in_one)), level / 2
     if p < level:
-        return found(name, seen, p)
+        return refute(name, seen, p)
     margin = float(stats.norm.isf(level_of_all) + stats.norm.ppf(POWER))
     least = rate + margin * sqrt(rate * (1 - rate) / trials)
-    return stands(name, f"{seen}; a rate of {least:.3g} would have been found", p)
+    return uphold(name, f"{seen}; a rate of {least:.3g} would have been found", p)
 
 
 def _fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
@@ -212,16 +212,16 @@ def _fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -
     name = "samples of a fixed size"
     sizes = np.concatenate([record.sampled for record in records])
     if len({record.units for record in records}) > 1:
-        return not_covered(name, "the number of units changed between trainings")
+        return leave_open(name, "the number of units changed between trainings")
     law = BinomialSpread(len(sizes), records[0].units, rate)
     spread = law.of(sizes)
     p = law.tails(spread).both
     seen = f"variance of {len(sizes)} sizes {spread / len(sizes):.3g} of the binomial's"
     if p < level:
-        return found(name, seen, p)
+        return refute(name, seen, p)
     if not law.tails(law.of_one_size).low < level / 2:
-        return not_covered(name, f"too few steps ({seen})", p)
-    return stands(name, seen, p)
+        return leave_open(name, f"too few steps ({seen})", p)
+    return uphold(name, seen, p)
 
 
 def _batches(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
@@ -236,11 +236,11 @@ def _batches(records: Sequence[TrainingRecord], rate: float, level: float) -> It
         name = "batches of epochs, or the same batches again"
         seen = f"variance of {units} units' numbers of steps{among} {spread / units:.3g} of the binomial's"
         if p < level:
-            yield found(name, seen, p)
+            yield refute(name, seen, p)
         elif law.tails(law.of_one_size).low < level / 2:
-            yield stands(name, seen, p)
+            yield uphold(name, seen, p)
         else:
-            yield not_covered(name, f"too few steps or units ({seen})", p)
+            yield leave_open(name, f"too few steps or units ({seen})", p)
         yield _overlap([record.watched for record in own], among, level)
 
 
@@ -253,11 +253,11 @@ def _overlap(watched: Sequence[NDArray[np.bool_]], among: str, level: float) -> 
     seen = f"{overlap} units shared by successive steps{among}, {expected:.3g} expected"
     p = overlap_tails(sizes, rows.shape[1], overlap).both
     if p < level:
-        return found(name, seen, p)
+        return refute(name, seen, p)
     least = int(np.maximum(sizes[1:] + sizes[:-1] - rows.shape[1], 0).sum())
     if not overlap_tails(sizes, rows.shape[1], least).low < level / 2:
-        return not_covered(name, f"too few steps or units ({seen})", p)
-    return stands(name, seen, p)
+        return leave_open(name, f"too few steps or units ({seen})", p)
+    return uphold(name, seen, p)
 
 
 def _alike(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
@@ -289,10 +289,10 @@ class _Alike:
         p = min(1.0, self._expected / max(1, self._equal))
         seen = f"{self._equal} equal to another, {self._expected:.2g} expected"
         if self._equal and p < level:
-            return found(name, seen, p)
+            return refute(name, seen, p)
         if self._expected >= level * self._most:
-            return not_covered(name, f"too few steps or units ({seen})", p)
-        return stands(name, seen, p)
+            return leave_open(name, f"too few steps or units ({seen})", p)
+        return uphold(name, seen, p)
 
 
 def _by_process(records: Sequence[TrainingRecord]) -> dict[str, list[TrainingRecord]]:
@@ -312,17 +312,17 @@ def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Che
     largest = max(float(record.largest.max()) for record in records)
     seen = f"the longest added gradient has {largest / bound:.6g} of the clip"
     if largest > bound * (1 + _ROUNDING):
-        yield found(name, seen)
+        yield refute(name, seen)
     elif largest < 0.99 * bound:
-        yield not_covered(
+        yield leave_open(
             name, f"no gradient reached the clip, so that a missing clip would not show ({seen})"
         )
     else:
-        yield stands(name, seen)
-    yield not_covered(
+        yield uphold(name, seen)
+    yield leave_open(
         "gradients that depend on other records", "gradients of single records are not computed again"
     )
-    yield not_covered("what the optimiser made of the gradient", "a step's new parameters are not recorded")
+    yield leave_open("what the optimiser made of the gradient", "a step's new parameters are not recorded")
 
 
 # Noise
@@ -331,7 +331,7 @@ def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Che
 def _noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Check]:
     sizes = records[0].sizes
     if any(not np.array_equal(record.sizes, sizes) for record in records):
-        yield not_covered(NOISE, "the number of parameters changed between trainings")
+        yield leave_open(NOISE, "the number of parameters changed between trainings")
         return
     yield _deviation(records, level)
     yield _shape(records, level)
@@ -355,11 +355,11 @@ def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
             seen += ", and less on a part of the parameters or in a step"
         elif tails.high < tails.low:
             seen += ": the noisy sum has more than the clipped gradients and the noise"
-        return found(name, seen, p)
+        return refute(name, seen, p)
     factor = least_factor_refuted(numbers, level / 2, POWER)
     if factor < 0.5:
-        return not_covered(name, f"too few steps and parameters ({seen})", p)
-    return stands(name, f"{seen}; {factor:.3g} of it would have been found", p)
+        return leave_open(name, f"too few steps and parameters ({seen})", p)
+    return uphold(name, f"{seen}; {factor:.3g} of it would have been found", p)
 
 
 def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
@@ -372,10 +372,10 @@ def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
     p = min(1.0, 2 * by_fourth, 2 * by_neighbour)
     seen = f"mean fourth power {fourths.mean():.4g} (3 claimed), product of neighbours {neighbours.mean():.2g} (0)"
     if p < level:
-        return found(name, seen, p)
+        return refute(name, seen, p)
     if count * len(fourths) < 1000:
-        return not_covered(name, f"too few steps and parameters ({seen})", p)
-    return stands(name, seen, p)
+        return leave_open(name, f"too few steps and parameters ({seen})", p)
+    return uphold(name, seen, p)
 
 
 def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
@@ -383,7 +383,7 @@ def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     name = "training's noise that repeats"
     rows = np.concatenate(parts)
     if len(rows) < 2:
-        return not_covered(name, "a single step was recorded")
+        return leave_open(name, "a single step was recorded")
     pairs = comb(len(rows), 2)
     cosine = largest_cosine(rows)
     chances = {
@@ -394,10 +394,10 @@ def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     reason, p = min(chances.items(), key=lambda item: item[1])
     p = min(1.0, len(chances) * p)
     if p < level:
-        return found(name, reason, p)
+        return refute(name, reason, p)
     if not repeats_would_show(pairs, rows.shape[1], level / len(chances)):
-        return not_covered(name, "too few parameters to tell noise of different steps apart", p)
-    return stands(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
+        return leave_open(name, "too few parameters to tell noise of different steps apart", p)
+    return uphold(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
 
 
 def _copies(records: Sequence[TrainingRecord], level: float) -> Check:
@@ -408,13 +408,13 @@ def _copies(records: Sequence[TrainingRecord], level: float) -> Check:
     draws = sum(map(len, steps))
     p = coincidences_p(seen, count, COINCIDENT, draws)
     if p < level:
-        return found(name, f"{seen} pairs of parameters in a step have noise of one magnitude", p)
+        return refute(name, f"{seen} pairs of parameters in a step have noise of one magnitude", p)
     if _has_same_peaks(records):
-        return found(name, "the largest magnitudes of two steps are the same")
+        return refute(name, "the largest magnitudes of two steps are the same")
     # A step whose noise is half copied has a coincidence for two parameters.
     if coincidences_p(draws * (count // 2), count, COINCIDENT, draws) >= level or count <= PEAKS:
-        return not_covered(name, "too few steps and parameters", p)
-    return stands(name, f"{seen} pairs of equal magnitudes in {draws} steps", p)
+        return leave_open(name, "too few steps and parameters", p)
+    return uphold(name, f"{seen} pairs of equal magnitudes in {draws} steps", p)
 
 
 def _has_same_peaks(records: Sequence[TrainingRecord]) -> bool:
@@ -437,14 +437,14 @@ def check_shared(sites: Sequence[Sequence[TrainingRecord]], level: float) -> Che
             alike.setdefault(size, []).append(np.concatenate([record.projections for record in fitting]))
     groups = [parts for parts in alike.values() if len(parts) > 1]
     if not groups:
-        return not_covered(name, "no two sites have records of models of one size")
+        return leave_open(name, "no two sites have records of models of one size")
     rows = [np.concatenate(parts) for parts in groups]
     pairs = sum(comb(len(row), 2) for row in rows)
     p = min(alike_p(largest_cosine(row), pairs, row.shape[1]) for row in rows)
     if p < level:
-        return found(name, "two sites added equal or opposite noise", p)
+        return refute(name, "two sites added equal or opposite noise", p)
     if any(_has_same_peaks(records) for records in of_size.values()):
-        return found(name, "two sites added noise of the same magnitudes in another order")
+        return refute(name, "two sites added noise of the same magnitudes in another order")
     if not all(repeats_would_show(pairs, row.shape[1], level) for row in rows):
-        return not_covered(name, "too few parameters to tell noise of different sites apart", p)
-    return stands(name, "no two steps of any sites have equal noise", p)
+        return leave_open(name, "too few parameters to tell noise of different sites apart", p)
+    return uphold(name, "no two steps of any sites have equal noise", p)

@@ -233,13 +233,14 @@ def audit_run_command(
     site's run is audited at the site, with its data. Exact sums are computed again from the records, by code of the
     audit's own. Checked are the noise, clipping, what was sent, and what the ledger charged. Nothing exact is printed.
     """
-    from protoseal.audit.run_audit import audit_run, evidence_of_simulation, evidence_of_site
+    from protoseal.audit.run_audit import audit_run
+    from protoseal.audit.site_evidence import load_simulation_evidence, load_site_evidence
 
     if config is None:
-        runs = list(evidence_of_simulation(directory, data_root))
+        runs = list(load_simulation_evidence(directory, data_root))
     else:
         site = _site_of(config, directory)
-        runs = [(site.agreement.run, {site.name: evidence_of_site(site)})]
+        runs = [(site.agreement.run, {site.name: load_site_evidence(site)})]
     if not runs:
         raise click.UsageError(f"{directory} has no run with noise ([privacy]): there is nothing to audit")
     audits = [audit_run(run, sites, (1 - confidence) / len(runs)) for run, sites in runs]

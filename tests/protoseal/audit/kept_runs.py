@@ -11,9 +11,9 @@ import numpy as np
 
 from agreement import Agreement, Extractor, Method, PrivacySection, Protection
 from privacy.accounting.events import Unit
-from protoseal.audit.release_checks import SiteEvidence
-from protoseal.audit.run_audit import audit_run, evidence_of_federation
+from protoseal.audit.run_audit import audit_run
 from protoseal.audit.run_checks import Outcome, RunAudit
+from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.data import SiteData
 from tests.conformance.private_runs import private_agreement
@@ -54,7 +54,7 @@ def kept_run(agreement: Agreement, folder: Path) -> dict[str, SiteEvidence]:
     state = Path(tempfile.mkdtemp(dir=folder))
     with LocalFederation(agreement, data, keep_releases=True, state=state) as federation:
         federation.run()
-        return evidence_of_federation(federation, data)
+        return collect_evidence(federation, data)
 
 
 def audited(agreement: Agreement, folder: Path) -> RunAudit:

@@ -67,8 +67,8 @@ def test_site_that_missed_the_release_may_send_no_prototypes(tmp_path: Path) -> 
     unpaid = copy(whole.account)
     assert unpaid is not None
     unpaid.lines = ()
-    sent = [replace(each, released=2) for each in whole.sent if each.round > 1]
-    late = replace(whole, drawn=(), sent=sent, account=unpaid)
+    sent = [replace(each, released=2) for each in whole.answers if each.round > 1]
+    late = replace(whole, draws=(), answers=sent, account=unpaid)
     assert not weaknesses(audit_run(agreement.run, {name: late}, LEVEL))
     for phase in (Phase.PRESENCE, Phase.VALUES):
         forged = [
@@ -77,7 +77,7 @@ def test_site_that_missed_the_release_may_send_no_prototypes(tmp_path: Path) -> 
             else each
             for each in sent
         ]
-        audit = audit_run(agreement.run, {name: replace(late, sent=forged)}, LEVEL)
+        audit = audit_run(agreement.run, {name: replace(late, answers=forged)}, LEVEL)
         assert weaknesses(audit) == {SENT}
 
 
@@ -86,21 +86,23 @@ def test_claim_does_not_stand_on_a_part_of_what_was_sent_or_drawn(tmp_path: Path
     kept = kept_run(agreement, tmp_path)
     first = min(kept)
     evidence = kept[first]
-    statements = [sent for sent in evidence.sent if sent.phase is Phase.PRESENCE]
+    statements = [answer for answer in evidence.answers if answer.phase is Phase.PRESENCE]
     silent, rows = (
         next(
-            sent
-            for sent in evidence.sent
-            if sent.phase is Phase.VALUES and bool(sent.arrays[0].any()) is sends
+            answer
+            for answer in evidence.answers
+            if answer.phase is Phase.VALUES and bool(answer.arrays[0].any()) is sends
         )
         for sends in (False, True)
     )
-    late = [sent if sent is not silent else replace(silent, arrays=rows.arrays) for sent in evidence.sent]
+    late = [
+        answer if answer is not silent else replace(silent, arrays=rows.arrays) for answer in evidence.answers
+    ]
     for changed, verdict in (
         (evidence, Verdict.STANDS),
-        (replace(evidence, sent=statements), Verdict.TOO_WEAK),
-        (replace(evidence, drawn=evidence.drawn[:1]), Verdict.TOO_WEAK),
-        (replace(evidence, sent=late), Verdict.REFUTED),
+        (replace(evidence, answers=statements), Verdict.TOO_WEAK),
+        (replace(evidence, draws=evidence.draws[:1]), Verdict.TOO_WEAK),
+        (replace(evidence, answers=late), Verdict.REFUTED),
     ):
         assert audit_run(agreement.run, {**kept, first: changed}, LEVEL).verdict is verdict
 

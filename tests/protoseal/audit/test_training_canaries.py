@@ -17,11 +17,8 @@ from torch import Tensor
 
 from agreement import DpSgdSection
 from privacy.accounting.accountant import epsilon
-from privacy.accounting.events import DpSgd
-from privacy.accounting.events import Unit
-from protoseal.audit.canary_audit import Verdict
-from protoseal.audit.canary_audit import audit_mechanism
-from protoseal.audit.canary_audit import plan_audit
+from privacy.accounting.events import DpSgd, Unit
+from protoseal.audit.canary_audit import Verdict, audit_mechanism, plan_audit
 from protoseal.audit.canary_bound import fair_coins
 from protoseal.audit.training_canaries import AuditedTraining, hadamard
 from protoseal.cli import main

@@ -22,8 +22,9 @@ from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import record_run
 from protoseal.audit.canary_audit import AuditedMechanism, AuditPlan, Verdict, audit_mechanism, plan_audit
 from protoseal.audit.prototype_canaries import AuditedQuery
-from protoseal.audit.run_audit import audit_run, evidence_of_simulation
+from protoseal.audit.run_audit import audit_run
 from protoseal.audit.run_checks import Outcome, RunAudit
+from protoseal.audit.site_evidence import load_simulation_evidence
 from protoseal.audit.training_canaries import AuditedTraining
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
@@ -198,7 +199,7 @@ def config_of(name: str, out: Path) -> SimulationConfig:
 
 def run_audit_of(config: SimulationConfig) -> RunAudit:
     simulate(config)
-    ((run, sites),) = evidence_of_simulation(config.out, None)
+    ((run, sites),) = load_simulation_evidence(config.out, None)
     return audit_run(run, sites, LEVEL)
 
 
