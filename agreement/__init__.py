@@ -4,28 +4,30 @@ An agreement is a TOML file, validated when it is loaded: every model object of 
 are refused by name.
 """
 
-from agreement.agreement import Agreement, load_agreement
-from agreement.extensions.lookup import method_named
-from agreement.method_traits import Family, Inference, ModelPart, Predicts, Traits
-from agreement.methods import CONTROLS, DEPLOYABLE, METHODS, SIMULATED, Method
-from agreement.named_component import NoSettings
-from agreement.party_file import LogLevel
-from agreement.protections import PROTECTIONS, PeersHalves, Protection, SumHalves
-from agreement.run_settings import InputSection
+from agreement.registry.extensions import method_named
+from agreement.registry.methods import CONTROLS, DEPLOYABLE, METHODS, SIMULATED, Method
+from agreement.registry.named_component import NoSettings
+from agreement.registry.protections import PROTECTIONS, PeersHalves, Protection, SumHalves
+from agreement.schema.agreement import Agreement, load_agreement
+from agreement.schema.layout import Clustering, Layout
+from agreement.schema.party_file import LogLevel
+from agreement.schema.run_settings import InputSection
 from agreement.sections.averaging import AveragingSection, MaskingSection
-from agreement.sections.clustering import Clustering
 from agreement.sections.methods import (
     BaselinesSection,
+    Family,
     FeddbpSection,
     FedpcSection,
     FedplccSection,
+    Inference,
+    ModelPart,
     PfplSection,
+    Predicts,
+    Traits,
 )
 from agreement.sections.privacy import DpSgdSection, Extractor, Noise, PrivacySection
 from agreement.sections.table import TableColumn, TableSection
-from agreement.sections.timing import TimingSection
-from agreement.sections.training import Norm, Optimiser, PreprocessingSection, TrainingSection
-from agreement.sums.layout import Layout
+from agreement.sections.training import Norm, Optimiser, PreprocessingSection, TimingSection, TrainingSection
 from agreement.toml_loading import ConfigError, Section
 
 __all__ = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agreement import Agreement, MaskingSection, Method, Protection
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.payload_forms import limits_of, result_form
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal.simulation.site_pool import SiteTesting
 from protoseal_wire import codec

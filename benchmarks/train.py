@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from agreement.recipe import Trains
+from agreement.registry.recipe import Trains
 from algorithms.pfpl.objective import Objective
 from benchmarks.record import (
     Case,

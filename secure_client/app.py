@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agreement import Agreement, Protection
-from agreement.party_file import other_federation
+from agreement.schema.party_file import other_federation
 from agreement.storage.anchor_record import AnchorRecord
 from agreement.storage.run_files import describe_owner, holds, keep_agreement
 from crypto.errors import CryptoError, KeyStoreError

@@ -8,12 +8,11 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from agreement.agreement import Name
-from agreement.field_types import Count, Positive
-from agreement.party_file import Address, PartyFile
-from agreement.run_settings import FEWEST_SAFE_HOLDERS
+from agreement.schema.agreement import Name
+from agreement.schema.party_file import Address, PartyFile
+from agreement.schema.run_settings import FEWEST_SAFE_HOLDERS
 from agreement.sections.training import ModelSpec
-from agreement.toml_loading import LocalPath, data_spec, directory_of, nearest, read_toml
+from agreement.toml_loading import Count, LocalPath, Positive, data_spec, directory_of, nearest, read_toml
 from secure_client.privacy.budget import BudgetSection
 from secure_client.table_format import TableFormat
 

@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from agreement import Agreement
-from agreement.cohorts import stated_classes
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.cohorts import stated_classes
+from agreement.derived.payload_forms import limits_of, result_form
 from agreement.storage.anchor_record import AnchorRecord
 from protoseal_wire import codec
 from protoseal_wire.class_presence import sign_presence

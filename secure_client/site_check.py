@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from agreement import Agreement
-from agreement.differences import differing_fields, in_one_line
+from agreement.schema.differences import differing_fields, in_one_line
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError, KeyStoreError
 from crypto.pki.identity import load_certificate

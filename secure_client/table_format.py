@@ -11,9 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agreement.field_types import Positive
 from agreement.sections.table import Finite, Text
-from agreement.toml_loading import LocalPath, Section, read_toml
+from agreement.toml_loading import LocalPath, Positive, Section, read_toml
 
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "NULL", "null")
 """Texts that stand for a missing value unless a site states its own."""

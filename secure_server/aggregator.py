@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from agreement import Agreement
-from agreement.payload_forms import limits_of
-from agreement.round_plan import ExchangeKind, Form
+from agreement.derived.payload_forms import limits_of
+from agreement.registry.round_plan import ExchangeKind, Form
 from algorithms.gram_matrix import convex
 from algorithms.pfpl.aggregation import peer_weights
 from crypto.ckks import peer_server

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from agreement.party_file import other_federation
+from agreement.schema.party_file import other_federation
 from agreement.storage.anchor_record import AnchorRecord
 from agreement.storage.run_files import describe_owner, keep_agreement
 from crypto.pki import Credentials, Role, TrustAnchor

@@ -7,7 +7,7 @@ else.
 from __future__ import annotations
 
 from agreement import Agreement
-from agreement.differences import fields_of
+from agreement.schema.differences import fields_of
 from protoseal_wire.messages import PROTOCOL_VERSION, CheckReply, Listing, RunStage
 from secure_server.rounds.preconditions import may_join
 from secure_server.rounds.state import Rules, Stage, State

@@ -7,8 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from agreement.agreement import Name
-from agreement.party_file import Address, PartyFile
+from agreement.schema.agreement import Name
+from agreement.schema.party_file import Address, PartyFile
 from agreement.toml_loading import LocalPath, Section, read_toml
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agreement import Agreement
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.payload_forms import limits_of, result_form
 from crypto.keys import comparable
 from protoseal_wire import codec
 from protoseal_wire.messages import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agreement import Agreement
-from agreement.cohorts import cohort_of, group_cohort
+from agreement.derived.cohorts import cohort_of, group_cohort
 from secure_server.exchanges.exchange import Attempt, GroupFailure
 from secure_server.rounds import machine
 from secure_server.rounds.state import Groups, Rules, Stage, State

@@ -25,8 +25,8 @@ NAMES = {
         FedpcSection FedplccSection Inference InputSection Layout LogLevel MaskingSection Method ModelPart NoSettings
         Noise Norm Optimiser PeersHalves PfplSection Predicts PreprocessingSection PrivacySection Protection
         Section SumHalves TableColumn TableSection TimingSection TrainingSection Traits load_agreement method_named""",
-    "agreement.conformance": "NotConforming check_protection check_weights",
-    "agreement.recipe": "BatchLoss ClusteredPrototypes Recipe Stage Trains",
+    "agreement.registry.conformance": "NotConforming check_protection check_weights",
+    "agreement.registry.recipe": "BatchLoss ClusteredPrototypes Recipe Stage Trains",
     "algorithms.gram_matrix": "Bool Float",
     "algorithms.model_outputs": "Outputs Terms",
     "algorithms.prototypes": "Clusters Targets",
@@ -64,7 +64,7 @@ def test_every_public_name_is_documented() -> None:
 
 def test_a_public_name_without_a_docstring_is_an_error() -> None:
     with pytest.raises(LookupError, match="annotations"):
-        meaning("agreement.agreement", "annotations")
+        meaning("agreement.schema.agreement", "annotations")
 
 
 def test_every_package_ships_its_types() -> None:

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agreement.field_types import Positive
-from agreement.toml_loading import Section
+from agreement.toml_loading import Positive, Section
 from crypto.pairwise.attempt_binding import fewest_against, threshold
 from crypto.pairwise.neighbour_graph import Graph, choose_graph, complete_graph
 

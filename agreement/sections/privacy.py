@@ -8,8 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from agreement.field_types import Count, Positive
-from agreement.toml_loading import Section
+from agreement.toml_loading import Count, Positive, Section
 from privacy.accounting.events import Unit
 from privacy.mechanisms.grid import best_count_weight
 

@@ -14,8 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agreement.field_types import Positive
-from agreement.toml_loading import Section
+from agreement.toml_loading import Positive, Section
 
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S(.*\S)?$")]
 """Name or category, without blanks at its ends."""

@@ -1,4 +1,4 @@
-"""Local training: the model, its input, and the optimiser's settings."""
+"""Sections of the agreement on local training: preprocessing, models, optimisers, and the delays of answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from agreement.field_types import Count, NotNegative, Positive
-from agreement.sections.built_in_models import BUILT_IN_MODELS
-from agreement.toml_loading import Section, nearest
+from agreement.toml_loading import Count, NotNegative, Positive, Section, nearest
+
+IMAGE_MODELS = (
+    *("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"),
+    *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    *("googlenet", "mobilenet-v2"),
+)
+TABLE_MODELS = ("mlp",)
+BUILT_IN_MODELS = (*IMAGE_MODELS, *TABLE_MODELS)
 
 
 def model_spec(value: str) -> str:
@@ -127,3 +127,24 @@ class TrainingSection(Section):
         if self.optimiser is Optimiser.ADAM:
             table.pop("momentum", None)
         return table
+
+
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+
+
+class TimingSection(Section):
+    """Delays of a site's answers, which hide how long the site took to train, decrypt and encrypt.
+
+    Under every protection except `plain`, an answer that depends on data or on a result leaves at a fixed delay after
+    its request. The site measures its first answer in each phase, before it takes any result. From then on it uses
+    2 to 2.9 times that, but at most the phase's deadline here. The coordinator's own `[deadlines]` must be longer;
+    twice as long leaves a restarted site the time for a second try. Limit: an answer that takes longer than its delay
+    shows how long it took. Simulations have no delays.
+    """
+
+    answers_show_duration: bool = False
+    """Send answers as soon as they are ready, which shows how long training and decryption took."""
+    training_deadline: Seconds = 3600.0
+    """Longest delay of the answer that follows local training, in seconds; `train` of the coordinator is longer."""
+    answer_deadline: Seconds = 300.0
+    """Longest delay of the other answers, in seconds; `values` and `result` of the coordinator are longer."""

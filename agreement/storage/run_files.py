@@ -12,9 +12,9 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agreement.agreement import Agreement
-from agreement.differences import changed_fields, in_one_line
 from agreement.errors import UserError
+from agreement.schema.agreement import Agreement
+from agreement.schema.differences import changed_fields, in_one_line
 from crypto.errors import MalformedError
 from crypto.text_decoding import decode
 from protoseal_files import durable_files

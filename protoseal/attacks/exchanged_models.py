@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agreement import Agreement
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum
-from agreement.round_plan import Form
+from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedSum
+from agreement.registry.round_plan import Form
 from protoseal.attacks.opened_sums import decrypt_sum, find_group, find_means, open_clusters, open_means
 from protoseal.attacks.readings import Adversary, choose_accomplice, colluding_sites, decode_upload
 from protoseal.attacks.recorded_run import RecordedRun, Rows

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.derived.payload_forms import limits_of, result_form
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CkksLevel, Form, answer_forms, context, level_id
 from crypto.ckks.secret_key import CkksSecret

@@ -26,8 +26,8 @@ from scipy.stats import rankdata  # type: ignore[import-untyped]  # it ships no 
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from agreement import ModelPart
-from agreement.payload_forms import limits_of
-from agreement.round_plan import Form
+from agreement.derived.payload_forms import limits_of
+from agreement.registry.round_plan import Form
 from protoseal.attacks.cases import Case, Measurement, measure_over_clusters, share_interval
 from protoseal.attacks.readings import (
     Adversary,

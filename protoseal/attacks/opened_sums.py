@@ -22,11 +22,11 @@ import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
-from agreement.aggregation.means import Means
-from agreement.cohorts import group_cohort
-from agreement.payload_forms import limits_of, result_form, sums_form
-from agreement.round_plan import ExchangeKind, Form
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
+from agreement.derived.means import Means
+from agreement.derived.payload_forms import limits_of, result_form, sums_form
+from agreement.registry.round_plan import ExchangeKind, Form
 from algorithms.fedpc.aggregation import Groups, mix_groups
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool

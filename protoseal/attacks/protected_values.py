@@ -17,7 +17,7 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.round_plan import Form
+from agreement.registry.round_plan import Form
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import Case, Measurement, measure_over_clusters
 from protoseal.attacks.readings import (

@@ -34,9 +34,9 @@ from itertools import chain
 import numpy as np
 
 from agreement import Agreement, Family
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum
-from agreement.payload_forms import directions_form, limits_of, values_form
-from agreement.round_plan import Form
+from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedSum
+from agreement.derived.payload_forms import directions_form, limits_of, values_form
+from agreement.registry.round_plan import Form
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import upload_forms

@@ -34,7 +34,7 @@ import torch
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
-from agreement.round_plan import Form
+from agreement.registry.round_plan import Form
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import divide_test_samples
 from protoseal.attacks.readings import LENGTHS, Adversary, decode_upload

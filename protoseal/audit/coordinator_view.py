@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement, Family, ModelPart
-from agreement.payload_forms import directions_form, limits_of, values_form
+from agreement.derived.payload_forms import directions_form, limits_of, values_form
 from crypto.pairwise import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload

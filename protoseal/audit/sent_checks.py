@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement
-from agreement.round_plan import Form
+from agreement.registry.round_plan import Form
 from agreement.sections.privacy import Extractor
 from privacy.accounting.accounting_rules import pld_cost
 from privacy.accounting.events import GaussianRelease

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from agreement import DpSgdSection
-from agreement.recipe import Trains
+from agreement.registry.recipe import Trains
 from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Guide
 from privacy.accounting.accountant import Composed

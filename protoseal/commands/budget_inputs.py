@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agreement.agreement import Agreement, load_agreement
-from agreement.run_settings import InputSection, RunSettings
+from agreement.schema.agreement import Agreement, load_agreement
+from agreement.schema.run_settings import InputSection, RunSettings
 from agreement.sections.privacy import DpSgdSection, Extractor, PrivacySection
 from agreement.sections.training import PreprocessingSection
 from agreement.toml_loading import parse_toml

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agreement.methods import CONTROLS
+from agreement.registry.methods import CONTROLS
 from agreement.sections.privacy import Noise
 from privacy.accounting.events import Unit
 from protoseal.reports.result_files import RunResult, SiteFigures

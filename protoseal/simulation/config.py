@@ -9,17 +9,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agreement.agreement import USUAL_SITES, Agreement
-from agreement.extensions.lookup import KnownMethod, KnownProtection
-from agreement.extensions.settings import ExtensionTables, extension_settings, used_so_far
-from agreement.field_types import Count
-from agreement.methods import CONTROLS, Method
-from agreement.protections import Protection
-from agreement.run_settings import InputSection, RunSettings
+from agreement.registry.extensions import (
+    ExtensionTables,
+    KnownMethod,
+    KnownProtection,
+    extension_settings,
+    used_so_far,
+)
+from agreement.registry.methods import CONTROLS, Method
+from agreement.registry.protections import Protection
+from agreement.schema.agreement import USUAL_SITES, Agreement
+from agreement.schema.run_settings import InputSection, RunSettings
 from agreement.sections.training import ModelSpec, PreprocessingSection
 from agreement.toml_loading import (
     SITES_FORM,
     ConfigError,
+    Count,
     LocalPath,
     check_kind,
     data_spec,

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import TensorDataset
 
 from agreement import InputSection, TableSection
-from agreement.agreement import NAME_PATTERN
+from agreement.schema.agreement import NAME_PATTERN
 from agreement.toml_loading import SITES_FORM
 from crypto.text_decoding import near_name
 from protoseal.splits import SiteArrays, iid, parse_split

@@ -12,8 +12,8 @@ from scripts.documentation.text import escaped, from_docstring, table
 
 PUBLIC = {
     "agreement": "Agreements, and what registers a method or a protection",
-    "agreement.conformance": "Checks for an extension's own tests",
-    "agreement.recipe": "How a method trains besides its loss",
+    "agreement.registry.conformance": "Checks for an extension's own tests",
+    "agreement.registry.recipe": "How a method trains besides its loss",
     "algorithms.gram_matrix": "Types of a method's weights",
     "algorithms.model_outputs": "What a loss is computed from, and returns",
     "algorithms.prototypes": "Prototypes that a site receives",

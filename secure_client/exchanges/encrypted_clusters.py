@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum
+from agreement.derived.encrypted_sums import EncryptedClusterSum
 from crypto.ckks.sums import SummingSite
 from crypto.errors import MalformedError
 from crypto.protection import Payload, ProtectedPayload

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.aggregation.means import Means
-from agreement.payload_forms import sums_form
+from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.derived.means import Means
+from agreement.derived.payload_forms import sums_form
 from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from agreement import Agreement
-from agreement.round_plan import ExchangeKind
+from agreement.registry.round_plan import ExchangeKind
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.exchanges.encrypted_clusters import EncryptedClusters
 from secure_client.exchanges.encrypted_sums import EncryptedGroupSums, EncryptedSums

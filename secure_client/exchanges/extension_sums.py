@@ -7,8 +7,8 @@ its earlier result.
 
 from __future__ import annotations
 
-from agreement.aggregation.encrypted_sums import ExtensionSum
-from agreement.aggregation.means import Means
+from agreement.derived.encrypted_sums import ExtensionSum
+from agreement.derived.means import Means
 from crypto.protection import DeclaredHalf, Payload, ProtectedPayload
 from crypto.sum_protection import SumSiteHalf
 from protoseal_wire.messages import Phase, PhaseKey

@@ -15,8 +15,7 @@ import json
 import logging
 from collections.abc import Sequence
 
-from agreement.cohorts import group_cohort
-from agreement.phases import fewest_listed, has_common_group
+from agreement.derived.cohorts import fewest_listed, group_cohort, has_common_group
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import threshold
 from crypto.protection import Payload

@@ -29,8 +29,8 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from agreement.payload_forms import limits_of, longest_mean, result_form
-from agreement.phases import fewest_listed
+from agreement.derived.cohorts import fewest_listed
+from agreement.derived.payload_forms import limits_of, longest_mean, result_form
 from algorithms.averaging import Counts
 from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl.aggregation import personalise

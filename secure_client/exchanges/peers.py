@@ -6,8 +6,8 @@ import logging
 
 import numpy as np
 
-from agreement.cohorts import cohort_of
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.cohorts import cohort_of
+from agreement.derived.payload_forms import limits_of, result_form
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Payload, ProtectedPayload, Rows, SiteHalf

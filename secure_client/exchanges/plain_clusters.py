@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.payload_forms import limits_of, longest_mean, result_form
-from agreement.sections.clustering import counted_samples
+from agreement.derived.payload_forms import limits_of, longest_mean, result_form
+from agreement.schema.layout import counted_samples
 from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.gram_matrix import Float
 from crypto.errors import ImplausibleError, MalformedError

@@ -15,8 +15,8 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.cohorts import clustering_cohort
-from agreement.payload_forms import limits_of, longest_mean, result_form
+from agreement.derived.cohorts import clustering_cohort
+from agreement.derived.payload_forms import limits_of, longest_mean, result_form
 from algorithms.gram_matrix import Bool, Float
 from crypto.errors import ImplausibleError
 from crypto.pairwise.wire_values import MaskKeys

@@ -6,7 +6,7 @@ This module gives the protection's site half its secret and, for rotations, the 
 from __future__ import annotations
 
 from agreement import Agreement
-from agreement.round_plan import Form
+from agreement.registry.round_plan import Form
 from crypto import plain
 from crypto.ckks.site import CkksSite
 from crypto.plain import PlainSite, PlainValues

@@ -8,9 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agreement.field_types import Count, Positive
 from agreement.sections.privacy import Colluding, Extractor, PrivacySection
-from agreement.toml_loading import LocalPath, Section
+from agreement.toml_loading import Count, LocalPath, Positive, Section
 from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.accounting.events import Unit
 from privacy.errors import BudgetError

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from agreement import Agreement
-from agreement.phases import first_round, has_result, steps_of
+from agreement.derived.cohorts import first_round, has_result, steps_of
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.protocol.journal import Journal

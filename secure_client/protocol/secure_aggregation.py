@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement
-from agreement.payload_forms import limits_of
+from agreement.derived.payload_forms import limits_of
 from crypto.errors import CryptoError, VerificationError
 from crypto.pairwise.attempt_binding import Binding, check_sharers, check_survivors
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement, Protection
-from agreement.payload_forms import limits_of, values_form
-from agreement.round_plan import Form
+from agreement.derived.payload_forms import limits_of, values_form
+from agreement.registry.round_plan import Form
 from crypto import plain, rotation
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.site import CkksSite

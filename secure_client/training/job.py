@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from agreement import DpSgdSection, Optimiser
-from agreement.recipe import BatchLoss, Trains
+from agreement.registry.recipe import BatchLoss, Trains
 from algorithms.prototypes import Guide
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from agreement import InputSection, Predicts
-from agreement.recipe import Recipe, Stage
+from agreement.registry.recipe import Recipe, Stage
 from algorithms.feddbp.fisher import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters
 from algorithms.gram_matrix import Bool, Float

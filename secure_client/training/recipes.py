@@ -20,7 +20,7 @@ from agreement import (
     Method,
     PfplSection,
 )
-from agreement.recipe import BatchLoss, ClusteredPrototypes, Recipe, Stage, Trains
+from agreement.registry.recipe import BatchLoss, ClusteredPrototypes, Recipe, Stage, Trains
 from algorithms.baselines import cross_entropy, fedplvm, fedproto, fpl
 from algorithms.feddbp import fuse
 from algorithms.feddbp import objective as feddbp

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agreement import Agreement
-from agreement.aggregation.means import cluster_means
-from agreement.cohorts import group_cohort
-from agreement.payload_forms import directions_form, result_form
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.means import cluster_means
+from agreement.derived.payload_forms import directions_form, result_form
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import WITHHELD, Contribution, FinchAssignment, assign
 from algorithms.gram_matrix import Bool, Float

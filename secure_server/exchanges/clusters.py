@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from agreement import Agreement
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum
-from agreement.aggregation.means import check_samples
-from agreement.cohorts import group_cohort
-from agreement.payload_forms import result_form
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.encrypted_sums import EncryptedClusterSum
+from agreement.derived.means import check_samples
+from agreement.derived.payload_forms import result_form
 from algorithms.fedplcc import Contribution, LocalClusters, contribution
 from algorithms.gram_matrix import Float
 from crypto.ckks.sums import SummingServer

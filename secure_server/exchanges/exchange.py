@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from agreement import Agreement, Protection
-from agreement.payload_forms import values_form
+from agreement.derived.payload_forms import values_form
 from crypto import plain
 from crypto.errors import UnknownSchemeError
 from crypto.protection import Payload, PayloadForm

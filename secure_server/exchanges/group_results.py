@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement
-from agreement.aggregation.means import check_total, means_of, noisy_rows
+from agreement.derived.means import check_total, means_of, noisy_rows
 from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups
 from algorithms.gram_matrix import Bool
 from crypto.plain import SCHEME
@@ -43,7 +43,7 @@ class GroupSum:
 
 
 def check_means(agreement: Agreement, each: GroupSum) -> None:
-    """Check a total, as :func:`agreement.aggregation.means.check_total`, since sites would refuse a wrong result."""
+    """Check a total, as :func:`agreement.derived.means.check_total`, since sites would refuse a wrong result."""
     check_total(agreement, each.total, each.holders, len(each.members))
 
 

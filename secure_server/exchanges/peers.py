@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agreement import Agreement
-from agreement.cohorts import cohort_of
+from agreement.derived.cohorts import cohort_of
 from crypto.protection import Payload, ServerHalf
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.exchange import Attempt, Outcome, SinglePhaseExchange

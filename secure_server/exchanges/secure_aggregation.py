@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from agreement import Agreement
-from agreement.cohorts import group_cohort
-from agreement.payload_forms import result_form, values_form
-from agreement.round_plan import Form
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.payload_forms import result_form, values_form
+from agreement.registry.round_plan import Form
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt_binding import Binding, threshold

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from agreement import Agreement
-from agreement.cohorts import clustering_cohort
+from agreement.derived.cohorts import clustering_cohort
 from algorithms.fedpc.clustering import cluster
 from crypto.plain import GramServer
 from crypto.protection import Payload

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from agreement import Agreement, AveragingSection
-from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.cohorts import group_cohort
-from agreement.payload_forms import sums_form, values_form
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.derived.payload_forms import sums_form, values_form
 from algorithms.gram_matrix import Bool
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.sums import SummingServer

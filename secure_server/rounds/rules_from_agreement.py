@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from agreement import Agreement
-from agreement.phases import fewest_listed, first_round, has_common_group, steps_of
+from agreement.derived.cohorts import fewest_listed, first_round, has_common_group, steps_of
 from protoseal_wire.messages import Phase
 from secure_server.rounds.state import Rules
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from agreement import Agreement, AveragingSection, Method
-from agreement.payload_forms import directions_form
+from agreement.derived.payload_forms import directions_form
 from algorithms.fedplcc import LocalClusters, contribution
 from crypto.fixed_point import FixedPoint
 from crypto.protection import Payload

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from agreement import Agreement, Protection
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum
+from agreement.derived.encrypted_sums import EncryptedClusterSum
 from crypto.ckks.sums import SumForm, SummingServer, SummingSite
 from crypto.protection import Payload
 from protoseal_wire import codec

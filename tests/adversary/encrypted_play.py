@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Protection
-from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.payload_forms import sums_form
+from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.derived.payload_forms import sums_form
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SumForm, SummingServer, SummingSite

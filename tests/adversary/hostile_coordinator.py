@@ -14,8 +14,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from agreement import Agreement
-from agreement.cohorts import cohort_of
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.cohorts import cohort_of
+from agreement.derived.payload_forms import limits_of, values_form
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import upload_forms
 from crypto.ckks.secret_key import CkksSecret

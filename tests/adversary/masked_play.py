@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.cohorts import group_cohort
-from agreement.payload_forms import values_form
-from agreement.round_plan import Form
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.payload_forms import values_form
+from agreement.registry.round_plan import Form
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import SharePair

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from agreement import Agreement, Method, Protection
-from agreement.payload_forms import directions_form, limits_of
+from agreement.derived.payload_forms import directions_form, limits_of
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase

@@ -19,7 +19,7 @@ from tenseal import sealapi
 from torch.utils.data import TensorDataset
 
 from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection
-from agreement.payload_forms import directions_form, limits_of, values_form
+from agreement.derived.payload_forms import directions_form, limits_of, values_form
 from crypto.ckks.parameters import context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from agreement import Agreement, Protection
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from algorithms.pfpl import Weighting
 from crypto.ckks.serialization import dump, load
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError

@@ -14,7 +14,7 @@ import pytest
 from tenseal import sealapi
 
 from agreement import Method, Protection
-from agreement.cohorts import cohort_of
+from agreement.derived.cohorts import cohort_of
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import context, upload_forms

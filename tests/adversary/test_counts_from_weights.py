@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agreement import Method, Protection
-from agreement.payload_forms import limits_of
+from agreement.derived.payload_forms import limits_of
 from protoseal_wire import codec
 from tests.conformance.clustered_runs import run_clustered
 from tests.conformance.grouped_runs import grouped_agreement

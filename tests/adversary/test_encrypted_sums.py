@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from agreement import Method, Protection
-from agreement.aggregation import encrypted_sums
-from agreement.aggregation.encrypted_sums import DecryptedSum, EncryptedSum
-from agreement.aggregation.means import Means, means_of
-from agreement.payload_forms import limits_of, sums_form
+from agreement.derived import encrypted_sums
+from agreement.derived.encrypted_sums import DecryptedSum, EncryptedSum
+from agreement.derived.means import Means, means_of
+from agreement.derived.payload_forms import limits_of, sums_form
 from crypto.ckks.sums import SummingSite
 from protoseal_wire import codec
 from protoseal_wire.messages import Assignment, Phase, Work
@@ -123,7 +123,7 @@ def alone(play: MaskedPlay) -> tuple[Vector, Vector]:
 def test_a_class_of_one_holder_would_be_open_to_every_member(
     open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch, method: Method
 ) -> None:
-    monkeypatch.setattr("agreement.cohorts.active_classes", lambda presence, _: presence)
+    monkeypatch.setattr("agreement.derived.cohorts.active_classes", lambda presence, _: presence)
     agreement = grouped.grouped_agreement(Protection.CKKS, method=method)
     found, secret = alone(open_masked(agreement, {B: C, D: C}))
     assert np.linalg.norm(secret) > 0.1

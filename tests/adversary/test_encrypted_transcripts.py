@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from agreement import FeddbpSection, Method, Protection
-from agreement.payload_forms import directions_form, limits_of, sums_form
+from agreement.derived.payload_forms import directions_form, limits_of, sums_form
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.parameters import Form, context, level_id
 from crypto.ckks.serialization import dump, read_payload

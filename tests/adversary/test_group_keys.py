@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agreement import Protection
-from agreement.cohorts import cohort_of
+from agreement.derived.cohorts import cohort_of
 from algorithms.pfpl import Weighting
 from crypto.ckks.secret_key import CkksSecret
 from protoseal_wire.messages import ActiveList

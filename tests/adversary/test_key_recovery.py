@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from agreement import Method, Protection
-from agreement.aggregation.encrypted_sums import EncryptedGroups
+from agreement.derived.encrypted_sums import EncryptedGroups
 from algorithms.pfpl import Weighting
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CkksLevel, Form, answer_forms

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement
-from agreement.payload_forms import directions_form, limits_of
+from agreement.derived.payload_forms import directions_form, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.checkpoints import TrainedValues

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
-from agreement.methods import CONTROLS, SIMULATED
+from agreement.registry.methods import CONTROLS, SIMULATED
 from algorithms.pfpl import Weighting
 from crypto.errors import CryptoError
 from protoseal_wire.messages import Finished

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import Protection
-from agreement.payload_forms import directions_form, limits_of
+from agreement.derived.payload_forms import directions_form, limits_of
 from algorithms.fedplcc import LocalClusters
 from algorithms.prototypes import Clusters
 from crypto.errors import MalformedError

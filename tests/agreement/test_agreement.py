@@ -21,7 +21,7 @@ from agreement import (
     Protection,
     load_agreement,
 )
-from agreement.payload_forms import values_form
+from agreement.derived.payload_forms import values_form
 from crypto.protection import Offer
 from protoseal.simulation.config import load_simulation
 from secure_client.config import load_site

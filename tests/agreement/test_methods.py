@@ -24,8 +24,8 @@ from agreement import (
     Predicts,
     Protection,
 )
-from agreement.method_compatibility import check_protection_serves
-from agreement.phases import first_round, has_common_group
+from agreement.derived.cohorts import first_round, has_common_group
+from agreement.registry.compatibility import check_protection_serves
 from algorithms.baselines import cross_entropy
 from algorithms.baselines.fedplvm import Objective as FedplvmObjective
 from algorithms.baselines.fedproto import Objective as FedprotoObjective

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from agreement.protections import Protection
+from agreement.registry.protections import Protection
 from protoseal.simulation.config import SimulationConfig
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from agreement import DEPLOYABLE, METHODS, PROTECTIONS, Family, Method, Protection
-from agreement.methods import CONTROLS
-from agreement.round_plan import _PLANS, ExchangeKind, Form, plan_for
+from agreement.registry.methods import CONTROLS
+from agreement.registry.round_plan import _PLANS, ExchangeKind, Form, plan_for
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
 from secure_client.exchanges.exchange_factory import _EXCHANGES as _SITE_EXCHANGES

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agreement.agreement import load_agreement
+from agreement.schema.agreement import load_agreement
 from agreement.toml_loading import ConfigError, parse_toml
 from protoseal.simulation.config import load_simulation
 from secure_client.config import load_site

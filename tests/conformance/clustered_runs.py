@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from agreement import Agreement, Protection
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.encrypted_sums import EncryptedClusterSum
+from agreement.derived.payload_forms import limits_of, result_form
 from algorithms.fedplcc import LocalClusters
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import clusters_of

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
-from agreement.aggregation.means import Means
+from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
+from agreement.derived.means import Means
 from algorithms.fedplcc import GlobalClusters
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite

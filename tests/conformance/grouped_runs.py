@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from agreement import Agreement, AveragingSection, FedpcSection, Method, Protection
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.payload_forms import limits_of, result_form
 from crypto.pairwise.wire_values import MaskKeys
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement, PfplSection, Protection
-from agreement.round_plan import Form
+from agreement.registry.round_plan import Form
 from algorithms.gram_matrix import squared_distances
 from algorithms.min_holders import active_classes
 from algorithms.pfpl import Weighting

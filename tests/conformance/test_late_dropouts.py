@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement, Protection
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import PROTOTYPE
@@ -94,7 +94,7 @@ def test_survivors_send_zeros_for_the_class_below_the_minimum(tmp_path: Path) ->
 def test_the_check_detects_a_class_that_is_not_zeroed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agreement.cohorts.active_classes", lambda presence, _: presence.any(axis=0))
+    monkeypatch.setattr("agreement.derived.cohorts.active_classes", lambda presence, _: presence.any(axis=0))
     assert rare(run(tmp_path), 2) > 0.1
 
 

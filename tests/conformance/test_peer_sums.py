@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, MaskingSection, Method, PfplSection, Protection
-from agreement.payload_forms import limits_of
+from agreement.derived.payload_forms import limits_of
 from algorithms.pfpl import Weighting
 from protoseal.audit.coordinator_view import compare
 from protoseal.simulation.local_federation import LocalFederation

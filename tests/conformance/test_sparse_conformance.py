@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import FeddbpSection, FedplccSection, MaskingSection, Method, Protection
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from protoseal.audit.coordinator_view import compare
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase

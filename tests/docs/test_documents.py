@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from agreement import Agreement, MaskingSection, Method
-from agreement.methods import DEPLOYABLE, METHODS
-from agreement.sections.built_in_models import BUILT_IN_MODELS
+from agreement.registry.methods import DEPLOYABLE, METHODS
+from agreement.sections.training import BUILT_IN_MODELS
 from crypto.ckks import parameters
 from crypto.pairwise.attempt_binding import fewest_against
 from crypto.pki.authority import DEFAULT_DAYS

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors.numpy
 
 from agreement import Agreement
-from agreement.round_plan import Form
+from agreement.registry.round_plan import Form
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.splits import SiteArrays

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from agreement import Norm, Optimiser
-from agreement.recipe import BatchLoss, Trains
+from agreement.registry.recipe import BatchLoss, Trains
 from algorithms.pfpl import objective as pfpl
 from algorithms.prototypes import Clusters, Guide, Targets
 from protoseal.simulation.batched.training import Batching, run_together

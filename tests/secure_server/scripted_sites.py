@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement, AveragingSection, FedpcSection, Method, Protection
-from agreement.cohorts import clustering_cohort, group_cohort
-from agreement.payload_forms import limits_of, result_form
+from agreement.derived.cohorts import clustering_cohort, group_cohort
+from agreement.derived.payload_forms import limits_of, result_form
 from crypto.keys import ChannelKey
 from crypto.pairwise.attempt_binding import Binding, threshold
 from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agreement import Protection
-from agreement.differences import agreed_fields, differing_fields
+from agreement.schema.differences import agreed_fields, differing_fields
 from protoseal_wire.messages import PROTOCOL_VERSION, CheckReply, CheckRequest, Listing, RunStage
 from secure_server.errors import WrongProtocol
 from secure_server.rounds.state import Stage

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agreement import FedpcSection, Protection
-from agreement.round_plan import MASKED_SUM as STEPS
+from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.rounds.rules_from_agreement import agreed_rules
 from secure_server.rounds.state import Stage

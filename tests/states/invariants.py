@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from agreement import Protection
-from agreement.payload_forms import limits_of, result_form, values_form
-from agreement.phases import has_common_group, steps_of
-from agreement.round_plan import MASKED_SUM
+from agreement.derived.cohorts import has_common_group, steps_of
+from agreement.derived.payload_forms import limits_of, result_form, values_form
+from agreement.registry.round_plan import MASKED_SUM
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words

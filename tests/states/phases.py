@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from agreement.round_plan import MASKED_SUM
+from agreement.registry.round_plan import MASKED_SUM
 from crypto.pairwise.attempt_binding import threshold
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError

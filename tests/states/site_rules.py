@@ -11,8 +11,8 @@ import hashlib
 from typing import NamedTuple
 
 from agreement import Agreement
-from agreement.payload_forms import limits_of, result_form
-from agreement.round_plan import MASKED_SUM
+from agreement.derived.payload_forms import limits_of, result_form
+from agreement.registry.round_plan import MASKED_SUM
 from crypto.pairwise.attempt_binding import threshold
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey

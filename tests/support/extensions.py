@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import invalidate_caches
 from pathlib import Path
 
-from agreement.extensions import entry_points
+from agreement.registry import extensions
 from tests.support.processes import environment
 
 DOCUMENT = Path(__file__).parents[2] / "docs/how-to/extending.md"
@@ -68,15 +68,15 @@ def as_installed(folder: Path) -> dict[str, str]:
 @contextmanager
 def installed(*folders: Path) -> Iterator[None]:
     """Make the distributions in the folders importable and found inside the block, and forget them afterwards."""
-    known, modules, path = dict(entry_points._FOUND), set(sys.modules), list(sys.path)
+    known, modules, path = dict(extensions._FOUND), set(sys.modules), list(sys.path)
     sys.path[:0] = [str(folder) for folder in folders]
     invalidate_caches()
     try:
         yield
     finally:
         sys.path[:] = path
-        entry_points._FOUND.clear()
-        entry_points._FOUND.update(known)
+        extensions._FOUND.clear()
+        extensions._FOUND.update(known)
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None)
             if file and Path(file).parent in folders:

@@ -11,7 +11,7 @@ import torch
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
-from agreement.recipe import BatchLoss
+from agreement.registry.recipe import BatchLoss
 from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Guide
 from secure_client.errors import ModelError

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from agreement import Agreement, Method, Protection
-from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedSum, ExtensionSum, whole_counts
-from agreement.aggregation.means import check_total
+from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedSum, ExtensionSum, whole_counts
+from agreement.derived.means import check_total
 from crypto.ckks.sums import SummingServer, SummingSite
 from crypto.errors import ImplausibleError, MalformedError, PrecisionError
 from crypto.fixed_point import Segment

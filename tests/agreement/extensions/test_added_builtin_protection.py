@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from agreement import PROTECTIONS, Family, Method, Protection
-from agreement.method_compatibility import check_noise_is_shared
-from agreement.round_plan import _PLANS
+from agreement.registry.compatibility import check_noise_is_shared
+from agreement.registry.round_plan import _PLANS
 from protoseal.cli import main
 from protoseal.reports.result_files import read_result, site_folder
 from secure_client.output.site_files import read_prototypes

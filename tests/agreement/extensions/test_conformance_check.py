@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import PeersHalves, Protection, method_named
-from agreement.conformance import NotConforming, check_protection, check_weights
+from agreement.registry.conformance import NotConforming, check_protection, check_weights
 from algorithms.gram_matrix import Bool, Float
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, PayloadForm

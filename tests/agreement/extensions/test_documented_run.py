@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort
 from protoseal.reports.result_files import site_folder

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from agreement import Agreement, Clustering, Method, Protection
-from agreement.payload_forms import limits_of, result_form, values_form
-from agreement.phases import steps_of
-from agreement.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ONE_STEP
+from agreement.derived.cohorts import steps_of
+from agreement.derived.payload_forms import limits_of, result_form, values_form
+from agreement.registry.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ONE_STEP
 from tests.support.summed import method_agreement
 
 SMALL: dict[str, Any] = {"parameters": 9, "parameter_bound": 6.0, "most_samples": 10}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agreement import ConfigError, MaskingSection, Protection
-from agreement.phases import fewest_listed
+from agreement.derived.cohorts import fewest_listed
 from crypto.pairwise.attempt_binding import threshold
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, load_party, write
 from tests.support.grouped import grouped_agreement

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agreement import Agreement, ConfigError, TableSection
-from agreement.differences import differing_fields, fields_of
+from agreement.schema.differences import differing_fields, fields_of
 from agreement.toml_loading import validate
 from protoseal_wire.codec.check import MOST_FIELDS
 from tests.support.config_files import AGREEMENT

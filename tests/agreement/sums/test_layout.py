@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agreement import METHODS, AveragingSection, Layout, Method, Protection
-from agreement.payload_forms import result_form, values_form
+from agreement.derived.payload_forms import result_form, values_form
 from crypto.errors import BoundError
 from crypto.fixed_point import FixedPoint, Segment
 from tests.support.summed import method_agreement, sizes_of

@@ -23,9 +23,8 @@ from agreement import (
     PrivacySection,
     Protection,
 )
-from agreement.cohorts import stated_classes
-from agreement.phases import fewest_listed
-from agreement.sums.noisy_sum import NoisySum
+from agreement.derived.cohorts import fewest_listed, stated_classes
+from agreement.schema.layout import NoisySum
 from crypto.pairwise.attempt_binding import fewest_against, threshold
 from privacy.mechanisms.grid import SIGMA
 from secure_client.privacy.budget import BudgetSection

@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Method, Protection
-from agreement.payload_forms import directions_form, limits_of
-from agreement.round_plan import CLUSTERED_SUM
+from agreement.derived.payload_forms import directions_form, limits_of
+from agreement.registry.round_plan import CLUSTERED_SUM
 from crypto.pairwise import masks
 from crypto.protection import Words
 from crypto.rotation import RotationSite

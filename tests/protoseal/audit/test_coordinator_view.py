@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement, FeddbpSection, Method, Protection
-from agreement.payload_forms import limits_of, values_form
-from agreement.round_plan import MASKED_SUM
+from agreement.derived.payload_forms import limits_of, values_form
+from agreement.registry.round_plan import MASKED_SUM
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Method, Protection
-from agreement.payload_forms import directions_form, limits_of, sums_form, values_form
+from agreement.derived.payload_forms import directions_form, limits_of, sums_form, values_form
 from crypto.protection import Payload
 from crypto.rotation import RotationSite
 from protoseal.audit.coordinator_view import compare

@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Protection
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from algorithms.pfpl import Weighting
 from crypto import rotation
 from crypto.keys import derive

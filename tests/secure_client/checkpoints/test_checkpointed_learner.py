@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from agreement import Optimiser
-from agreement.recipe import Recipe
+from agreement.registry.recipe import Recipe
 from algorithms.fedpc.objective import Objective
 from algorithms.gram_matrix import Float
 from algorithms.model_outputs import Terms

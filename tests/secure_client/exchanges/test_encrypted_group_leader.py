@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agreement import Method, Protection
-from agreement.aggregation.encrypted_sums import EncryptedGroups
+from agreement.derived.encrypted_sums import EncryptedGroups
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import BoundError, ImplausibleError
@@ -252,7 +252,7 @@ def test_a_leader_that_does_not_look_for_room_is_noticed(
     pairs: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its refusal to encrypt would tell the coordinator that a number in the sum is beyond a bound."""
-    monkeypatch.setattr("agreement.aggregation.encrypted_sums._check_model", lambda *_: None)
+    monkeypatch.setattr("agreement.derived.encrypted_sums._check_model", lambda *_: None)
     monkeypatch.setattr(
         EncryptedGroups,
         "parts",
@@ -266,7 +266,7 @@ def test_a_leader_that_does_not_look_for_room_is_noticed(
 
 
 def test_room_is_looked_for_by_itself_as_well(pairs: MaskedPlay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agreement.aggregation.encrypted_sums._check_model", lambda *_: None)
+    monkeypatch.setattr("agreement.derived.encrypted_sums._check_model", lambda *_: None)
     begun, first, _ = in_pairs(pairs, 1)
     groups = EncryptedGroups(pairs.agreement)
     with pytest.raises(ImplausibleError):

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Method, Protection
-from agreement.aggregation import encrypted_sums
-from agreement.aggregation.encrypted_sums import EncryptedSum
+from agreement.derived import encrypted_sums
+from agreement.derived.encrypted_sums import EncryptedSum
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SumForm

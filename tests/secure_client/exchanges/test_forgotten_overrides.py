@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Method, PfplSection, Protection
-from agreement.phases import first_round, steps_of
+from agreement.derived.cohorts import first_round, steps_of
 from algorithms.pfpl import Weighting
 from crypto.errors import UnknownSchemeError
 from crypto.plain import SCHEME as PLAIN

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Protection
-from agreement.payload_forms import values_form
-from agreement.sections.clustering import counted_samples
+from agreement.derived.payload_forms import values_form
+from agreement.schema.layout import counted_samples
 from algorithms.fedplcc import LocalClusters
 from crypto.pairwise.wire_values import SCHEME
 from crypto.protection import Payload

@@ -159,7 +159,9 @@ def test_a_class_that_too_few_of_the_group_hold_is_sent_as_zeros(
     assert rows[:2].any(axis=1).all()
     assert not rows[2].any()
     assert np.linalg.norm(play.site(A).trainee.train_round(1)[0][2]) > 0.1
-    monkeypatch.setattr("agreement.cohorts.active_classes", lambda presence, _: np.ones(3, dtype=np.bool_))
+    monkeypatch.setattr(
+        "agreement.derived.cohorts.active_classes", lambda presence, _: np.ones(3, dtype=np.bool_)
+    )
     monkeypatch.setattr(
         "secure_client.protocol.secure_aggregation.SecureAggregation._check_class_holders", lambda *_: None
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from agreement import Norm
-from agreement.sections.built_in_models import IMAGE_MODELS
+from agreement.sections.training import IMAGE_MODELS
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
 from secure_client.models.photo_networks import make_group_norm

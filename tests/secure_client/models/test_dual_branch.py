@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from agreement.recipe import Recipe, Trains
+from agreement.registry.recipe import Recipe, Trains
 from algorithms.feddbp import fuse
 from algorithms.feddbp.objective import Objective
 from algorithms.prototypes import Clusters, Targets

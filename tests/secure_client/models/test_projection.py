@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from agreement import Agreement, Method, ModelPart, Norm, PrivacySection
-from agreement.recipe import Trains
+from agreement.registry.recipe import Trains
 from algorithms.model_outputs import Outputs
 from algorithms.pfpl.objective import Objective
 from algorithms.prototypes import Targets

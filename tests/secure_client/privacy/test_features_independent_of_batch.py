@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from agreement import DpSgdSection, Extractor, Method, Norm, PrivacySection, Protection
-from agreement.recipe import Recipe
+from agreement.registry.recipe import Recipe
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
 from secure_client.training import learner

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.pairwise.masks import mask

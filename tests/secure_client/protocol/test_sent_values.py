@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Method, PfplSection, Protection
-from agreement.phases import first_round, steps_of
-from agreement.round_plan import _PLANS, Form
+from agreement.derived.cohorts import first_round, steps_of
+from agreement.registry.round_plan import _PLANS, Form
 from algorithms.pfpl import Weighting
 from crypto import plain, rotation
 from crypto.ckks.group_mixing import MixingSite

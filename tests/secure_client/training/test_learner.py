@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from agreement import Optimiser
-from agreement.recipe import Recipe
+from agreement.registry.recipe import Recipe
 from algorithms.pfpl.objective import Objective
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData

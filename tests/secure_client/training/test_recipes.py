@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from agreement import ModelPart, Optimiser
-from agreement.recipe import Recipe, Stage, Trains
+from agreement.registry.recipe import Recipe, Stage, Trains
 from algorithms.baselines import cross_entropy
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData

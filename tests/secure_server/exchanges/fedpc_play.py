@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Protection
-from agreement.payload_forms import result_form
+from agreement.derived.payload_forms import result_form
 from algorithms.fedpc.aggregation import means_within_groups, mix_groups
 from crypto.pki import TrustAnchor
 from protoseal_wire import codec

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agreement import Protection
-from agreement.payload_forms import directions_form, limits_of, values_form
+from agreement.derived.payload_forms import directions_form, limits_of, values_form
 from algorithms.fedplcc import WITHHELD
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import Payload

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.pairwise.member_signatures import sign_survivors
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
@@ -261,7 +261,13 @@ WITHOUT = {
         SURVIVORS["another set"][2],
     ),
     "UNMASK": (secure_aggregation, "check_released", "masked", Stage.UNMASK, RELEASED["the other kind"]),
-    "words": (secure_aggregation, "masked_words", "masked", Stage.VALUES, MASKED_VALUES["of another scheme"][1]),
+    "words": (
+        secure_aggregation,
+        "masked_words",
+        "masked",
+        Stage.VALUES,
+        MASKED_VALUES["of another scheme"][1],
+    ),
     "norm": (
         sums,
         "_check_rows",

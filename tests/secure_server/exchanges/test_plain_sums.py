@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement, AveragingSection, Method, Protection
-from agreement.aggregation import means
-from agreement.cohorts import group_cohort
-from agreement.payload_forms import limits_of
+from agreement.derived import means
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.payload_forms import limits_of
 from crypto.errors import CryptoError, MalformedError
 from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN

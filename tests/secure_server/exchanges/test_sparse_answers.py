@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agreement import Agreement, Method, Protection
-from agreement.payload_forms import limits_of, values_form
+from agreement.derived.payload_forms import limits_of, values_form
 from crypto.errors import VerificationError
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from agreement.round_plan import MASKED_SUM as STEPS
+from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine
 from secure_server.rounds.events import Answered, Computed, Event, Joined, Planned, Tick

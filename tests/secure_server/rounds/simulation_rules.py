@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from agreement.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ENCRYPTED_GROUPS, MASKED_SUM
+from agreement.registry.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ENCRYPTED_GROUPS, MASKED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds.state import STEPS, Rules, State
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agreement.round_plan import MASKED_SUM as STEPS
+from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
 from secure_server.rounds.events import Answered, Joined, Left, Planned, Resumed

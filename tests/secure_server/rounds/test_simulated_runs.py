@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from agreement.round_plan import CLUSTERED_SUM
+from agreement.registry.round_plan import CLUSTERED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine, task_assignment, transitions
 from secure_server.rounds.events import Event, Left, Planned, Polled

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from agreement import Norm
-from agreement.recipe import BatchLoss, Trains
+from agreement.registry.recipe import BatchLoss, Trains
 from algorithms.baselines import cross_entropy, fedplvm, fedproto, fpl
 from algorithms.feddbp import objective as feddbp
 from algorithms.fedpc import objective as fedpc

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from agreement import DpSgdSection, Norm
-from agreement.recipe import BatchLoss, Trains
+from agreement.registry.recipe import BatchLoss, Trains
 from algorithms.feddbp import objective as feddbp
 from algorithms.fedpc import objective as fedpc
 from algorithms.fedplcc import objective as fedplcc

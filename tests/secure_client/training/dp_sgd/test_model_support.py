@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
-from agreement.recipe import Recipe, Stage, Trains
+from agreement.registry.recipe import Recipe, Stage, Trains
 from secure_client.checkpoints.learner_factory import build_learner
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES

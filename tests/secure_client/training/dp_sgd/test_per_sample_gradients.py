@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from agreement import Norm
-from agreement.recipe import BatchLoss
+from agreement.registry.recipe import BatchLoss
 from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Guide, Targets
 from secure_client.errors import ModelError

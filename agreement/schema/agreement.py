@@ -11,24 +11,20 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from agreement.extensions.entry_points import Extension
-from agreement.extensions.settings import (
+from agreement.registry.extensions import (
+    Extension,
     ExtensionTables,
     extension_distributions,
     extension_settings,
     used_so_far,
 )
-from agreement.method_traits import Family, ModelPart
-from agreement.methods import SIMULATED, Method, simulated_only
-from agreement.protections import Protection
-from agreement.round_plan import Form, RoundPlan
-from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
-from agreement.sections.built_in_models import IMAGE_MODELS, TABLE_MODELS
-from agreement.sections.clustering import Clustering
-from agreement.sections.methods import FedplccSection
-from agreement.sections.timing import TimingSection
-from agreement.sums.layout import Layout
-from agreement.sums.noisy_sum import NoisySum
+from agreement.registry.methods import SIMULATED, Method, simulated_only
+from agreement.registry.protections import Protection
+from agreement.registry.round_plan import Form, RoundPlan
+from agreement.schema.layout import Clustering, Layout, NoisySum
+from agreement.schema.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
+from agreement.sections.methods import Family, FedplccSection, ModelPart
+from agreement.sections.training import IMAGE_MODELS, TABLE_MODELS, TimingSection
 from agreement.toml_loading import Section, read_toml, source_of, validate
 from crypto.errors import PrecisionError
 from crypto.fixed_point import FixedPoint, Segment, narrowest_ring

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.aggregation.means import Means, check_samples, check_total, cluster_means, means_of
-from agreement.agreement import Agreement
-from agreement.payload_forms import longest_mean
+from agreement.derived.means import Means, check_samples, check_total, cluster_means, means_of
+from agreement.derived.payload_forms import longest_mean
+from agreement.schema.agreement import Agreement
 from algorithms.averaging import Counts
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedpc.clustering import MOST_GROUPS
@@ -44,7 +44,7 @@ class DecryptedSum:
 class CountedSum:
     """Sum in which each site adds its contribution, a 1 for each class that it contributes to, and a 1 for itself.
 
-    See :attr:`agreement.agreement.Agreement.sum_facts`.
+    See :attr:`agreement.schema.agreement.Agreement.sum_facts`.
     """
 
     def __init__(self, agreement: Agreement, error: Float) -> None:

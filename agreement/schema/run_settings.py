@@ -7,24 +7,25 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from agreement.extensions.lookup import KnownMethod, KnownProtection
-from agreement.field_types import Count, Positive
-from agreement.method_compatibility import check_noise_is_shared, check_protection_serves
-from agreement.method_traits import Family, Inference, ModelPart
-from agreement.methods import METHODS, Method
-from agreement.round_plan import RoundPlan, plan_for
+from agreement.registry.compatibility import check_noise_is_shared, check_protection_serves
+from agreement.registry.extensions import KnownMethod, KnownProtection
+from agreement.registry.methods import METHODS, Method
+from agreement.registry.round_plan import RoundPlan, plan_for
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.methods import (
     BaselinesSection,
+    Family,
     FeddbpSection,
     FedpcSection,
     FedplccSection,
+    Inference,
+    ModelPart,
     PfplSection,
 )
 from agreement.sections.privacy import Extractor, PrivacySection
 from agreement.sections.table import TableSection
 from agreement.sections.training import PreprocessingSection, TrainingSection
-from agreement.toml_loading import Section
+from agreement.toml_loading import Count, Positive, Section
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
 from crypto.pairwise.attempt_binding import fewest_against

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.agreement import Agreement
-from agreement.payload_forms import longest_mean
+from agreement.derived.payload_forms import longest_mean
+from agreement.schema.agreement import Agreement
 from algorithms.averaging import Counts, prototype_means, weighted_mean
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import Contribution, GlobalClusters, global_clusters

@@ -3,7 +3,7 @@
 This table is the only place that says which pair does what, whether a run adds up values, and whether its sites share
 a secret. A party maps ``RoundPlan.exchange`` to its class
 (:mod:`secure_client.exchanges.exchange_factory`, :mod:`secure_server.aggregator`);
-:mod:`agreement.payload_forms` maps a
+:mod:`agreement.derived.payload_forms` maps a
 :class:`Form` to sizes.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from agreement.method_traits import Family
-from agreement.methods import Method
-from agreement.protections import Protection
+from agreement.registry.methods import Method
+from agreement.registry.protections import Protection
+from agreement.sections.methods import Family
 from algorithms.pfpl import Weighting
 from crypto import plain, rotation
 from protoseal_wire.messages import Phase
@@ -51,7 +51,7 @@ class ExchangeKind(Enum):
 
 
 class Form(Enum):
-    """Forms of uploads and results; :mod:`agreement.payload_forms` derives the sizes."""
+    """Forms of uploads and results; :mod:`agreement.derived.payload_forms` derives the sizes."""
 
     ROWS = auto()
     """One row for each class."""

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
-from agreement.agreement import Agreement, load_agreement
-from agreement.extensions.settings import extensions_among
-from agreement.methods import SIMULATED, simulated_only
+from agreement.registry.extensions import extensions_among
+from agreement.registry.methods import SIMULATED, simulated_only
+from agreement.schema.agreement import Agreement, load_agreement
 from agreement.toml_loading import LocalPath, Section, directory_of, source_of, validate
 
 

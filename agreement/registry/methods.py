@@ -6,15 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from agreement.method_traits import Family, Inference, ModelPart, Predicts, Traits
-from agreement.named_component import Named
-from agreement.recipe import BatchLoss, Recipe
+from agreement.registry.named_component import Named
+from agreement.registry.recipe import BatchLoss, Recipe
 from agreement.sections.methods import (
     BaselinesSection,
+    Family,
     FeddbpSection,
     FedpcSection,
     FedplccSection,
+    Inference,
+    ModelPart,
     PfplSection,
+    Predicts,
+    Traits,
 )
 from crypto.plain import Weights
 

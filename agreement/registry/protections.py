@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agreement.named_component import Named
+from agreement.registry.named_component import Named
 from crypto.keys import KEY_BYTES, LEAST_SECRET_BYTES
 from crypto.plain import Weights
 from crypto.protection import Offer, PayloadForm, ServerHalf, SiteHalf
@@ -49,14 +49,14 @@ class Protection(Named):
     """Protection of prototypes and models against the coordinator. Raises ``ValueError`` if it serves no family.
 
     A third party states its ``peers``, its ``sums``, or both. A built-in protection may do so too; else it has classes
-    of its own at both parties (:mod:`agreement.round_plan`), and states in ``computes`` what the coordinator can
-    compute under it.
+    of its own at both parties (:mod:`agreement.registry.round_plan`), and states in ``computes`` what the coordinator
+    can compute under it.
 
     ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks, in runs whose plan
-    needs them (:mod:`agreement.round_plan`): 0, or 16 and more. It has no default, since everybody could derive the
-    keys of a protection that forgot its secret. One site makes the bytes and seals them to each other site. The limit:
-    one site that helps the coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes. ``settings`` and
-    ``deployable`` are as in :class:`agreement.Method`.
+    needs them (:mod:`agreement.registry.round_plan`): 0, or 16 and more. It has no default, since everybody could
+    derive the keys of a protection that forgot its secret. One site makes the bytes and seals them to each other site.
+    The limit: one site that helps the coordinator gives them away. ``ckks_key``: a CKKS key follows these bytes.
+    ``settings`` and ``deployable`` are as in :class:`agreement.Method`.
 
     ``sums_hide_terms``: nobody reads a term of a sum, not even a coordinator that a site helps, so that sites may
     share noise; only a built-in protection is believed. ``summary`` is the line of a built-in protection in ``--help``.

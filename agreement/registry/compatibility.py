@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Set
 from enum import StrEnum
 
-from agreement.method_traits import Family
-from agreement.methods import Method
-from agreement.protections import PROTECTIONS, Protection
+from agreement.registry.methods import Method
+from agreement.registry.protections import PROTECTIONS, Protection
+from agreement.sections.methods import Family
 from algorithms.gram_matrix import Need
 from algorithms.pfpl import Weighting, sufficient_needs
 from crypto.protection import Offer

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from agreement.agreement import Agreement
+from agreement.schema.agreement import Agreement
 from protoseal_wire.messages import AgreementField
 
 _WHOLE = "extension."

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.methods import Method
-from agreement.protections import Protection
+from agreement.registry.methods import Method
+from agreement.registry.protections import Protection
 from agreement.toml_loading import Section
 from algorithms.gram_matrix import Bool, Float, convex
 from algorithms.pfpl import Weighting, peer_weights

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from agreement.method_traits import ModelPart, Predicts
+from agreement.sections.methods import ModelPart, Predicts
 from agreement.sections.privacy import DpSgdSection
 
 if TYPE_CHECKING:  # the coordinator has no torch

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from agreement.agreement import CKKS_SLOTS, Agreement
-from agreement.round_plan import Form
+from agreement.registry.round_plan import Form
+from agreement.schema.agreement import CKKS_SLOTS, Agreement
 from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Axis, PayloadForm, UpTo
 from crypto.prototype_row_checks import NORM_SLACK

@@ -1,1 +1,0 @@
-"""Means and encrypted sums that the coordinator and the sites compute alike."""

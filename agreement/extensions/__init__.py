@@ -1,1 +1,0 @@
-"""Methods and protections of third parties: their types, registration and settings."""

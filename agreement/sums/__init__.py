@@ -1,1 +1,0 @@
-"""Layout of summed vectors, and the noise in them."""
