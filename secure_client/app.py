@@ -31,12 +31,12 @@ from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Un
 from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
 from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
 from secure_client.privacy.budget import NO_GUARANTEE, BudgetSection, check_delta
-from secure_client.privacy.exact_releases import open_exact
+from secure_client.privacy.exact_releases import ExactReleases, open_exact
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.privacy.kept_releases import KeptReleases
 from secure_client.privacy.ledger_anchors import check_recorded, record_beside
 from secure_client.privacy.record_overlap import Sketch, compare_records, open_records_key
-from secure_client.privacy.releases import count_units, open_releases
+from secure_client.privacy.releases import Releases, count_units, open_releases
 from secure_client.protocol.answer_delays import AnswerDelays
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, open_journal
@@ -182,8 +182,7 @@ def run_site(
             return _stored_log(config, journal)
         # A closure, as in open_party.
         return _run(
-            *(config, party, journal, on_round),
-            lambda ledger: open_records_key(ledger, passphrase, config.key),
+            config, party, journal, on_round, lambda ledger: open_records_key(ledger, passphrase, config.key)
         )
 
 
@@ -196,11 +195,6 @@ def sketch_records(config: SiteConfig) -> Sketch:
     )
 
 
-def _contained_sketch(config: SiteConfig) -> Sketch | None:
-    """Return :func:`sketch_records`, or None after any error: a record that cannot be read must not end the run."""
-    return run_or_fallback(lambda: sketch_records(config), lambda: None, "sketching the training records")
-
-
 def _run(
     config: SiteConfig,
     party: Party,
@@ -209,22 +203,20 @@ def _run(
     records_key: Callable[[Path], StorageKey],
 ) -> SiteLog:
     agreement = config.agreement
-    sketch = None if config.privacy is None else _contained_sketch(config)
+    # Whatever can refuse the run comes before the site joins, so that the coordinator never waits for this site.
+    # A record that cannot be read must not end the run: without a sketch its records are not compared.
+    sketch = (
+        None
+        if config.privacy is None
+        else run_or_fallback(lambda: sketch_records(config), lambda: None, "sketching the training records")
+    )
     data = load_data(config)
-    if config.privacy is None:
-        _log.warning(NO_LEDGER, NO_GUARANTEE, agreement.run)
-    else:
-        check_delta(config.privacy, count_units(data, agreement))
-        check_recorded(config.privacy)
     for exposure in exposures(agreement):
         _log.warning("run %r: %s", agreement.run, exposure)
-    keeps = config.privacy is not None and config.privacy.keep_releases
-    kept = KeptReleases(config.state_dir / RELEASES) if keeps else None
-    releases = open_releases(agreement, config.privacy, kept)
-    exact = open_exact(agreement, config.privacy)
-    book = releases or exact
-    if config.privacy is not None and sketch is not None and book is not None:
-        book.note(_compare(config.privacy, sketch, records_key))
+    releases, exact = _open_ledger(config, data)
+    recorder = releases or exact
+    if config.privacy is not None and sketch is not None and recorder is not None:
+        recorder.note(_compare_records(config.privacy, sketch, records_key))
     learner = open_learner(config, data)
     for ranges in learner.ranges:
         for warning in ranges.warnings:
@@ -233,19 +225,19 @@ def _run(
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(config, party))
         peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None
-        log_book = _LogBook(config, data, transport, journal, on_round)
+        writer = _LogWriter(config, data, transport, journal, on_round)
         delays = AnswerDelays(journal, agreement, trainee.evaluate)
         session = Session(
             agreement,
             party,
             trainee,
             journal,
-            on_round=log_book.add,
+            on_round=writer.add,
             on_answer=delays.keep,
             peers=peers,
             exact=exact,
         )
-        outcome = _outcome(
+        outcome = _take_part_or_finish(
             config, journal, session, lambda: take_part(session, transport, delays.hold_answer)
         )
     # The journal records completion before any write that may fail: a site that is restarted after a failed write must
@@ -254,34 +246,48 @@ def _run(
         journal.put(_COMPLETE, agreement.rounds, b"")
     if trainee.has_trained:
         trainee.save(config.out)
-    log = log_book.write()
+    log = writer.write()
     check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
+    # Only after the last write: a site that is restarted before this writes its results again.
     journal.put(_SAVED, agreement.rounds, b"")
     run_or_fallback(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")
     return log
 
 
-def _compare(
+def _open_ledger(config: SiteConfig, data: SiteData) -> tuple[Releases | None, ExactReleases | None]:
+    """Open what pays for the run's noisy releases, or records its exact ones; neither for a site without a ledger."""
+    agreement, budget = config.agreement, config.privacy
+    if budget is None:
+        _log.warning(NO_LEDGER, NO_GUARANTEE, agreement.run)
+        return open_releases(agreement, None), None
+    check_delta(budget, count_units(data, agreement))
+    # Before the ledger is opened, which would begin another in the place of one that is lost.
+    check_recorded(budget)
+    kept = KeptReleases(config.state_dir / RELEASES) if budget.keep_releases else None
+    return open_releases(agreement, budget, kept), open_exact(agreement, budget)
+
+
+def _compare_records(
     budget: BudgetSection, sketch: Sketch, records_key: Callable[[Path], StorageKey]
 ) -> Mapping[str, Fact]:
     """Log where else the run's records are charged; return the facts for the ledger. No fault here ends the run."""
     try:
-        compared = compare_records(sketch, records_key(budget.ledger), budget.ledger, budget.dataset)
+        comparison = compare_records(sketch, records_key(budget.ledger), budget.ledger, budget.dataset)
     except (CryptoError, LedgerError, OSError) as error:
         _log.warning("the records of %r are not compared with other ledgers: %s", budget.dataset, error)
         return {}
-    for warning in compared.warnings:
+    for warning in comparison.warnings:
         _log.warning("data set %r: %s", budget.dataset, warning)
-    return compared.facts
+    return comparison.facts
 
 
 def _warn_of_settings(agreement: Agreement, log: SiteLog) -> None:
     """Log signs of wrong settings that this site's own figures show; the log stays at the site."""
-    for each in diagnose(agreement, agreement.method, [log.rounds]):
-        _log.warning("%s: %s", log.name, each.text)
+    for diagnosis in diagnose(agreement, agreement.method, [log.rounds]):
+        _log.warning("%s: %s", log.name, diagnosis.text)
 
 
-def _outcome(
+def _take_part_or_finish(
     config: SiteConfig, journal: Journal, session: Session, take_part_now: Callable[[], Finished | Stopped]
 ) -> Finished | Stopped:
     """Take part until the run ends. A site that has the last round's result contacts no coordinator."""
@@ -348,7 +354,7 @@ def _stored_log(config: SiteConfig, journal: Journal) -> SiteLog:
     return log
 
 
-class _LogBook:
+class _LogWriter:
     """Writer of ``site.json``. The journal holds a copy, from which a restarted site resumes."""
 
     def __init__(
@@ -359,7 +365,10 @@ class _LogBook:
         journal: Journal,
         on_round: Callable[[SiteRound], None],
     ) -> None:
-        self._config, self._transport, self._journal, self._on_round = config, transport, journal, on_round
+        self._config = config
+        self._transport = transport
+        self._journal = journal
+        self._on_round = on_round
         stored = journal.get(_LOG)
         self._before = (
             SiteLog.model_validate_json(stored[1])
@@ -385,7 +394,7 @@ class _LogBook:
         A log file that cannot be written does not end the run: the journal stores the round, and the next write
         includes it.
         """
-        self._rounds = (*(each for each in self._rounds if each.round != figures.round), figures)
+        self._rounds = (*(earlier for earlier in self._rounds if earlier.round != figures.round), figures)
         self._journal.put(_LOG, figures.round, self._log().model_dump_json(by_alias=True).encode())
         run_or_fallback(self.write, self._log, "writing site.json")
         run_or_fallback(lambda: self._on_round(figures), lambda: None, "showing the round")

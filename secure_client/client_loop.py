@@ -64,7 +64,7 @@ def take_part(
     try:
         session.take_welcome(reply)
         _log.info("joined as %s", session.site)
-        return _work(session, transport, answer_time)
+        return _work_until_over(session, transport, answer_time)
     except Unreachable:
         raise
     except Exception as error:
@@ -74,7 +74,7 @@ def take_part(
         raise
 
 
-def _work(session: Session, transport: Transport, answer_time: AnswerTime) -> Finished | Stopped:
+def _work_until_over(session: Session, transport: Transport, answer_time: AnswerTime) -> Finished | Stopped:
     while True:
         start = time.monotonic()
         task = step(session, transport, answer_time)

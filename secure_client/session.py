@@ -15,7 +15,8 @@ session, and data do only if they can no longer be read: docs/explanation/sessio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import numpy as np
@@ -38,7 +39,7 @@ from protoseal_wire.messages import (
 )
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
-from secure_client.exchanges.exchange import ResultSummary, SiteExchange
+from secure_client.exchanges.exchange import ResultSummary
 from secure_client.exchanges.exchange_factory import build_exchange
 from secure_client.output.site_log import SiteRound, loss_figures, site_round
 from secure_client.privacy.exact_releases import ExactReleases
@@ -76,21 +77,29 @@ class Session:
         ``on_round`` is called before the outcome is durable, and therefore again if the site was killed just
         afterwards. ``on_answer`` is called in the transaction that stores an answer.
         """
-        self._agreement, self._trainee, self._journal = agreement, trainee, journal
+        self._agreement = agreement
+        self._trainee = trainee
+        self._journal = journal
         self._exact = exact
-        self._kept = None if trainee.releases is None else trainee.releases.kept
+        self._kept_releases = None if trainee.releases is None else trainee.releases.kept
         self._spending = trainee.releases or exact
         ledger = None if self._spending is None else self._spending.ledger
         self._anchor = OwnAnchor(agreement, party.name, ledger, journal, peers)
-        anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
+        # Before the set-up makes a key: peers sign over a roster with that key, so none of their statements is older
+        # than the anchors that are copied here.
+        anchors = PeerAnchors(agreement, party.name, journal, peers)
         self._setup = Setup(agreement, party, journal, now)
         self._party = self._setup.party
         self._order = PhaseOrder(agreement, journal)
         self._participants = Participants(agreement, self._party, self._setup, journal, anchors)
-        self._exchange = self._build_exchange(self._participants)
-        self._given = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
+        self._exchange = build_exchange(
+            agreement, self._party, trainee, journal, self._setup, self._participants
+        )
+        self._summary = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
-        self._on_round, self._on_answer, self._tests_in = on_round, on_answer, tests_in
+        self._on_round = on_round
+        self._on_answer = on_answer
+        self._tests_in = tests_in
         self._seconds = {"train": 0.0, "protect": 0.0}
 
     @property
@@ -131,9 +140,9 @@ class Session:
         # One transaction stores the answer and all effects of the request: after a crash, either all are stored or
         # none.
         with self._journal.transaction():
-            answer = self._decoded(key, request)
+            answer = self._answer_new(key, request)
             if key.phase is Phase.RESULT:
-                self._report(key)
+                self._report_round(key)
             self._journal.record(key, request, answer)
             self._on_answer(key)
         return answer
@@ -160,33 +169,41 @@ class Session:
                 f"the limit of {limit}"
             )
 
-    def _decoded(self, key: PhaseKey, request: bytes) -> bytes:
+    def _answer_new(self, key: PhaseKey, request: bytes) -> bytes:
         try:
-            return self._work(key, request)
+            match key.phase:
+                case Phase.ROSTER:
+                    return self._setup.answer_roster(key.attempt, request)
+                case Phase.SECRET:
+                    return self._setup.answer_secret(key.attempt, request)
+                case Phase.PRESENCE:
+                    return self._answer_presence(key, request)
+                case Phase.RESULT:
+                    return self._answer_result(key, request)
+                case _:
+                    return self._answer_step(key, request)
         except CodecError as error:
             raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
 
-    def _work(self, key: PhaseKey, request: bytes) -> bytes:
-        match key.phase:
-            case Phase.ROSTER:
-                return self._setup.answer_roster(key.attempt, request)
-            case Phase.SECRET:
-                return self._setup.answer_secret(key.attempt, request)
-            case Phase.PRESENCE:
-                return self._presence(key, request)
-            case Phase.RESULT:
-                return self._result(key, request)
-            case _:
-                check_released(self._agreement, self._trainee.values.released)
-                with _Stopwatch(self._seconds, "protect"):
-                    answer = self._exchange.step(key, request)
-                    encoded = encode_answer(self._agreement, key, answer)
-                    if self._kept is not None and not (key.round and self._agreement.distributed_noise):
-                        by = self._trainee.values.released, self._participants.asked
-                        keep_values(self._kept, self._agreement, key, *by, answer, encoded)
-                    return encoded
+    def _answer_step(self, key: PhaseKey, request: bytes) -> bytes:
+        check_released(self._agreement, self._trainee.values.released)
+        with self._timing("protect"):
+            answer = self._exchange.step(key, request)
+            encoded = encode_answer(self._agreement, key, answer)
+            # A term with a share of noise is exact but for that share: none is kept.
+            if self._kept_releases is not None and not (key.round and self._agreement.distributed_noise):
+                keep_values(
+                    self._kept_releases,
+                    self._agreement,
+                    key,
+                    self._trainee.values.released,
+                    self._participants.asked,
+                    answer,
+                    encoded,
+                )
+            return encoded
 
-    def _presence(self, key: PhaseKey, request: bytes) -> bytes:
+    def _answer_presence(self, key: PhaseKey, request: bytes) -> bytes:
         start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
         # Every attempt brings vectors of the model's length, so that repeated attempts would fill the disk.
         self._journal.forget_contents(key.round)
@@ -196,36 +213,37 @@ class Session:
         # privacy budget is spent.
         roster = self._setup.roster()
         self._seconds = {"train": 0.0, "protect": 0.0}
-        with _Stopwatch(self._seconds, "train"):
+        with self._timing("train"):
             self._trainee.train_round(key.round)
         check_released(self._agreement, self._trainee.values.released)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
         base, keys = self._exchange.stated(key)
         holds = stated_classes(self._agreement, key.round, self._trainee.values.held_classes())
-        if self._kept is not None:
-            self._kept.keep_sent(key, self._trainee.values.released, holds)
+        if self._kept_releases is not None:
+            self._kept_releases.keep_sent(key, self._trainee.values.released, holds)
+        # Last, so that the anchor covers the payments that training and a share of noise made.
         anchor = self._anchor.show(key.round)
         statement = sign_presence(
             self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=anchor
         )
         return codec.encode_presence(statement)
 
-    def _result(self, key: PhaseKey, request: bytes) -> bytes:
-        with _Stopwatch(self._seconds, "protect"):
-            self._given = self._exchange.result(key, request)
+    def _answer_result(self, key: PhaseKey, request: bytes) -> bytes:
+        with self._timing("protect"):
+            self._summary = self._exchange.result(key, request)
         self._journal.forget_contents(key.round)
         return codec.encode_acknowledgement(Acknowledgement())
 
-    def _report(self, key: PhaseKey) -> None:
-        withheld = self._trainee.values.held_classes() & ~self._given.classes
-        names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
+    def _report_round(self, key: PhaseKey) -> None:
         trainee = self._trainee
+        withheld = trainee.values.held_classes() & ~self._summary.classes
+        names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         tested = trainee.evaluate() if self._tests_in(key.round) else None
         figures = site_round(
             key.round,
             key.attempt,
-            self._given.sites,
+            self._summary.sites,
             names,
             tested,
             self._seconds,
@@ -243,20 +261,11 @@ class Session:
             figures = figures.model_copy(update=of_budget)
         self._on_round(figures)
 
-    def _build_exchange(self, participants: Participants) -> SiteExchange:
-        return build_exchange(
-            self._agreement, self._party, self._trainee, self._journal, self._setup, participants
-        )
-
-
-class _Stopwatch:
-    """Context manager that adds the seconds spent inside to one entry of a table."""
-
-    def __init__(self, table: dict[str, float], entry: str) -> None:
-        self._table, self._entry = table, entry
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._table[self._entry] += time.perf_counter() - self._start
+    @contextmanager
+    def _timing(self, part: str) -> Iterator[None]:
+        """Add the seconds spent inside to a part of the round's time, also after an error."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[part] += time.perf_counter() - start

@@ -44,7 +44,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def telling(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line more: what was decrypted goes behind the acknowledgement."""
     decrypted: list[bytes] = []
-    decrypt, result = CkksSecret.decrypt, Session._result
+    decrypt, result = CkksSecret.decrypt, Session._answer_result
 
     def noted(secret: CkksSecret, ciphertext: Ciphertext) -> Slots:
         slots = decrypt(secret, ciphertext)
@@ -56,7 +56,7 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> None:
         return result(session, *asked) + b"".join(decrypted)  # type: ignore[arg-type]
 
     monkeypatch.setattr(CkksSecret, "decrypt", noted)
-    monkeypatch.setattr(Session, "_result", told)
+    monkeypatch.setattr(Session, "_answer_result", told)
 
 
 # Results of every kind

@@ -35,8 +35,11 @@ from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.fedplcc.objective import Objective as FedplccObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.simulation.local_federation import LocalFederation
+from secure_client.exchanges.exchange import SiteExchange
+from secure_client.exchanges.exchange_factory import build_exchange
 from secure_client.exchanges.peers import PeerExchange as PeerCombinationsAtSite
 from secure_client.exchanges.plain_sums import PlainSums as PlainSumsAtSite
+from secure_client.session import Session
 from secure_client.training import recipes
 from secure_client.training.recipes import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
@@ -121,6 +124,18 @@ def test_deployable_methods_differ_in_family_or_layout() -> None:
     assert len(layouts) == len(DEPLOYABLE) == 4
 
 
+def build_again(session: Session) -> SiteExchange:
+    """Build the exchange of a session whose agreement has changed since."""
+    return build_exchange(
+        session._agreement,
+        session._party,
+        session._trainee,
+        session._journal,
+        session._setup,
+        session._participants,
+    )
+
+
 @pytest.mark.parametrize("method", [Method.PFPL, Method.FEDPC, Method.FEDDBP])
 def test_an_unknown_family_is_refused(method: Method, tmp_path: Path) -> None:
     agreement = method_agreement(method)
@@ -131,7 +146,7 @@ def test_an_unknown_family_is_refused(method: Method, tmp_path: Path) -> None:
         session = federation.sites[0].session
         session._agreement = agreement.model_copy(update={"method": unknown})
         with pytest.raises(ValueError, match="has no rounds"):
-            session._build_exchange(session._exchange._participants)  # type: ignore[attr-defined]
+            build_again(session)
         with pytest.raises(ValueError, match="has no rounds"):
             Aggregator(session._agreement, tmp_path)
     with pytest.raises(KeyError, match="another"):
@@ -158,7 +173,7 @@ def test_nobody_runs_what_a_site_does_alone(method: Method, tmp_path: Path) -> N
         with pytest.raises(ValueError, match="has no rounds"):
             Aggregator(session._agreement, tmp_path)
         with pytest.raises(ValueError, match="has no rounds"):
-            session._build_exchange(session._exchange._participants)  # type: ignore[attr-defined]
+            build_again(session)
 
 
 def test_built_in_methods_are_known_by_name() -> None:

@@ -118,7 +118,7 @@ def _by_figures(args: tuple[Any, ...], _: Mapping[str, Any]) -> tuple[PhaseKey, 
 
 _STEPS: Mapping[When, _Step] = {
     When.ASKED: _Step("secure_client.session", "Session", "answer", _by_argument, before=True),
-    When.NOTING: _Step("secure_client.app", "_LogBook", "add", _by_figures, before=True),
+    When.NOTING: _Step("secure_client.app", "_LogWriter", "add", _by_figures, before=True),
     When.MADE: _Step("secure_client.protocol.journal", "Journal", "record", _by_argument),
     When.KEPT: _Step("secure_client.session", "Session", "answer", _by_argument),
     When.SENT: _Step("secure_client.transport", "GrpcTransport", "upload", _by_argument),

@@ -239,7 +239,7 @@ def test_a_channel_key_that_shows_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Shown as soon as a site is asked what does not decode."""
-    real = Session._decoded
+    real = Session._answer_new
 
     def leaking(session: Session, key: PhaseKey, request: bytes) -> bytes:
         try:
@@ -248,7 +248,7 @@ def test_a_channel_key_that_shows_is_found(
             leak(session, session._setup._channel_key().private_bytes())
             raise
 
-    monkeypatch.setattr(Session, "_decoded", leaking)
+    monkeypatch.setattr(Session, "_answer_new", leaking)
     scene = play(Method.FEDDBP, Protection.MASKED, tmp_path, monkeypatch, rounds=1)
     assert {(where, name.partition(",")[0]) for where, name in scene.found()} == {(place, "channel key")}
 
