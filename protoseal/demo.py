@@ -3,6 +3,10 @@
 The CA, the coordinator and every site get a folder of their own under ``OUT``, as if on separate machines; each site
 process reads only its own data. The demo owns all parties, so it may read every site's log and show the coordinator's
 recording.
+
+Three closing sentences say who gained, what left each site, and what the coordinator saw. They are computed from the
+sites' accuracies and the coordinator's recording, so they are also true of a run in which nobody gained or a prototype
+shows. Limit: a search of bytes finds no values that could be computed from them.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ from agreement import (
 )
 from agreement.errors import UserError
 from agreement.storage.run_files import FileError
-from protoseal.audit.coordinator_view import describe, uploads_of
+from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, Uploads, describe, uploads_of
 from protoseal.demo_folders import FEDERATION, SITES, clear, prepare, site_folder, write_site_file
-from protoseal.demo_sentences import closing_sentences
-from protoseal.reports.result_files import RunResult, write_result
+from protoseal.reports.result_files import RunResult, SiteFigures, write_result
 from protoseal.reports.run_results import run_result
+from protoseal.reports.tables import percent
 from protoseal.simulation.local_controls import run_control
 from protoseal.splits import SiteArrays, shots
 from secure_client.data.npz import write_npz
@@ -119,7 +123,7 @@ def run_demo(
     agreement = demo_agreement(seed=seed, rounds=rounds)
     on_progress(Progress("making certificates, data and configurations", {}))
     prepare(out, agreement)
-    with _interrupted_by_sigterm(), ExitStack() as stack:
+    with _sigterm_interrupts(), ExitStack() as stack:
         parties = _Parties(out, stack, on_progress)
         parties.start_coordinator()
         sites = demo_sites(seed)
@@ -131,8 +135,8 @@ def run_demo(
         parties.start_sites()
         controls = _run_controls(agreement, sites, parties)
         parties.wait()
-    on_progress(Progress("searching the coordinator's recording", _logs_of(out)))
-    demo = _collect(out, agreement, controls, seed)
+    on_progress(Progress("searching the coordinator's recording", _read_logs(out)))
+    demo = _collect_results(out, agreement, controls, seed)
     write_result(out, demo.result)
     return demo
 
@@ -141,7 +145,7 @@ def run_demo(
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
+def _sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM interrupt the demo as Ctrl-C does, so that it ends its parties; only the main thread has signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -175,18 +179,18 @@ class _Parties:
             self._processes[site] = _start(self._stack, site_folder(self._out, site), "client", "site.toml")
 
     def wait(self) -> None:
-        """Wait until all have ended well; raise as :meth:`look`."""
+        """Wait until all have ended well; raise as :meth:`check`."""
         while not all(code == 0 for code in self._exit_codes().values()):
-            self.look()
+            self.check()
             time.sleep(0.2)
-        self.look()  # the last round's progress
+        self.check()  # the last round's progress
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Show progress; raise ``UserError`` if a party failed, or after the deadline."""
         failed = [name for name, code in self._exit_codes().items() if code not in (None, 0)]
         if failed:
             raise UserError(f"{failed[0]} failed: {self._processes[failed[0]].failure()}")
-        self._on_progress(Progress("training, encrypting, combining", _logs_of(self._out)))
+        self._on_progress(Progress("training, encrypting, combining", _read_logs(self._out)))
         if time.monotonic() > self._deadline:
             raise UserError(
                 f"the run did not end within {_RUN_SECONDS:.0f} seconds; see the log.txt of each party in {self._out}"
@@ -218,11 +222,11 @@ def _start(stack: ExitStack, folder: Path, side: str, config: str) -> _Process:
         stderr=file,
         env=environment,
     )
-    stack.callback(_end, running)
+    stack.callback(_terminate, running)
     return _Process(running, log)
 
 
-def _end(running: subprocess.Popen[bytes]) -> None:
+def _terminate(running: subprocess.Popen[bytes]) -> None:
     if running.poll() is None:
         running.terminate()
         try:
@@ -250,10 +254,10 @@ def _run_controls(
     data = {site.name: site.to_data(agreement.preprocessing) for site in sites}
     with _one_thread():
         return {
-            each.value: run_control(
-                agreement, each, data, on_completed=lambda run, number: parties.look()
+            control.value: run_control(
+                agreement, control, data, on_completed=lambda run, number: parties.check()
             ).site_rounds
-            for each in sorted(CONTROLS, key=str)
+            for control in sorted(CONTROLS, key=str)
         }
 
 
@@ -271,7 +275,7 @@ def _one_thread() -> Iterator[None]:
 # Results of the run
 
 
-def _logs_of(out: Path) -> dict[str, SiteLog]:
+def _read_logs(out: Path) -> dict[str, SiteLog]:
     logs = {}
     for site in SITES:
         try:
@@ -281,7 +285,7 @@ def _logs_of(out: Path) -> dict[str, SiteLog]:
     return logs
 
 
-def _collect(
+def _collect_results(
     out: Path, agreement: Agreement, controls: Mapping[str, Mapping[str, Sequence[SiteRound]]], seed: int
 ) -> Demo:
     config = load_coordinator(out / "coordinator" / "coordinator.toml")
@@ -290,7 +294,7 @@ def _collect(
     ) as store:
         received = list(store.received())
     prototypes = {name: read_prototypes(site_folder(out, name)) for name in SITES}
-    logs = _logs_of(out)
+    logs = _read_logs(out)
     runs = {agreement.method.value: {name: log.rounds for name, log in logs.items()}, **controls}
     result = run_result(
         agreement,
@@ -301,9 +305,84 @@ def _collect(
         seed=seed,
         view=describe(received, agreement, prototypes),
         diagnoses=tuple(
-            each
-            for name, of_run in runs.items()
-            for each in diagnose(agreement, method_named(name), of_run.values())
+            diagnosis
+            for name, rounds in runs.items()
+            for diagnosis in diagnose(agreement, method_named(name), rounds.values())
         ),
     )
     return Demo(result, closing_sentences(result, uploads_of(received, agreement)))
+
+
+# Closing sentences
+
+_CONTROLS = {
+    Method.LOCAL.value: "when each trains alone (local)",
+    Method.SELF.value: "when each is pulled towards its own prototypes alone (self)",
+}
+
+
+def closing_sentences(result: RunResult, uploads: Uploads) -> tuple[str, str, str]:
+    """Return the sentences on a run with both controls; ``uploads`` is the content of its coordinator's recording."""
+    return _describe_gain(result), _describe_sent(result.sites, uploads), _describe_seen(result, uploads)
+
+
+def _describe_gain(result: RunResult) -> str:
+    if result.mean_accuracy is None:
+        raise ValueError("the run has no accuracy: it was not tested")
+    accuracy, controls = result.mean_accuracy, {name: result.compared[name] for name in _CONTROLS}
+    ahead = sum(_is_ahead(site) for site in result.sites)
+    gained = (
+        "The sites gained on average"
+        if accuracy > max(controls.values())
+        else "The sites did not gain on average"
+    )
+    means = ", and ".join(f"{percent(mean)} % {_CONTROLS[name]}" for name, mean in controls.items())
+    return (
+        f"{gained}, and {ahead} of {len(result.sites)} did better than under both controls: in the federation a site "
+        f"classifies {percent(accuracy)} % of its test images correctly on average, against {means}."
+    )
+
+
+def _is_ahead(site: SiteFigures) -> bool:
+    return site.accuracy is not None and site.accuracy > max(site.compared[name] for name in _CONTROLS)
+
+
+def _describe_sent(sites: Sequence[SiteFigures], uploads: Uploads) -> str:
+    sizes = sorted(site.bytes_up / 1e6 for site in sites)
+    of_models = "of prototypes and of models' feature extractors"
+    sent = [
+        *([f"{uploads.ciphertexts:,} ciphertexts {of_models}"] if uploads.ciphertexts else []),
+        *([f"{uploads.masked:,} masked numbers {of_models}"] if uploads.masked else []),
+        *(["rotated prototypes of the untrained model"] if uploads.rotated else []),
+        f"{uploads.plain:,} numbers {of_models} in clear"
+        if uploads.plain
+        else "no prototype or model in clear",
+    ]
+    return (
+        f"Each site sent {sizes[0]:.1f} to {sizes[-1]:.1f} MB, and all sites in all rounds sent {_join_words(sent)}; "
+        "images are part of no message."
+    )
+
+
+def _join_words(parts: Sequence[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _describe_seen(result: RunResult, uploads: Uploads) -> str:
+    saw = [
+        "who took part and when",
+        *(["which classes each site has"] if _has_seen(result, PRESENCE) else []),
+        *(["how alike the sites' prototypes of the untrained model are"] if uploads.rotated else []),
+    ]
+    verdict = "FOUND prototypes" if _has_seen(result, SEARCHED) else "found no prototype"
+    return (
+        f"The coordinator saw {_join_words(saw)}; a search of the last rounds' uploads, as it recorded them, {verdict} of a "
+        "site."
+    )
+
+
+def _has_seen(result: RunResult, what: str) -> bool:
+    """Return the verdict of the recording's line; raise ``ValueError`` without such a line."""
+    (line,) = (line for line in result.coordinator_view if line.what == what)
+    return line.seen

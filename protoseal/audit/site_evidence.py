@@ -31,8 +31,7 @@ from protoseal.reports.result_files import site_folder
 from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from protoseal.simulation.local_federation import LocalFederation
-from protoseal.simulation.run_folder import CLAIM, COMPARED, RUNS, read_claim
-from protoseal.simulation.saved_run import SavedRun
+from protoseal.simulation.run_folder import CLAIM, COMPARED, RUNS, SavedRun, read_claim
 from secure_client.app import load_data, open_learner
 from secure_client.config import SiteConfig
 from secure_client.data import SiteData

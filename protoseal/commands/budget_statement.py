@@ -21,7 +21,7 @@ from secure_client.privacy.ledger_anchors import missing_anchor, shown_anchor
 
 if TYPE_CHECKING:
     from agreement import Agreement
-    from protoseal.reports.site_statement import Facts, Recognised
+    from protoseal.reports.ledger_facts import Facts, Recognised
 
 FALSE_ALARMS = (0.001, 0.01, 0.1)
 """Shares of false alarms for which a statement says how many members are recognised."""
@@ -70,7 +70,7 @@ def of_site(config: SiteConfig) -> Facts:
     """Return the facts of a site's ledger and its agreement. Raises ``LedgerError`` for a ledger that is not there."""
     if config.privacy is not None:
         return replace(of_ledger(config.privacy.ledger, config.agreement), site=config.name)
-    from protoseal.reports.site_statement import Facts
+    from protoseal.reports.ledger_facts import Facts
 
     return Facts(
         made=now()[:10],
@@ -91,8 +91,7 @@ def of_ledger(ledger: Path, agreement: Agreement | None = None) -> Facts:
 
 def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
     """Return the facts of a ledger that was read."""
-    from protoseal.reports.ledger_facts import runs_of, why_none
-    from protoseal.reports.site_statement import Facts
+    from protoseal.reports.ledger_facts import Facts, runs_of, why_none
 
     epsilon = accountant_for(account.limit.accountant)
     spent = spent_epsilon(account.history, account.limit, epsilon)
@@ -123,8 +122,7 @@ def recognised_of(account: Account, spent: float) -> Recognised:
 
     from privacy.accounting.accountant import Composed
     from protoseal.audit.trade_off import PairsTradeOff, composed_trade_off, most_recognised
-    from protoseal.reports.ledger_facts import filtered
-    from protoseal.reports.site_statement import Recognised
+    from protoseal.reports.ledger_facts import Recognised, filtered
 
     composed = Composed.of(account.history)
     agreements = {entry.spending.agreement_hash for entry in account.entries}

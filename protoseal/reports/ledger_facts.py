@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from agreement import Agreement
 from privacy.accounting.accounting_rules import Accountant, Accounting
 from privacy.accounting.events import DpSgd, Event, Unit
 from privacy.ledger.budget_account import Account
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.lines import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Allowance, Entry, Exposure, Fact, Limit
 from privacy.ledger.remaining_budget import describe_remaining, spent_epsilon
+from protoseal.reports.privacy_statement import Members, members_of
 
 
 @dataclass(frozen=True)
@@ -181,3 +183,70 @@ def why_none(account: Account, lacking: Anchor | None) -> str | None:
     if lacking is not None:
         return f"the ledger lacks entry {lacking.seq}, which the site has shown (the file .peers beside it)"
     return None
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """Largest shares of members that any attack picks out: ``shares`` by the share of wrong picks (false alarms).
+
+    ``of_ten`` is the share of people with ten units each (records) at 1 % of false alarms; None with DP-SGD, whose cost
+    for a group has no closed form. ``filtered`` is the (ε, δ) from which the shares follow alone, where a Rényi filter
+    covers agreements that depend on earlier results; None where they follow from the noise.
+    """
+
+    shares: Mapping[float, float]
+    of_ten: float | None
+    filtered: tuple[float, float] | None
+
+    @property
+    def usual(self) -> float:
+        """The share at 1 % of false alarms."""
+        return self.shares[0.01]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a statement is made of. ``recognised`` is None where nothing is guaranteed (``why_none``) or was spent.
+
+    ``account`` is None for a site without a ledger. ``site`` and ``agreement`` are those of the site's file, and None
+    for a statement from a ledger alone. ``made`` is the day of the statement.
+    """
+
+    made: str
+    site: str | None
+    agreement: Agreement | None
+    account: Account | None
+    runs: tuple[RunFacts, ...]
+    epsilon: float
+    recognised: Recognised | None
+    why_none: str | None
+
+    @property
+    def data(self) -> str:
+        """The data set in words."""
+        return "this site's data" if self.account is None else f"data set {self.account.budget.dataset!r}"
+
+    @property
+    def unit(self) -> Unit:
+        """The protected unit: the ledger's, or a record if there is none."""
+        return Unit.RECORD if self.account is None else self.account.limit.unit
+
+    @property
+    def members(self) -> Members:
+        """Words for the unit."""
+        return members_of(self.unit, self.data)
+
+    @property
+    def colluding(self) -> int | None:
+        """Colluding sites that shared noise holds off; None where all noise is the site's own."""
+        return None if self.account is None else colluding_of(self.account)
+
+    @property
+    def released(self) -> list[Released]:
+        """All that was paid for, in any run."""
+        return [released for run in self.runs for released in run.released]
+
+    @property
+    def trains(self) -> bool:
+        """True if a run trained by DP-SGD."""
+        return any(isinstance(released.event, DpSgd) for released in self.released)

@@ -10,23 +10,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agreement import Agreement
 from privacy.accounting.accounting_rules import Accounting
 from privacy.accounting.events import DpSgd, GaussianRelease, Unit
 from privacy.ledger.budget_account import Account
 from privacy.ledger.lines import NEIGHBOURS, Entry, Limit
 from protoseal.reports.ledger_facts import (
+    Facts,
     Released,
     RunFacts,
     charged_elsewhere,
-    colluding_of,
     day,
     limit_changes,
 )
 from protoseal.reports.privacy_statement import (
     NO_GUARANTEE,
-    Members,
-    members_of,
     observers,
     of_hundred,
     provided,
@@ -43,73 +40,6 @@ USELESS = 0.5
 CONFIRM = "The program cannot know, and the site has to confirm before it shows this page"
 _PAID = (PROTOTYPES, TRAINING)
 _FEWER = "the run ended early, or has not ended, or the site missed the round of a release"
-
-
-@dataclass(frozen=True)
-class Recognised:
-    """Largest shares of members that any attack picks out: ``shares`` by the share of wrong picks (false alarms).
-
-    ``of_ten`` is the share of people with ten units each (records) at 1 % of false alarms; None with DP-SGD, whose cost
-    for a group has no closed form. ``filtered`` is the (ε, δ) from which the shares follow alone, where a Rényi filter
-    covers agreements that depend on earlier results; None where they follow from the noise.
-    """
-
-    shares: Mapping[float, float]
-    of_ten: float | None
-    filtered: tuple[float, float] | None
-
-    @property
-    def usual(self) -> float:
-        """The share at 1 % of false alarms."""
-        return self.shares[0.01]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All that a statement is made of. ``recognised`` is None where nothing is guaranteed (``why_none``) or was spent.
-
-    ``account`` is None for a site without a ledger. ``site`` and ``agreement`` are those of the site's file, and None
-    for a statement from a ledger alone. ``made`` is the day of the statement.
-    """
-
-    made: str
-    site: str | None
-    agreement: Agreement | None
-    account: Account | None
-    runs: tuple[RunFacts, ...]
-    epsilon: float
-    recognised: Recognised | None
-    why_none: str | None
-
-    @property
-    def data(self) -> str:
-        """The data set in words."""
-        return "this site's data" if self.account is None else f"data set {self.account.budget.dataset!r}"
-
-    @property
-    def unit(self) -> Unit:
-        """The protected unit: the ledger's, or a record if there is none."""
-        return Unit.RECORD if self.account is None else self.account.limit.unit
-
-    @property
-    def members(self) -> Members:
-        """Words for the unit."""
-        return members_of(self.unit, self.data)
-
-    @property
-    def colluding(self) -> int | None:
-        """Colluding sites that shared noise holds off; None where all noise is the site's own."""
-        return None if self.account is None else colluding_of(self.account)
-
-    @property
-    def released(self) -> list[Released]:
-        """All that was paid for, in any run."""
-        return [released for run in self.runs for released in run.released]
-
-    @property
-    def trains(self) -> bool:
-        """True if a run trained by DP-SGD."""
-        return any(isinstance(released.event, DpSgd) for released in self.released)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from protoseal.simulation.batched.training import Batching
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.local_federation import LocalFederation, Outcome
-from protoseal.simulation.run_folder import COMPARED, RunFolder
-from protoseal.simulation.saved_run import SavedRun
+from protoseal.simulation.run_folder import COMPARED, RunFolder, SavedRun
 from protoseal.simulation.site_datasets import DividedData, divide
 from protoseal.simulation.site_pool import SiteTesting, SiteTraining
 from secure_client.checkpoints.learner_factory import build_agreed_model

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protoseal.splits.shared_samples import Pool, SharedSamples
-from protoseal.splits.site_samples import SiteArrays
-from protoseal.splits.split_units import Units, units_of
+from protoseal.splits.site_samples import Pool, SharedSamples, SiteArrays, Units, units_of
 from secure_client.data.samples import Indices, Labels, Samples, TrainTest
 from secure_client.errors import DataError
 

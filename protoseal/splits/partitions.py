@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protoseal.splits.allocation import deal, divide, keep_own_test, make_sites, thinned
-from protoseal.splits.site_samples import SiteArrays
-from protoseal.splits.split_units import units_of
+from protoseal.splits.site_samples import SiteArrays, units_of
 from secure_client.data.samples import Samples, TrainTest
 from secure_client.errors import DataError
 

@@ -1,25 +1,119 @@
-"""Samples of one simulated site, and the draws of its validation part and of subjects."""
+"""Samples of simulated sites: the units that stay together, samples that several sites share, and one site's own.
+
+A unit is a subject, or a single sample where subjects are unknown. A subject's samples resemble each other, so a model
+that trained on some of them would be tested too kindly on the others. Limit: a subject that goes by two names counts as
+two.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from agreement import InputSection
-from protoseal.splits.shared_samples import SharedSamples
-from protoseal.splits.split_units import units_of
 from secure_client.data import SiteData
 from secure_client.data.preprocess import Preprocessing, to_dataset
-from secure_client.data.samples import Samples
+from secure_client.data.samples import Indices, Inputs, Labels, Samples
 from secure_client.data.site_data import number_subjects
 from secure_client.data.table_scale import fit_inputs
 from secure_client.errors import DataError
 from secure_client.table_format import TableScale
+
+
+@dataclass(frozen=True)
+class Units:
+    """Subjects, or single samples where subjects are unknown, each with a class and a domain by which it is dealt out.
+
+    A subject with samples of several classes or domains counts for the pair that most of its samples have, and for the
+    lowest of several such pairs. The samples of unit i are ``samples[first[i] : first[i + 1]]``.
+    """
+
+    labels: Labels
+    domains: Labels
+    samples: Indices
+    first: Indices
+
+    def samples_of(self, units: Indices) -> Indices:
+        """Return the samples of these units, in the order of the units."""
+        parts = [self.samples[self.first[unit] : self.first[unit + 1]] for unit in units]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def fitting(self, units: Indices, samples: int) -> int:
+        """Return how many of the units, from the start, have at most that many samples together."""
+        sizes = self.first[units + 1] - self.first[units]
+        return int(np.searchsorted(np.cumsum(sizes), samples, side="right"))
+
+    @property
+    def largest(self) -> int:
+        """Return the largest number of samples of a unit."""
+        return int(np.diff(self.first).max(initial=0))
+
+
+def units_of(samples: Samples) -> Units:
+    """Return the samples' subjects, in the order of their names, or the samples themselves."""
+    if samples.subjects is None:
+        every = np.arange(len(samples) + 1, dtype=np.int64)
+        return Units(samples.labels, samples.domains, every[:-1], every)
+    numbers = np.unique(samples.subjects, return_inverse=True)[1]
+    triples = np.stack([numbers, samples.labels, samples.domains])
+    kinds, counts = np.unique(triples, axis=1, return_counts=True)  # by subject, then class, then domain
+    by_count = np.lexsort((-counts, kinds[0]))  # stable: the lowest pair leads among equal counts
+    leaders = by_count[np.unique(kinds[0][by_count], return_index=True)[1]]
+    first = np.concatenate([[0], np.cumsum(np.bincount(numbers))]).astype(np.int64)
+    return Units(kinds[1][leaders], kinds[2][leaders], np.argsort(numbers, kind="stable"), first)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples of which each site has some rows, preprocessed once for all sites with the same agreed preprocessing."""
+
+    samples: Samples
+    _made: dict[Preprocessing | None, TensorDataset] = field(default_factory=dict, repr=False)
+
+    def dataset(self, agreed: Preprocessing | None, *, where: str) -> TensorDataset:
+        """Return all samples under the agreed preprocessing: the same object each time."""
+        if agreed not in self._made:
+            self._made[agreed] = to_dataset(self.samples, agreed, where=where)
+        return self._made[agreed]
+
+
+class SharedSamples(Samples):
+    """Some rows of a :class:`Pool`; each access to ``inputs`` copies them.
+
+    ``domains`` may index other names than the pool's. The samples are for tests and have no subjects.
+    """
+
+    pool: Pool
+    rows: Indices
+
+    def __init__(self, pool: Pool, rows: Indices, domains: Labels) -> None:
+        for name, value in (("pool", pool), ("rows", rows), ("domains", domains)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "labels", pool.samples.labels[rows])
+
+    @property
+    def inputs(self) -> Inputs:
+        """Copy of the inputs, with the pool's shape and dtype."""
+        return self.pool.samples.inputs[self.rows]
+
+    @property
+    def is_images(self) -> bool:
+        """True if the pool's inputs are images."""
+        return self.pool.samples.is_images
+
+    def take(self, indices: Indices) -> Samples:
+        """Return the samples at ``indices``, still of the pool."""
+        return SharedSamples(self.pool, self.rows[indices], self.domains[indices])
+
+    def subset(self, agreed: Preprocessing | None, *, where: str) -> Dataset[Any]:
+        """Return these rows of the pool's data set."""
+        return Subset(self.pool.dataset(agreed, where=where), self.rows.tolist())
+
 
 VALIDATION_STREAM, SUBJECT_STREAM = 1, 3
 """Second seeds, so that validation parts and subjects are drawn independently of the split."""

@@ -8,8 +8,7 @@ import pytest
 
 from agreement import Agreement
 from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, Uploads
-from protoseal.demo import demo_agreement
-from protoseal.demo_sentences import closing_sentences
+from protoseal.demo import closing_sentences, demo_agreement
 from protoseal.reports.result_files import RunResult, SiteFigures, ViewLine
 
 AGREEMENT: Agreement = demo_agreement(seed=0, rounds=1)

@@ -23,8 +23,9 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Fact, Limit, ReleaseName, Spending
 from privacy.mechanisms.cell_query import Cells
 from protoseal.commands.budget_statement import of_ledger
+from protoseal.reports.ledger_facts import Facts
 from protoseal.reports.privacy_statement import of_hundred
-from protoseal.reports.site_statement import Facts, headline
+from protoseal.reports.site_statement import headline
 from protoseal.reports.statement_files import fields_of, text_of
 from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside

@@ -12,7 +12,7 @@ from protoseal.reports.report import write_report
 from protoseal.reports.result_files import RunResult, read_result
 from protoseal.simulation.experiment import simulate
 from protoseal.simulation.local_federation import Outcome
-from protoseal.simulation.saved_run import SavedRun
+from protoseal.simulation.run_folder import SavedRun
 from secure_client.diagnosis.diagnoses import Symptom
 from secure_client.output.site_log import SiteLog, SiteRound
 from tests.support.marks import full_but

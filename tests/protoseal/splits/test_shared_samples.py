@@ -6,7 +6,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from agreement import PreprocessingSection
 from protoseal.splits import SiteArrays, dirichlet
-from protoseal.splits.shared_samples import Pool, SharedSamples
+from protoseal.splits.site_samples import Pool, SharedSamples
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.samples import Samples, TrainTest, make_samples
 from secure_client.training.batches import open_source
