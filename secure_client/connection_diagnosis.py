@@ -47,6 +47,8 @@ def diagnose(target: str, credentials: Credentials, trust: TrustAnchor) -> str |
     host, port = split_target(target)
     proxy = find_proxy(host)
     try:
+        # Two connections: this site shows its certificate, and signs with its key, only to a peer that the first one
+        # has found to be the coordinator.
         with _connect(host, port, proxy) as opened:
             certificate = _fetch_certificate(opened, host, _describe_place(host, port, proxy))
         _check_certificate(certificate, host, _describe_place(host, port, proxy), trust)

@@ -81,4 +81,5 @@ def hide_decryption_errors(what: str) -> Iterator[None]:
     except CryptoError as error:
         raise Violation(f"{what} is refused: {error}") from error
     except Exception as error:
+        # A refusal here would answer the coordinator whether a decrypted value is beyond a bound that it chose.
         raise ImplausibleError(f"{what}: {type(error).__name__}: {one_line(error)}") from error

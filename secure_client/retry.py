@@ -73,6 +73,7 @@ def call_until(
 def _backoff() -> Iterator[float]:
     pause = _FIRST_PAUSE
     while True:
+        # From the upper half, so that all sites that lost one coordinator do not come back in the same moment.
         yield secrets.SystemRandom().uniform(pause / 2, pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -152,7 +152,7 @@ class GrpcTransport:
             for frame in frames:
                 assembly.add(codec.decode_download_chunk(frame))
         finally:
-            frames.cancel()
+            frames.cancel()  # a coordinator that sends more than it announced is not read to its end
         return assembly.content()
 
 

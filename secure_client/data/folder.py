@@ -195,7 +195,9 @@ def _list_files(path: Path) -> _Listing:
             "is a file, not a folder" if path.exists() else f"the folder does not exist{near_name(path)}"
         )
         raise DataError(f"{path}: {problem}")
-    if (path / ANNOTATIONS).is_file():
+    if (
+        path / ANNOTATIONS
+    ).is_file():  # before the other layouts, since Tiny-ImageNet also has train and test
         return _list_tiny_imagenet(path)
     folders = _list_folders(path)
     _check_parts(path, folders)

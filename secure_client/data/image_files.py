@@ -25,6 +25,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -147,7 +148,7 @@ def _read_png(file: BinaryIO) -> Inputs:
     grey, palette = colour == 0, colour == 3
     if depth == 16 and not grey:
         raise _Refused(f"is a PNG of 16 bits with colour or alpha, of which 8 would be cut; {ARRAYS}")
-    if b"CgBI" in chunks:
+    if b"CgBI" in chunks:  # red and blue are exchanged, and colours multiplied by alpha
         raise _Refused("is a PNG as iOS apps have it, with other colours; store it as an ordinary PNG")
     if b"acTL" in chunks and int.from_bytes(chunks[b"acTL"][:4]) > 1:
         raise _Refused("is an animated PNG; store each frame that is a record as a file")
@@ -163,6 +164,7 @@ def _read_png(file: BinaryIO) -> Inputs:
     profile = image.info.get("Raw profile type APP1", "")  # where ImageMagick keeps a JPEG's EXIF
     if "".join(profile.split("\n")[3:]).startswith(b"Exif".hex()):
         image.info.setdefault("Raw profile type exif", profile)
+    # Pillow refuses no number beyond the palette.
     if palette and int(np.asarray(image).max()) >= len(chunks[b"PLTE"]) // 3:
         raise _Refused("uses a colour that its palette lacks; store the image again")
     return _to_pixels(image)
@@ -207,10 +209,57 @@ def _read_bmp(file: BinaryIO) -> Inputs:
     return _to_pixels(image)
 
 
-_GREY_TIFF = {(photometric, 1, (bits,), ()) for photometric in (0, 1) for bits in (1, 2, 4, 8, 16)}
-_ALPHA_TIFF = {(1, 1, (8, 8), (kind,)) for kind in (1, 2)} | {(2, 1, (8,) * 4, (kind,)) for kind in (1, 2)}
-_COLOUR_TIFF = {(2, 1, (8, 8, 8), ())} | {(3, 1, (bits,), ()) for bits in (1, 2, 4, 8)}
-TIFF_FORMS = _GREY_TIFF | _ALPHA_TIFF | _COLOUR_TIFF | {(1, 3, (32,), ())}
+class _Tag(IntEnum):
+    """Tags of a TIFF, by their names in the specification (TIFF 6.0)."""
+
+    NEW_SUBFILE_TYPE = 254
+    SUBFILE_TYPE = 255
+    WIDTH = 256
+    LENGTH = 257
+    BITS_PER_SAMPLE = 258
+    COMPRESSION = 259
+    PHOTOMETRIC_INTERPRETATION = 262
+    FILL_ORDER = 266
+    DESCRIPTION = 270
+    STRIP_OFFSETS = 273
+    SAMPLES_PER_PIXEL = 277
+    ROWS_PER_STRIP = 278
+    STRIP_BYTE_COUNTS = 279
+    MAX_SAMPLE_VALUE = 281
+    PLANAR_CONFIGURATION = 284
+    COLOR_MAP = 320
+    TILE_WIDTH = 322
+    TILE_LENGTH = 323
+    TILE_OFFSETS = 324
+    TILE_BYTE_COUNTS = 325
+    EXTRA_SAMPLES = 338
+    SAMPLE_FORMAT = 339
+    S_MAX_SAMPLE_VALUE = 341
+    IMAGE_DEPTH = 32997
+    METAMORPH_STACK = 33629
+
+
+# Values of photometric interpretation, sample format, compression, planar configuration and fill order
+_WHITE_AS_ZERO, _BLACK_AS_ZERO, _RGB, _PALETTE = 0, 1, 2, 3
+_UNSIGNED, _FLOAT = 1, 3
+_UNCOMPRESSED, _SEPARATE_PLANES, _REVERSED_BITS = 1, 2, 2
+_PREVIEW_OR_MASK = 0b101
+"""Bits of NEW_SUBFILE_TYPE: a reduced image, a transparency mask."""
+_ALPHAS = ((1,), (2,))
+"""Extra samples that are an alpha: multiplied into the colours, or not."""
+
+_GREY_TIFF = {
+    (photometric, _UNSIGNED, (bits,), ())
+    for photometric in (_WHITE_AS_ZERO, _BLACK_AS_ZERO)
+    for bits in (1, 2, 4, 8, 16)
+}
+_ALPHA_TIFF = {(_BLACK_AS_ZERO, _UNSIGNED, (8, 8), alpha) for alpha in _ALPHAS} | {
+    (_RGB, _UNSIGNED, (8,) * 4, alpha) for alpha in _ALPHAS
+}
+_COLOUR_TIFF = {(_RGB, _UNSIGNED, (8, 8, 8), ())} | {
+    (_PALETTE, _UNSIGNED, (bits,), ()) for bits in (1, 2, 4, 8)
+}
+TIFF_FORMS = _GREY_TIFF | _ALPHA_TIFF | _COLOUR_TIFF | {(_BLACK_AS_ZERO, _FLOAT, (32,), ())}
 """Photometric interpretation, sample format, bits of each sample, and meaning of further samples."""
 
 _PHOTOMETRIC = {0: "grey, white as 0", 1: "grey", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr", 8: "CIELAB"}
@@ -218,27 +267,32 @@ _SAMPLES = {1: "whole numbers", 2: "signed whole numbers", 3: "floats", 6: "comp
 
 
 def _read_tiff(file: BinaryIO) -> Inputs:
+    # The tags are checked before Pillow decodes: Pillow reads many forms, and some of them wrongly without an error.
     tags = _read_tiff_tags(file)
     if tags.next or _has_several_planes(tags):
         raise _Refused("has several pages; store each page that is a record as a file")
-    if int(tags.get(254, 0)) & 5 or tags.get(255, 1) == 2:
+    if int(tags.get(_Tag.NEW_SUBFILE_TYPE, 0)) & _PREVIEW_OR_MASK or tags.get(_Tag.SUBFILE_TYPE, 1) == 2:
         raise _Refused("begins with a preview or a mask; store the picture alone")
-    if 262 not in tags:
+    if _Tag.PHOTOMETRIC_INTERPRETATION not in tags:
         raise _Refused(
             "does not say whether 0 is black or white (PhotometricInterpretation); store it as PNG"
         )
-    samples = int(tags.get(277, 1))
-    bits = tuple(tags.get(258, (1,)))
+    photometric = tags[_Tag.PHOTOMETRIC_INTERPRETATION]
+    samples = int(tags.get(_Tag.SAMPLES_PER_PIXEL, 1))
+    bits = tuple(tags.get(_Tag.BITS_PER_SAMPLE, (1,)))
     bits = bits * samples if len(bits) == 1 else bits
-    formats = sorted(set(tags.get(339, (1,))))
-    form = (tags[262], formats[0] if len(formats) == 1 else None, bits, tuple(tags.get(338, ())))
+    formats = sorted(set(tags.get(_Tag.SAMPLE_FORMAT, (_UNSIGNED,))))
+    sample_format = formats[0] if len(formats) == 1 else None
+    form = (photometric, sample_format, bits, tuple(tags.get(_Tag.EXTRA_SAMPLES, ())))
     if form not in TIFF_FORMS or len(bits) != samples:
         raise _Refused(_describe_tiff(*form))
-    _check_numbers(tags, form[1] == 3, bits)
-    _check_strips(tags, sum(bits) if tags.get(284, 1) == 1 else bits[0])
+    is_float = sample_format == _FLOAT
+    _check_numbers(tags, is_float, bits)
+    in_planes = tags.get(_Tag.PLANAR_CONFIGURATION, 1) == _SEPARATE_PLANES
+    _check_strips(tags, bits[0] if in_planes else sum(bits))
     # Pillow itself turns white as 0 into black as 0 up to 8 bits.
-    pixels = _to_pixels(_open(file, "TIFF"), white_as_zero=form[0] == 0 and bits == (16,))
-    if form[1] == 3 and not (pixels.min() >= 0.0 and pixels.max() <= 1.0):
+    pixels = _to_pixels(_open(file, "TIFF"), white_as_zero=photometric == _WHITE_AS_ZERO and bits == (16,))
+    if is_float and not (pixels.min() >= 0.0 and pixels.max() <= 1.0):
         raise _Refused(
             f"holds floats from {pixels.min():.4g} to {pixels.max():.4g}; floats are read between 0 and 1: scale"
             " them by the same numbers at every site"
@@ -248,25 +302,32 @@ def _read_tiff(file: BinaryIO) -> Inputs:
 
 def _check_numbers(tags: TiffImagePlugin.ImageFileDirectory_v2, floats: bool, bits: tuple[int, ...]) -> None:
     """Raise for numbers that mean others than they are, or that Pillow reads otherwise."""
-    big_endian, white_as_zero = tags.prefix == b"MM", tags[262] == 0
-    if floats and big_endian and tags.get(259, 1) != 1:  # Pillow swaps these bytes twice
+    big_endian = tags.prefix == b"MM"
+    photometric = tags[_Tag.PHOTOMETRIC_INTERPRETATION]
+    if (
+        floats and big_endian and tags.get(_Tag.COMPRESSION, 1) != _UNCOMPRESSED
+    ):  # Pillow swaps these bytes twice
         raise _Refused("is a compressed TIFF of big-endian floats; store it without compression")
-    stores_values = not floats and tags[262] != 3 and bits[0] in (8, 16)
-    largest = [float(value) for tag in (281, 341) for value in tags.get(tag, ())]
-    if stores_values and 0 < max(largest, default=0.0) < 2 ** (bits[0] - 1):
+    stores_values = not floats and photometric != _PALETTE and bits[0] in (8, 16)
+    limits = (_Tag.MAX_SAMPLE_VALUE, _Tag.S_MAX_SAMPLE_VALUE)
+    largest = max((float(value) for tag in limits for value in tags.get(tag, ())), default=0.0)
+    if stores_values and 0 < largest < 2 ** (bits[0] - 1):
         raise _Refused(
-            f"says that its values of {bits[0]} bits end at {max(largest):g} (MaxSampleValue); scale them to the full"
+            f"says that its values of {bits[0]} bits end at {largest:g} (MaxSampleValue); scale them to the full"
             " range, and leave the tag out"
         )
     if bits == (16,) and float(_read_imagej(tags).get("c0", 0)) != 0:
         raise _Refused("holds signed numbers as ImageJ shifts them (c0); store them as floats in [0, 1]")
-    if tags[262] == 3 and any(entry % 256 not in (0, entry // 256) for entry in tags[320]):
+    # Pillow keeps the upper 8 of a palette's 16 bits: a lower half that equals the upper one, or 0, loses nothing.
+    if photometric == _PALETTE and any(
+        entry % 256 not in (0, entry // 256) for entry in tags[_Tag.COLOR_MAP]
+    ):
         raise _Refused("is a TIFF with a palette of 16 bits, of which 8 would be cut; store it as RGB")
-    if bits == (16,) and white_as_zero and big_endian:
+    if bits == (16,) and photometric == _WHITE_AS_ZERO and big_endian:
         raise _Refused("is a big-endian TIFF of 16 bits with white as 0; store it as PNG")
-    if tags.get(266, 1) == 2 and bits != (1,):
+    if tags.get(_Tag.FILL_ORDER, 1) == _REVERSED_BITS and bits != (1,):
         raise _Refused(f"has the bits of its bytes in reverse order (FillOrder); {ARRAYS}")
-    if tags.get(284, 1) == 2 and len(bits) == 2:
+    if tags.get(_Tag.PLANAR_CONFIGURATION, 1) == _SEPARATE_PLANES and len(bits) == 2:
         raise _Refused("holds grey and alpha in separate planes; store it without alpha")
 
 
@@ -274,7 +335,8 @@ def _read_tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
     """Return the tags of the first page."""
     file.seek(0)
     head = file.read(8)
-    tags = TiffImagePlugin.ImageFileDirectory_v2(head + (file.read(8) if 43 in head[2:4] else b""))
+    is_big_tiff = 43 in head[2:4]  # its header has 16 bytes
+    tags = TiffImagePlugin.ImageFileDirectory_v2(head + (file.read(8) if is_big_tiff else b""))
     file.seek(tags.next)
     tags.load(file)
     return tags
@@ -282,41 +344,48 @@ def _read_tiff_tags(file: BinaryIO) -> TiffImagePlugin.ImageFileDirectory_v2:
 
 def _has_several_planes(tags: TiffImagePlugin.ImageFileDirectory_v2) -> bool:
     """Return True if one directory stands for several planes, of which Pillow would read the first."""
-    described = str(tags.get(270, ""))
-    sizes = [int(size) for size in re.findall(r'\bSize[ZCT]="(\d+)"', described)]  # OME-XML
-    shape = re.match(r'\{"shape": \[([\d, ]+)\]', described)  # tifffile
-    held = math.prod(map(int, shape[1].split(","))) if shape else 0
-    colours = int(tags.get(277, 1)) if "<OME" in described else 1  # which SizeC counts, too
+    samples = int(tags.get(_Tag.SAMPLES_PER_PIXEL, 1))
+    description = str(tags.get(_Tag.DESCRIPTION, ""))
+    ome_sizes = [int(size) for size in re.findall(r'\bSize[ZCT]="(\d+)"', description)]
+    ome_colours = samples if "<OME" in description else 1  # which SizeC counts, too
+    tifffile_shape = re.match(r'\{"shape": \[([\d, ]+)\]', description)
+    tifffile_values = math.prod(map(int, tifffile_shape[1].split(","))) if tifffile_shape else 0
     return (
-        int(tags.get(32997, 1)) > 1  # ImageDepth
-        or 33629 in tags  # a stack of MetaMorph
+        int(tags.get(_Tag.IMAGE_DEPTH, 1)) > 1
+        or _Tag.METAMORPH_STACK in tags
         or int(_read_imagej(tags).get("images", 1)) > 1
-        or math.prod(sizes) > colours
-        or held > int(tags[256]) * int(tags[257]) * int(tags.get(277, 1))
+        or math.prod(ome_sizes) > ome_colours
+        or tifffile_values > int(tags[_Tag.WIDTH]) * int(tags[_Tag.LENGTH]) * samples
     )
 
 
 def _read_imagej(tags: TiffImagePlugin.ImageFileDirectory_v2) -> dict[str, str]:
     """Return what ImageJ states in the description, by key."""
-    first, *lines = str(tags.get(270, "")).splitlines() or [""]
+    first, *lines = str(tags.get(_Tag.DESCRIPTION, "")).splitlines() or [""]
     return dict(line.split("=", 1) for line in lines if "=" in line) if first.startswith("ImageJ=") else {}
 
 
 def _check_strips(tags: TiffImagePlugin.ImageFileDirectory_v2, pixel_bits: int) -> None:
     """Raise for a strip or tile that the file lacks, in whose place Pillow would read other bytes as pixels."""
-    tiled = 324 in tags
-    offsets, counts = tags.get(324 if tiled else 273, ()), tags.get(325 if tiled else 279, ())
-    width, height = int(tags[256]), int(tags[257])
-    rows = int(tags[323]) if tiled else min(int(tags.get(278, height)), height)
-    columns = -(-width // int(tags[322])) if tiled else 1
-    planes = int(tags.get(277, 1)) if tags.get(284, 1) == 2 else 1
-    parts = -(-height // rows)
-    if len(offsets) < parts * columns * planes:
+    width, height = int(tags[_Tag.WIDTH]), int(tags[_Tag.LENGTH])
+    tiled = _Tag.TILE_OFFSETS in tags
+    if tiled:
+        offsets, sizes = tags.get(_Tag.TILE_OFFSETS, ()), tags.get(_Tag.TILE_BYTE_COUNTS, ())
+        part_width, part_rows = int(tags[_Tag.TILE_WIDTH]), int(tags[_Tag.TILE_LENGTH])
+    else:
+        offsets, sizes = tags.get(_Tag.STRIP_OFFSETS, ()), tags.get(_Tag.STRIP_BYTE_COUNTS, ())
+        part_width, part_rows = width, min(int(tags.get(_Tag.ROWS_PER_STRIP, height)), height)
+    columns, parts_down = -(-width // part_width), -(-height // part_rows)
+    in_planes = tags.get(_Tag.PLANAR_CONFIGURATION, 1) == _SEPARATE_PLANES
+    planes = int(tags.get(_Tag.SAMPLES_PER_PIXEL, 1)) if in_planes else 1
+    if len(offsets) < parts_down * columns * planes:
         raise _Refused("lacks a part of its pixels (a cut or unfinished TIFF); store it in full")
-    for part, (offset, count) in enumerate(zip(offsets, counts, strict=False)):
-        stored = rows if tiled else min(rows, height - part % parts * rows)
-        row = -(-(int(tags[322]) if tiled else width) * pixel_bits // 8)
-        if not offset or not count or (tags.get(259, 1) == 1 and count < stored * row):
+    row_bytes = -(-part_width * pixel_bits // 8)
+    for part, (offset, size) in enumerate(zip(offsets, sizes, strict=False)):
+        # The last strip may have fewer rows. Tiles are padded to their full size.
+        rows = part_rows if tiled else min(part_rows, height - part % parts_down * part_rows)
+        is_short = tags.get(_Tag.COMPRESSION, 1) == _UNCOMPRESSED and size < rows * row_bytes
+        if not offset or not size or is_short:
             raise _Refused("lacks a part of its pixels (a sparse or unfinished TIFF); store it in full")
 
 
@@ -351,6 +420,7 @@ def _to_pixels(image: Image.Image, *, white_as_zero: bool = False) -> Inputs:
         alpha = image.convert("RGBA").getchannel("A").getextrema()
         if alpha[0] != 255:
             raise _Refused("has transparent pixels; lay it on a background and store it without alpha")
+    # A camera stores rows as its sensor has them, and states in EXIF how to rotate them for the eye.
     array: NDArray[Any] = np.asarray(ImageOps.exif_transpose(image))
     match image.mode:
         case "1":

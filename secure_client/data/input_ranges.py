@@ -45,6 +45,7 @@ class InputRanges:
             for values in (flat.amin(2), flat.amax(2), flat.float().mean(2))
         )
         if self._images:
+            # A scan of 12 bits stored in 16, or divided by 255 twice, is dark; an empty mask in its place is constant.
             self._count(_CONSTANT, (low == high).all(1))
             if self._agreed is not None:
                 self._count(_DARK, (high < DARK).all(1))

@@ -147,6 +147,7 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
         tensor = to_tensor(
             inputs[np.newaxis], self._agreed, where=place, convert_channels=self._convert_channels
         )
+        # Class counts and prototypes divide by labels read earlier, which a random data set would contradict.
         self._check_unchanged(index, tensor[0], number, place)
         if self._logs_colours and count_coloured(inputs[np.newaxis]):
             _log.warning("%s: has colours, which convert_channels removes; later ones are not logged", place)
@@ -267,6 +268,7 @@ def _check_range(images: Inputs, where: str) -> None:
     if low >= 0.0 and high <= 1.0:
         return
     remedy = "scale them to [0, 1] by the same two numbers at every site"
+    # Only advice depends on these guesses. Values are never rescaled by a site's own range: sites would differ.
     if low >= 0.0 and 2.0 < high <= 255.0:
         remedy = "give x / 255 if 255 is white, or uint8"
     elif -1.0 <= low <= -0.5 and high <= 1.0:
@@ -285,7 +287,9 @@ def _fit_chunk(images: Inputs, agreed: PreprocessingSection) -> Inputs:
         planes = torch.nn.functional.interpolate(
             planes, size, mode="bilinear", align_corners=False, antialias=True
         )
-    planes = planes.expand(-1, agreed.channels, -1, -1).permute(0, 2, 3, 1)
+    planes = planes.expand(-1, agreed.channels, -1, -1).permute(
+        0, 2, 3, 1
+    )  # grey is repeated for each channel
     if images.dtype == np.uint8:
         return planes.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
     # Interpolation can exceed the range by rounding. Each image is clamped to its own range, so that it depends on no

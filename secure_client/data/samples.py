@@ -134,6 +134,7 @@ def make_samples(
 
 def _check_axes(inputs: NDArray[Any], labels: int, where: str) -> None:
     """Raise :class:`DataError` for images whose axes are in another order than (N, H, W, C)."""
+    # A side of more than 4 pixels cannot be a number of channels, so that these shapes are read in one way alone.
     if inputs.ndim == 4 and inputs.shape[1] in (1, 3, 4) and inputs.shape[2] == inputs.shape[3] > 4:
         raise DataError(
             f"{where}: inputs have shape {inputs.shape}, with the channels first; give x.transpose(0, 2, 3, 1)"
@@ -253,7 +254,7 @@ def convert_inputs(inputs: NDArray[Any], where: str) -> Inputs:
     that float32 may not have, and where rounding to float32 moves a value by a thousandth of its column's (of all
     images') range.
     """
-    inputs = inputs.astype(inputs.dtype.newbyteorder("="), copy=False)
+    inputs = inputs.astype(inputs.dtype.newbyteorder("="), copy=False)  # torch reads native byte order only
     kind, images = inputs.dtype.kind, inputs.ndim == 4
     if images and inputs.dtype == np.uint8:
         return inputs
@@ -293,6 +294,7 @@ def _check_rounding(inputs: NDArray[Any], floats: NDArray[np.float32], where: st
             f"{place} has a whole number beyond {WHOLE_FLOATS}, which float32 rounds; subtract or divide by a"
             " number that all sites agree on, or leave the column out if it is an identifier"
         )
+    # A time stamp in seconds has 10 digits, of which float32 keeps 7: the rows of a short study would become equal.
     axes = 0 if inputs.ndim == 2 else None
     low, high = exact.min(axis=axes), exact.max(axis=axes)
     rounded = np.abs(exact - floats).max(axis=axes)

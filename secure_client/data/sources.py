@@ -410,6 +410,7 @@ def _check_alike(sources: Sequence[StoredData]) -> None:
             f"{without}: names no subjects, but other sources name theirs; join data sets that all name the subject of "
             "each training sample, or none"
         )
+    # A model that has seen a subject's training samples recognises the subject, so that its test would be too good.
     for source, other in permutations(sources, 2):
         if source.test is None or source.test.subjects is None or other.train.subjects is None:
             continue

@@ -183,7 +183,8 @@ Read = Callable[[str], "float | str"]
 
 def _make_number_reader(column: TableColumn, codes: Collection[str], written: TableFormat) -> Read:
     mean, deviation = column.scale if isinstance(column.scale, tuple) else (0.0, 1.0)
-    # The site's file is written with a point, and perhaps its table with a comma.
+    # A code of missing values is also recognised as a number: -9 in the site's file is -9.0 in the table. The site's
+    # file is written with a point, and perhaps its table with a comma.
     numbers = {number for code in codes for sign in ".," if (number := _parse_number(code, sign)) is not None}
 
     def read(text: str) -> float | str:
@@ -194,6 +195,7 @@ def _make_number_reader(column: TableColumn, codes: Collection[str], written: Ta
             return f"{text!r} is no number{_suggest_number(text, written.decimal)}"
         if number in numbers:
             return np.nan
+        # Scaling comes later and could make a number infinite then, without file and line.
         fits = abs(number) <= _LARGEST and abs(number - mean) / deviation <= _LARGEST
         return number if fits else f"{text!r} is too large"
 
@@ -251,6 +253,7 @@ def _map_names(
     """
     mapped = {normalise_text(text): meant for text, meant in stated.items()}
     names = {normalise_text(name): name for name in agreed if normalise_text(name) not in mapped}
+    # Nothing says whether such a text is the agreed name or a code, so that it is refused where it occurs.
     unclear = frozenset(
         text
         for text, name in names.items()

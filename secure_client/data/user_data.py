@@ -139,7 +139,7 @@ def _adopt(part: object, where: str) -> UserPart:
             f"{where}: is {type(part).__name__}, an IterableDataset; return a map-style Dataset, which has __getitem__"
             " and __len__"
         )
-    if isinstance(part, Dataset) and hasattr(part, "__len__"):
+    if isinstance(part, Dataset) and hasattr(part, "__len__"):  # torch's Dataset itself has no length
         try:
             number = len(part)
         except BaseException as error:

@@ -94,6 +94,7 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
         raise ModelError(
             f"pretrained weights {path} cannot be read ({error.strerror}); correct pretrained in the configuration"
         ) from error
+    # Hashed and parsed from the same bytes: a file that changes between two reads cannot pass with other weights.
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256.lower():
         raise ModelError(

@@ -84,6 +84,7 @@ def make_projection(inputs: int, outputs: int, seed: int) -> NDArray[np.float64]
     """
     digest = hashlib.sha256(_LABEL + f"{seed}\0{inputs}\0{outputs}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
+    # QR alone fixes Q up to signs that depend on the LAPACK at hand; sites would then exchange unlike features.
     columns, upper = np.linalg.qr(generator.standard_normal((inputs, outputs)))
     rows: NDArray[np.float64] = (columns * np.sign(np.diagonal(upper))).T
     return rows * math.sqrt(inputs / outputs)

@@ -190,6 +190,7 @@ def check_training(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: 
 
     Raises :class:`ModelError` unless training could use them. Mode, buffers and torch's generators are restored.
     """
+    # Two copies, since batch normalisation refuses one sample; its statistics of the trial are undone afterwards.
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     devices = [inputs.device] if inputs.device.type == "cuda" else []

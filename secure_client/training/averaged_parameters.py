@@ -94,11 +94,13 @@ class AveragedPart:
         ends = np.cumsum([tensor.numel() for tensor in tensors], dtype=np.int64)
         parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
         rounded = [_round_to(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        # A negative variance would make NaN of the features. The error that follows could show the coordinator, who
+        # chooses the vector, on which side of 0 a hidden mean lies.
         names = [*self._parameters, *self._buffers]
         for name, part in zip(names, rounded, strict=True):
             if name.endswith("running_var"):
                 part.clamp_(min=0.0)
-        with torch.no_grad():
+        with torch.no_grad():  # only now, so that a refused vector leaves the model as it was
             for tensor, part in zip(tensors, rounded, strict=True):
                 tensor.copy_(part)
 

@@ -154,6 +154,8 @@ def isolate_failures(
     result. If it raises on k of B records, and ``compute`` on the same, there are at most k + 2 calls of ``compute``.
     The calls of ``probe``, at most 4·k·⌈log4 B⌉, take B + k·(B/3 + ⌈log4 B⌉) records together.
     """
+    # The probe finds all failing records first: bisection by `compute`, which may pad each part to a whole batch, would
+    # compute some k·log B whole batches in place of k + 2.
     results: list[R] = []
     places: list[int] = []
     pending = [list(group)]

@@ -132,6 +132,8 @@ def check_finite(epochs: Iterable[Losses], lr: float) -> None:
 
 def training_seed(seed: int, site: str, round_number: int, stage: int) -> int:
     """Return the seed of the order of batches in a stage, from the run's seed, the site, the round and the stage."""
+    # Every site and round has its own order of batches, and a resumed site repeats it. Stage 0 is hashed without its
+    # number.
     names = (seed, site, round_number, stage) if stage else (seed, site, round_number)
     digest = hashlib.sha256("\0".join(map(str, names)).encode()).digest()
     return int.from_bytes(digest[:8], "big") % 2**63

@@ -40,6 +40,7 @@ def run_job(job: Job) -> Losses:
     job.model.train()
     with _train_only(job.model, trained), seeded(job.device, job.seed):
         epochs = [training.epoch() for _ in range(job.epochs)]
+    # Only now: an error raised at its step would end training early, and the coordinator would see the shorter time.
     training.end()
     check_finite(epochs, job.schedule.lr)
     return epochs[-1]

@@ -108,6 +108,7 @@ def _retry_read(read: Callable[[], R], site: str) -> R:
             return read()
         except DataError as error:
             now = time.monotonic()
+            # The time runs from the first failure, so that a read that itself takes long is not repeated for longer.
             if end is None:
                 end = now + RETRY_SECONDS
                 _log.warning("%s: %s; this site tries again for %.0f seconds", site, error, RETRY_SECONDS)

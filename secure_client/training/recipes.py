@@ -166,6 +166,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
         predicts=method.traits.predicts,
         prototypes=method.traits.prototypes or agreement.clusters,
     )
+    # A frozen extractor's features are the initial model's, so that one release of prototypes serves all rounds.
     if agreement.extractor_is_frozen:
         recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),), initial_features=True)
     if agreement.privacy is not None and agreement.privacy.extractor is Extractor.PRIVATE:

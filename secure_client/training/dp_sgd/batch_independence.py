@@ -69,6 +69,8 @@ def check_batch_independence(model: PrototypeModel, inputs: Tensor) -> None:
             "the model makes numbers that are not finite of records of drawn numbers (mean 0, deviation 1), by which"
             " [privacy] and frozen_extractor try that it computes each record by itself; let it accept all numbers"
         )
+    # A record alone, in the batch, and in the batch for the second time: equal outputs exclude batch statistics and
+    # memory, but for a coupling of more than three records.
     apart = [compute_trial_outputs(tried, batch[number : number + 1]) for number in range(len(batch))]
     joined = [torch.cat(parts) for parts in zip(*apart, strict=True)]
     if not all(map(is_near, before, joined)) or not all(

@@ -36,6 +36,8 @@ def check_suitable(model: PrototypeModel, inputs: Tensor) -> None:
 
     ``inputs`` (B, …): see :func:`make_trial`. Dropout, which draws for each record by itself, is off.
     """
+    # The sensitivity of a step is the clip of one unit only if no other record's gradient depends on that unit
+    # (Abadi et al. 2016 assume a sum over records). Batch statistics, memory and shared weights would break the sum.
     trial = make_trial(model, inputs)
     _check_layers(trial.copy())
     _check_no_memory(trial)
@@ -80,6 +82,8 @@ def compute_gradient_gap(trial: Trial) -> float:
     single = _single_gradients(trial.copy(), trial.batch)
     if not single:
         return 0.0
+    # A gap is measured against the gradient's own size and the largest one's: a layer whose gradient is nearly zero
+    # differs by rounding alone.
     norms = torch.stack([gradient.norm() for gradient in single])
     apart = torch.stack(
         [(by_opacus - by_torch).norm() for by_opacus, by_torch in zip(together, single, strict=True)]

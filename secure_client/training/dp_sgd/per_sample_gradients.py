@@ -47,6 +47,7 @@ def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list
     The gradients are cleared for the next pass. Raises :class:`ModelError` if the loss left out a layer's output:
     Opacus would then pair gradients with the wrong inputs.
     """
+    # Opacus keeps a stack of activations and pops one for each gradient. One that is left over shifts all later pairs.
     for module in model.modules():
         if getattr(module, _ACTIVATIONS, None):
             raise ModelError(
