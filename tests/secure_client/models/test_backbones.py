@@ -1,4 +1,6 @@
-"""The built-in networks: the contract, torchvision's own outputs, normalisation, and gradients of single samples."""
+"""Built-in networks: shapes, features without negative numbers, and gradients of single records by Opacus."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from opacus.grad_sample import GradSampleModule
+from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn import functional
 
 from agreement import Norm
 from agreement.sections.training import IMAGE_MODELS
@@ -292,3 +297,36 @@ def test_stacked_models_run_as_one(name: str, norm: Norm) -> None:
         torch.autograd.backward(nn.functional.cross_entropy(given, labels[number], reduction="sum"))
         for key, each in model.named_parameters():
             torch.testing.assert_close(gradients[key][number], each.grad)
+
+
+PLAIN = ("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet")
+DIFFERENT_BLOCKS = (*PLAIN, "resnet10", "resnet50", "googlenet", "mobilenet-v2")
+"""A network of each kind of block."""
+
+
+def build_with(name: str, norm: Norm) -> torch.nn.Module:
+    return build_model(name, classes=3, dim=8, channels=1, image_size=16, seed=0, norm=norm)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_opacus_accepts_group_normalisation(name: str) -> None:
+    assert ModuleValidator.validate(build_with(name, Norm.GROUP), strict=True) == []
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_opacus_refuses_batch_normalisation(name: str) -> None:
+    assert ModuleValidator.validate(build_with(name, Norm.BATCH), strict=False)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # images need no gradient
+@pytest.mark.parametrize("name", full_but(DIFFERENT_BLOCKS, *PLAIN, "resnet10"))
+def test_opacus_gradients_of_single_samples_sum_to_the_batchs(name: str) -> None:
+    images, labels = torch.randn(3, 1, 16, 16), torch.tensor([0, 2, 1])
+    plain = build_with(name, Norm.GROUP).train().double()
+    hooked = GradSampleModule(build_with(name, Norm.GROUP).train().double(), loss_reduction="sum")
+    for model in (plain, hooked):
+        logits = model(images.double())
+        torch.autograd.backward(functional.cross_entropy(logits, labels, reduction="sum"))
+    for (known, parameter), single in zip(plain.named_parameters(), hooked.parameters(), strict=True):
+        torch.testing.assert_close(single.grad_sample.sum(dim=0), parameter.grad, msg=known)
+        assert len(single.grad_sample) == len(images)

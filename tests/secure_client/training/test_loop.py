@@ -1,15 +1,17 @@
-"""Steps of the training loop: as many in training that fails as in any other, one by one and several sites together."""
+"""Training loop and its optimisers: every step is taken, whatever happens in it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from algorithms.model_outputs import Terms
 from protoseal.simulation.batched import training as batched
@@ -19,7 +21,7 @@ from secure_client.config import SiteConfig
 from secure_client.errors import DataError, StateError, TrainingError
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.batches import Batch, BatchSource
-from secure_client.training.job import Job
+from secure_client.training.job import Adam, Job, Sgd
 from secure_client.training.loop import flush_denormals, run_job
 from tests.secure_client.jobs import CLASSES, DIM, SIDE, jobs_of
 
@@ -155,3 +157,36 @@ def test_site_process_flushes_denormal_numbers_before_it_opens_its_state(
     with pytest.raises(StateError):
         app.run_site(cast(SiteConfig, None), b"")
     assert products == [0.0]
+
+
+Make = Callable[[Iterable[Tensor]], Optimizer]
+
+
+def stepped(make: Make) -> Tensor:
+    """Return parameters after five steps on a quadratic."""
+    weights = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 12).reshape(3, 4))
+    optimiser = make([weights])
+    for _ in range(5):
+        optimiser.zero_grad()
+        torch.autograd.backward((weights**2 + weights).sum())
+        optimiser.step()
+    assert weights.requires_grad
+    assert weights.is_leaf
+    optimiser.zero_grad()
+    assert weights.grad is None
+    return weights.detach()
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        (
+            partial(Sgd, lr=0.1, momentum=0.9, weight_decay=0.01),
+            partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+        ),
+        (partial(Adam, lr=0.1, weight_decay=0.01), partial(torch.optim.Adam, lr=0.1, weight_decay=0.01)),
+    ],
+    ids=["sgd", "adam"],
+)
+def test_steps_are_torchs(ours: Make, torchs: Make) -> None:
+    assert torch.equal(stepped(ours), stepped(torchs))
