@@ -20,6 +20,7 @@ from agreement.registry.methods import CONTROLS, SIMULATED
 from algorithms.pfpl import Weighting
 from crypto.errors import CryptoError
 from protoseal_wire.messages import Finished
+from secure_client.checkpoints import exchanged_values
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.training.feature_pass import FeaturePass
@@ -176,7 +177,7 @@ def _raising_training(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unbounded(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("secure_client.checkpoints.checkpointed_learner.saturated", lambda averaged, *_: averaged)
+    patch.setattr(exchanged_values, "saturated", lambda averaged, *_: averaged)
 
 
 def _kept_as_trained(patch: pytest.MonkeyPatch) -> None:

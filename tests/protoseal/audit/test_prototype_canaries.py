@@ -96,7 +96,7 @@ def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPa
         return np.trunc(np.clip(features / grid.step, -grid.radius, grid.radius)).astype(np.int64)
 
     assert math.sqrt(wide.dim) < LENGTH
-    monkeypatch.setattr("privacy.mechanisms.grid.Grid.records", of_coordinates)
+    monkeypatch.setattr("privacy.mechanisms.grid.Grid.clip_records", of_coordinates)
     assert audit_mechanism(wide, plan_audit(wide, CANARIES, LEVEL)).verdict is Verdict.REFUTED
 
 
