@@ -82,7 +82,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
     ``mode``, less the umask, applies to ``folder`` alone. An existing folder is left unchanged.
     """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for made in reversed(missing):
         sync_folder(made.parent)

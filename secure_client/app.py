@@ -11,7 +11,7 @@ from pathlib import Path
 from agreement import Agreement, Protection
 from agreement.schema.party_file import other_federation
 from agreement.storage.anchor_record import AnchorRecord
-from agreement.storage.run_files import describe_owner, holds, keep_agreement
+from agreement.storage.run_files import belongs_to, describe_owner, keep_agreement
 from crypto.errors import CryptoError, KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
@@ -157,10 +157,10 @@ def open_journal_of(config: SiteConfig, path: Path, party: Party) -> Journal:
 
 def check_out(config: SiteConfig, *, begun: bool) -> None:
     """Raise :class:`OtherRun` if ``out`` holds another run's model. ``begun``: this site has state of this run."""
-    if not (config.out / MODEL).exists() or (begun and holds(config.out, config.agreement)):
+    if not (config.out / MODEL).exists() or (begun and belongs_to(config.out, config.agreement)):
         return
     owner = "an earlier start of this run, which has no state in state_dir"
-    if not holds(config.out, config.agreement):
+    if not belongs_to(config.out, config.agreement):
         owner = describe_owner(config.out, config.agreement)
     raise OtherRun(
         f"{config.out} holds the model of {owner}: give this run its own out, or move that model away"

@@ -145,7 +145,7 @@ class Coordinator:
                 "client check` names the fields that differ"
             )
         member = self._members.check_joining(site, request.statement, self._state)
-        kept = self._anchors.kept(site, request.anchor)
+        kept = self._anchors.report_to_joining(site, request.anchor)
         joined = events.Joined(site, request.left)
         self._step(joined, statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])

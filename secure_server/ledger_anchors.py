@@ -29,16 +29,20 @@ class LedgerAnchors:
         self._required, self._record = agreement.privacy is not None, record
         self._seen: dict[Owner, LedgerAnchor] = {} if record is None else record.all()
 
-    def kept(self, site: str, joining: LedgerAnchor | None) -> LedgerAnchor | None:
+    def report_to_joining(self, site: str, joining: LedgerAnchor | None) -> LedgerAnchor | None:
         """Return the anchor for the reply to a site that joins; raise :class:`BadPayload` as :meth:`check` does."""
         self.check(site, joining)
-        kept = None if joining is None or self._record is None else self._record.held(site, joining.key)
-        if joining is not None and kept is not None and joining.is_behind(kept):
+        newest = None if joining is None or self._record is None else self._record.newest(site, joining.key)
+        if joining is not None and newest is not None and joining.is_behind(newest):
             _log.warning(
                 "%s: the privacy ledger ends with entry %d (%s), but had entry %d (%s) before",
-                *(site, joining.seq, joining.head.hex()[:16], kept.seq, kept.head.hex()[:16]),
+                site,
+                joining.seq,
+                joining.head.hex()[:16],
+                newest.seq,
+                newest.head.hex()[:16],
             )
-        return kept
+        return newest
 
     def check(self, site: str, anchor: LedgerAnchor | None) -> None:
         """Raise :class:`BadPayload` for a statement without an anchor where the agreement has noise.
@@ -57,14 +61,14 @@ class LedgerAnchors:
         site, anchor = statement.site, statement.anchor
         if anchor is None:
             return
-        kept = self._seen.get((site, anchor.key))
-        if (kept is None or not anchor.is_behind(kept)) and self._record is not None:
+        earlier = self._seen.get((site, anchor.key))
+        if (earlier is None or not anchor.is_behind(earlier)) and self._record is not None:
             # A concurrent run may be ahead, but no ledger has two entries of one number.
-            kept = self._record.note({site: anchor}).get(site)
-        if kept is not None and anchor.is_behind(kept):
+            earlier = self._record.note({site: anchor}).get(site)
+        if earlier is not None and anchor.is_behind(earlier):
             raise BadPayload(
                 f"{site}'s privacy ledger ends with entry {anchor.seq} ({anchor.head.hex()[:16]}), but had entry "
-                f"{kept.seq} ({kept.head.hex()[:16]}) before, which no crash removes: restore the "
+                f"{earlier.seq} ({earlier.head.hex()[:16]}) before, which no crash removes: restore the "
                 "latest copy of the ledger"
             )
         self._seen[site, anchor.key] = anchor

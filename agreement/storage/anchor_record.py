@@ -63,7 +63,7 @@ class AnchorRecord(DatabaseOwner):
                 _check_version(database) if read_only else _prepare(database)
         return cls(database, path)
 
-    def held(self, site: str, key: bytes) -> LedgerAnchor | None:
+    def newest(self, site: str, key: bytes) -> LedgerAnchor | None:
         """Return the anchor of a site's ledger, or None."""
         with _named(self._path):
             return self._held(site, key)
@@ -87,14 +87,14 @@ class AnchorRecord(DatabaseOwner):
         with _named(self._path), transaction(self._db):
             before = {site: self._held(site, anchor.key) for site, anchor in seen.items()}
             for site, anchor in seen.items():
-                kept = before[site]
-                if kept is None or anchor.seq > kept.seq:
+                earlier = before[site]
+                if earlier is None or anchor.seq > earlier.seq:
                     row = (site, anchor.key, anchor.seq, anchor.head)
                     self._db.execute("INSERT OR REPLACE INTO anchors VALUES (?, ?, ?, ?)", row)
         return {
-            site: kept
-            for site, kept in before.items()
-            if kept is not None and kept.seq == seen[site].seq and kept.head != seen[site].head
+            site: earlier
+            for site, earlier in before.items()
+            if earlier is not None and earlier.seq == seen[site].seq and earlier.head != seen[site].head
         }
 
     def _held(self, site: str, key: bytes) -> LedgerAnchor | None:

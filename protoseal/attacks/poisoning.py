@@ -39,7 +39,7 @@ from protoseal.simulation.local_federation import LocalFederation, LocalSite
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.data import SiteData
-from secure_client.privacy.bounds import saturated
+from secure_client.privacy.bounds import saturate
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party
 from secure_server.process_pool import Workers
@@ -229,7 +229,7 @@ class MaliciousTrainee:
         most = self._agreement.averaging.parameters
         changed = trained.copy()
         changed[:most] = self._start[:most] + self._poison.factor * (trained - self._start)[:most]
-        return saturated(changed, self._agreement.averaging, "a malicious site")
+        return saturate(changed, self._agreement.averaging, "a malicious site")
 
     def _changed(self, rows: Rows, labels: Labels, *, seen: bool) -> Rows:
         """Return rows that no party refuses; masks hide all rows but those that are ``seen`` one by one."""

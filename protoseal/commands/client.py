@@ -109,12 +109,12 @@ def _load_grpc(config: SiteConfig) -> None:
 
 def _state_privacy(config: SiteConfig) -> None:
     """Write the privacy statement into ``out`` if this run began there; an error is logged and ends nothing."""
-    from agreement.storage.run_files import holds
+    from agreement.storage.run_files import belongs_to
     from protoseal.commands.budget_statement import of_site
     from protoseal.reports.statement_files import write_statement
     from secure_client.error_containment import run_or_fallback
 
-    if holds(config.out, config.agreement):
+    if belongs_to(config.out, config.agreement):
         run_or_fallback(
             lambda: write_statement(config.out, of_site(config)),
             lambda: None,

@@ -121,7 +121,7 @@ class TrainedValues:
     def __repr__(self) -> str:
         return f"TrainedValues(round={self.round}, …)"
 
-    def held(self) -> Bool:
+    def held_classes(self) -> Bool:
         """Return the classes (K,) of the training samples, or, with noise, those present by the noisy counts."""
         return self.counts > 0
 
@@ -130,7 +130,7 @@ class TrainedValues:
         """Share of the sent prototypes that were shortened; None where ``shortened`` is."""
         if self.shortened is None:
             return None
-        sent = int(self.held().sum()) if self.local is None else len(self.local.rows)
+        sent = int(self.held_classes().sum()) if self.local is None else len(self.local.rows)
         return self.shortened / sent if sent else 0.0
 
     def to_bytes(self, model: Mapping[str, Tensor]) -> bytes:
@@ -142,7 +142,7 @@ class TrainedValues:
         if self.scores is not None:
             state[_SCORES] = torch.from_numpy(self.scores)
         if self.local is not None:
-            state |= {_LOCAL + name: torch.from_numpy(each) for name, each in vars(self.local).items()}
+            state |= {_LOCAL + name: torch.from_numpy(array) for name, array in vars(self.local).items()}
         if self.losses is not None:
             state[_LOSSES] = torch.tensor(astuple(self.losses), dtype=torch.float64)
         if self.shortened is not None:
@@ -156,20 +156,20 @@ class TrainedValues:
         """Return what :meth:`to_bytes` stored for round ``number``, and the model's state."""
         state = torch_tensors.load(content)
         local = {name: state.pop(name).numpy() for name in list(state) if name.startswith(_LOCAL)}
-        found = cls(
+        values = cls(
             number,
             counts=state.pop(_COUNTS).numpy(),
             base=state.pop(_FROM).numpy().tobytes(),
             rows=state.pop(_OWN).numpy() if _OWN in state else None,
             scores=state.pop(_SCORES).numpy() if _SCORES in state else None,
-            local=LocalClusters(**{name.removeprefix(_LOCAL): each for name, each in local.items()})
+            local=LocalClusters(**{name.removeprefix(_LOCAL): array for name, array in local.items()})
             if local
             else None,
             losses=Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None,
             shortened=int(state.pop(_SHORTENED)) if _SHORTENED in state else None,
             released=int(state.pop(_RELEASED)) if _RELEASED in state else None,
         )
-        return found, state
+        return values, state
 
 
 _STATE, _TARGETS, _BASE = "model", "targets", "base"

@@ -16,7 +16,7 @@ from algorithms.gram_matrix import Bool, Float
 from algorithms.prototypes import Guide
 from secure_client.checkpoints.checkpoints import TrainedValues
 from secure_client.error_containment import run_or_fallback
-from secure_client.privacy.bounds import Bounded, PrototypeBounds, saturated
+from secure_client.privacy.bounds import Bounded, PrototypeBounds, saturate
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes
 from secure_client.training.learner import Learner
 
@@ -101,7 +101,7 @@ class ExchangedValues:
 
         The classes do not depend on what a model made of the samples. With noise, they follow from the released counts.
         """
-        return self.require_last().held()
+        return self.require_last().held_classes()
 
     def averaged(self) -> NDArray[np.float64]:
         """Return the averaged part of the model after the last training, float64 (p + q,).
@@ -112,7 +112,7 @@ class ExchangedValues:
         if self._averaging is None:
             return vector
         number = 0 if self.last is None else self.last.round
-        return saturated(vector, self._averaging, f"{self._learner.site}, round {number}")
+        return saturate(vector, self._averaging, f"{self._learner.site}, round {number}")
 
     def scores(self) -> NDArray[np.float64]:
         """Return Fisher scores (K, d) of the last training's prototypes, which never leave this site (FedDBP)."""
@@ -164,18 +164,18 @@ class ExchangedValues:
             bounded = self._bounded(rows, bare.round)
             return replace(bare, rows=bounded.rows, scores=scores, shortened=bounded.shortened)
         # Only these are sent, so only their changes are logged; class means stay at the site.
-        few = self._bounds.few(local.without_zeros())
+        few = self._bounds.limit_per_class(local.without_zeros())
         bounded = self._bounded(few.rows, bare.round)
         sent = replace(few, rows=bounded.rows)
-        means = self._bounds.bounded(rows).rows
+        means = self._bounds.bound(rows).rows
         return replace(bare, rows=means, scores=scores, local=sent, shortened=bounded.shortened)
 
     def _scored(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
         return run_or_fallback(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
 
     def _bounded(self, rows: NDArray[np.float64], number: int) -> Bounded:
-        bounded = self._bounds.bounded(rows)
-        self._bounds.warn_of(bounded, f"{self._learner.site}, round {number}")
+        bounded = self._bounds.bound(rows)
+        self._bounds.warn(bounded, f"{self._learner.site}, round {number}")
         return bounded
 
 

@@ -139,7 +139,9 @@ def build_checkpointed_learner(
         _log.warning(
             "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
             "allow for them",
-            *(learner.site, samples, most),
+            learner.site,
+            samples,
+            most,
         )
     if agreement.distributed_noise and samples > most:
         raise BudgetError(
@@ -184,7 +186,7 @@ def check_frozen(agreement: Agreement, model: PrototypeModel) -> None:
         return
     if not isinstance(model.classifier, nn.Module):
         raise ModelError("a frozen extractor leaves only the classifier: make model.classifier an nn.Module")
-    if not any(each.requires_grad for each in model.classifier.parameters()):
+    if not any(parameter.requires_grad for parameter in model.classifier.parameters()):
         raise ModelError("a frozen extractor leaves only the classifier, of which no parameter trains")
     if has_batch_norm(model):
         raise ModelError(

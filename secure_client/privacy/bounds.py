@@ -48,11 +48,12 @@ class PrototypeBounds:
     clip_at_zero: bool = False
     most_of_class: int | None = None
 
-    def bounded(self, rows: Float) -> Bounded:
+    def bound(self, rows: Float) -> Bounded:
         """Return prototypes (K, d) within the bounds, as a site sends them; NaN becomes 0.
 
         The caller reports changes, since changed rows are no class means.
         """
+        # No error for any value: an error that ends the session would tell the coordinator about a record.
         rows = np.clip(np.nan_to_num(rows), -_LARGEST, _LARGEST)
         negative = int((rows < 0).any(axis=1).sum()) if self.clip_at_zero else 0
         clipped = np.maximum(rows, 0.0) if self.clip_at_zero else rows
@@ -60,29 +61,33 @@ class PrototypeBounds:
         longest = float(np.linalg.norm(clipped, axis=1).max(initial=0.0))
         return Bounded(within, negative, shortened, longest)
 
-    def few(self, local: LocalClusters) -> LocalClusters:
+    def limit_per_class(self, local: LocalClusters) -> LocalClusters:
         """Return local prototypes, with the mean in place of a class that has more than ``most_of_class``."""
         if self.most_of_class is None:
             return local
         numbers = np.bincount(local.labels)
         crowded = np.flatnonzero(numbers > self.most_of_class)
         for k in crowded:
-            local = _joined(local, int(k))
+            local = _join_class(local, int(k))
         return local
 
-    def warn_of(self, bounded: Bounded, where: str) -> None:
+    def warn(self, bounded: Bounded, where: str) -> None:
         """Log changes of prototypes that are class means; the log stays at the site."""
         if bounded.negative:
             _log.warning(
                 "%s: %d prototypes had negative components, which were set to 0, since the method's cosines "
                 "must not be negative; end the model's features with a ReLU",
-                *(where, bounded.negative),
+                where,
+                bounded.negative,
             )
         if bounded.shortened:
             _log.warning(
                 "%s: %d prototypes were longer than norm_bound = %g, the longest %.3g, and were shortened to it; "
                 "agree on a larger norm_bound",
-                *(where, bounded.shortened, self.norm_bound, bounded.longest),
+                where,
+                bounded.shortened,
+                self.norm_bound,
+                bounded.longest,
             )
 
 
@@ -102,7 +107,7 @@ def check_initial_bounds(averaged: Float, agreed: AveragingSection) -> None:
             )
 
 
-def saturated(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[np.float64]:
+def saturate(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[np.float64]:
     """Return the averaged part of a trained model (p + q,) within the agreed bounds; NaN becomes 0.
 
     Changes are logged under ``where``: the sum is then not over the models as trained.
@@ -115,7 +120,10 @@ def saturated(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[
         _log.warning(
             "%s: %d numbers of the averaged model were beyond parameter_bound = %g, or as buffers beyond %g, and were"
             " set to it; train with a smaller learning rate, or agree on a larger bound",
-            *(where, changed, agreed.parameter_bound, agreed.buffer_bound),
+            where,
+            changed,
+            agreed.parameter_bound,
+            agreed.buffer_bound,
         )
     return np.asarray(within, dtype=np.float64)
 
@@ -128,14 +136,14 @@ def model_weight(counts: NDArray[np.int64], most_samples: int) -> int:
     return max(1, min(int(counts.sum()), most_samples))
 
 
-def _joined(local: LocalClusters, k: int) -> LocalClusters:
+def _join_class(local: LocalClusters, k: int) -> LocalClusters:
     """Replace the prototypes of class ``k`` by their mean over samples."""
-    own = local.labels == k
-    counts = local.counts[own]
-    mean = np.average(local.rows[own], axis=0, weights=counts)
-    at = int(np.flatnonzero(own)[0])
+    members = local.labels == k
+    counts = local.counts[members]
+    mean = np.average(local.rows[members], axis=0, weights=counts)
+    at = int(np.flatnonzero(members)[0])
     return LocalClusters(
-        np.insert(local.rows[~own], at, mean, axis=0),
-        np.insert(local.labels[~own], at, k),
-        np.insert(local.counts[~own], at, counts.sum()),
+        np.insert(local.rows[~members], at, mean, axis=0),
+        np.insert(local.labels[~members], at, k),
+        np.insert(local.counts[~members], at, counts.sum()),
     )

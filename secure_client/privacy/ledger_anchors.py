@@ -55,8 +55,8 @@ def own_anchor(dataset: str, anchor: Anchor) -> LedgerAnchor:
 
 def recorded_anchor(record: AnchorRecord, dataset: str) -> Anchor | None:
     """Return the last entry of its ledger that the site has shown, or None."""
-    kept = record.held(OWN, own_anchor(dataset, Anchor(0, NO_LINE)).key)
-    return None if kept is None else Anchor(kept.seq, kept.head.hex())
+    newest = record.newest(OWN, own_anchor(dataset, Anchor(0, NO_LINE)).key)
+    return None if newest is None else Anchor(newest.seq, newest.head.hex())
 
 
 def shown_anchor(account: Account) -> Anchor | None:
@@ -73,10 +73,10 @@ def shown_anchor(account: Account) -> Anchor | None:
 
 def check_shown(account: Account) -> Anchor | None:
     """Return :func:`shown_anchor`; raise :class:`RolledBackError` if the ledger lacks that entry. Changes nothing."""
-    kept = shown_anchor(account)
-    if kept is not None:
-        read_account(account.path).check_anchor(kept)  # read again: a run may have added entries in between
-    return kept
+    shown = shown_anchor(account)
+    if shown is not None:
+        read_account(account.path).check_anchor(shown)  # read again: a run may have added entries in between
+    return shown
 
 
 def missing_anchor(account: Account) -> Anchor | None:
@@ -196,13 +196,14 @@ class PeerAnchors:
         if (key.round, key.attempt) < attempt:  # a list that was already taken
             return
         for site, anchor in listed.items():
-            kept = seen.get((site, anchor.key))
-            if kept is not None and anchor.is_behind(kept):
-                raise Violation(_other_ledger(site, anchor, kept))
+            earlier = seen.get((site, anchor.key))
+            if earlier is not None and anchor.is_behind(earlier):
+                raise Violation(_describe_rollback(site, anchor, earlier))
         newest = seen | {(site, anchor.key): anchor for site, anchor in listed.items()}
         self._keep(key.round, key.attempt, newest)
-        for site, kept in ({} if self._record is None else self._record.note(listed)).items():
-            raise Violation(_other_ledger(site, listed[site], kept))
+        # No ledger has two entries of one number, also where a concurrent run has seen the other one.
+        for site, other in ({} if self._record is None else self._record.note(listed)).items():
+            raise Violation(_describe_rollback(site, listed[site], other))
 
     def _anchors(self, active: ActiveList) -> dict[str, LedgerAnchor]:
         anchors = {}
@@ -247,38 +248,39 @@ def check_recorded(budget: BudgetSection) -> None:
     if not path.exists():
         return
     with AnchorRecord.open(path) as record:
-        kept = recorded_anchor(record, budget.dataset)
-        fault = None if kept is None else _fault(budget.ledger, kept)
-        if kept is None or fault is None:
+        shown = recorded_anchor(record, budget.dataset)
+        fault = None if shown is None else _describe_fault(budget.ledger, shown)
+        if shown is None or fault is None:
             return
         if not budget.ledger_lost:
             raise RolledBackError(
                 f"{fault}; if the latest copy is lost, set ledger_lost = true in [privacy] of the site's file, after "
                 f"which data set {budget.dataset!r} has no guarantee"
             )
-        open_site_ledger(budget).record_loss(kept.seq)
-        record.forget(OWN, own_anchor(budget.dataset, kept).key)
-        _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, kept.seq, budget.ledger)
+        # The line first: a site that dies in between is asked again, and never runs on as if nothing were lost.
+        open_site_ledger(budget).record_loss(shown.seq)
+        record.forget(OWN, own_anchor(budget.dataset, shown).key)
+        _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, shown.seq, budget.ledger)
 
 
-def _fault(ledger: Path, kept: Anchor) -> str | None:
+def _describe_fault(ledger: Path, shown: Anchor) -> str | None:
     """Return what happened to a ledger that lacks the entry of the anchor; None if the ledger has it."""
     if not ledger.exists() or not ledger.stat().st_size:
         return (
-            f"{ledger} is missing or empty, and entry {kept.seq} was acknowledged: the ledger was removed after that; "
+            f"{ledger} is missing or empty, and entry {shown.seq} was acknowledged: the ledger was removed after that; "
             "restore the latest copy"
         )
     try:
-        read_account(ledger).check_anchor(kept)
+        read_account(ledger).check_anchor(shown)
     except RolledBackError as error:
         return str(error)
     return None
 
 
-def _other_ledger(site: str, anchor: LedgerAnchor, kept: LedgerAnchor) -> str:
-    found = f"ends with entry {anchor.seq}" if anchor.seq < kept.seq else f"has another entry {anchor.seq}"
+def _describe_rollback(site: str, anchor: LedgerAnchor, earlier: LedgerAnchor) -> str:
+    end = f"ends with entry {anchor.seq}" if anchor.seq < earlier.seq else f"has another entry {anchor.seq}"
     return (
-        f"{site}'s privacy ledger {found}, but has had entry {kept.seq} ({kept.head.hex()[:16]}): its end was "
+        f"{site}'s privacy ledger {end}, but has had entry {earlier.seq} ({earlier.head.hex()[:16]}): its end was "
         "cut off, or an older copy or a new ledger took its place, which no crash does, since a shown entry is on the "
         f"disk; {site} may release more than its budget; {site} must restore the "
         "latest copy"

@@ -80,8 +80,10 @@ class NoisyPrototypes:
         ``clustered``: a class has one prototype for each cluster of the last result, of the records nearest to the
         cluster's centre. ``owners`` (N,) has the owner of each embedded record: see :meth:`Releases.release`.
         """
-        self._releases, self._bounds = releases, bounds
-        self._classes, self._clustered = classes, clustered
+        self.releases = releases
+        self._bounds = bounds
+        self._classes = classes
+        self._clustered = clustered
         self._owners = owners
         self._last: ReleasedPrototypes | None = None
         self._draws: Draws | None = None
@@ -95,38 +97,39 @@ class NoisyPrototypes:
         shared, the site has no class by itself and draws nothing yet. Before the first release, a round that sends no
         prototypes leaves the site without any.
         """
-        if number and self._releases.distributed:
+        if number and self.releases.distributed:
             self._last = self._empty(number)
-        elif self._releases.is_due(number, None if self._last is None else self._last.round):
+        elif self.releases.is_due(number, None if self._last is None else self._last.round):
             batches = as_arrays(embedded)
             self._last = (
-                self._of_cells(number, batches, guide)
+                self._release_cells(number, batches, guide)
                 if self._clustered
-                else self._of_classes(number, batches)
+                else self._release_classes(number, batches)
             )
         elif self._last is None:
-            self._releases.log_missed(number)
+            self.releases.log_missed(number)
             self._last = self._empty(number)
         return self._last
 
     def _empty(self, number: int) -> ReleasedPrototypes:
-        rows, counts = np.zeros((self._classes, self._releases.dim)), np.zeros(self._classes, dtype=np.int64)
+        rows, counts = np.zeros((self._classes, self.releases.dim)), np.zeros(self._classes, dtype=np.int64)
         local = LocalClusters(rows[:0], counts[:0], counts[:0]) if self._clustered else None
         return ReleasedPrototypes(number, rows, counts, local)
 
-    def _of_classes(self, number: int, batches: Batches) -> ReleasedPrototypes:
-        drawn = self._releases.release(number, batches, self._owners)
-        if self._releases.averages:
+    def _release_classes(self, number: int, batches: Batches) -> ReleasedPrototypes:
+        drawn = self.releases.release(number, batches, self._owners)
+        if self.releases.averages:
+            # Sums and counts are averaged before the division: a mean of ratios would keep their denominators' error.
             before = self._draws or Draws(np.zeros_like(drawn.sums), np.zeros_like(drawn.counts), 0)
             self._draws = Draws(before.sums + drawn.sums, before.counts + drawn.counts, before.number + 1)
             draws = self._draws.number
-            drawn = self._releases.mean(self._draws.sums / draws, self._draws.counts / draws, draws)
+            drawn = self.releases.mean(self._draws.sums / draws, self._draws.counts / draws, draws)
         counts = np.where(drawn.present, _whole(drawn.counts), 0)
-        return ReleasedPrototypes(number, self._bounds.bounded(drawn.rows).rows, counts)
+        return ReleasedPrototypes(number, self._bounds.bound(drawn.rows).rows, counts)
 
-    def _of_cells(self, number: int, batches: Batches, guide: Guide | None) -> ReleasedPrototypes:
-        drawn = self._releases.release_cells(number, batches, self._cells(guide), self._owners)
-        rows = self._bounds.bounded(drawn.rows).rows
+    def _release_cells(self, number: int, batches: Batches, guide: Guide | None) -> ReleasedPrototypes:
+        drawn = self.releases.release_cells(number, batches, self._cells(guide), self._owners)
+        rows = self._bounds.bound(drawn.rows).rows
         local = LocalClusters(rows, drawn.labels, _whole(drawn.counts))
         counts = np.bincount(local.labels, weights=local.counts, minlength=self._classes).astype(np.int64)
         means = np.zeros((self._classes, rows.shape[1]))
@@ -135,20 +138,15 @@ class NoisyPrototypes:
 
     def _cells(self, guide: Guide | None) -> Cells:
         if not isinstance(guide, Clusters):
-            return Cells.around(np.zeros((0, self._releases.dim)), np.zeros(0, dtype=np.int64), self._classes)
+            return Cells.around(np.zeros((0, self.releases.dim)), np.zeros(0, dtype=np.int64), self._classes)
         return Cells.around(guide.rows.double().numpy(), guide.labels.numpy(), self._classes)
-
-    @property
-    def releases(self) -> Releases:
-        """Releases that pay for the noise."""
-        return self._releases
 
     def state(self) -> dict[str, Tensor]:
         """Return the state to be stored, which :meth:`load` restores."""
         if self._last is None:
             return {}
         anchor, local = (
-            self._releases.ledger.anchor,
+            self.releases.ledger.anchor,
             {} if self._last.local is None else vars(self._last.local),
         )
         draws: dict[str, Tensor] = {}
@@ -160,7 +158,7 @@ class NoisyPrototypes:
             }
         return {
             **draws,
-            **{_LOCAL + name: torch.tensor(each) for name, each in local.items()},
+            **{_LOCAL + name: torch.tensor(array) for name, array in local.items()},
             _SEQ: torch.tensor(anchor.seq),
             _HEAD: torch.tensor(list(bytes.fromhex(anchor.head)), dtype=torch.uint8),
             _ROUND: torch.tensor(self._last.round),
@@ -180,11 +178,13 @@ class NoisyPrototypes:
             self._draws = Draws(sums, counts, int(state.pop(_DRAWS)))
         if _ROUND in state:
             head = state.pop(_HEAD).numpy().tobytes().hex()
-            self._releases.ledger.check_anchor(Anchor(int(state.pop(_SEQ)), head))
+            self.releases.ledger.check_anchor(Anchor(int(state.pop(_SEQ)), head))
             names = [name for name in state if name.startswith(_LOCAL)]
             local = {name.removeprefix(_LOCAL): state.pop(name).numpy() for name in names}
             self._last = ReleasedPrototypes(
-                *(int(state.pop(_ROUND)), state.pop(_ROWS).numpy(), state.pop(_COUNTS).numpy()),
+                int(state.pop(_ROUND)),
+                state.pop(_ROWS).numpy(),
+                state.pop(_COUNTS).numpy(),
                 LocalClusters(**local) if local else None,
             )
 

@@ -75,14 +75,14 @@ class Sketch:
     def _bound(self) -> int:
         return self.hashes[-1] if len(self.hashes) == _KEPT else 1 << (8 * _BYTES)
 
-    def encrypted(self, key: StorageKey) -> str:
+    def encrypt(self, key: StorageKey) -> str:
         """Return the sketch as a ledger's fact, of the same length for any number of records."""
         padded = (*self.hashes, *[_PADDING] * (_KEPT - len(self.hashes)))
         content = b"".join(number.to_bytes(_BYTES, "big") for number in padded)
         return base64.b64encode(key.encrypt(content, _LABEL)).decode("ascii")
 
     @classmethod
-    def decrypted(cls, fact: Fact, key: StorageKey) -> Self | None:
+    def decrypt(cls, fact: Fact, key: StorageKey) -> Self | None:
         """Return the sketch of a fact; None for a fact under another key."""
         try:
             content = key.decrypt(base64.b64decode(str(fact), validate=True), _LABEL)
@@ -130,7 +130,7 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """Warnings for the log and for ``client check``; none if the records are charged nowhere else."""
-        found = [
+        overlapping = [
             f"{overlap}: what both ledgers spend adds up for these records; keep one name and one ledger for them"
             for overlap in self.overlaps
         ]
@@ -138,7 +138,7 @@ class Comparison:
             f"the data set has another ledger, {path}: what is spent there is not counted here; keep one ledger"
             for path in self.namesakes
         ]
-        return [*found, *twice]
+        return [*overlapping, *twice]
 
 
 def open_records_key(ledger: Path, passphrase: bytes, like: Path) -> StorageKey:
@@ -155,35 +155,35 @@ def open_records_key(ledger: Path, passphrase: bytes, like: Path) -> StorageKey:
 def compare_records(sketch: Sketch, key: StorageKey, ledger: Path, dataset: str) -> Comparison:
     """Compare a run's records with all ledgers in the folder of the run's ledger. Changes nothing."""
     path = ledger.resolve()
-    own = read_account(path) if path.exists() else None
+    charged_here = read_account(path) if path.exists() else None
     overlaps: list[Overlap] = []
     unknown: list[Path] = []
     namesakes: list[Path] = []
     for account in _charged_beside(path):
-        if own is not None and _is_copy(account, own):
+        if charged_here is not None and _is_copy(account, charged_here):
             continue
         charged = _sketches(account, key)
-        share = max((sketch.share_in(each) for each in charged), default=0.0)
-        covered = max((each.share_in(sketch) for each in charged), default=0.0)
+        share = max((sketch.share_in(other) for other in charged), default=0.0)
+        covered = max((other.share_in(sketch) for other in charged), default=0.0)
         if not charged:
             unknown.append(account.path)
         if max(share, covered) >= _LEAST_SHARE:
             overlaps.append(Overlap(account.path, account.budget.dataset, share, covered))
         if account.budget.dataset == dataset:
             namesakes.append(account.path)
-    before = [] if own is None else _sketches(own, key)
-    if before and max(sketch.share_in(each) for each in before) < 1 / 2:
+    before = [] if charged_here is None else _sketches(charged_here, key)
+    if before and max(sketch.share_in(earlier) for earlier in before) < 1 / 2:
         _log.info("%s: most of data set %r is new since its last runs; all share one budget", ledger, dataset)
     # Always: a sketch that only changed records brought would tell that they changed.
-    noted: dict[str, Fact] = {RECORDS: sketch.encrypted(key)}
+    facts: dict[str, Fact] = {RECORDS: sketch.encrypt(key)}
     if overlaps:
-        noted[OVERLAPS] = "; ".join(overlap.fact for overlap in overlaps)
-    return Comparison(tuple(overlaps), tuple(unknown), tuple(namesakes), noted)
+        facts[OVERLAPS] = "; ".join(overlap.fact for overlap in overlaps)
+    return Comparison(tuple(overlaps), tuple(unknown), tuple(namesakes), facts)
 
 
 def _sketches(account: Account, key: StorageKey) -> list[Sketch]:
     """Return all sketches of a ledger that the key opens: the records of a data set may change from run to run."""
-    read = (Sketch.decrypted(facts[RECORDS], key) for facts in account.facts if RECORDS in facts)
+    read = (Sketch.decrypt(facts[RECORDS], key) for facts in account.facts if RECORDS in facts)
     return [sketch for sketch in read if sketch is not None]
 
 

@@ -71,7 +71,7 @@ def test_a_site_that_states_no_class_of_zeros_answers_the_question(
     honest: ClusterTranscript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the next."""
-    monkeypatch.setattr(TrainedValues, "held", classes_with_a_direction)
+    monkeypatch.setattr(TrainedValues, "held_classes", classes_with_a_direction)
     answers = {yes: stated(_asked(honest, tmp_path, monkeypatch, yes=yes)) for yes in (True, False)}
     assert answers == {True: {(True,) * CLASSES}, False: {(False,) * CLASSES}}
 

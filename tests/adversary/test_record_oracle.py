@@ -86,7 +86,7 @@ def test_a_site_that_states_classes_with_a_direction_answers_all_questions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The power of the above."""
-    monkeypatch.setattr(TrainedValues, "held", classes_with_a_direction)
+    monkeypatch.setattr(TrainedValues, "held_classes", classes_with_a_direction)
     answered = ask(tmp_path, monkeypatch, dying, questions())
     assert share_right(answered.stated, answered.truth) == 1.0
     assert bits_told(answered.stated, answered.truth) > 0.9

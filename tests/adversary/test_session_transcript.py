@@ -177,7 +177,7 @@ def _raising_training(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unbounded(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(exchanged_values, "saturated", lambda averaged, *_: averaged)
+    patch.setattr(exchanged_values, "saturate", lambda averaged, *_: averaged)
 
 
 def _kept_as_trained(patch: pytest.MonkeyPatch) -> None:

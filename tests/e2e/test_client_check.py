@@ -307,7 +307,7 @@ def charge_the_same_records_elsewhere(site: Site) -> None:
     """Leave a run's first payment in another ledger of the folder, under another name."""
     config = load_site(site.file)
     path, passphrase = site.folder / "x-rays.jsonl", (site.folder / "passphrase").read_bytes()
-    sketch = sketch_records(config).encrypted(open_records_key(path, passphrase, config.key))
+    sketch = sketch_records(config).encrypt(open_records_key(path, passphrase, config.key))
     spending = Spending(
         ReleaseName("earlier", 1, "prototypes"),
         bytes(32),

@@ -84,7 +84,7 @@ def kept(path: Path, federation: Federation) -> tuple[int, str]:
     """Return number and hash of the victim's ledger's last entry in a party's record."""
     key = anchor_key(federation.agreement.federation, VICTIM, f"scans of {VICTIM}")
     with AnchorRecord.open(path) as record:
-        held = record.held(VICTIM, key)
+        held = record.newest(VICTIM, key)
     assert held is not None
     return held.seq, held.head.hex()
 

@@ -30,10 +30,10 @@ def test_the_highest_is_kept_of_each_site_and_data_set(path: Path) -> None:
             assert record.note({A: anchor(seq), B: anchor(seq + 1)}) == {}
         record.note({A: anchor(1, key="other scans")})
     with AnchorRecord.open(path) as record:
-        assert record.held(A, anchor(0).key) == anchor(5)
-        assert record.held(B, anchor(0).key) == anchor(6)
-        assert record.held(A, anchor(0, key="other scans").key) == anchor(1, key="other scans")
-        assert record.held(B, anchor(0, key="other scans").key) is None
+        assert record.newest(A, anchor(0).key) == anchor(5)
+        assert record.newest(B, anchor(0).key) == anchor(6)
+        assert record.newest(A, anchor(0, key="other scans").key) == anchor(1, key="other scans")
+        assert record.newest(B, anchor(0, key="other scans").key) is None
         assert len(record.all()) == 3
 
 
@@ -41,7 +41,7 @@ def test_two_entries_of_one_number_are_told_and_the_first_stays(path: Path) -> N
     with AnchorRecord.open(path) as record:
         record.note({A: anchor(5), B: anchor(5)})
         assert record.note({A: anchor(5, "another"), B: anchor(5)}) == {A: anchor(5)}
-        assert record.held(A, anchor(0).key) == anchor(5)
+        assert record.newest(A, anchor(0).key) == anchor(5)
 
 
 def test_several_may_have_it_open(path: Path) -> None:
@@ -54,7 +54,7 @@ def test_several_may_have_it_open(path: Path) -> None:
 def test_the_largest_number_that_travels_is_kept(path: Path) -> None:
     with AnchorRecord.open(path) as record:
         record.note({A: anchor(2**63 - 1)})
-        assert record.held(A, anchor(0).key) == anchor(2**63 - 1)
+        assert record.newest(A, anchor(0).key) == anchor(2**63 - 1)
 
 
 def test_the_file_is_its_owners_alone_and_waits_for_the_disk(path: Path) -> None:
@@ -84,12 +84,12 @@ def stated(site: str, given: LedgerAnchor | None) -> PresenceStatement:
 def test_a_site_is_told_what_was_kept_of_what_it_signed(path: Path) -> None:
     with AnchorRecord.open(path) as record:
         anchors = LedgerAnchors(with_noise(), record)
-        assert anchors.kept(A, anchor(3)) is None
+        assert anchors.report_to_joining(A, anchor(3)) is None
         anchors.note(stated(A, anchor(4)))
-        assert anchors.kept(A, anchor(4)) == anchor(4)
-        assert anchors.kept(B, anchor(4)) is None
+        assert anchors.report_to_joining(A, anchor(4)) == anchor(4)
+        assert anchors.report_to_joining(B, anchor(4)) is None
     with AnchorRecord.open(path) as record:
-        assert LedgerAnchors(with_noise(), record).kept(A, anchor(9)) == anchor(4)
+        assert LedgerAnchors(with_noise(), record).report_to_joining(A, anchor(9)) == anchor(4)
 
 
 @pytest.mark.parametrize("joining", [anchor(3), anchor(4, "older copy, went on"), anchor(6, "longer by now")])
@@ -98,7 +98,7 @@ def test_what_a_site_joins_with_does_not_become_what_is_kept(path: Path, joining
     with AnchorRecord.open(path) as record:
         anchors = LedgerAnchors(with_noise(), record)
         anchors.note(stated(A, anchor(4)))
-        assert [anchors.kept(A, joining) for _ in range(2)] == [anchor(4)] * 2
+        assert [anchors.report_to_joining(A, joining) for _ in range(2)] == [anchor(4)] * 2
 
 
 def test_the_operator_is_told_of_a_ledger_that_is_behind(
@@ -107,11 +107,11 @@ def test_the_operator_is_told_of_a_ledger_that_is_behind(
     with AnchorRecord.open(path) as record:
         anchors = LedgerAnchors(with_noise(), record)
         anchors.note(stated(A, anchor(4)))
-        anchors.kept(A, anchor(5))
+        anchors.report_to_joining(A, anchor(5))
         assert caplog.messages == []
         with caplog.at_level(logging.WARNING):
-            anchors.kept(A, anchor(3))
-            anchors.kept(A, anchor(4, "another"))
+            anchors.report_to_joining(A, anchor(3))
+            anchors.report_to_joining(A, anchor(4, "another"))
     assert [message.partition(" (")[0] for message in caplog.messages] == [
         f"{A}: the privacy ledger ends with entry 3",
         f"{A}: the privacy ledger ends with entry 4",
@@ -121,11 +121,11 @@ def test_the_operator_is_told_of_a_ledger_that_is_behind(
 def test_an_anchor_is_there_where_there_is_noise_and_may_be_without() -> None:
     """The coordinator checks the anchor even without a record, as in a simulation."""
     noisy, exact = LedgerAnchors(with_noise(), None), LedgerAnchors(small_agreement(), None)
-    assert noisy.kept(A, anchor(3)) is None
-    assert exact.kept(A, None) is None
+    assert noisy.report_to_joining(A, anchor(3)) is None
+    assert exact.report_to_joining(A, None) is None
     with pytest.raises(BadPayload, match="clinic-a must state"):
-        noisy.kept(A, None)
-    assert exact.kept(A, anchor(3)) is None
+        noisy.report_to_joining(A, None)
+    assert exact.report_to_joining(A, anchor(3)) is None
 
 
 BEHIND = [anchor(3), anchor(4, "another")]
@@ -163,4 +163,4 @@ def test_a_concurrent_run_over_the_same_ledger_may_be_ahead(path: Path) -> None:
         anchors.note(stated(A, anchor(5)))
         with pytest.raises(BadPayload, match=A):
             anchors.note(stated(A, anchor(6, "another")))
-        assert record.held(A, anchor(0).key) == anchor(6)
+        assert record.newest(A, anchor(0).key) == anchor(6)

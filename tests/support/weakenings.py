@@ -164,7 +164,7 @@ def exact_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def swapped(values: ExchangedValues, *arguments: Any) -> Any:
         outcome = of_round(values, *arguments)
         exact = values._learner.prototypes()[0]
-        return replace(outcome, rows=np.where(outcome.held()[:, None], exact, 0.0))
+        return replace(outcome, rows=np.where(outcome.held_classes()[:, None], exact, 0.0))
 
     monkeypatch.setattr(ExchangedValues, "compute", swapped)
 
@@ -198,7 +198,7 @@ def of_classes(change: Callable[[ReleasedPrototypes, Ints], ReleasedPrototypes])
     """Return a double that changes what is made of a release, where the exact counts (K,) are known."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        made = NoisyPrototypes._of_classes
+        made = NoisyPrototypes._release_classes
 
         def changed(noisy: NoisyPrototypes, number: int, batches: Any) -> ReleasedPrototypes:
             kept = [(features, labels) for features, labels in batches]
@@ -208,7 +208,7 @@ def of_classes(change: Callable[[ReleasedPrototypes, Ints], ReleasedPrototypes])
                 np.bincount(np.concatenate([labels for _, labels in kept]), minlength=len(drawn.counts)),
             )
 
-        monkeypatch.setattr(NoisyPrototypes, "_of_classes", changed)
+        monkeypatch.setattr(NoisyPrototypes, "_release_classes", changed)
 
     return patch
 

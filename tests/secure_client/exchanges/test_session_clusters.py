@@ -240,11 +240,11 @@ def test_a_class_with_too_many_prototypes_is_sent_as_its_mean() -> None:
     """FINCH keeps to the number, but zeros, where they are kept, come on top."""
     rows = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 6.0]])
     local = LocalClusters(rows, np.array([0, 1, 1, 2]), np.array([5, 1, 3, 2]))
-    few = PrototypeBounds(10.0, most_of_class=1).few(local)
+    few = PrototypeBounds(10.0, most_of_class=1).limit_per_class(local)
     assert few.labels.tolist() == [0, 1, 2]
     assert few.counts.tolist() == [5, 4, 2]
     np.testing.assert_allclose(few.rows, [[1.0, 0.0], [0.5, 0.0], [0.0, 6.0]])
-    assert PrototypeBounds(10.0, most_of_class=2).few(local) is local
+    assert PrototypeBounds(10.0, most_of_class=2).limit_per_class(local) is local
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_ledgers_that_grow_or_stay_are_taken(peer: Peer, record: AnchorRecord) -
     for number, seq in enumerate((3, 3, 4, 9), 1):
         peer.sees(number, b=anchor(seq))
         peer.restart()
-    assert record.held(B, anchor(0).key) == anchor(9)
+    assert record.newest(B, anchor(0).key) == anchor(9)
 
 
 @pytest.mark.parametrize(("later", "message"), BEHIND)
@@ -264,7 +264,7 @@ def test_one_that_is_behind_its_own_earlier_word_is_refused_by_name(
     for _ in range(2):
         with pytest.raises(Violation, match=f"clinic-b's privacy ledger {message}"):
             peer.sees(2, b=later)
-    assert record.held(B, anchor(0).key) == anchor(5)
+    assert record.newest(B, anchor(0).key) == anchor(5)
 
 
 @pytest.mark.parametrize(("later", "message"), BEHIND)
@@ -300,7 +300,7 @@ def test_two_runs_at_once_over_one_ledger_are_taken_in_any_order(
     runs[0].restart()
     runs[0].sees(2, b=anchor(7))
     runs[1].sees(2, b=anchor(6))
-    assert record.held(B, anchor(0).key) == anchor(7)
+    assert record.newest(B, anchor(0).key) == anchor(7)
     for each in runs:
         each.journal.close()
 
@@ -357,4 +357,4 @@ def test_without_noise_a_peer_may_state_none_and_what_it_states_is_held_to(
         behind = ActiveList((PresenceStatement(B, holds, b"", anchor=anchor(3)),))
         with pytest.raises(Violation, match="clinic-b's privacy ledger ends with entry 3"):
             anchors.check(PhaseKey(RUN, 1, 9, Phase.PRESENCE), behind)
-    assert record.held(B, anchor(4).key) == anchor(4)
+    assert record.newest(B, anchor(4).key) == anchor(4)

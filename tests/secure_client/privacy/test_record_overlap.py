@@ -41,7 +41,7 @@ def charge(folder: Path, name: str, numbers: range, key: StorageKey = KEY, *, ex
     """Charge these records to a data set of that name, in a ledger of that name."""
     path = folder / f"{name}.jsonl"
     ledger = open_ledger(path, name)
-    facts = {RECORDS: Sketch.of(records(numbers)).encrypted(key)}
+    facts = {RECORDS: Sketch.of(records(numbers)).encrypt(key)}
     if exact:
         ledger.record_exposure("run-0", bytes(32), facts)
     else:
@@ -113,7 +113,7 @@ def test_another_ledger_of_the_same_name_is_told_whatever_its_records(tmp_path: 
 
 def test_records_that_a_data_set_once_had_are_remembered(tmp_path: Path) -> None:
     path = charge(tmp_path, "x-rays", range(1000))
-    later = {RECORDS: Sketch.of(records(range(5000, 6000))).encrypted(KEY)}
+    later = {RECORDS: Sketch.of(records(range(5000, 6000))).encrypt(KEY)}
     open_ledger(path, "x-rays").spend(replace(spending(2), facts=later))
     assert compared(tmp_path, range(1000)).overlaps[0].share == 1.0
 
@@ -141,7 +141,7 @@ def test_facts_of_records_have_one_form_whatever_the_records_are(tmp_path: Path)
 @pytest.mark.parametrize("number", [0, 1, 255, 256, 1000])
 def test_an_encrypted_sketch_is_read_as_it_was(number: int) -> None:
     sketch = Sketch.of(records(range(number)))
-    assert Sketch.decrypted(sketch.encrypted(KEY), KEY) == sketch
+    assert Sketch.decrypt(sketch.encrypt(KEY), KEY) == sketch
 
 
 def test_a_sketch_without_padding_is_read_too() -> None:
@@ -149,15 +149,15 @@ def test_a_sketch_without_padding_is_read_too() -> None:
     hashes = Sketch.of(records(range(3))).hashes
     content = b"".join(number.to_bytes(6, "big") for number in hashes)
     fact = base64.b64encode(KEY.encrypt(content, b"sketch of records")).decode()
-    assert Sketch.decrypted(fact, KEY) == Sketch(hashes)
+    assert Sketch.decrypt(fact, KEY) == Sketch(hashes)
 
 
 def test_without_the_key_a_ledger_shows_nothing_of_its_records(tmp_path: Path) -> None:
     """Two sketches of the same records differ in every byte that matters, and hold no hash of a record."""
-    first, second = (Sketch.of(records(range(50))).encrypted(KEY) for _ in range(2))
+    first, second = (Sketch.of(records(range(50))).encrypt(KEY) for _ in range(2))
     assert first[-64:] != second[-64:]
-    assert Sketch.decrypted(first, KEY) == Sketch.decrypted(second, KEY)
-    assert Sketch.decrypted(first, StorageKey(bytes(32))) is None
+    assert Sketch.decrypt(first, KEY) == Sketch.decrypt(second, KEY)
+    assert Sketch.decrypt(first, StorageKey(bytes(32))) is None
     path = charge(tmp_path, "x-rays", range(50))
     assert not any(each[:6].hex().encode() in path.read_bytes() for each in records(range(50)))
 
@@ -170,7 +170,7 @@ def test_the_key_is_made_once_under_the_passphrase_and_readable_by_its_owner_alo
     )
     key = open_records_key(ledger, b"a passphrase", like)
     sketch = Sketch.of(records(range(3)))
-    assert Sketch.decrypted(sketch.encrypted(key), open_records_key(ledger, b"a passphrase", like)) == sketch
+    assert Sketch.decrypt(sketch.encrypt(key), open_records_key(ledger, b"a passphrase", like)) == sketch
     assert stat.S_IMODE((tmp_path / RECORDS_KEY).stat().st_mode) == 0o600
     with pytest.raises(KeyStoreError):
         open_records_key(ledger, b"another", like)

@@ -54,7 +54,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 def within(site: Site, rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return rows as the site holds them to the agreed bounds."""
-    return prototype_bounds(site.agreement).bounded(rows).rows
+    return prototype_bounds(site.agreement).bound(rows).rows
 
 
 def course(site: Site) -> None:
