@@ -38,7 +38,7 @@ from agreement import (
 )
 from agreement.errors import UserError
 from agreement.storage.run_files import FileError
-from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, Uploads, describe, uploads_of
+from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, UploadedNumbers, count_numbers, describe_view
 from protoseal.demo_folders import FEDERATION, SITES, clear, prepare, site_folder, write_site_file
 from protoseal.reports.result_files import RunResult, SiteFigures, write_result
 from protoseal.reports.run_results import run_result
@@ -303,14 +303,14 @@ def _collect_results(
         controls,
         dataset=DATASET,
         seed=seed,
-        view=describe(received, agreement, prototypes),
+        view=describe_view(received, agreement, prototypes),
         diagnoses=tuple(
             diagnosis
             for name, rounds in runs.items()
             for diagnosis in diagnose(agreement, method_named(name), rounds.values())
         ),
     )
-    return Demo(result, closing_sentences(result, uploads_of(received, agreement)))
+    return Demo(result, closing_sentences(result, count_numbers(received, agreement)))
 
 
 # Closing sentences
@@ -321,7 +321,7 @@ _CONTROLS = {
 }
 
 
-def closing_sentences(result: RunResult, uploads: Uploads) -> tuple[str, str, str]:
+def closing_sentences(result: RunResult, uploads: UploadedNumbers) -> tuple[str, str, str]:
     """Return the sentences on a run with both controls; ``uploads`` is the content of its coordinator's recording."""
     return _describe_gain(result), _describe_sent(result.sites, uploads), _describe_seen(result, uploads)
 
@@ -347,7 +347,7 @@ def _is_ahead(site: SiteFigures) -> bool:
     return site.accuracy is not None and site.accuracy > max(site.compared[name] for name in _CONTROLS)
 
 
-def _describe_sent(sites: Sequence[SiteFigures], uploads: Uploads) -> str:
+def _describe_sent(sites: Sequence[SiteFigures], uploads: UploadedNumbers) -> str:
     sizes = sorted(site.bytes_up / 1e6 for site in sites)
     of_models = "of prototypes and of models' feature extractors"
     sent = [
@@ -369,7 +369,7 @@ def _join_words(parts: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _describe_seen(result: RunResult, uploads: Uploads) -> str:
+def _describe_seen(result: RunResult, uploads: UploadedNumbers) -> str:
     saw = [
         "who took part and when",
         *(["which classes each site has"] if _has_seen(result, PRESENCE) else []),
@@ -377,8 +377,8 @@ def _describe_seen(result: RunResult, uploads: Uploads) -> str:
     ]
     verdict = "FOUND prototypes" if _has_seen(result, SEARCHED) else "found no prototype"
     return (
-        f"The coordinator saw {_join_words(saw)}; a search of the last rounds' uploads, as it recorded them, {verdict} of a "
-        "site."
+        f"The coordinator saw {_join_words(saw)}; a search of the last rounds' uploads, as it recorded them, {verdict}"
+        " of a site."
     )
 
 

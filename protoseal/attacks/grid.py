@@ -36,7 +36,7 @@ from protoseal.attacks.records import (
     write_attacks,
 )
 from protoseal.audit.accuracy_records import EXACT
-from protoseal.audit.budget_curve import LOCAL, Asked, BudgetCurve, changed
+from protoseal.audit.budget_curve import LOCAL, BudgetCurve, RequestedRun, change_config
 from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import scene_of
 from secure_client.data.sources import is_public
@@ -176,7 +176,7 @@ class AttackGrid:
         if not missing:
             return 0.0
         start = time.monotonic()
-        record_run(changed(self._configs[missing[0]], {"rounds": 1}), missing[0].seed)
+        record_run(change_config(self._configs[missing[0]], {"rounds": 1}), missing[0].seed)
         return (time.monotonic() - start) * self._config.rounds * len(missing)
 
     def run(
@@ -197,9 +197,9 @@ class AttackGrid:
         setting, base = planned.setting, self._config
         if setting.epsilon is not None and self._curve is not None:
             kind = EXACT if math.isinf(setting.epsilon) else str(getattr(base.privacy, "noise", LOCAL))
-            base = self._curve.config_of(Asked(setting.epsilon, kind, planned.seed))
+            base = self._curve.config_of(RequestedRun(setting.epsilon, kind, planned.seed))
         changes = {"protection": setting.protection, "seeds": [planned.seed], "out": str(self._out)}
-        return changed(base, changes)
+        return change_config(base, changes)
 
     def _load_or_attack(self, planned: PlannedRun) -> RunOutcomes:
         """Return the outcomes of a run; cases that an earlier start has tried are read, the others tried now."""

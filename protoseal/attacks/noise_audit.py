@@ -17,7 +17,7 @@ from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal.audit.canary_audit import Verdict
 from protoseal.audit.exact_sums import Claim
-from protoseal.audit.release_checks import deviation_check
+from protoseal.audit.release_checks import check_deviation
 from protoseal.audit.run_audit import audit_run
 from protoseal.audit.run_checks import Outcome
 from protoseal.audit.sent_checks import gaussian_epsilon
@@ -68,7 +68,7 @@ class NoiseAudit(Case):
         noise = _list_own_noise(run)
         if not noise:
             return None
-        half = deviation_check([_HALF * draw for draw in noise], LEVEL)
+        half = check_deviation([_HALF * draw for draw in noise], LEVEL)
         value = float(half.outcome is Outcome.FOUND)
         return Measurement(value, value, value, trials=len(noise), basis="half the noise of this run")
 

@@ -28,17 +28,19 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
         axes.set(xlabel=f"ε at δ = {evaluation.delta:g}", xscale="log")
         axes.set_ylabel("accuracy on the sites' own test sets, %")
         noises = sorted({level.noise for level in evaluation.levels} - {EXACT}) or [EXACT]
-        places = _places(evaluation.levels)
+        places = _place_epsilons(evaluation.levels)
         for index, noise in enumerate(noises):
             levels = [level for level in evaluation.levels if level.noise in (noise, EXACT)]
             for measure, (words, dashes) in LINES.items():
-                points = [(places[_of(each)], each) for each in levels if measure in each.mean]
+                points = [(places[_epsilon(level)], level) for level in levels if measure in level.mean]
                 if points:
                     label = words if noise == EXACT else f"{noise} noise, {words}"
-                    _line(axes, measure, points, color=series_colour(index), linestyle=dashes, label=label)
+                    _draw_line(
+                        axes, measure, points, color=series_colour(index), linestyle=dashes, label=label
+                    )
         exact = "∞\n(features\ntrain)" if evaluation.freezes else "∞"
         axes.set_xticks(
-            list(places.values()), [exact if math.isinf(each) else f"{each:g}" for each in places]
+            list(places.values()), [exact if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in places]
         )
         axes.set_xlim(
             min(places.values()) / _MARGIN, max(places.values()) * _MARGIN
@@ -48,17 +50,18 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
         return svg_text(figure)
 
 
-def _of(level: RunsAtEpsilon) -> float:
+def _epsilon(level: RunsAtEpsilon) -> float:
     return level.epsilon or math.inf
 
 
-def _places(levels: Sequence[RunsAtEpsilon]) -> dict[float, float]:
-    every = sorted({_of(level) for level in levels})
-    finite = [each for each in every if math.isfinite(each)]
-    return {each: each if math.isfinite(each) else _BEYOND * max(finite, default=1.0) for each in every}
+def _place_epsilons(levels: Sequence[RunsAtEpsilon]) -> dict[float, float]:
+    epsilons = sorted({_epsilon(level) for level in levels})
+    finite = [epsilon for epsilon in epsilons if math.isfinite(epsilon)]
+    infinity = _BEYOND * max(finite, default=1.0)
+    return {epsilon: epsilon if math.isfinite(epsilon) else infinity for epsilon in epsilons}
 
 
-def _line(axes: Any, measure: str, points: Sequence[tuple[float, RunsAtEpsilon]], **style: Any) -> None:
+def _draw_line(axes: Any, measure: str, points: Sequence[tuple[float, RunsAtEpsilon]], **style: Any) -> None:
     heights = [100 * level.mean[measure] for _, level in points]
     spreads = [100 * level.standard_deviation.get(measure, 0.0) for _, level in points]
     axes.errorbar([place for place, _ in points], heights, spreads, marker="o", capsize=3, **style)
@@ -83,15 +86,15 @@ def write_accuracy_page(folder: Path, evaluation: Evaluation) -> Path:
         evaluation=evaluation,
         figure=data_uri(accuracy_over_epsilon(evaluation)),
         measures={name: METRICS[name] for name in MEASURES},
-        spread=spread_of,
+        spread=spread_text,
         freezing=FREEZING,
         no_prototype=NO_PROTOTYPE,
         config=json_text(evaluation.config),
-        at_inf=json_text(otherwise) if (otherwise := _otherwise_at_inf(evaluation)) else None,
+        at_inf=json_text(otherwise) if (otherwise := _differences_at_inf(evaluation)) else None,
     )
 
 
-def spread_of(level: RunsAtEpsilon, measure: str) -> str:
+def spread_text(level: RunsAtEpsilon, measure: str) -> str:
     """Return mean ± standard deviation over the seeds in per cent; "-" without a value."""
     if measure not in level.mean:
         return "-"
@@ -113,7 +116,7 @@ def _seeds_text(level: RunsAtEpsilon) -> str:
     return ", ".join(map(str, level.seeds))
 
 
-def _otherwise_at_inf(evaluation: Evaluation) -> dict[str, Any]:
+def _differences_at_inf(evaluation: Evaluation) -> dict[str, Any]:
     """Return the settings of runs at ∞ that differ from the others', apart from ``[privacy]``."""
     exact = evaluation.config_at_inf or {}
     return {

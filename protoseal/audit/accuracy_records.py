@@ -92,31 +92,31 @@ class Evaluation(Record):
     @property
     def freezes(self) -> bool:
         """True if a loss includes the cost of frozen features beside that of noise."""
-        return any(each.loss and each.features == Extractor.FROZEN for each in self.levels)
+        return any(level.loss and level.features == Extractor.FROZEN for level in self.levels)
 
     @property
     def lacks_prototypes(self) -> bool:
         """True if a run has no accuracy by the method's own inference, since no prototype was released."""
-        means = [each.metrics[self.method] for each in self.runs if self.method in each.metrics]
-        return any(each.accuracy is None and each.accuracy_classifier is not None for each in means)
+        means = [run.metrics[self.method] for run in self.runs if self.method in run.metrics]
+        return any(mean.accuracy is None and mean.accuracy_classifier is not None for mean in means)
 
 
-def site_at(figures: SiteFigures) -> SiteAt:
+def to_site_at(figures: SiteFigures) -> SiteAt:
     """Return the figures of a result's site."""
     return SiteAt(**figures.model_dump(include=set(SiteAt.model_fields)))
 
 
-def spent_of(result: RunResult) -> float | None:
+def largest_spent(result: RunResult) -> float | None:
     """Return the largest spending of a site; None without any spending."""
     return max((site.epsilon for site in result.sites if site.epsilon is not None), default=None)
 
 
-def levels_of(method: str, runs: Sequence[RunAt]) -> tuple[RunsAtEpsilon, ...]:
+def group_by_epsilon(method: str, runs: Sequence[RunAt]) -> tuple[RunsAtEpsilon, ...]:
     """Return the levels of the runs, from the least ε to ∞."""
-    places = sorted({(each.epsilon or math.inf, each.noise) for each in runs})
-    exact = [each for each in runs if each.epsilon is None]
+    places = sorted({(run.epsilon or math.inf, run.noise) for run in runs})
+    exact = [run for run in runs if run.epsilon is None]
     return tuple(
-        _level(method, [each for each in runs if (each.epsilon or math.inf, each.noise) == place], exact)
+        _summarise(method, [run for run in runs if (run.epsilon or math.inf, run.noise) == place], exact)
         for place in places
     )
 
@@ -127,21 +127,21 @@ def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     return write_text(folder / EVALUATION, text)
 
 
-def _level(method: str, runs: Sequence[RunAt], exact: Sequence[RunAt]) -> RunsAtEpsilon:
+def _summarise(method: str, runs: Sequence[RunAt], exact: Sequence[RunAt]) -> RunsAtEpsilon:
     values = {measure: _by_seed(method, measure, runs) for measure in MEASURES}
-    known = {measure: list(each.values()) for measure, each in values.items() if each}
-    losses = {measure: paired(_by_seed(method, measure, exact), values[measure]) for measure in known}
+    numbers = {measure: list(by_seed.values()) for measure, by_seed in values.items() if by_seed}
+    losses = {measure: paired(_by_seed(method, measure, exact), values[measure]) for measure in numbers}
     return RunsAtEpsilon(
         epsilon=runs[0].epsilon,
         noise=runs[0].noise,
         features=runs[0].features,
-        seeds=tuple(sorted(each.seed for each in runs)),
-        mean={measure: fmean(each) for measure, each in known.items()},
-        standard_deviation={measure: stdev(each) for measure, each in known.items() if len(each) > 1},
+        seeds=tuple(sorted(run.seed for run in runs)),
+        mean={measure: fmean(shares) for measure, shares in numbers.items()},
+        standard_deviation={measure: stdev(shares) for measure, shares in numbers.items() if len(shares) > 1},
         loss={} if runs[0].epsilon is None else {name: pair for name, pair in losses.items() if pair},
     )
 
 
 def _by_seed(method: str, measure: str, runs: Sequence[RunAt]) -> dict[int, float]:
-    found = {each.seed: getattr(each.metrics[method], measure) for each in runs if method in each.metrics}
-    return {seed: value for seed, value in found.items() if value is not None}
+    values = {run.seed: getattr(run.metrics[method], measure) for run in runs if method in run.metrics}
+    return {seed: value for seed, value in values.items() if value is not None}

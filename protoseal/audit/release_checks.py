@@ -57,7 +57,7 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     """Check the noise of one site's draws; each test has a false alarm with the probability ``level``."""
     if not evidence.draws:
         kept = "no release was kept: set keep_releases in the site's file, or simulate with --keep-releases"
-        last = None if evidence.saved_noise is None else deviation_check([evidence.saved_noise], level)
+        last = None if evidence.saved_noise is None else check_deviation([evidence.saved_noise], level)
         if evidence.agreement.distributed_noise:
             yield leave_open(NOISE, "sites share the noise of sums, and a site's term is not kept")
         elif last is None:
@@ -67,21 +67,21 @@ def check_noise(evidence: SiteEvidence, level: float) -> Iterator[Check]:
         else:
             yield leave_open(NOISE, f"{kept}; of the prototypes that the site saved: {last.reason}")
         return
-    deviation = deviation_check(evidence.noise, level)
+    deviation = check_deviation(evidence.noise, level)
     if evidence.agreement.distributed_noise and deviation.outcome is Outcome.STANDS:
         yield leave_open(NOISE, f"sites share the noise of sums; of the clustering alone: {deviation.reason}")
     else:
         yield deviation
-    yield counts_check(evidence.noise, level)
-    yield shape_check(evidence.noise, level)
-    yield dependence_check(evidence.noise, level)
-    yield from _clipping_checks(evidence, level)
-    yield _means_check(evidence, level)
-    yield _single_check(evidence, level)
-    yield repeats_check(REPEATED, [evidence.noise], level)
+    yield check_counts(evidence.noise, level)
+    yield check_shape(evidence.noise, level)
+    yield check_dependence(evidence.noise, level)
+    yield from _check_clipping(evidence, level)
+    yield _check_means(evidence, level)
+    yield _check_single_record(evidence, level)
+    yield check_repeats(REPEATED, [evidence.noise], level)
 
 
-def deviation_check(parts: Sequence[Float], level: float) -> Check:
+def check_deviation(parts: Sequence[Float], level: float) -> Check:
     """Test the mean square of the noise (M, d + 1) of draws: of all values, and of each class, coordinate and draw."""
     values = np.concatenate([part.ravel() for part in parts])
     numbers, measured = len(values), float(np.sqrt(np.square(values).mean()))
@@ -125,7 +125,7 @@ def _missed(factor: float, numbers: int, level: float) -> float:
     return float(law.cdf(high / factor**2) - law.cdf(low / factor**2))
 
 
-def counts_check(parts: Sequence[Float], level: float) -> Check:
+def check_counts(parts: Sequence[Float], level: float) -> Check:
     """Test the mean square of the noise on counts alone, which are few beside the sums."""
     counts = np.concatenate([part[:, -1] for part in parts])
     p = _square_p(float(np.square(counts).sum()), len(counts))
@@ -137,7 +137,7 @@ def counts_check(parts: Sequence[Float], level: float) -> Check:
     return uphold(COUNTS, seen, p)
 
 
-def shape_check(parts: Sequence[Float], level: float) -> Check:
+def check_shape(parts: Sequence[Float], level: float) -> Check:
     """Test mean, distribution, and what classes, coordinates and neighbours of a draw have in common."""
     values = np.concatenate([part.ravel() for part in parts])
     rows = np.concatenate(parts)
@@ -175,7 +175,7 @@ def _alike_p(vectors: Sequence[Float]) -> float:
     return alike_p(largest_cosine(rows), math.comb(len(rows), 2), rows.shape[1]) if len(rows) > 1 else 1.0
 
 
-def dependence_check(parts: Sequence[Float], level: float) -> Check:
+def check_dependence(parts: Sequence[Float], level: float) -> Check:
     """Look for noise of classes, draws or coordinates that is a linear combination of other noise of sums.
 
     Such a combination can be taken off the released sums, and has no noise.
@@ -194,7 +194,7 @@ def dependence_check(parts: Sequence[Float], level: float) -> Check:
     return uphold(DEPENDENT, f"{number} rows in {dim} coordinates", p)
 
 
-def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float) -> Check:
+def check_repeats(weakness: str, sites: Sequence[Sequence[Float]], level: float) -> Check:
     """Look for noise that occurs again, in whatever order and sign: of one site, or of any two of ``sites``."""
     draws = [draw.ravel() for site in sites for draw in site]
     if not draws or (weakness == SHARED and len(sites) < 2):
@@ -222,7 +222,7 @@ def repeats_check(weakness: str, sites: Sequence[Sequence[Float]], level: float)
     return uphold(weakness, seen, p)
 
 
-def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:
+def _check_clipping(evidence: SiteEvidence, level: float) -> Iterator[Check]:
     """Test whether the noise is explained by sums that were not clipped, or not unit by unit."""
     differences: Mapping[str, list[NDArray[np.float64]]] = {
         "records are not clipped": [exact.unclipped - exact.sums for exact in evidence.exact],
@@ -254,7 +254,7 @@ def _clipping_checks(evidence: SiteEvidence, level: float) -> Iterator[Check]:
         yield uphold(CLIPPING, "the noise does not follow what clipping removes", p)
 
 
-def _means_check(evidence: SiteEvidence, level: float) -> Check:
+def _check_means(evidence: SiteEvidence, level: float) -> Check:
     """Test whether the noise is explained by means that were clipped after records had been added up unclipped."""
     direction = np.concatenate([(exact.of_means - exact.sums).ravel() for exact in evidence.exact])
     noise = np.concatenate([noise[:, :-1].ravel() for noise in evidence.noise])
@@ -269,7 +269,7 @@ def _means_check(evidence: SiteEvidence, level: float) -> Check:
     return uphold(MEANS, "the noise does not follow the difference of clipped means", p)
 
 
-def _single_check(evidence: SiteEvidence, level: float) -> Check:
+def _check_single_record(evidence: SiteEvidence, level: float) -> Check:
     """Look for one record whose part the noise follows: added once more, or added without its clip."""
     dots: list[Float] = []
     squares: list[Float] = []

@@ -15,12 +15,12 @@ from privacy.accounting.events import DpSgd
 from protoseal.audit.release_checks import (
     SHARED,
     TESTS,
+    check_counts,
+    check_dependence,
+    check_deviation,
     check_noise,
-    counts_check,
-    dependence_check,
-    deviation_check,
-    repeats_check,
-    shape_check,
+    check_repeats,
+    check_shape,
 )
 from protoseal.audit.run_checks import (
     ALL_SITES,
@@ -108,11 +108,11 @@ def _check_together(sites: Sequence[SiteEvidence], level: float) -> Iterator[Che
     noise = [evidence.noise for evidence in sites]
     if any(noise):
         every_draw = [draw for site_noise in noise for draw in site_noise]
-        yield deviation_check(every_draw, level)
-        yield counts_check(every_draw, level)
-        yield shape_check(every_draw, level)
-        yield dependence_check(every_draw, level)
-    yield repeats_check(SHARED, noise, level)
+        yield check_deviation(every_draw, level)
+        yield check_counts(every_draw, level)
+        yield check_shape(every_draw, level)
+        yield check_dependence(every_draw, level)
+    yield check_repeats(SHARED, noise, level)
     if any(evidence.trainings for evidence in sites):
         yield check_shared([evidence.trainings for evidence in sites], level)
     centres: dict[int, set[bytes]] = {}

@@ -111,7 +111,7 @@ def evaluate_command(
     are finished are not repeated.
     """
     from protoseal.audit.accuracy_page import write_accuracy_page
-    from protoseal.audit.budget_curve import BudgetCurve, asked_for
+    from protoseal.audit.budget_curve import BudgetCurve, request_runs
     from protoseal.commands.simulation_progress import watched
     from protoseal.simulation.config import load_simulation
 
@@ -120,7 +120,7 @@ def evaluate_command(
     loaded = load_simulation(config, {**flags, "out": out}, settings)
     exact = load_simulation(config, {**flags, "out": out}, (*settings, *at_inf)) if at_inf else None
     curve = BudgetCurve(loaded, loaded.out, exact)
-    asked = asked_for(epsilons, noises or (curve.noise,), loaded.seeds)
+    asked = request_runs(epsilons, noises or (curve.noise,), loaded.seeds)
 
     def announced(run: SimulationConfig) -> AbstractContextManager[Watcher]:
         click.echo(f"{run.out}:", err=True)
@@ -136,7 +136,7 @@ def evaluate_command(
 
 
 def _table(evaluation: Evaluation) -> Table:
-    from protoseal.audit.accuracy_page import FREEZING, epsilon_text, spread_of
+    from protoseal.audit.accuracy_page import FREEZING, epsilon_text, spread_text
     from protoseal.reports.tables import NO_PROTOTYPE, add_columns, new_table, paired_text
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
@@ -148,7 +148,7 @@ def _table(evaluation: Evaluation) -> Table:
     measures = ("accuracy", "accuracy_classifier", "accuracy_prototype")
     for level in evaluation.levels:
         loss = level.loss.get("accuracy")
-        cells = [spread_of(level, measure) for measure in measures]
+        cells = [spread_text(level, measure) for measure in measures]
         table.add_row(
             epsilon_text(level),
             level.noise,

@@ -16,7 +16,7 @@ import pytest
 from agreement import Agreement, MaskingSection, Method, PfplSection, Protection
 from agreement.derived.payload_forms import limits_of
 from algorithms.pfpl import Weighting
-from protoseal.audit.coordinator_view import compare
+from protoseal.audit.coordinator_view import search_messages
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
@@ -138,7 +138,7 @@ def test_a_lost_site_catches_up_with_the_same_bytes(
 
 def test_no_prototype_of_a_site_is_in_a_message(losing: PeerTranscript) -> None:
     rows = np.concatenate([put.rows[put.holds] for put in losing.put.values()])
-    assert not compare(losing.received, losing.agreement, rows).leaks
+    assert not search_messages(losing.received, losing.agreement, rows).leaks
 
 
 def test_a_class_that_falls_below_the_minimum_is_withheld_in_another_attempt(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agreement import FeddbpSection, FedplccSection, MaskingSection, Method, Protection
 from agreement.derived.payload_forms import limits_of, values_form
-from protoseal.audit.coordinator_view import compare
+from protoseal.audit.coordinator_view import search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase
 from tests.conformance import clustered_runs, sum_equations
@@ -92,7 +92,7 @@ def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_mess
     assert sum_equations.excess(masked, 2, without=("site-1",)) > 100.0
     for transcript, leaks in ((masked, False), (plain, True)):
         rows = np.concatenate([put.rows[put.holds] for put in transcript.put.values()])
-        assert compare(transcript.received, transcript.agreement, rows).leaks == leaks
+        assert search_messages(transcript.received, transcript.agreement, rows).leaks == leaks
 
 
 @pytest.mark.full

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from agreement import Agreement
-from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, Uploads
+from protoseal.audit.coordinator_view import PRESENCE, SEARCHED, UploadedNumbers
 from protoseal.demo import closing_sentences, demo_agreement
 from protoseal.reports.result_files import RunResult, SiteFigures, ViewLine
 
 AGREEMENT: Agreement = demo_agreement(seed=0, rounds=1)
-ENCRYPTED = Uploads(plain=0, rotated=640, masked=0, ciphertexts=40)
+ENCRYPTED = UploadedNumbers(plain=0, rotated=640, masked=0, ciphertexts=40)
 
 
 def result(*accuracies: tuple[float, float, float], found: bool = False) -> RunResult:
@@ -68,10 +68,10 @@ def test_uploads_are_described_as_they_were() -> None:
     assert "no prototype or model in clear" in sent
     assert "untrained" in sent
     assert "untrained" in seen
-    _, sent, seen = closing_sentences(run, Uploads(plain=1280, rotated=0, masked=0, ciphertexts=0))
+    _, sent, seen = closing_sentences(run, UploadedNumbers(plain=1280, rotated=0, masked=0, ciphertexts=0))
     assert "1,280 numbers" in sent
     assert [word in sent + seen for word in ("untrained", "ciphertext", "masked")] == [False] * 3
-    _, sent, _ = closing_sentences(run, Uploads(plain=0, rotated=0, masked=1280, ciphertexts=0))
+    _, sent, _ = closing_sentences(run, UploadedNumbers(plain=0, rotated=0, masked=1280, ciphertexts=0))
     assert "1,280 masked numbers" in sent
     assert "no prototype or model in clear" in sent
 

@@ -10,9 +10,9 @@ import pytest
 
 from agreement import PrivacySection
 from agreement.errors import UserError
-from protoseal.audit.accuracy_page import accuracy_over_epsilon, epsilon_text, number_text, spread_of
-from protoseal.audit.accuracy_records import EXACT, Evaluation, RunAt, levels_of
-from protoseal.audit.budget_curve import Planned, fitted, scaled
+from protoseal.audit.accuracy_page import accuracy_over_epsilon, epsilon_text, number_text, spread_text
+from protoseal.audit.accuracy_records import EXACT, Evaluation, RunAt, group_by_epsilon
+from protoseal.audit.budget_curve import PlanEpsilon, fit_noise, scale_noise
 from protoseal.reports.pages import data_uri
 from protoseal.reports.result_files import Accuracies
 
@@ -37,7 +37,7 @@ def inverse(privacy: PrivacySection) -> float:
 @pytest.mark.parametrize("epsilon", [0.001, 1.0, 1.9, 2.0, 2.1, 7.0, 2000.0])
 @pytest.mark.parametrize("agreed", [ALONE, BESIDE], ids=["releases", "training too"])
 def test_the_least_noise_that_fits(agreed: PrivacySection, epsilon: float) -> None:
-    found = fitted(agreed, epsilon, inverse)
+    found = fit_noise(agreed, epsilon, inverse)
     assert 0.9998 * epsilon < found.planned <= epsilon
     assert found.planned == inverse(found.privacy)
     assert found.privacy.noise_multiplier == pytest.approx(5.0 * found.factor, rel=1e-5)
@@ -49,20 +49,20 @@ def test_the_least_noise_that_fits(agreed: PrivacySection, epsilon: float) -> No
 
 
 def test_search_passes_over_noise_of_infinite_epsilon() -> None:
-    found = fitted(
+    found = fit_noise(
         ALONE, 800.0, lambda privacy: inverse(privacy) if privacy.noise_multiplier > 2 else math.inf
     )
     assert found.privacy.noise_multiplier == pytest.approx(2.0, rel=2e-4)
 
 
 @pytest.mark.parametrize("planned", [lambda _: math.inf, lambda _: 0.5], ids=["too much", "always little"])
-def test_no_noise_fits(planned: Planned) -> None:
+def test_no_noise_fits(planned: PlanEpsilon) -> None:
     with pytest.raises(UserError, match="ε = 1"):
-        fitted(ALONE, 1.0, planned)
+        fit_noise(ALONE, 1.0, planned)
 
 
 def test_nothing_but_noise_is_scaled() -> None:
-    whole, none = scaled(BESIDE, 3.0).model_dump(), BESIDE.model_dump()
+    whole, none = scale_noise(BESIDE, 3.0).model_dump(), BESIDE.model_dump()
     assert whole.pop("noise_multiplier") == 15.0
     assert whole["dp_sgd"].pop("noise_multiplier") == 6.0
     none.pop("noise_multiplier")
@@ -104,7 +104,7 @@ RUNS = (
 
 
 def test_levels_compare_the_same_seeds() -> None:
-    levels = levels_of("pfpl", RUNS)
+    levels = group_by_epsilon("pfpl", RUNS)
     assert [(each.epsilon, each.noise, each.seeds) for each in levels] == [
         (1.0, "local", (2,)),
         (8.0, "distributed", (1,)),
@@ -120,7 +120,7 @@ def test_levels_compare_the_same_seeds() -> None:
     assert own.mean["accuracy_classifier"] == pytest.approx(0.55)
     assert "accuracy_prototype" not in own.mean
     assert exact.loss == {}
-    assert [spread_of(each, "accuracy") for each in levels] == ["-", "75.0", "55.0 ± 21.2", "85.0 ± 7.1"]
+    assert [spread_text(each, "accuracy") for each in levels] == ["-", "75.0", "55.0 ± 21.2", "85.0 ± 7.1"]
     assert [epsilon_text(each) for each in levels] == ["1", "8", "8", "∞"]
     assert [number_text(each) for each in (None, 1.99999)] == ["-", "2"]
 
@@ -135,7 +135,7 @@ def test_the_figure_has_a_line_for_each_kind_of_noise(runs: tuple[RunAt, ...]) -
         unit="record",
         config={},
         runs=runs,
-        levels=levels_of("pfpl", runs),
+        levels=group_by_epsilon("pfpl", runs),
         complete=False,
     )
     drawn = accuracy_over_epsilon(evaluation)

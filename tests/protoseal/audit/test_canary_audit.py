@@ -58,10 +58,10 @@ NAMES = [f"{weaken.__name__.partition('_')[2]} at {epsilon}" for weaken, *_, eps
 
 @pytest.mark.parametrize(
     ("weaken", "audited", "canaries", "guesses", "epsilon"),
-    full_but(MECHANISMS, *(each for each in MECHANISMS if each[-1] == 8)),
+    full_but(MECHANISMS, MECHANISMS[3]),
     ids=NAMES,
 )
-def test_doubles_have_the_verdict_they_deserve(
+def test_audit_mechanism_refutes_doubles_and_no_true_claim(
     weaken: Weaken, audited: AuditedMechanism, canaries: int, guesses: int, epsilon: int
 ) -> None:
     """Any other verdict has a probability below 1e-9: the thresholds are 8 deviations off, or more."""

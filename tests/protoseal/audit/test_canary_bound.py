@@ -284,7 +284,9 @@ def test_extreme_scores_are_guessed() -> None:
     coins = np.array([True, False, True, False, False, True])
     assert guess_coins(scores, coins, 2) == Guesses(6, 2, 2)
     assert guess_coins(scores, coins, 4) == Guesses(6, 4, 2)
-    assert guess_coins(scores, coins, 3) == Guesses(6, 3, 2)  # the odd one is for the highest
+    assert guess_coins(scores, coins, 3) == Guesses(6, 3, 2)
+    # Of three guesses two are that the highest scores are in, and one that the lowest is out.
+    assert guess_coins(scores, np.array([True, True, True, False, True, True]), 3) == Guesses(6, 3, 2)
     assert guess_coins(scores, coins, 0) == Guesses(6, 0, 0)
     with pytest.raises(ValueError, match="7 guesses exceed the 6"):
         guess_coins(scores, coins, 7)

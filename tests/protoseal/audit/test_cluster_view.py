@@ -19,7 +19,7 @@ from agreement.registry.round_plan import CLUSTERED_SUM
 from crypto.pairwise import masks
 from crypto.protection import Words
 from crypto.rotation import RotationSite
-from protoseal.audit.coordinator_view import compare, describe
+from protoseal.audit.coordinator_view import describe_view, search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.exchanges import rotated_clusters
@@ -83,21 +83,21 @@ each_secret = pytest.mark.parametrize("secret", WANTED)
 def test_under_masked_no_message_holds_a_sites_prototype_or_model(
     masked: ClusterTranscript, secret: str
 ) -> None:
-    found = compare(masked.received, masked.agreement, WANTED[secret](masked))
+    found = search_messages(masked.received, masked.agreement, WANTED[secret](masked))
     assert not found.leaks
     assert found.threshold < 0.98
 
 
 @each_secret
 def test_under_plain_the_same_search_finds_them(plain: ClusterTranscript, secret: str) -> None:
-    assert compare(plain.received, plain.agreement, WANTED[secret](plain)).leaks
+    assert search_messages(plain.received, plain.agreement, WANTED[secret](plain)).leaks
 
 
 def test_a_direction_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(RotationSite, "rotate_rows", lambda _site, rows, _classes: rows)
     weakened = recorded(Protection.MASKED, tmp_path)
     assert all(excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
-    assert compare(weakened.received, weakened.agreement, prototypes(weakened)).leaks
+    assert search_messages(weakened.received, weakened.agreement, prototypes(weakened)).leaks
 
 
 def sent_directions(transcript: ClusterTranscript) -> Iterator[tuple[str, Vectors, Vectors]]:
@@ -171,7 +171,7 @@ def test_the_description_says_what_was_seen(masked: ClusterTranscript, plain: Cl
     by_masked, by_plain = (
         {
             line.what: line
-            for line in describe(
+            for line in describe_view(
                 transcript.received,
                 transcript.agreement,
                 {

@@ -22,7 +22,7 @@ from agreement.registry.round_plan import MASKED_SUM
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
-from protoseal.audit.coordinator_view import compare, describe
+from protoseal.audit.coordinator_view import describe_view, search_messages
 from protoseal.reports.result_files import ViewLine
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
@@ -85,32 +85,32 @@ def test_under_ckks_nothing_that_was_received_looks_like_a_prototype(encrypted: 
     assert (
         sum(len(each.content) for each in encrypted.received) > 5_000_000
     )  # evaluation keys and ciphertexts
-    found = compare(encrypted.received, encrypted.agreement, encrypted.vectors())
+    found = search_messages(encrypted.received, encrypted.agreement, encrypted.vectors())
     assert not found.leaks
     assert found.threshold < 0.96  # so a copy with a twelfth of noise would have been found
 
 
 def test_under_masked_nothing_that_was_received_looks_like_a_prototype(rotated: Run) -> None:
     assert kinds(rotated.received) == OF_EVERY_RUN | {Phase.SECRET}
-    found = compare(rotated.received, rotated.agreement, rotated.vectors())
+    found = search_messages(rotated.received, rotated.agreement, rotated.vectors())
     assert not found.leaks
     assert found.threshold < 0.96
 
 
 def test_under_plain_the_same_search_finds_them(plain: Run) -> None:
     assert kinds(plain.received) == OF_EVERY_RUN
-    assert compare(plain.received, plain.agreement, plain.vectors()).leaks
+    assert search_messages(plain.received, plain.agreement, plain.vectors()).leaks
 
 
 @pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 def test_under_plain_each_round_alone_is_enough(plain: Run, number: int) -> None:
     one = [each for each in plain.received if each.key is not None and each.key.round == number]
-    assert compare(one, plain.agreement, plain.vectors()).leaks
+    assert search_messages(one, plain.agreement, plain.vectors()).leaks
 
 
 def test_without_its_values_a_plain_run_shows_nothing(plain: Run) -> None:
     rest = [each for each in plain.received if each.key is None or each.key.phase is not Phase.VALUES]
-    assert not compare(rest, plain.agreement, plain.vectors()).leaks
+    assert not search_messages(rest, plain.agreement, plain.vectors()).leaks
 
 
 # FedPC: prototypes and extractors
@@ -165,7 +165,7 @@ def test_under_masked_fedpc_shows_nothing_that_looks_like_a_site_s_own(
     masked = transcripts[Protection.MASKED]
     assert kinds(masked.received) == OF_MASKED_SUMS | {Phase.SECRET}  # of the clustering's rotation
     for vectors in (put_in(masked, part), moved(masked, part)):
-        found = compare(masked.received, masked.agreement, vectors)
+        found = search_messages(masked.received, masked.agreement, vectors)
         assert not found.leaks
         assert found.threshold < 0.97
 
@@ -175,10 +175,10 @@ def test_under_plain_the_same_search_finds_every_round_of_fedpc(
     transcripts: dict[Protection, Transcript], part: str
 ) -> None:
     plain = transcripts[Protection.PLAIN]
-    assert compare(plain.received, plain.agreement, moved(plain, part)).leaks
+    assert search_messages(plain.received, plain.agreement, moved(plain, part)).leaks
     for number in (1, 2):
         one = [each for each in plain.received if each.key is not None and each.key.round == number]
-        assert compare(one, plain.agreement, put_in(plain, part)).leaks
+        assert search_messages(one, plain.agreement, put_in(plain, part)).leaks
 
 
 def test_the_clustering_shows_the_initial_prototypes_under_plain_alone(
@@ -189,12 +189,12 @@ def test_the_clustering_shows_the_initial_prototypes_under_plain_alone(
         rows = np.concatenate(
             [prototypes_of(put) for (number, _, _), put in transcript.put.items() if not number]
         )
-        assert compare(before, transcript.agreement, rows).leaks == (protection is Protection.PLAIN)
+        assert search_messages(before, transcript.agreement, rows).leaks == (protection is Protection.PLAIN)
 
 
 def test_the_description_of_fedpc_says_what_was_seen(transcripts: dict[Protection, Transcript]) -> None:
     lines = {
-        protection: describe(
+        protection: describe_view(
             transcript.received,
             transcript.agreement,
             {
@@ -243,7 +243,7 @@ def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection
     masked = branched[Protection.MASKED]
     assert kinds(masked.received) == OF_MASKED_SUMS
     for vectors in (put_in(masked, "prototypes"), moved(masked, "prototypes")):
-        found = compare(masked.received, masked.agreement, vectors)
+        found = search_messages(masked.received, masked.agreement, vectors)
         assert not found.leaks
         assert found.threshold < 0.97
 
@@ -251,7 +251,7 @@ def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection
 def test_under_plain_the_same_search_finds_feddbps_prototypes(branched: dict[Protection, Transcript]) -> None:
     plain = branched[Protection.PLAIN]
     for vectors in (put_in(plain, "prototypes"), moved(plain, "prototypes")):
-        assert compare(plain.received, plain.agreement, vectors).leaks
+        assert search_messages(plain.received, plain.agreement, vectors).leaks
 
 
 @pytest.mark.parametrize("protection", [Protection.MASKED, Protection.PLAIN])
@@ -262,7 +262,7 @@ def test_fisher_scores_are_in_no_message_of_any_protection(
     transcript = branched[protection]
     scores = np.concatenate([scores_of(put) for put in transcript.put.values()])
     for vectors in (scores, np.log(scores + 1e-12)):
-        found = compare(transcript.received, transcript.agreement, vectors)
+        found = search_messages(transcript.received, transcript.agreement, vectors)
         assert not found.leaks
         assert found.threshold < 0.97
 
@@ -281,7 +281,7 @@ def test_scores_would_be_found_in_a_message_that_held_them(branched: dict[Protec
         for each in transcript.received
     ]
     assert told != transcript.received
-    assert compare(told, transcript.agreement, scores).leaks
+    assert search_messages(told, transcript.agreement, scores).leaks
 
 
 def values_key(number: int, transcript: Transcript) -> PhaseKey:
@@ -311,7 +311,7 @@ def test_the_description_of_feddbp_says_what_was_seen(branched: dict[Protection,
     by_masked, by_plain = (
         {
             line.what: line
-            for line in describe(
+            for line in describe_view(
                 transcript.received,
                 transcript.agreement,
                 {
@@ -333,7 +333,7 @@ def test_the_description_of_feddbp_says_what_was_seen(branched: dict[Protection,
 
 def test_the_description_says_what_was_seen(plain: Run, rotated: Run, encrypted: Run) -> None:
     by_plain, by_masked, by_ckks = (
-        {line.what: line for line in describe(each.received, each.agreement, each.last())}
+        {line.what: line for line in describe_view(each.received, each.agreement, each.last())}
         for each in (plain, rotated, encrypted)
     )
     assert seen(by_ckks) == {"messages, their sizes and times", "which site has which class"}

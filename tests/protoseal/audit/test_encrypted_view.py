@@ -17,7 +17,7 @@ from agreement import Method, Protection
 from agreement.derived.payload_forms import directions_form, limits_of, sums_form, values_form
 from crypto.protection import Payload
 from crypto.rotation import RotationSite
-from protoseal.audit.coordinator_view import compare
+from protoseal.audit.coordinator_view import search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
@@ -106,7 +106,7 @@ def test_nothing_that_was_received_looks_like_a_site_or_a_sum(
 ) -> None:
     transcript = transcripts(method, Protection.CKKS)
     wanted = [prototypes(transcript), sums(transcript), *([models(transcript)] if has_models(method) else [])]
-    found = compare(searched(transcript), transcript.agreement, np.concatenate(wanted))
+    found = search_messages(searched(transcript), transcript.agreement, np.concatenate(wanted))
     assert not found.leaks
     assert found.threshold < 0.99
 
@@ -115,9 +115,9 @@ def test_nothing_that_was_received_looks_like_a_site_or_a_sum(
 def test_under_plain_the_same_search_finds_sites(transcripts: Transcripts, method: Method) -> None:
     transcript = transcripts(method, Protection.PLAIN)
     if method is not Method.FEDAVG:  # which adds up no prototypes
-        assert compare(searched(transcript), transcript.agreement, prototypes(transcript)).leaks
+        assert search_messages(searched(transcript), transcript.agreement, prototypes(transcript)).leaks
     if has_models(method):
-        assert compare(searched(transcript), transcript.agreement, models(transcript)).leaks
+        assert search_messages(searched(transcript), transcript.agreement, models(transcript)).leaks
 
 
 # Bytes
@@ -246,4 +246,4 @@ def test_directions_that_are_not_turned_are_noticed(
     transcript = run_clustered(agreement, data, tmp_path_factory.mktemp("weakened"))
     with pytest.raises(AssertionError):
         check_turned(transcript)
-    assert compare(searched(transcript), transcript.agreement, prototypes(transcript)).leaks
+    assert search_messages(searched(transcript), transcript.agreement, prototypes(transcript)).leaks

@@ -40,6 +40,7 @@ from tests.conformance.plain_answers import excess
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
 from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
 from tests.protoseal.audit.masked_words import OpenedError, check_hidden, sums_of, total_of
+from tests.support.marks import full_but
 
 Float = NDArray[np.float64]
 
@@ -277,7 +278,7 @@ DOUBLES: dict[str, tuple[Callable[..., Words], Callable[..., Words] | None, str]
 """The site's half, the coordinator's where it has to be another, and where it shows."""
 
 
-@pytest.mark.parametrize("name", DOUBLES)
+@pytest.mark.parametrize("name", full_but(DOUBLES, "the same mask at every site", "no self-masks"))
 def test_words_with_less_than_their_masks_are_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:

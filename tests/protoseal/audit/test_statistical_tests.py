@@ -14,10 +14,10 @@ from protoseal.audit.release_checks import (
     DEPENDENT,
     REPEATED,
     SHAPE,
-    counts_check,
-    dependence_check,
-    repeats_check,
-    shape_check,
+    check_counts,
+    check_dependence,
+    check_repeats,
+    check_shape,
 )
 from protoseal.audit.run_checks import POWER, Outcome
 from protoseal.audit.statistical_tests import (
@@ -43,8 +43,8 @@ def drawn(classes: int = CLASSES, dim: int = DIM) -> Float:
 
 def outcomes(*draws: Float) -> dict[str, Outcome]:
     """Return the outcomes of the checks of these draws of one site."""
-    checks = [check(draws, LEVEL) for check in (counts_check, shape_check, dependence_check)]
-    checks.append(repeats_check(REPEATED, [draws], LEVEL))
+    checks = [check(draws, LEVEL) for check in (check_counts, check_shape, check_dependence)]
+    checks.append(check_repeats(REPEATED, [draws], LEVEL))
     return {check.weakness: check.outcome for check in checks}
 
 

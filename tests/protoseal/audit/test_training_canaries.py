@@ -101,7 +101,8 @@ def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPa
     assert audit_mechanism(WHOLE, plan_audit(WHOLE, 3000, LEVEL, 600)).verdict is Verdict.REFUTED
 
 
-def test_subjects_that_are_clipped_record_by_record_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.full
+def test_audit_subjects_clipped_record_by_record_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double that adds up the records of a subject after clipping: twice the sensitivity."""
 
     def each(_self: object, rows: Tensor) -> Tensor:
@@ -163,14 +164,18 @@ def with_dp_sgd(folder: Path, **privacy: Any) -> Path:
     return file
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.full
+def test_audit_command_training_without_noise_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     few = ("budget", "audit", "training", "--canaries", "3000", "--epochs", "2", "--guesses", "400", "--json")
     weaken_training(monkeypatch, "none")
     done = CliRunner().invoke(main, few)
     told = json.loads(done.output)
     assert (done.exit_code, told["verdict"], told["mechanism"]) == (3, "refuted", "training")
     assert told["epsilon_claimed"] == pytest.approx(epsilon([DpSgd(5.0, 0.75, 3)], 1e-5))
-    refused = CliRunner().invoke(main, [*few, "--noise-multiplier", "1e9"])
+
+
+def test_audit_command_training_impossible_noise_refused() -> None:
+    refused = CliRunner().invoke(main, ["budget", "audit", "training", "--noise-multiplier", "1e9"])
     assert refused.exit_code == 1
     assert "noise_multiplier" in refused.output
 

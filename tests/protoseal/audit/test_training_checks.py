@@ -55,6 +55,12 @@ def recorded(folder: Path, units: int = UNITS, rounds: int = ROUNDS) -> list[Tra
     return read_step_records(folder)
 
 
+@pytest.fixture(scope="module")
+def true_run(tmp_path_factory: pytest.TempPathFactory) -> list[TrainingRecord]:
+    """Record one true run, for all tests that only read it."""
+    return recorded(tmp_path_factory.mktemp("true"))
+
+
 def found(checks: list[Check]) -> set[str]:
     return {check.weakness for check in checks if check.outcome is Outcome.FOUND}
 
@@ -244,8 +250,8 @@ DOUBLES: dict[str, tuple[Patch, str]] = {
 }
 
 
-def test_true_training_stands_in_every_check_but_those_that_are_not_covered(tmp_path: Path) -> None:
-    checks = check_training(recorded(tmp_path), PAID, LEVEL)
+def test_check_training_true_run_stands(true_run: list[TrainingRecord]) -> None:
+    checks = check_training(true_run, PAID, LEVEL)
     assert found(checks) == set()
     assert {check.weakness for check in checks if check.outcome is Outcome.NOT_COVERED} == {
         "gradients that depend on other records",
@@ -254,14 +260,14 @@ def test_true_training_stands_in_every_check_but_those_that_are_not_covered(tmp_
 
 
 @pytest.mark.parametrize("double", full_but(DOUBLES, "fixed size", "equal noise", "no clipping"))
-def test_a_double_in_the_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str) -> None:
+def test_check_training_double_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str) -> None:
     patch, weakness = DOUBLES[double]
     patch(monkeypatch)
     assert weakness in found(check_training(recorded(tmp_path), PAID, LEVEL))
 
 
-def test_training_beyond_the_ledger_or_at_a_smaller_cost_is_found(tmp_path: Path) -> None:
-    records, weakness = recorded(tmp_path), "training that the ledger does not charge"
+def test_check_training_unpaid_or_cheaper_training_is_found(true_run: list[TrainingRecord]) -> None:
+    records, weakness = true_run, "training that the ledger does not charge"
     claims = {
         "no entry": {1: [EVENT]},
         "less noise in training than in the entry": {1: [EVENT], 2: [DpSgd(1.1, RATE, STEPS)]},
@@ -274,9 +280,7 @@ def test_training_beyond_the_ledger_or_at_a_smaller_cost_is_found(tmp_path: Path
     assert weakness in found(check_training([*records, records[0]], PAID, LEVEL))
 
 
-def test_what_few_steps_or_short_gradients_cannot_show_is_not_covered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_training_few_steps_are_not_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GradientGrid, "clip_", lambda grid, rows: rows.zero_())
     checks = check_training(recorded(tmp_path, units=4, rounds=1), PAID, LEVEL)
     uncovered = {check.weakness for check in checks if check.outcome is Outcome.NOT_COVERED}
@@ -291,19 +295,20 @@ def test_what_few_steps_or_short_gradients_cannot_show_is_not_covered(
     assert nothing.outcome is Outcome.NOT_COVERED
 
 
-def test_noise_that_two_sites_share_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sites(name: str) -> list[list[TrainingRecord]]:
-        return [recorded(tmp_path / name / site, rounds=1) for site in ("a", "b")]
-
-    assert check_shared(sites("true"), LEVEL).outcome is Outcome.STANDS
+def test_check_shared_equal_noise_of_two_sites_is_found(
+    true_run: list[TrainingRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two rounds of one site have independent noise, as two sites have.
+    assert check_shared([[record] for record in true_run], LEVEL).outcome is Outcome.STANDS
+    assert check_shared([true_run], LEVEL).outcome is Outcome.NOT_COVERED
     drawn = [draw_noise(PARAMETERS) for _ in range(STEPS)]
     count = itertools.count()
     monkeypatch.setattr(steps, "draw_noise", lambda numbers: drawn[next(count) % STEPS])
-    assert check_shared(sites("shared"), LEVEL).outcome is Outcome.FOUND
-    assert check_shared([recorded(tmp_path / "a")], LEVEL).outcome is Outcome.NOT_COVERED
+    sharing = [recorded(tmp_path / site, rounds=1) for site in ("a", "b")]
+    assert check_shared(sharing, LEVEL).outcome is Outcome.FOUND
 
 
-def test_a_run_without_sampling_has_nothing_to_check_in_it(tmp_path: Path) -> None:
+def test_check_training_rate_of_one_stands(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"sampling_rate": 1.0})
     inputs, labels = images(20)
     model = SplitModel(nn.Sequential(nn.AvgPool2d(2), nn.Flatten()), nn.Linear(64, 3))
@@ -314,9 +319,9 @@ def test_a_run_without_sampling_has_nothing_to_check_in_it(tmp_path: Path) -> No
     assert found(check_training(read_step_records(tmp_path), claim, LEVEL)) == set()
 
 
-def test_training_from_a_model_that_no_record_ended_with_is_found(tmp_path: Path) -> None:
+def test_check_succession_changed_model_is_found(true_run: list[TrainingRecord]) -> None:
     """Records of one model follow from each other, and those of another do not follow from the initial one."""
-    records = recorded(tmp_path)
+    records = true_run
     first, second = records
     initial, averaged = first.start, set(first.names.tolist())
     changed = replace(second, began=np.roll(second.began, 1), start="another")

@@ -17,7 +17,7 @@ from privacy.accounting.events import GaussianRelease
 from protoseal.audit import budget_curve as budget_runs
 from protoseal.audit.accuracy_page import FREEZING, accuracy_over_epsilon
 from protoseal.audit.accuracy_records import Evaluation
-from protoseal.audit.budget_curve import asked_for
+from protoseal.audit.budget_curve import request_runs
 from protoseal.cli import main
 from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.simulate import simulate as simulate_command
@@ -238,7 +238,7 @@ def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch
 
 
 def test_the_largest_epsilon_comes_first_and_infinity_once() -> None:
-    asked = asked_for((1.0, float("inf"), 3.0, 1.0), ("local", "distributed"), (7,))
+    asked = request_runs((1.0, float("inf"), 3.0, 1.0), ("local", "distributed"), (7,))
     assert [each.folder for each in asked] == [
         "runs/epsilon-inf/seed-7",
         "runs/epsilon-3-local/seed-7",

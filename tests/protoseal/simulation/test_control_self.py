@@ -17,6 +17,7 @@ from protoseal.simulation.experiment import Completed, Watcher, simulate
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.output.site_log import SiteRound
 from secure_client.training.evaluation import Evaluation
+from tests.support.marks import full_but
 
 FILE = """
 dataset = "digits"
@@ -71,8 +72,8 @@ def best_of(rounds: list[SiteRound]) -> int:
     return max(means, key=lambda number: (means[number], -number))
 
 
-@pytest.mark.parametrize("method", BY_PROTOTYPE)
-def test_beside_a_method(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", full_but(BY_PROTOTYPE, "feddbp"))
+def test_control_self_beside_method_is_scored_alike(tmp_path: Path, method: str) -> None:
     told = Told()
     result = simulate(config_for(tmp_path / "out", method=method, compare=("self",)), told)
     metrics = result.metrics["self"]
@@ -85,8 +86,8 @@ def test_beside_a_method(tmp_path: Path, method: str) -> None:
     assert result.rounds[0].compared["self"] == pytest.approx(sum(of_round) / len(of_round))
 
 
-@pytest.mark.parametrize("method", BY_PROTOTYPE)
-def test_as_the_method_itself(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", full_but(BY_PROTOTYPE, "fedproto"))
+def test_control_self_as_method_is_scored_alike(tmp_path: Path, method: str) -> None:
     """Each class's share, weighted by how often the site tests it, is the accuracy by the same inference."""
     out = tmp_path / "out"
     result = simulate(config_for(out, method="self", compare=(method,)))
@@ -101,7 +102,9 @@ def test_as_the_method_itself(tmp_path: Path, method: str) -> None:
     assert result.mean_accuracy == result.metrics["self"].accuracy
 
 
-def test_early_stopping_goes_by_the_same_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_self_early_stopping_uses_same_inference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tested: list[Evaluation] = []
     evaluate_on = CheckpointedLearner.evaluate_on
 

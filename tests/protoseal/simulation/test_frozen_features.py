@@ -24,6 +24,7 @@ from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import scene_of, simulate
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_log import read_site_log
+from tests.support.marks import full_but
 
 FILE = """
 method = "{method}"
@@ -83,7 +84,7 @@ def nearest(features: Rows, prototypes: Rows) -> NDArray[np.int64]:
     return np.asarray(distances.argmin(axis=1))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", full_but(METHODS, "pfpl", "fedpc"))
 def test_the_reported_accuracy_follows_the_noise_as_the_classifiers_does_not(
     run_of: RunOf, method: str
 ) -> None:
@@ -95,7 +96,7 @@ def test_the_reported_accuracy_follows_the_noise_as_the_classifiers_does_not(
     assert loud.rounds[-1].mean_accuracy == loud.mean_accuracy
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", full_but(METHODS, "pfpl", "fedpc"))
 def test_a_saved_folder_predicts_what_the_report_counted(run_of: RunOf, method: str) -> None:
     config, result = run_of(method, QUIET)
     scene = scene_of(config, 0)

@@ -55,8 +55,10 @@ def simulated(folder: Path, extractor: str, text: str = FILE) -> tuple[dict[str,
     return content, ran.output + (folder / "out" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("extractor", "guaranteed"), [("frozen", True), ("trained", False)])
-def test_result_and_table_show_epsilon_and_whether_it_is_guaranteed(
+@pytest.mark.parametrize(
+    ("extractor", "guaranteed"), full_but([("frozen", True), ("trained", False)], ("trained", False))
+)
+def test_simulate_private_run_shows_epsilon_and_its_guarantee(
     tmp_path: Path, extractor: str, guaranteed: bool
 ) -> None:
     result, shown = simulated(tmp_path, extractor)
@@ -70,7 +72,7 @@ def test_result_and_table_show_epsilon_and_whether_it_is_guaranteed(
 
 
 @pytest.mark.parametrize("unit", full_but(["subject", "site"], "subject"))
-def test_result_shows_epsilon_for_the_agreed_unit(tmp_path: Path, unit: str) -> None:
+def test_simulate_other_unit_shows_its_epsilon(tmp_path: Path, unit: str) -> None:
     """The report names the unit beside each epsilon; a site alone leaves no class in the noise."""
     changed = FILE.replace('split = "iid"', 'split = "iid:subject=5"').replace(
         "clip = 1.0", f'clip = 1.0\nunit = "{unit}"\nproject_from = 32'
@@ -85,7 +87,7 @@ def test_result_shows_epsilon_for_the_agreed_unit(tmp_path: Path, unit: str) -> 
     assert f"<th>ε ({unit})</th>" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_subjects_that_nobody_tells_of_are_refused_by_name(tmp_path: Path) -> None:
+def test_simulate_unit_subject_without_subjects_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "units.toml"
     text = FILE.replace("clip = 1.0", 'clip = 1.0\nunit = "subject"').format(extractor="frozen")
     file.write_text(text, encoding="utf-8")
@@ -105,7 +107,8 @@ def test_shared_noise_is_paid_for_in_each_sum_and_before_in_the_clustering(tmp_p
     assert "first principal component" not in shown
 
 
-def test_without_noise_nothing_is_said_of_epsilon(tmp_path: Path) -> None:
+@pytest.mark.full
+def test_simulate_without_noise_shows_no_epsilon(tmp_path: Path) -> None:
     file = tmp_path / "exact.toml"
     file.write_text(FILE.partition("[privacy]")[0], encoding="utf-8")
     out = tmp_path / "out"
@@ -117,7 +120,7 @@ def test_without_noise_nothing_is_said_of_epsilon(tmp_path: Path) -> None:
     assert "epsilon" not in ran.output
 
 
-def test_simulate_refuses_noise_of_infinite_epsilon(tmp_path: Path) -> None:
+def test_simulate_infinite_epsilon_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "loud.toml"
     file.write_text(FILE.format(extractor="frozen").replace("5.0", "0.01"), encoding="utf-8")
     ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])

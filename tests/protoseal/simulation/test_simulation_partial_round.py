@@ -12,6 +12,7 @@ from protoseal.reports.result_files import read_result
 from protoseal.simulation.experiment import simulate
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.output.site_files import MODEL
+from tests.support.marks import full_but
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 
 
@@ -23,8 +24,8 @@ def models(out: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("batched", ["always", "never"])
-def test_sites_left_of_a_killed_round_train_to_the_same_result(
+@pytest.mark.parametrize("batched", full_but(["always", "never"], "always"))
+def test_simulate_killed_in_round_resumes_to_same_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batched: str
 ) -> None:
     """Up to rounding as a smaller program, bit for bit one by one; ended with one of the four sites to go."""
