@@ -210,6 +210,12 @@ def test_delta_and_epsilon_are_inverse() -> None:
         assert delta_of(history, epsilon(history, DELTA)) == pytest.approx(DELTA, rel=1e-3)
 
 
+def test_epsilon_many_coordinates_adds_the_slack_of_discrete_noise() -> None:
+    discrete = Composed.of([GaussianRelease(4.0, 10**13)])
+    assert discrete.slack().epsilon > 0.5
+    assert discrete.epsilon(DELTA) >= epsilon([GaussianRelease(4.0)], DELTA) + discrete.slack().epsilon
+
+
 def test_a_delta_that_is_within_the_slack_costs_everything() -> None:
     history: list[Event] = [GaussianRelease(50.0, 5130), DpSgd(4.0, 0.01, 100)]
     taken = Composed.of(history).slack().delta

@@ -174,6 +174,18 @@ def test_job_that_fails_ends_no_later_job(site: Site, monkeypatch: pytest.Monkey
     assert site.trainee.losses is None
 
 
+def test_finish_without_losses_restores_the_model_of_the_rounds_start(site: Site) -> None:
+    site.trainee.begin(1)
+    start = site.trainee.values.averaged()
+    assert site.trainee.run(1) is not None
+    assert not np.array_equal(site.trainee.values.averaged(), start)
+    site.trainee.finish(1, None)
+    np.testing.assert_array_equal(site.trainee.values.averaged(), start)
+    site.restart()
+    np.testing.assert_array_equal(site.trainee.values.averaged(), start)
+    assert site.trainee.losses is None
+
+
 def test_a_result_changes_neither_the_model_nor_what_was_trained(site: Site) -> None:
     """The model as trained is evaluated, saved and contributed to this round."""
     before, accuracy = contribution(site.trainee, 1), site.trainee.evaluate()

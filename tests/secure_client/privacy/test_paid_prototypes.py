@@ -342,3 +342,9 @@ def test_saved_counts_are_the_noisy_ones(tmp_path: Path) -> None:
     site.trainee.save(tmp_path)
     assert not read_prototypes(tmp_path).counts.any()
     site.journal.close()
+
+
+def test_released_rows_beyond_the_norm_bound_are_shortened(tmp_path: Path) -> None:
+    site = Site(tmp_path, agreement().model_copy(update={"norm_bound": 0.25}))
+    rows, _ = site.trainee.train_round(1)
+    assert np.linalg.norm(rows, axis=1).max() == pytest.approx(0.25)
