@@ -137,9 +137,9 @@ class Course:
 
     def advance(self) -> None:
         """Run one round, until every site has its result."""
-        number, before = self.federation.trainees.completed + 1, self._bytes()
+        number, before = self.federation.pool.completed + 1, self._bytes()
         whole = training = NOTHING
-        while self.federation.trainees.completed < number:
+        while self.federation.pool.completed < number:
             task, spent = self._turn()
             whole = _sum(whole, spent)
             if isinstance(task, Work) and task.key.phase is Phase.PRESENCE:
@@ -154,7 +154,7 @@ class Course:
         return done[0], spent
 
     def _part(self, number: int, whole: Spent, training: Spent, up: float, down: float) -> RoundCosts:
-        logs = self.federation.trainees.logs().values()
+        logs = self.federation.pool.logs().values()
         seconds = [each.seconds for log in logs for each in log.rounds if each.round == number]
         train, protect = (sum(each[name] for each in seconds) for name in ("train", "protect"))
         aggregate = next(each.aggregate_seconds for each in self.federation.rounds if each.round == number)

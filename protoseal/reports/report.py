@@ -93,9 +93,9 @@ def _prototype_figure(
         raise FileError(f"the run has no class {class_name!r}{nearest(class_name, result.classes)}")
     answered = [
         sum(
-            bool(each.has_personal[index] and each.counts[index])
-            for each in prototypes.values()
-            if len(each.has_personal) > index
+            bool(saved.has_personal[index] and saved.counts[index])
+            for saved in prototypes.values()
+            if len(saved.has_personal) > index
         )
         for index in range(len(result.classes))
     ]
@@ -115,9 +115,9 @@ def _split_figure(run: Path, result: RunResult) -> str | None:
 
 def _site_seconds(log: SiteLog) -> dict[str, float]:
     """Return mean seconds in a round, by phase."""
-    phases = sorted({phase for each in log.rounds for phase in each.seconds})
+    phases = sorted({phase for done in log.rounds for phase in done.seconds})
     return {
-        phase: sum(each.seconds.get(phase, 0.0) for each in log.rounds) / len(log.rounds) for phase in phases
+        phase: sum(done.seconds.get(phase, 0.0) for done in log.rounds) / len(log.rounds) for phase in phases
     }
 
 

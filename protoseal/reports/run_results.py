@@ -38,18 +38,20 @@ def run_result(
     ``best`` maps the names of methods that stopped early to the reported round.
     """
     name, best = (method or agreement.method).value, best or {}
-    own = {name: {site: log.rounds for site, log in sites.items()}}
-    everything = {**own, **{str(each): logs for each, logs in compared.items()}}
+    by_method = {
+        name: {site: log.rounds for site, log in sites.items()},
+        **{str(other): logs for other, logs in compared.items()},
+    }
     last = {
-        each: {site: _last(log, best.get(each)) for site, log in logs.items()}
-        for each, logs in everything.items()
+        name: {site: _last(log, best.get(name)) for site, log in logs.items()}
+        for name, logs in by_method.items()
     }
     by_round = {
-        each: {site: {one.round: one for one in log} for site, log in logs.items()}
-        for each, logs in everything.items()
+        name: {site: {done.round: done for done in log} for site, log in logs.items()}
+        for name, logs in by_method.items()
     }
     figures = tuple(_site_figures(sites[site], name, last) for site in sorted(sites))
-    reported = [each for each in rounds if each.round <= best.get(name, each.round)][-1:]
+    reported = [done for done in rounds if done.round <= best.get(name, done.round)][-1:]
     return RunResult(
         method=name,
         inference=agreement.inference,
@@ -57,13 +59,13 @@ def run_result(
         dataset=dataset,
         seed=seed,
         sites=figures,
-        rounds=tuple(_round_figures(each, name, by_round) for each in rounds),
-        mean_accuracy=mean(each.accuracy for each in figures),
+        rounds=tuple(_round_figures(done, name, by_round) for done in rounds),
+        mean_accuracy=mean(site.accuracy for site in figures),
         config=agreement.model_dump(mode="json", by_alias=True),
         classes=agreement.classes,
         withheld=reported[0].withheld if reported else (),
-        compared=_means(last, [str(each) for each in compared]),
-        metrics={each: _mean_accuracies(logs) for each, logs in last.items()},
+        compared=_means(last, [str(method) for method in compared]),
+        metrics={name: _mean_accuracies(logs) for name, logs in last.items()},
         best_round=best.get(name),
         groups=reported[0].groups if reported else (),
         coordinator_view=view,
@@ -81,8 +83,8 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:
     """Return the site's reported round in a list: the last tested round up to ``best``, or an empty list."""
-    considered = [each for each in log if best is None or each.round <= best]
-    return ([each for each in considered if each.accuracy_classifier is not None] or considered)[-1:]
+    considered = [done for done in log if best is None or done.round <= best]
+    return ([done for done in considered if done.accuracy_classifier is not None] or considered)[-1:]
 
 
 def _means(logs: Compared, names: Iterable[str]) -> dict[str, float]:
@@ -98,7 +100,7 @@ def _accuracies(figures: SiteRound) -> Accuracies:
 def _mean_accuracies(logs: Mapping[str, Sequence[SiteRound]]) -> Accuracies:
     last = [_accuracies(log[-1]) for log in logs.values() if log]
     return Accuracies(
-        **{name: mean(getattr(each, name) for each in last) for name in Accuracies.model_fields}
+        **{name: mean(getattr(accuracies, name) for accuracies in last) for name in Accuracies.model_fields}
     )
 
 
@@ -117,9 +119,9 @@ def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
         model=log.model,
         compared=known,
         withheld=own.withheld if own else (),
-        epsilon=max((each.epsilon for each in log.rounds if each.epsilon is not None), default=None),
-        delta=max((each.delta for each in log.rounds if each.delta is not None), default=None),
-        guaranteed=bool(log.rounds) and all(each.guaranteed for each in log.rounds),
+        epsilon=max((done.epsilon for done in log.rounds if done.epsilon is not None), default=None),
+        delta=max((done.delta for done in log.rounds if done.delta is not None), default=None),
+        guaranteed=bool(log.rounds) and all(done.guaranteed for done in log.rounds),
         per_class=(own.per_class if own else None) or {},
         **accuracies.model_dump(),
     )
@@ -152,4 +154,4 @@ def _accuracy(rounds: Sequence[SiteRound]) -> float | None:
 
 
 def _longest(rounds: Iterable[SiteRound], part: str) -> float:
-    return max((each.seconds.get(part, 0.0) for each in rounds), default=0.0)
+    return max((done.seconds.get(part, 0.0) for done in rounds), default=0.0)

@@ -69,17 +69,17 @@ def _check_comparable(result: RunResult, other: RunResult) -> None:
 
 
 def _check_same_data(own: tuple[SeedFigures, ...], others: tuple[SeedFigures, ...]) -> None:
-    data = {each.seed: each.data_sha256 for each in others}
-    for each in own:
-        one, other = each.data_sha256, data.get(each.seed, each.data_sha256)
+    data = {run.seed: run.data_sha256 for run in others}
+    for figures in own:
+        one, other = figures.data_sha256, data.get(figures.seed, figures.data_sha256)
         if one != other and None in (one, other):
             raise FileError(
-                f"one of the two runs has no hash of its data in seed {each.seed}, as is usual for deployments: "
+                f"one of the two runs has no hash of its data in seed {figures.seed}, as is usual for deployments: "
                 "simulate both"
             )
         if one != other:
             raise FileError(
-                f"the two runs have different data in seed {each.seed}: run both with the same --dataset, "
+                f"the two runs have different data in seed {figures.seed}: run both with the same --dataset, "
                 "--data-root, --split, --sites, --tests and preprocessing"
             )
 
@@ -104,9 +104,9 @@ def _diagnoses(results: Mapping[int, RunResult]) -> tuple[Diagnosis, ...]:
     """Return each method's symptoms once for each remedy, with the seeds that have them."""
     found: dict[tuple[str, ...], Diagnosis] = {}
     for seed, result in results.items():
-        for each in result.diagnoses:
-            key = (each.method, each.symptom, each.remedy)
-            earlier = found.get(key, each)
+        for diagnosis in result.diagnoses:
+            key = (diagnosis.method, diagnosis.symptom, diagnosis.remedy)
+            earlier = found.get(key, diagnosis)
             found[key] = earlier.model_copy(update={"seeds": (*earlier.seeds, seed)})
     return tuple(found.values())
 
@@ -135,7 +135,11 @@ def _differences(method: str, other: str, seeds: tuple[SeedFigures, ...]) -> dic
 
 def _by_seed(method: str, metric: str, seeds: tuple[SeedFigures, ...]) -> dict[int, float]:
     """Return the method's figure by seed, for the seeds that have it."""
-    values = {each.seed: getattr(each.metrics[method], metric) for each in seeds if method in each.metrics}
+    values = {
+        figures.seed: getattr(figures.metrics[method], metric)
+        for figures in seeds
+        if method in figures.metrics
+    }
     return {seed: value for seed, value in values.items() if value is not None}
 
 

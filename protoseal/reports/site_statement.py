@@ -384,6 +384,8 @@ def _of_unit(facts: Facts) -> Iterator[str]:
 
 
 def _initial_model(facts: Facts) -> str:
-    weights = dict.fromkeys(str(each.facts[WEIGHTS]) for each in facts.released if WEIGHTS in each.facts)
+    weights = dict.fromkeys(
+        str(release.facts[WEIGHTS]) for release in facts.released if WEIGHTS in release.facts
+    )
     by_hash = f" (weights with SHA-256 {', '.join(weights)})" if weights else ""
     return f"That the initial model{by_hash} was not trained on these records before. If it was, nothing is guaranteed."

@@ -148,7 +148,7 @@ def classes_table(result: RunResult) -> Table:
 
 def summary_table(result: RunResult) -> Table:
     """Return each method's means over the sites: mean and standard deviation over the seeds."""
-    names = ", ".join(str(each.seed) for each in result.seeds)
+    names = ", ".join(str(figures.seed) for figures in result.seeds)
     table = new_table(f"mean ± standard deviation over seeds {names}, %")
     add_columns(table, ["method"], list(METRICS.values()))
     for name, spreads in result.summary.items():
@@ -163,7 +163,7 @@ def differences_table(result: RunResult) -> Table:
 
 def pairs_table(title: str, differences: Mapping[str, Mapping[str, Paired]]) -> Table:
     """Return a table of the differences of each figure, for each other method or other run."""
-    pairs = [pair for each in differences.values() for pair in each.values()]
+    pairs = [pair for difference in differences.values() for pair in difference.values()]
     seeds = sorted({seed for pair in pairs for seed in pair.by_seed})
     table = new_table(title)
     add_columns(table, ["less", "of"], [*(f"seed {seed}" for seed in seeds), "mean ± s.e."])
@@ -188,9 +188,9 @@ def rounds_table(result: RunResult) -> Table:
     """Return mean accuracy and seconds of each round: the slowest site's training and protection, the coordinator's."""
     table = new_table(f"rounds{of_seed(result)}")
     add_columns(table, ["round"], ["mean %", "train s", "protect s", "aggregate s", "total s"])
-    for each in result.rounds:
-        seconds = (each.seconds.train, each.seconds.protect, each.seconds.aggregate, each.seconds.total)
-        table.add_row(str(each.round), percent(each.mean_accuracy), *(f"{value:.2f}" for value in seconds))
+    for done in result.rounds:
+        seconds = (done.seconds.train, done.seconds.protect, done.seconds.aggregate, done.seconds.total)
+        table.add_row(str(done.round), percent(done.mean_accuracy), *(f"{value:.2f}" for value in seconds))
     return table
 
 

@@ -268,8 +268,11 @@ def load_simulation(
     table = {} if path is None else parse_toml(path)
     if path is not None:
         check_kind(path, table, SimulationConfig)
-    named = [str(flags.get("dataset") or ""), *(each.partition("=")[2].strip(" '\"") for each in settings)]
-    if any(each.startswith(SITES_FORM) for each in named):
+    named = [
+        str(flags.get("dataset") or ""),
+        *(setting.partition("=")[2].strip(" '\"") for setting in settings),
+    ]
+    if any(value.startswith(SITES_FORM) for value in named):
         table = {
             key: value for key, value in table.items() if key not in SPLITTING
         }  # they belong to other data

@@ -287,10 +287,10 @@ class OneSeed:
 
     def _completed(self, method: Method, run: HasOutcome, number: int) -> None:
         reports = {
-            site: each
+            site: done
             for site, log in run.outcome.sites.items()
-            for each in log.rounds
-            if each.round == number
+            for done in log.rounds
+            if done.round == number
         }
         self._seen.on_completed(Completed(self._seed, method, number, reports))
 
@@ -314,14 +314,14 @@ class OneSeed:
             run.agreement,
             run.outcome.sites,
             run.outcome.rounds,
-            {each.method.value: each.outcome.site_rounds for each in others},
+            {run.method.value: run.outcome.site_rounds for run in others},
             dataset=self._config.dataset,
             seed=self._seed,
             method=run.method,
             best={name: number for name, number in best.items() if number is not None},
             complete=complete,
             data_sha256=run.data_sha256,
-            diagnoses=tuple(diagnosis for each in (run, *others) for diagnosis in each.diagnoses),
+            diagnoses=tuple(diagnosis for shown in (run, *others) for diagnosis in shown.diagnoses),
         )
 
 

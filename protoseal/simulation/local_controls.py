@@ -15,7 +15,7 @@ from agreement import CONTROLS, Agreement, Method
 from crypto.keys import KEY_BYTES, StorageKey
 from protoseal.simulation.local_federation import Outcome
 from protoseal.simulation.run_log import RunLog
-from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
+from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SitePool, SiteTesting, SiteTraining
 from secure_client.checkpoints.learner_factory import build_checkpointed_learner
 from secure_client.data import SiteData
 from secure_client.output.site_log import site_round
@@ -60,7 +60,7 @@ class LocalControl:
                 )
                 for at, name in enumerate(sorted(data))
             }
-            self._trainees = Trainees(
+            self._pool = SitePool(
                 self._sites,
                 data,
                 self._log,
@@ -84,24 +84,24 @@ class LocalControl:
     def run(self) -> None:
         """Run the remaining rounds, or until training stops early."""
         self._log_completed_rounds()
-        self._trainees.end_round(self._trainees.completed)
-        while not self._trainees.over:
-            number = self._trainees.completed + 1
-            self._trainees.train(number)
+        self._pool.end_round(self._pool.completed)
+        while not self._pool.over:
+            number = self._pool.completed + 1
+            self._pool.train(number)
             for name in sorted(self._sites.keys() - self._log.sites_of(number)):
                 self._round(name, number)
             self._log.put_round(self._as_coordinated(number))
-            self._trainees.end_round(number)
+            self._pool.end_round(number)
             self._on_completed(self, number)
 
     def close_tests(self) -> None:
         """Run the final tests."""
-        self._trainees.close()
+        self._pool.close()
 
     @property
     def outcome(self) -> Outcome:
         """Return the results so far, with rounds as a coordinator would record them, without bytes."""
-        return Outcome(self._trainees.logs(), self._log.rounds(), [], self._trainees.best_round)
+        return Outcome(self._pool.logs(), self._log.rounds(), [], self._pool.best_round)
 
     def _round(self, name: str, number: int) -> None:
         trainee, start = self._sites[name], time.perf_counter()
@@ -109,23 +109,23 @@ class LocalControl:
         seconds = {"train": time.perf_counter() - start, "protect": 0.0}
         if self._control is Method.SELF:
             trainee.take_targets(number, *trainee.values.latest())
-        tested = trainee.evaluate() if self._trainees.tests_in(number) else None
+        tested = trainee.evaluate() if self._pool.tests_in(number) else None
         shortened = trainee.values.shortened if self._control is Method.SELF else None
         how = self._agreement.inference
         figures = site_round(number, 1, 1, (), tested, seconds, inference=how, shortened=shortened)
-        self._trainees.tell(name, figures)
+        self._pool.tell(name, figures)
 
     def _log_completed_rounds(self) -> None:
         """Log completed rounds: a process may have been killed between a round's last site and the round itself."""
-        logged = {each.round for each in self._log.rounds()}
-        for number in range(1, self._trainees.completed + 1):
+        logged = {done.round for done in self._log.rounds()}
+        for number in range(1, self._pool.completed + 1):
             if number not in logged:
                 self._log.put_round(self._as_coordinated(number))
                 self._on_completed(self, number)
 
     def _as_coordinated(self, number: int) -> CoordinatorRound:
         reports = [self._log.site_round(name, number) for name in sorted(self._sites)]
-        slowest = max(each.seconds["train"] for each in reports)
+        slowest = max(report.seconds["train"] for report in reports)
         return CoordinatorRound(number, 1, tuple(sorted(self._sites)), (), 0.0, slowest)
 
     def _journal(self, name: str) -> Journal:

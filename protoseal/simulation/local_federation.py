@@ -34,7 +34,7 @@ from crypto.pki import (
 from crypto.work_pool import Pool
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.run_log import RunLog
-from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
+from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SitePool, SiteTesting, SiteTraining
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
@@ -205,7 +205,7 @@ class LocalFederation:
                 on_round=self.log.put_round,
             )
             opened = {party.name: self._open_trainee(party, at) for at, party in enumerate(self.parties)}
-            self.trainees = Trainees(
+            self.pool = SitePool(
                 {name: trainee for name, (trainee, _) in opened.items()},
                 data,
                 self.log,
@@ -238,7 +238,7 @@ class LocalFederation:
 
     def turns(self) -> Iterator[Task]:
         """Yield after each task, one site after the other."""
-        self.trainees.end_round(self.trainees.completed)  # a killed process may not have done this
+        self.pool.end_round(self.pool.completed)  # a killed process may not have done this
         for site in self.sites:
             site.join()
         for site in cycle(self.sites):
@@ -258,7 +258,7 @@ class LocalFederation:
     def outcome(self) -> Outcome:
         """Return the results so far."""
         received = list(self.store.received()) if self._record else []
-        return Outcome(self.trainees.logs(), self.rounds, received, self.trainees.best_round)
+        return Outcome(self.pool.logs(), self.rounds, received, self.pool.best_round)
 
     def save(self, out: Path) -> Outcome:
         """Run the final tests, and write every site's files to ``out/sites/NAME``."""
@@ -272,7 +272,7 @@ class LocalFederation:
                 shutil.copytree(releases.kept.folder, folder / RELEASES, dirs_exist_ok=True)
                 shutil.copy2(releases.ledger.path, folder)
 
-        self.trainees.close(save_site)
+        self.pool.close(save_site)
         outcome = self.outcome
         for name, log in outcome.sites.items():
             write_site_log(site_folder(out, name), log)
@@ -281,21 +281,21 @@ class LocalFederation:
     @property
     def _stopped_early(self) -> bool:
         """Return True if the run stopped early and the coordinator knows of the last round, also after a restart."""
-        return self.trainees.stopped_early and self.coordinator.state.round > self.trainees.completed
+        return self.pool.stopped_early and self.coordinator.state.round > self.pool.completed
 
     def _turn(self, site: LocalSite) -> Task:
         """Do one site's task, with the shared work before and after it."""
         state = self.coordinator.state
         if state.stage is Stage.PRESENCE:
             # All sites have the last result, so they train together.
-            self.trainees.train(state.round)
-        before = self.trainees.completed
+            self.pool.train(state.round)
+        before = self.pool.completed
         task = site.step()
         if isinstance(task, Stopped):
             raise RunStopped(f"the run stopped: {task.reason}")
-        if self.trainees.completed > before:
-            self.trainees.end_round(self.trainees.completed)
-            self._on_completed(self, self.trainees.completed)
+        if self.pool.completed > before:
+            self.pool.end_round(self.pool.completed)
+            self._on_completed(self, self.pool.completed)
         return task
 
     def _open_store(self) -> Store:
@@ -319,14 +319,12 @@ class LocalFederation:
 
     def _open_site(self, party: Party, trainee: CheckpointedLearner, journal: Journal) -> LocalSite:
         def tell(figures: SiteRound) -> None:
-            self._on_round(party.name, self.trainees.tell(party.name, figures))
+            self._on_round(party.name, self.pool.tell(party.name, figures))
 
         def count(key: PhaseKey, size: int, up: bool) -> None:
             self.log.put_payload(party.name, key, size, up=up)
 
-        session = Session(
-            self.agreement, party, trainee, journal, on_round=tell, tests_in=self.trainees.tests_in
-        )
+        session = Session(self.agreement, party, trainee, journal, on_round=tell, tests_in=self.pool.tests_in)
         transport = DirectTransport(self.coordinator, self.agreement.run, party.name, count)
         return LocalSite(session, transport, trainee, journal)
 
@@ -370,12 +368,12 @@ def _load_parties(
     trust = TrustAnchor.load(directory / "ca" / "ca.pem")
     folders = [directory / "sites" / name for name in names]
     credentials = [
-        Credentials.load(each / "certificate.pem", each / "key.pem", passphrase) for each in folders
+        Credentials.load(folder / "certificate.pem", folder / "key.pem", passphrase) for folder in folders
     ]
     storage = [derive(passphrase, "simulated-storage-key", name.encode()) for name in names]
     return [
-        Party(each, trust, agreement.min_sites, _stored_under(key))
-        for each, key in zip(credentials, storage, strict=True)
+        Party(credential, trust, agreement.min_sites, _stored_under(key))
+        for credential, key in zip(credentials, storage, strict=True)
     ], trust
 
 

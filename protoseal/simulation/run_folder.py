@@ -191,12 +191,12 @@ class RunFolder:
     def _clear(self) -> None:
         """Delete the files of simulations, by their names, except the folder of the state, which holds the lock."""
         (self._out / CLAIM).unlink(missing_ok=True)
-        seeds = [each for each in self._out.glob("seed-*") if each.name.removeprefix("seed-").isdigit()]
+        seeds = [path for path in self._out.glob("seed-*") if path.name.removeprefix("seed-").isdigit()]
         for folder in (self._out, *seeds):
             _clear_results(folder)
-        for each in [*(self._out / STATE).iterdir(), self._out / "tensorboard"]:
-            if each.is_dir():
-                shutil.rmtree(each)
+        for path in [*(self._out / STATE).iterdir(), self._out / "tensorboard"]:
+            if path.is_dir():
+                shutil.rmtree(path)
 
 
 def _clear_results(folder: Path) -> None:
@@ -205,8 +205,8 @@ def _clear_results(folder: Path) -> None:
         (folder / pattern).unlink(missing_ok=True)
     for record in folder.glob(f"{RUNS}/*.json"):
         record.unlink()
-    for each in (*filter(Path.is_dir, folder.glob(f"{COMPARED}/*")), folder):
-        _clear_sites(each)
+    for path in (*filter(Path.is_dir, folder.glob(f"{COMPARED}/*")), folder):
+        _clear_sites(path)
     for name in (RUNS, COMPARED):
         _remove_if_empty(folder / name)
     if folder.name.startswith("seed-"):
@@ -294,7 +294,7 @@ class SavedRun:
             method=self.method.value,
             agreement=self.agreement.model_dump(mode="json", by_alias=True),
             sites=tuple(self.outcome.sites.values()),
-            rounds=tuple(asdict(each) for each in self.outcome.rounds),
+            rounds=tuple(asdict(done) for done in self.outcome.rounds),
             best_round=self.outcome.best_round,
             data_sha256=self.data_sha256,
         )

@@ -81,8 +81,8 @@ class SiteTesting:
 ONE_BY_ONE, EVERY_ROUND = SiteTraining(), SiteTesting()
 
 
-class Trainees:
-    """Trainees of one run of one method, by site name, with the rounds that they reported.
+class SitePool:
+    """SitePool of one run of one method, by site name, with the rounds that they reported.
 
     A killed run resumes with the trainees of its journals and the rounds of its log: reported rounds are not repeated,
     and only training that no journal has is repeated. If sites train one by one, the results are the same, bit for bit
@@ -106,7 +106,7 @@ class Trainees:
         ``method`` determines the sites' inference. Raises :class:`DataError` if training may stop early and a site has
         no validation samples.
         """
-        self._trainees, self._data, self._log = trainees, data, log
+        self._learners, self._data, self._log = trainees, data, log
         self._method, self._agreement = method, agreement
         self._training, self._testing = training, testing
         lacking = [name for name in sorted(data) if data[name].validation is None]
@@ -117,9 +117,9 @@ class Trainees:
         self._shares: dict[int, float] = {}
         self._reports = {
             name: {
-                each.round: each
-                for each in log.site_rounds(name)
-                if until is None or each.round <= until[name]
+                report.round: report
+                for report in log.site_rounds(name)
+                if until is None or report.round <= until[name]
             }
             for name in sorted(trainees)
         }
@@ -136,24 +136,24 @@ class Trainees:
 
         Call this method when every site has the base of the round.
         """
-        waiting = [each for each in self._trainees.values() if not each.is_trained_for(round_number)]
+        waiting = [learner for learner in self._learners.values() if not learner.is_trained_for(round_number)]
         if self._training.batching is Batching.NEVER or round_number == 0 or not waiting:
             return
         start = time.perf_counter()
-        for each in waiting:
-            each.begin(round_number)
-        found = run_or_fallback(
+        for learner in waiting:
+            learner.begin(round_number)
+        losses_by_learner = run_or_fallback(
             lambda: self._together(waiting, round_number),
             lambda: _one_by_one(waiting, round_number),
             f"training of {len(waiting)} sites as one program",
         )
-        for each, losses in zip(waiting, found, strict=True):
-            each.finish(round_number, losses)
+        for learner, losses in zip(waiting, losses_by_learner, strict=True):
+            learner.finish(round_number, losses)
         self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
 
     def tell(self, name: str, figures: SiteRound) -> SiteRound:
         """Add the simulation's figures to a site's figures of a round, store them, and return them."""
-        trainee, seconds = self._trainees[name], dict(figures.seconds)
+        trainee, seconds = self._learners[name], dict(figures.seconds)
         # Each site's time is an equal share of the common training's time.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
         update: dict[str, Any] = {"seconds": seconds}
@@ -167,9 +167,9 @@ class Trainees:
     def end_round(self, round_number: int) -> None:
         """Finish a round; call this after all sites' reports, before any site trains for the next round."""
         if self._testing.patience is not None and self.best_round == round_number:
-            for each in self._trainees.values():
-                if each.remembered != round_number:
-                    each.remember()
+            for learner in self._learners.values():
+                if learner.remembered != round_number:
+                    learner.remember()
 
     @property
     def completed(self) -> int:
@@ -205,7 +205,7 @@ class Trainees:
         training failed.
         """
         self._warn_of_failures()
-        for name, trainee in self._trainees.items():
+        for name, trainee in self._learners.items():
             if self._testing.patience is not None:
                 trainee.go_back()
             last = self._reports[name].get(self.best_round or self.completed)
@@ -232,8 +232,8 @@ class Trainees:
     # Helpers
 
     def _warn_of_failures(self) -> None:
-        rounds = [each for reports in self._reports.values() for each in reports.values()]
-        failed = sum(not each.trained for each in rounds)
+        rounds = [report for reports in self._reports.values() for report in reports.values()]
+        failed = sum(not done.trained for done in rounds)
         if failed:
             _log.warning(
                 "%s: training failed in %d of %d rounds of all sites, whose models stayed unchanged: see the "
@@ -242,7 +242,7 @@ class Trainees:
             )
 
     def _together(self, waiting: Sequence[CheckpointedLearner], round_number: int) -> Sequence[Losses | None]:
-        for stage in zip(*(each.jobs(round_number) for each in waiting), strict=True):
+        for stage in zip(*(learner.jobs(round_number) for learner in waiting), strict=True):
             losses = run_together(stage, self._training.batching)
         return losses
 
@@ -253,8 +253,8 @@ class Trainees:
 
     def _validated(self, round_number: int) -> float:
         """Return the mean validation accuracy; −1 for a round without all sites."""
-        reports = [each[round_number] for each in self._reports.values() if round_number in each]
-        value = mean(each.accuracy_validation for each in reports)
+        reports = [report[round_number] for report in self._reports.values() if round_number in report]
+        value = mean(report.accuracy_validation for report in reports)
         return -1.0 if value is None or len(reports) < len(self._reports) else value
 
     def _closing(self, trainee: CheckpointedLearner, figures: SiteRound) -> SiteRound:
@@ -283,6 +283,6 @@ class Trainees:
 
 def _one_by_one(waiting: Sequence[CheckpointedLearner], round_number: int) -> list[Losses | None]:
     """Train each site by itself from the start of the round, so that a diverging site affects no other."""
-    for each in waiting:
-        each.undo()
-    return [each.run(round_number) for each in waiting]
+    for learner in waiting:
+        learner.undo()
+    return [learner.run(round_number) for learner in waiting]

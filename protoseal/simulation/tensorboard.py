@@ -39,10 +39,10 @@ class Scalars(Watcher):
         """Write one step of each scalar, without values that were not tested."""
         reports, number = completed.reports, completed.round
         writer = self._writer(completed.seed, completed.method)
-        _add(writer, number, "accuracy", {site: each.accuracy for site, each in reports.items()})
-        _add(writer, number, "loss", {site: each.loss for site, each in reports.items()})
-        for part in sorted({part for each in reports.values() for part in each.seconds}):
-            slowest = max(each.seconds.get(part, 0.0) for each in reports.values())
+        _add(writer, number, "accuracy", {site: report.accuracy for site, report in reports.items()})
+        _add(writer, number, "loss", {site: report.loss for site, report in reports.items()})
+        for part in sorted({part for report in reports.values() for part in report.seconds}):
+            slowest = max(report.seconds.get(part, 0.0) for report in reports.values())
             writer.add_scalar(f"seconds/{part}", slowest, number)
         writer.flush()
 

@@ -199,9 +199,9 @@ def _domains_of_each(
 
 def _divided(counts: NDArray[np.int64], homes: NDArray[np.int64], domains: int) -> NDArray[np.int64]:
     """Divide each site's count evenly among its homes, (sites, domains); the first homes get the remainder."""
-    each, left = np.divmod(counts[:, np.newaxis], homes.shape[1])
+    share, left = np.divmod(counts[:, np.newaxis], homes.shape[1])
     divided = np.zeros((len(counts), domains), dtype=np.int64)
-    np.put_along_axis(divided, homes, each + (np.arange(homes.shape[1]) < left), axis=1)
+    np.put_along_axis(divided, homes, share + (np.arange(homes.shape[1]) < left), axis=1)
     return divided
 
 
