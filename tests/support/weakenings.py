@@ -1,12 +1,13 @@
-"""Doubles of a site's run: weakenings in the path that a run takes, which the mechanisms know nothing of.
+"""Weakened builds of a site's run with releases: what leaves the site is weaker, and no error is raised.
 
 A double changes how a run uses a mechanism: the query that its releases hold, the noise that they add, what a payment
-records, what a step samples. The mechanism under `protoseal budget audit`, which plays it anew, stays as it is.
+records. The mechanism under `protoseal budget audit`, which plays it anew, stays as it is. Doubles of training are in
+:mod:`tests.support.training_weakenings`.
 """
 
 from __future__ import annotations
 
-import itertools
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,23 +16,27 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
-from torch import Tensor
 
+from crypto.protection import Payload
 from privacy.accounting.events import DpSgd, GaussianRelease
 from privacy.ledger.ledger import Ledger
+from privacy.mechanisms.cell_query import Cells
 from privacy.mechanisms.grid import SIGMA_LOG2, Float, Ints
-from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
+from privacy.mechanisms.joint_clipping import Parts
+from privacy.mechanisms.prototype_query import PrototypeQuery, Released, Sums
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.privacy.noisy_prototypes import NoisyPrototypes, ReleasedPrototypes
 from secure_client.privacy.releases import Releases
-from secure_client.training.dp_sgd import steps
-from secure_client.training.dp_sgd.mechanism import GradientGrid, draw_noise, poisson_sample
+from secure_client.protocol import sent_values
 from secure_client.training.learner import Learner
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Noise = Callable[["ChangedSums", Ints], Ints]
 """A change of the noise (K, d + 1) of a release, where its exact sums are known."""
 Batches = list[tuple[Float, Ints]]
+FEW = 9
+"""Records of a class from which on a double sends its row: more than any class of a small run has."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,6 +159,57 @@ def kept_noise(own: float, common: float, *, over_sites: bool) -> Patch:
     return patch
 
 
+def reordered_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every release of a site the values of its first one, each time in another order."""
+    first: dict[object, Ints] = {}
+    sums = Releases._sums
+
+    def changed(releases: Releases, *arguments: Any) -> Sums:
+        exact = sums(releases, *arguments)
+
+        def shuffle(_: ChangedSums, drawn: Ints) -> Ints:
+            values = first.setdefault(releases.ledger, drawn.copy())
+            return np.random.default_rng().permutation(values.reshape(-1)).reshape(drawn.shape)
+
+        return ChangedSums(exact.query, exact.vectors, exact.weights, shuffle)
+
+    monkeypatch.setattr(Releases, "_sums", changed)
+
+
+def in_place(change: Callable[[Ints], None]) -> Noise:
+    """Return the change of noise that ``change`` makes in place."""
+
+    def changed(sums: ChangedSums, drawn: Ints) -> Ints:
+        change(drawn)
+        return drawn
+
+    return changed
+
+
+def copy_half(noise: Ints) -> None:
+    """Make the noise of a half of the coordinates that of the other half, with other signs."""
+    half = (noise.shape[1] - 1) // 2
+    noise[:, half : 2 * half] = noise[:, :half] * np.where(np.arange(half) % 2, 1, -1)
+
+
+def combine_classes(noise: Ints) -> None:
+    """Make the last class's noise a combination of the other classes' noise, of the claimed deviation."""
+    others = len(noise) - 1
+    signs = np.where(np.arange(others) % 2, 1, -1) / np.sqrt(others)
+    noise[-1] = np.rint(signs @ noise[:-1]).astype(np.int64)
+
+
+def share_a_class() -> Callable[[Ints], None]:
+    """Return the change that gives all releases of all sites the same noise on one class."""
+    shared: list[Ints] = []
+
+    def change(noise: Ints) -> None:
+        shared.append(noise[1].copy())
+        noise[1] = shared[0]
+
+    return change
+
+
 # What is sent
 
 
@@ -220,6 +276,71 @@ def exactly_present(drawn: ReleasedPrototypes, exact: Ints) -> ReleasedPrototype
 
 def divided_by_exact_counts(drawn: ReleasedPrototypes, exact: Ints) -> ReleasedPrototypes:
     return replace(drawn, rows=drawn.rows * (drawn.counts / np.maximum(exact, 1))[:, None])
+
+
+def release_trained_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Release features of the model that trains, where they are agreed to be those of the initial one."""
+    monkeypatch.setattr(Learner, "embedding_model", lambda learner: copy.deepcopy(learner.predictor))
+
+
+def clip_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clip records one by one where a subject is agreed to be the unit."""
+    monkeypatch.setattr(Parts, "shorten", lambda parts, weight: (parts.rows, parts.counts * weight))
+
+
+def send_zeros_for_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero the rows of classes with few records by the exact count; presence stays noisy."""
+    release = Sums.release
+
+    def zeroed(sums: Sums) -> Released:
+        released, counts = release(sums), sums.weights / sums.query.grid.weight
+        return replace(released, rows=np.where((counts >= FEW)[:, None], released.rows, 0.0))
+
+    monkeypatch.setattr(Sums, "release", zeroed)
+
+
+def send_another_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send other rows than those that the site's half protected."""
+    checked = sent_values._checked_payload
+
+    def changed(*arguments: Any) -> Payload:
+        payload = checked(*arguments)
+        arrays = tuple(np.where(array != 0, 0.001, 0.0) for array in payload.arrays)
+        return replace(payload, arrays=arrays)
+
+    monkeypatch.setattr(sent_values, "_checked_payload", changed)
+
+
+def send_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send rows that a site's trainee has changed after their release: here with half of the noise averaged away."""
+    trained = CheckpointedLearner.train_round
+
+    def changed(trainee: CheckpointedLearner, number: int) -> object:
+        rows, counts = trained(trainee, number)
+        exact, _ = trainee._learner.prototypes()
+        return np.where(rows != 0.0, (rows + exact) / 2, 0.0), counts
+
+    monkeypatch.setattr(CheckpointedLearner, "train_round", changed)
+
+
+def forget_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "spend", lambda ledger, spending: ledger.anchor)
+
+
+def choose_centres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide classes around centres of the site's own, which no result has published."""
+    chosen = NoisyPrototypes._cells
+
+    def own(noisy: NoisyPrototypes, guide: object) -> Cells:
+        cells = chosen(noisy, guide)  # type: ignore[arg-type]
+        return Cells(cells.classes, cells.centres + np.random.default_rng().normal(size=cells.centres.shape))
+
+    monkeypatch.setattr(NoisyPrototypes, "_cells", own)
+
+
+def average_trained_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send the part of the model that records have shaped, where the extractor is agreed to be frozen."""
+    monkeypatch.setattr(Learner, "averaged_vector", lambda learner: learner._averaged.vector() + 1e-3)
 
 
 # Clipping of features
@@ -326,84 +447,6 @@ def mean_of_two_draws(sums: ChangedSums, drawn: Ints) -> Ints:
     return np.rint((drawn + second) / 2).astype(np.int64)
 
 
-# Training by DP-SGD
-
-
-def sampler(chosen: Callable[[int, float], Any]) -> Patch:
-    return lambda monkeypatch: monkeypatch.setattr(steps, "poisson_sample", chosen)
-
-
-def fixed_size(units: int, rate: float) -> list[int]:
-    chosen: list[int] = np.random.default_rng().permutation(units)[: int(units * rate)].tolist()
-    return chosen
-
-
-def first_of_sample_twice(units: int, rate: float) -> list[int]:
-    chosen = poisson_sample(units, rate)
-    return [*chosen[:1], *chosen]
-
-
-def successive_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    at = itertools.count()
-
-    def batch(units: int, rate: float) -> list[int]:
-        size = max(1, int(units * rate))
-        first = next(at) * size
-        return sorted((first + number) % units for number in range(size))
-
-    monkeypatch.setattr(steps, "poisson_sample", batch)
-
-
-def shuffled_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: dict[int, list[int]] = {}
-
-    def batch(units: int, rate: float) -> list[int]:
-        waiting = order.setdefault(units, [])
-        size = max(1, int(units * rate))
-        if len(waiting) < size:
-            waiting[:] = np.random.default_rng().permutation(units).tolist()
-        taken, waiting[:] = waiting[:size], waiting[size:]
-        return taken
-
-    monkeypatch.setattr(steps, "poisson_sample", batch)
-
-
-def training_noise(drawn: Callable[[int], Any]) -> Patch:
-    return lambda monkeypatch: monkeypatch.setattr(steps, "draw_noise", drawn)
-
-
-def training_noise_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: dict[int, Any] = {}
-
-    def draw(count: int) -> Any:
-        return kept.setdefault(count, draw_noise(count)).copy()
-
-    monkeypatch.setattr(steps, "draw_noise", draw)
-
-
-def gradients_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GradientGrid, "clip_", lambda grid, rows: rows.div_(grid.step).trunc_())
-
-
-def gradients_by_coordinate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def clip(grid: GradientGrid, rows: Tensor) -> Tensor:
-        return rows.div_(grid.step).clamp_(-grid.radius, grid.radius).trunc_()
-
-    monkeypatch.setattr(GradientGrid, "clip_", clip)
-
-
-def gradients_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clip a step's sum in place of each gradient."""
-    clip, set_gradients = GradientGrid.clip_, steps._Training._set_gradients
-    gradients_unclipped(monkeypatch)
-
-    def set_clipped(training: Any, total: Tensor) -> None:
-        grid = training._grid
-        set_gradients(training, clip(grid, total.unsqueeze(0) * grid.step).squeeze(0))
-
-    monkeypatch.setattr(steps._Training, "_set_gradients", set_clipped)
-
-
 RELEASE_DOUBLES: dict[str, Patch] = {
     "a tenth of the noise": noise(scaled(0.1)),
     "half of the noise": noise(scaled(0.5)),
@@ -434,19 +477,19 @@ RELEASE_DOUBLES: dict[str, Patch] = {
     "an entry with a smaller cost": cheaper(GaussianRelease),
     "the mean of two draws for one entry": noise(mean_of_two_draws),
 }
-"""Doubles of a run with releases, by weakness."""
-TRAINING_DOUBLES: dict[str, Patch] = {
-    "samples of a fixed size": sampler(fixed_size),
-    "successive batches": successive_batches,
-    "shuffled epochs": shuffled_epochs,
-    "a rate too high": sampler(lambda units, rate: poisson_sample(units, min(1.0, 1.5 * rate))),
-    "a record twice in a step": sampler(first_of_sample_twice),
-    "half of training's noise": training_noise(lambda count: np.rint(0.5 * draw_noise(count))),
-    "the same noise in every step": training_noise_reused,
-    "gradients without a clip": gradients_unclipped,
-    "gradients clipped by coordinate": gradients_by_coordinate,
-    "gradients clipped too late": gradients_too_late,
-    "training without an entry": without_entry(DpSgd),
-    "training with a smaller cost": cheaper(DpSgd),
+"""Doubles of a run with releases, by weakness; the page on the privacy audit has a row for each."""
+OTHER_DOUBLES: dict[str, Patch] = {
+    "the same noise in another order": reordered_noise,
+    "a half with the noise of the other": noise(in_place(copy_half)),
+    "a class with a combination of noise": noise(in_place(combine_classes)),
+    "a class that shares its noise": noise(in_place(share_a_class())),
+    "features of the model that trains": release_trained_features,
+    "subjects are not clipped as a whole": clip_no_unit,
+    "rows that are zero by an exact count": send_zeros_for_few_records,
+    "another payload than the protected one": send_another_payload,
+    "rows changed after their release": send_other_rows,
+    "no entry at all": forget_entry,
+    "centres of a site's own": choose_centres,
+    "models that are not the initial one": average_trained_models,
 }
-"""Doubles of a run that trains by DP-SGD, by weakness."""
+"""Doubles that only some agreements can have, by weakness."""

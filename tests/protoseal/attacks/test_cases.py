@@ -19,7 +19,7 @@ from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.readings import Adversary
 from tests.protoseal.attacks.recorded import record_anew, recorded
 from tests.support.marks import full_but
-from tests.support.run_doubles import WEAKENINGS
+from tests.support.weakenings import RELEASE_DOUBLES
 
 
 def measured(value: float, low: float, high: float) -> Measurement:
@@ -88,7 +88,7 @@ DOUBLES = ("a tenth of the noise", "half of the noise", "division by exact count
 def verdict(double: str | None, patch: pytest.MonkeyPatch) -> Verdict:
     """Return the verdict on a run of the bundled digits, with a double in its path."""
     if double is not None:
-        WEAKENINGS[double](patch)
+        RELEASE_DOUBLES[double](patch)
     run = record_anew("pfpl", "masked", privacy=NOISY)
     (measured,) = AUDIT.measure(run, Adversary.COORDINATOR)
     reference = AUDIT.reference(run)

@@ -30,7 +30,7 @@ from protoseal.audit.statistical_tests import (
     shapes_missed,
     shifts_p,
 )
-from tests.support.run_doubles import combine_classes, copy_half
+from tests.support.weakenings import combine_classes, copy_half
 
 LEVEL = 1e-6
 CLASSES, DIM = 8, 64

@@ -30,7 +30,8 @@ from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
 from tests.support.marks import full_but
 from tests.support.simulations import config_in
-from tests.support.weakenings import RELEASE_DOUBLES, TRAINING_DOUBLES
+from tests.support.training_weakenings import TRAINING_DOUBLES
+from tests.support.weakenings import RELEASE_DOUBLES
 
 PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "privacy-audit.md"
 LEVEL = 1e-4

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from protoseal.commands.budget_audit import EXIT_CODES, audit_group
 from protoseal.simulation.config import SPLITTING, load_simulation
 from protoseal.simulation.experiment import simulate
-from tests.support.run_doubles import WEAKENINGS
+from tests.support.weakenings import RELEASE_DOUBLES
 
 SETTINGS = {
     "sites": 3,
@@ -55,7 +55,7 @@ def test_verdict_decides_the_exit_code(
 ) -> None:
     """A tenth of the noise shows with and without kept releases; a true run without any stays open."""
     if keeps is not None:
-        WEAKENINGS["a tenth of the noise"](monkeypatch)
+        RELEASE_DOUBLES["a tenth of the noise"](monkeypatch)
     simulate(load_simulation(None, SETTINGS | {"keep_releases": bool(keeps), "out": str(tmp_path / "run")}))
     result = audit(tmp_path / "run")
     assert result.exit_code == EXIT_CODES[verdict]
