@@ -14,11 +14,19 @@ from protoseal.attacks.recorded_run import RecordedRun, record_run
 from protoseal.simulation.config import load_simulation
 
 SETTINGS = {"dataset": "digits", "split": "iid", "sites": 4, "rounds": 1, "device": "cpu"}
+FEW_RECORDS = "iid:per=60"
+"""Split with few records, for tests of what is read and not of how well an attack does."""
 
 
 @cache
-def recorded(method: str, protection: str = "plain", samples: tuple[int, ...] = ()) -> RecordedRun:
-    """Return the recorded run of a method under a protection, without noise."""
+def recorded(method: str, protection: str = "plain") -> RecordedRun:
+    """Return the recorded run of a method under a protection, without noise, of few records."""
+    return record_anew(method, protection, split=FEW_RECORDS)
+
+
+@cache
+def recorded_large(method: str, protection: str = "plain", samples: tuple[int, ...] = ()) -> RecordedRun:
+    """Return the recorded run of a method under a protection, without noise, of all records."""
     return record_anew(method, protection, samples)
 
 

@@ -18,7 +18,6 @@ from protoseal.attacks.cases import (
 from protoseal.attacks.noise_audit import NoiseAudit
 from protoseal.attacks.readings import Adversary
 from tests.protoseal.attacks.recorded import record_anew, recorded
-from tests.support.marks import full_but
 from tests.support.weakenings import RELEASE_DOUBLES
 
 
@@ -82,27 +81,22 @@ def test_share_interval_is_clopper_and_pearsons() -> None:
 
 NOISY = {"clip": 1.0, "noise_multiplier": 4.0, "min_count": 1.0}
 AUDIT = NoiseAudit()
-DOUBLES = ("a tenth of the noise", "half of the noise", "division by exact counts", "no entry")
 
 
-def verdict(double: str | None, patch: pytest.MonkeyPatch) -> Verdict:
-    """Return the verdict on a run of the bundled digits, with a double in its path."""
+@pytest.mark.parametrize(
+    ("double", "verdict"), [(None, Verdict.DEFENDED), ("a tenth of the noise", Verdict.NOT_DEFENDED)]
+)
+def test_noise_audit_is_defended_unless_the_run_is_weakened(
+    monkeypatch: pytest.MonkeyPatch, double: str | None, verdict: Verdict
+) -> None:
+    """:mod:`tests.protoseal.audit.test_weakenings` plays all other doubles."""
     if double is not None:
-        RELEASE_DOUBLES[double](patch)
+        RELEASE_DOUBLES[double](monkeypatch)
     run = record_anew("pfpl", "masked", privacy=NOISY)
     (measured,) = AUDIT.measure(run, Adversary.COORDINATOR)
     reference = AUDIT.reference(run)
     assert reference is not None
-    return AUDIT.judge(measured, reference)
-
-
-def test_noise_audit_claimed_noise_is_defended(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verdict(None, monkeypatch) is Verdict.DEFENDED
-
-
-@pytest.mark.parametrize("double", full_but(DOUBLES, "a tenth of the noise"))
-def test_noise_audit_weakened_run_is_not_defended(monkeypatch: pytest.MonkeyPatch, double: str) -> None:
-    assert verdict(double, monkeypatch) is Verdict.NOT_DEFENDED
+    assert AUDIT.judge(measured, reference) is verdict
 
 
 def test_noise_audit_run_without_noise_has_no_result() -> None:

@@ -9,20 +9,20 @@ from protoseal.attacks.cases import Measurement, Verdict
 from protoseal.attacks.echoing_site import EchoingSite
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
-from tests.protoseal.attacks.recorded import record_anew
+from tests.protoseal.attacks.recorded import FEW_RECORDS, record_anew, recorded
 
 CASE = EchoingSite()
 
 
 @pytest.fixture(scope="module")
 def trained() -> RecordedRun:
-    return record_anew("pfpl", "masked", rounds=4, training={"local_epochs": 1})
+    return record_anew("pfpl", "masked", split=FEW_RECORDS, rounds=4, training={"local_epochs": 1})
 
 
 @pytest.fixture(scope="module")
 def frozen() -> RecordedRun:
     training = {"local_epochs": 1, "frozen_extractor": True}
-    return record_anew("pfpl", "masked", rounds=4, training=training, norm_bound=1.0)
+    return record_anew("pfpl", "masked", split=FEW_RECORDS, rounds=4, training=training, norm_bound=1.0)
 
 
 def measured(run: RecordedRun) -> tuple[Measurement, Verdict]:
@@ -57,6 +57,6 @@ def test_echoing_site_training_peers_are_not_read(trained: RecordedRun) -> None:
 
 @pytest.mark.parametrize("method", ["fedpc", "fedavg"])
 def test_echoing_site_sums_have_no_input(method: str) -> None:
-    run = record_anew(method, "masked")
+    run = recorded(method, "masked")
     assert not CASE.measure(run, Adversary.PEER)
     assert CASE.reference(run) is None

@@ -10,7 +10,7 @@ from protoseal.attacks.image_gallery import GALLERY
 from protoseal.attacks.prototype_inversion import PrototypeInversion
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.update_inversion import StandStill, UpdateInversion
-from tests.protoseal.attacks.recorded import leave_out_masks, recorded
+from tests.protoseal.attacks.recorded import leave_out_masks, recorded_large
 
 # Prototypes
 
@@ -18,7 +18,7 @@ from tests.protoseal.attacks.recorded import leave_out_masks, recorded
 @pytest.fixture(scope="module")
 def inverted() -> dict[str, Measurement]:
     """Return inversions of prototypes of one sample and of twenty, and of one sample under a rotation."""
-    plain, masked = (recorded("pfpl", protection, (1, 20)) for protection in ("plain", "masked"))
+    plain, masked = (recorded_large("pfpl", protection, (1, 20)) for protection in ("plain", "masked"))
     one, many = (PrototypeInversion(samples, decoder=True) for samples in (1, 20))
     by_matching = PrototypeInversion(1, decoder=False)
     runs = {
@@ -62,13 +62,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_step(method: str = "fedavg", protection: str = "plain", samples: int = 1) -> Measurement:
-    return UpdateInversion(samples).measure(recorded(method, protection), Adversary.COORDINATOR)[0]
+    return UpdateInversion(samples).measure(recorded_large(method, protection), Adversary.COORDINATOR)[0]
 
 
 @pytest.mark.full
 def test_update_inversion_one_step_gives_its_image_unless_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, masked = one_step(), one_step(protection="masked")
-    (still,) = StandStill().measure(recorded("fedavg", "masked"), Adversary.COORDINATOR)
+    (still,) = StandStill().measure(recorded_large("fedavg", "masked"), Adversary.COORDINATOR)
     leave_out_masks(monkeypatch)
     unmasked = one_step(protection="masked")
     assert plain.details["PSNR with the image"] > plain.details["PSNR with another of its class"] + 5
@@ -88,9 +88,9 @@ def test_update_inversion_extractor_step_gives_its_image() -> None:
 @pytest.mark.full
 def test_update_inversion_ordinary_round_gives_no_image() -> None:
     case = UpdateInversion(None)
-    for found in case.measure(recorded("fedavg"), Adversary.COORDINATOR):
+    for found in case.measure(recorded_large("fedavg"), Adversary.COORDINATOR):
         assert found.value < case.chance + case.margin
 
 
 def test_a_method_without_models_gives_no_input() -> None:
-    assert not UpdateInversion(1).measure(recorded("pfpl"), Adversary.COORDINATOR)
+    assert not UpdateInversion(1).measure(recorded_large("pfpl"), Adversary.COORDINATOR)

@@ -17,14 +17,13 @@ from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
-from tests.protoseal.attacks.recorded import leave_out_masks, leave_out_rotations, record_anew
+from tests.protoseal.attacks.recorded import FEW_RECORDS, leave_out_masks, leave_out_rotations, record_anew
 
 COORDINATOR = Adversary.COORDINATOR
-SMALL = "iid:per=40"
 
 
 @cache
-def run_of(method: str, protection: str, split: str = SMALL) -> RecordedRun:
+def run_of(method: str, protection: str, split: str = FEW_RECORDS) -> RecordedRun:
     return record_anew(method, protection, split=split, rounds=2)
 
 
@@ -46,7 +45,7 @@ def test_missing_masks_or_rotation_are_found(
 ) -> None:
     leave_out_rotations(monkeypatch)
     leave_out_masks(monkeypatch)
-    upload, *_ = case.measure(record_anew(method, "masked", split=SMALL), COORDINATOR)
+    upload, *_ = case.measure(record_anew(method, "masked", split=FEW_RECORDS), COORDINATOR)
     assert case.judge(upload, upload) is Verdict.NOT_DEFENDED
 
 
@@ -83,13 +82,13 @@ def test_solve_unknown_row_is_exact_on_the_known_rows_span_alone() -> None:
 def test_known_rows_few_rows_of_many_features_leave_the_rest_open() -> None:
     (undefended,) = KnownRows().measure(run_of("pfpl", "plain"), COORDINATOR)
     (rotated,) = KnownRows().measure(run_of("pfpl", "masked"), COORDINATOR)
-    few_features = record_anew("pfpl", "masked", split=SMALL, sites=5, dim=3)
+    few_features = record_anew("pfpl", "masked", split=FEW_RECORDS, sites=5, dim=3)
     (solved,) = KnownRows().measure(few_features, COORDINATOR)
     assert KnownRows().judge(rotated, undefended) is Verdict.DEFENDED
     assert KnownRows().judge(solved, undefended) is Verdict.NOT_DEFENDED
 
 
-@pytest.mark.parametrize(("method", "split"), [("feddbp", SMALL), ("pfpl", "dirichlet:0.3")])
+@pytest.mark.parametrize(("method", "split"), [("feddbp", FEW_RECORDS), ("pfpl", "dirichlet:0.3,per=60")])
 def test_key_recovery_needs_a_decryption_in_the_acknowledgement(method: str, split: str) -> None:
     """Noise floods the slots of classes that a site lacks; the polynomial gives the key even then."""
     encrypted = run_of(method, "ckks", split)

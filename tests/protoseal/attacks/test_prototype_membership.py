@@ -28,8 +28,8 @@ from tests.protoseal.attacks.recorded import (
     leave_out_masks,
     leave_out_rotations,
     record_anew,
-    recorded,
     recorded_frozen,
+    recorded_large,
 )
 from tests.support.audit_doubles import weaken_query
 
@@ -170,14 +170,14 @@ def worst(run: RecordedRun, undefended: RecordedRun, adversary: Adversary = Adve
 def test_prototype_membership_missing_protection_is_found(
     method: str, leave_out: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undefended = recorded(method)
-    assert worst(recorded(method, "masked"), undefended) is Verdict.DEFENDED
+    undefended = recorded_large(method)
+    assert worst(recorded_large(method, "masked"), undefended) is Verdict.DEFENDED
     leave_out(monkeypatch)
     assert worst(record_anew(method, "masked"), undefended) is Verdict.NOT_DEFENDED
 
 
 def test_prototype_membership_missing_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    undefended = recorded("pfpl")
+    undefended = recorded_large("pfpl")
     noisy = record_anew("pfpl", "plain", privacy=STRONG_NOISE)
     assert worst(noisy, undefended) is not Verdict.NOT_DEFENDED
     weaken_query(monkeypatch, "none")
@@ -185,6 +185,6 @@ def test_prototype_membership_missing_noise_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_prototype_membership_key_given_away_is_found() -> None:
-    run = recorded("pfpl", "ckks")
-    assert worst(run, recorded("pfpl")) is Verdict.DEFENDED
-    assert worst(run, recorded("pfpl"), Adversary.COLLUSION) is Verdict.NOT_DEFENDED
+    run = recorded_large("pfpl", "ckks")
+    assert worst(run, recorded_large("pfpl")) is Verdict.DEFENDED
+    assert worst(run, recorded_large("pfpl"), Adversary.COLLUSION) is Verdict.NOT_DEFENDED

@@ -18,12 +18,14 @@ from protoseal.attacks.readings import Adversary, LearnedRows, readings, result_
 from protoseal.attacks.recorded_run import RecordedRun, compute_features
 from protoseal_wire.cluster_assignment import clusters_of
 from tests.protoseal.attacks.recorded import (
+    FEW_RECORDS,
     record_anew,
     recorded,
     recorded_in_clusters,
     recorded_in_groups,
     recorded_peer_sum,
 )
+from tests.support.marks import full_but
 
 VICTIM = "site-2"
 EXACT, NEAR, USELESS = "exact", "near", "useless"
@@ -48,9 +50,15 @@ IN_GROUPS: dict[str, dict[Adversary, str]] = {
     "ckks": {COORDINATOR: USELESS, PEER: NEAR, HALF: NEAR, PEERS: EXACT, COLLUSION: EXACT},
 }
 """Nearness by protection, for FedPC with two groups."""
-ENCRYPTED = [pair for pair in EXPECTED if pair[1] == "ckks"]
-PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in ENCRYPTED[1:] else ()) for pair in EXPECTED]
-"""Readings of one encrypted run are enough for `make test`."""
+IN_FULL = {
+    ("pfpl", "plain"),
+    ("feddbp", "plain"),
+    ("feddbp", "ckks"),
+    ("fedplcc", "plain"),
+    ("fedplcc", "ckks"),
+}
+"""Readings of one encrypted run, and of one plain run, are enough for `make test`."""
+PAIRS = [pytest.param(*pair, marks=pytest.mark.full if pair in IN_FULL else ()) for pair in EXPECTED]
 
 
 def nearest(run: RecordedRun, learned: LearnedRows) -> np.ndarray[Any, Any]:
@@ -85,12 +93,12 @@ def test_readings_peer_sum_is_exact_to_all_other_sites_alone() -> None:
     check_nearness(recorded_peer_sum(), expected)
 
 
-@pytest.mark.parametrize("protection", ["plain", "masked", pytest.param("ckks", marks=pytest.mark.full)])
+@pytest.mark.parametrize("protection", full_but(["plain", "masked", "ckks"], "masked"))
 def test_readings_groups_are_as_near_as_the_trust_model_says(protection: str) -> None:
     check_nearness(recorded_in_groups(protection), IN_GROUPS[protection])
 
 
-@pytest.mark.parametrize("protection", ["plain", "masked"])
+@pytest.mark.parametrize("protection", full_but(["plain", "masked"], "masked"))
 def test_readings_all_other_sites_solve_for_the_victim(protection: str) -> None:
     """Decryption and rotation do not matter here: the results themselves determine the one unknown site."""
     run = recorded("pfpl", protection)
@@ -101,7 +109,7 @@ def test_readings_all_other_sites_solve_for_the_victim(protection: str) -> None:
 def test_record_run_ends_with_the_last_round_that_sends_rows() -> None:
     """The second of two rounds of frozen features sends zeros, on which every attack would fail."""
     frozen = {"frozen_extractor": True, "norm": "group"}
-    run = record_anew("fedproto", "plain", rounds=2, training=frozen)
+    run = record_anew("fedproto", "plain", split=FEW_RECORDS, rounds=2, training=frozen)
     assert run.result(VICTIM)[0].round == 1
     check_nearness(run, {COORDINATOR: EXACT})
 
@@ -317,7 +325,7 @@ SITE = "site-2"
 
 
 def test_recorded_run_models_give_the_sent_prototypes() -> None:
-    run = record_anew("pfpl", "plain", rounds=2)
+    run = record_anew("pfpl", "plain", split=FEW_RECORDS, rounds=2)
     train, models = run.sites[SITE].train, run.models(SITE)
     sent = {run.last_round: run.sites[SITE].received, 1: run.earlier[SITE][0].received}
     assert [*models] == [1, 2]

@@ -130,7 +130,7 @@ def test_rotated_rows_min_count_withholds_one_record() -> None:
 
 
 def test_rotated_rows_ratios_of_rounds_are_added() -> None:
-    run = record_anew("pfpl", "masked", rounds=2)
+    run = record_anew("pfpl", "masked", split="iid:per=200", rounds=2)
     shown, inputs = list_shown_rows(run, SITE), run.sites[SITE].test.inputs[:9]
     assert [*shown] == [1, 2]
     one, two, both = (

@@ -20,7 +20,7 @@ from protoseal.attacks.solved_combinations import (
     solve_class,
     solve_combinations,
 )
-from tests.protoseal.attacks.recorded import record_anew, recorded, recorded_peer_sum
+from tests.protoseal.attacks.recorded import FEW_RECORDS, record_anew, recorded, recorded_peer_sum
 from tests.support.small import small_agreement
 
 ENCRYPTED = pytest.param("ckks", marks=pytest.mark.full)
@@ -103,7 +103,7 @@ def test_class_solutions_second_round_chooses_what_hardly_moved() -> None:
 
 @pytest.fixture(scope="module")
 def by_distance() -> RecordedRun:
-    return record_anew("pfpl", "masked", rounds=2, pfpl={"weighting": "distance"})
+    return record_anew("pfpl", "masked", split=FEW_RECORDS, rounds=2, pfpl={"weighting": "distance"})
 
 
 def worst(run: RecordedRun, victim: str, rows_of: Any) -> float:

@@ -30,8 +30,8 @@ FILE = """
 method = "pfpl"
 protection = "masked"
 dataset = "digits"
-split = "iid"
-sites = 4
+split = "iid:per=300"
+sites = 3
 rounds = 1
 device = "cpu"
 """
