@@ -94,6 +94,7 @@ class Measurement:
 def judge(measured: Interval, undefended: Interval, *, chance: float, margin: float) -> Verdict:
     """Judge ``measured`` beside the same attack ``undefended``; an attack succeeds at ``chance + margin``."""
     success = chance + margin
+    # The interval above chance says that the attack works, the margin that it matters: success needs both.
     if measured.low > chance and measured.value >= success:
         return Verdict.NOT_DEFENDED
     if undefended.low <= chance or undefended.value < success:
@@ -117,11 +118,11 @@ def clustered_interval(
     """
     if clusters < FEWEST_FOR_STUDENT:
         return bounds
-    every = np.arange(clusters)
+    indices = np.arange(clusters)
     if clusters < FEWEST_CLUSTERS:
-        without = np.array([statistic(np.delete(every, i)) for i in every])
+        without = np.array([statistic(np.delete(indices, i)) for i in indices])
         error = np.sqrt((clusters - 1) / clusters * np.square(without - without.mean()).sum())
-        middle, reach = statistic(every), float(t.ppf(0.975, clusters - 1) * error)
+        middle, reach = statistic(indices), float(t.ppf(0.975, clusters - 1) * error)
         return max(bounds[0], middle - reach), min(bounds[1], middle + reach)
     rng = np.random.default_rng(seed)
     draws = [statistic(rng.integers(0, clusters, clusters)) for _ in range(resamples)]
@@ -193,17 +194,18 @@ def divide_test_samples(run: RecordedRun, victim: str) -> Auxiliary:
 
     Both halves have as equal numbers of each class as possible.
     """
-    own, rng = run.sites[victim].test, np.random.default_rng(0)
-    order = rng.permutation(len(own))
-    order = order[np.argsort(own.labels[order], kind="stable")]
-    outsiders = own.take(order[::2])
-    kept = {image.numpy().tobytes() for image in outsiders.inputs}
-    parts = [own.take(order[1::2]), *(site.test for name, site in run.sites.items() if name != victim)]
+    test, rng = run.sites[victim].test, np.random.default_rng(0)
+    order = rng.permutation(len(test))
+    # Sorted by class, every second sample divides each class in half.
+    order = order[np.argsort(test.labels[order], kind="stable")]
+    outsiders = test.take(order[::2])
+    held_out = {image.numpy().tobytes() for image in outsiders.inputs}
+    parts = [test.take(order[1::2]), *(site.test for name, site in run.sites.items() if name != victim)]
     seen: set[bytes] = set()
     public = []
     for part in parts:
         contents = [image.numpy().tobytes() for image in part.inputs]
-        fresh = [i for i, content in enumerate(contents) if content not in kept and content not in seen]
+        fresh = [i for i, content in enumerate(contents) if content not in held_out and content not in seen]
         seen.update(contents)
         public.append(part.take(np.array(fresh, dtype=np.int64)))
     return Auxiliary(outsiders, concatenate_images(public))
@@ -223,7 +225,8 @@ def measure_over_clusters(scores: Sequence[Rows], basis: str) -> Measurement:
     def mean(chosen: Labels) -> float:
         return float(np.concatenate([scores[i] for i in chosen]).mean())
 
-    exact = set(np.concatenate(scores).tolist()) == {0.5}  # ties: the reading does not depend on the site
+    # Ties alone mean that the reading does not depend on the site: chance, without any doubt.
+    exact = set(np.concatenate(scores).tolist()) == {0.5}
     low, high = (0.5, 0.5) if exact else clustered_interval(mean, len(scores))
     return Measurement(value, min(low, value), max(high, value), len(scores), basis)
 

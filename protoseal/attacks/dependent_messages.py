@@ -117,7 +117,7 @@ def _read_clear_content(run: RecordedRun, key: PhaseKey, content: bytes) -> obje
 
 def _differ(one: Sequence[Message], two: Sequence[Message]) -> bool:
     """Return whether two lists of messages differ by more than signatures and ciphertexts vary in size."""
-    if [(phase, said) for phase, _, said in one] != [(phase, said) for phase, _, said in two]:
+    if [(phase, content) for phase, _, content in one] != [(phase, content) for phase, _, content in two]:
         return True
     sizes = ((a, b) for (_, a, _), (_, b, _) in zip(one, two, strict=True))
     return any(abs(a - b) > max(SIZES_VARY, a // CIPHERTEXTS_VARY) for a, b in sizes)

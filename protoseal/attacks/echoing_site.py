@@ -139,7 +139,7 @@ def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:
     share = agreement.own_share
     for number in range(len(agreement.classes)):
         rounds = [number for number in sorted(results) if results[number].has_personal[number]]
-        peers = np.array([every[number] for every, held in rows.values() if held[number]])
+        peers = np.array([class_rows[number] for class_rows, held in rows.values() if held[number]])
         if rounds and 2 <= len(peers) <= MOST_OTHERS:
             own = np.array([sent[round_number][number] for round_number in rounds])
             targets = np.array([results[round_number].personal[number] for round_number in rounds])

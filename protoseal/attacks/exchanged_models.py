@@ -66,10 +66,12 @@ def find_base(run: RecordedRun, site: str) -> Rows:
 def load_model(run: RecordedRun, vector: Rows) -> PrototypeModel:
     """Return the initial model with ``vector`` (p + q,), within the agreed bounds, as its averaged part."""
     agreement = run.agreement
-    most = np.full(len(vector), agreement.averaging.buffer_bound)
-    most[: agreement.averaging.parameters] = agreement.averaging.parameter_bound
+    bounds = np.full(len(vector), agreement.averaging.buffer_bound)
+    bounds[: agreement.averaging.parameters] = agreement.averaging.parameter_bound
     model = build_agreed_model(agreement, agreement.training.model, run.config.pretrained)
-    AveragedPart(model, agreement.method.traits.averaged).load(np.clip(np.nan_to_num(vector), -most, most))
+    AveragedPart(model, agreement.method.traits.averaged).load(
+        np.clip(np.nan_to_num(vector), -bounds, bounds)
+    )
     return model.eval()
 
 
@@ -110,31 +112,33 @@ def _decrypt_model(run: RecordedRun, victim: str, accomplice: str) -> Rows:
     return _divide_by_weight(agreement, values[-length - 1 : -1])
 
 
-def read_average(run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool) -> ExchangedModel:
-    """Return the averaged model that the adversary has, less the ``known`` sites' own models."""
-    group, mean = find_group(run, victim), _open_mean_model(run, victim, known, coordinator=coordinator)
+def read_average(
+    run: RecordedRun, victim: str, colluders: Sequence[str], *, coordinator: bool
+) -> ExchangedModel:
+    """Return the averaged model that the adversary has, less the ``colluders``' own models."""
+    group, mean = find_group(run, victim), _open_mean_model(run, victim, colluders, coordinator=coordinator)
     if mean is None:
-        mixed = _open_model(run, known[0], run.result(known[0])[1])
+        mixed = _open_model(run, colluders[0], run.result(colluders[0])[1])
         return ExchangedModel("a mixture of all groups' averaged models", mixed, len(run.sites))
-    known = [name for name in known if name in group]
-    if not known:
+    colluders = [name for name in colluders if name in group]
+    if not colluders:
         return ExchangedModel("the averaged model", mean, len(group))
-    most = run.agreement.averaging.most_samples if run.agreement.layout.weighted else 1
-    weights = {name: min(len(run.sites[name].train), most) for name in group}
-    own = np.sum([weights[name] * run.sites[name].averaged for name in known], axis=0)
-    left = sum(weights.values()) - sum(weights[name] for name in known)
+    weight_limit = run.agreement.averaging.most_samples if run.agreement.layout.weighted else 1
+    weights = {name: min(len(run.sites[name].train), weight_limit) for name in group}
+    own = np.sum([weights[name] * run.sites[name].averaged for name in colluders], axis=0)
+    left = sum(weights.values()) - sum(weights[name] for name in colluders)
     words = "the averaged model, less the colluding sites' own models"
-    return ExchangedModel(words, (sum(weights.values()) * mean - own) / left, len(group) - len(known))
+    return ExchangedModel(words, (sum(weights.values()) * mean - own) / left, len(group) - len(colluders))
 
 
 def _open_mean_model(
-    run: RecordedRun, victim: str, known: Sequence[str], *, coordinator: bool
+    run: RecordedRun, victim: str, colluders: Sequence[str], *, coordinator: bool
 ) -> Rows | None:
     """Return the averaged model (p + q,) of the victim's sum, None if the adversary only has a mixture."""
     if run.agreement.clusters:
-        site = known[0] if known else victim
+        site = colluders[0] if colluders else victim
         return _open_model(run, site, run.result(site)[1])
-    means = find_means(run, victim, known, coordinator=coordinator)
+    means = find_means(run, victim, colluders, coordinator=coordinator)
     return means[0].model if means else None
 
 

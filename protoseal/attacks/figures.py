@@ -75,12 +75,12 @@ def values_over_samples(panels: Panels) -> str:
                 counts = [case.samples_behind or 0 for case in ordered]
                 values = [case.value for case in ordered]
                 axes.errorbar(counts, values, _interval(ordered), capsize=2, **styles[name])
-            every = [case for cases in lines.values() for case in cases]
+            drawn = [case for cases in lines.values() for case in cases]
             axes.set_xscale("log", base=2)
-            axes.set_xticks(sorted({case.samples_behind or 1 for case in every}))
+            axes.set_xticks(sorted({case.samples_behind or 1 for case in drawn}))
             axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
-            axes.axhline(every[0].chance, color="grey", linestyle=":")
-            axes.axhline(every[0].chance + every[0].margin, color="black", linestyle="--", linewidth=1)
+            axes.axhline(drawn[0].chance, color="grey", linestyle=":")
+            axes.axhline(drawn[0].chance + drawn[0].margin, color="black", linestyle="--", linewidth=1)
         return _with_legend(figure, [*_handles(styles), *_threshold_handles()])
 
 
@@ -148,8 +148,8 @@ def _least_rate(panels: Panels) -> float:
 
 
 def _has_allowed(panels: Panels) -> bool:
-    every = [cases[0] for lines in panels.values() for cases in lines.values()]
-    return any(name.startswith(ALLOWED) for case in every for name in case.curves)
+    drawn = [cases[0] for lines in panels.values() for cases in lines.values()]
+    return any(name.startswith(ALLOWED) for case in drawn for name in case.curves)
 
 
 def _interval(cases: Sequence[CaseRecord]) -> Any:

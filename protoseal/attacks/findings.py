@@ -110,10 +110,10 @@ class Judged:
 
         A coalition can do what its member can, so that it has a member's finding where that is worse than its own.
         """
-        asked = self._cases_on(Subject.LEARNT)
-        names = dict.fromkeys([*map(str, Adversary), *(case.adversary for case in asked)])
+        learnt = self._cases_on(Subject.LEARNT)
+        names = dict.fromkeys([*map(str, Adversary), *(case.adversary for case in learnt)])
         own = {
-            name: Standing(name, _findings((case for case in asked if case.adversary == name), _question))
+            name: Standing(name, _findings((case for case in learnt if case.adversary == name), _question))
             for name in names
         }
         standings = [_add_members(name, own) for name in names]
@@ -171,11 +171,11 @@ def find_worst(cases: Sequence[CaseRecord]) -> Finding:
     """
     able = {case.family for case in cases if _tells(case)}
     telling = [case for case in cases if _tells(case) or case.family not in able]
-    found = pick_worst(telling)
-    every = {case.samples_behind for case in cases}
-    same = {case.samples_behind for case in telling if case.verdict is found.verdict}
-    all_alike = None in same or (same == every and len(every) > 1)
-    return Finding(found, () if all_alike else tuple(sorted(count for count in same if count)))
+    worst = pick_worst(telling)
+    counts = {case.samples_behind for case in cases}
+    same = {case.samples_behind for case in telling if case.verdict is worst.verdict}
+    all_alike = None in same or (same == counts and len(counts) > 1)
+    return Finding(worst, () if all_alike else tuple(sorted(count for count in same if count)))
 
 
 def _tells(case: CaseRecord) -> bool:
@@ -198,10 +198,10 @@ def list_judged(report: AttackReport) -> list[Judged]:
     others = [case for case in report.cases if not is_exact_plain(case)]
     own = _select_own_cases(report)
     cases = others if others and all(map(is_exact_plain, own)) else own
-    found: dict[str, list[CaseRecord]] = {}
+    by_configuration: dict[str, list[CaseRecord]] = {}
     for case in sorted(cases, key=_strength):
-        found.setdefault(case.configuration, []).append(case)
-    return [Judged(*item) for item in found.items()] or [Judged(report.protection, ())]
+        by_configuration.setdefault(case.configuration, []).append(case)
+    return [Judged(*item) for item in by_configuration.items()] or [Judged(report.protection, ())]
 
 
 def _select_own_cases(report: AttackReport) -> list[CaseRecord]:
@@ -275,10 +275,13 @@ def group_undefended(cases: Sequence[CaseRecord]) -> dict[str, list[CaseRecord]]
     They are those that ran, or else one for each number of samples, made from the values beside other cases.
     """
     suites = list(dict.fromkeys(case.suite for case in cases))
-    found: dict[str, list[CaseRecord]] = {}
+    by_family: dict[str, list[CaseRecord]] = {}
     for case in sorted(cases, key=lambda case: suites.index(case.suite)):
-        found.setdefault(case.family, []).append(case)
-    return {name: list_baselines(mine) or _rebuild_baselines(mine) for name, mine in found.items()}
+        by_family.setdefault(case.family, []).append(case)
+    return {
+        name: list_baselines(of_family) or _rebuild_baselines(of_family)
+        for name, of_family in by_family.items()
+    }
 
 
 def list_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
@@ -291,10 +294,10 @@ def list_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
 
 
 def _rebuild_baselines(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
-    made: dict[int | None, list[CaseRecord]] = {}
+    by_samples: dict[int | None, list[CaseRecord]] = {}
     for case in cases:
-        made.setdefault(case.samples_behind, []).append(_without_defence(case))
-    return [pick_worst(alike) for alike in made.values()]
+        by_samples.setdefault(case.samples_behind, []).append(_without_defence(case))
+    return [pick_worst(alike) for alike in by_samples.values()]
 
 
 def _without_defence(case: CaseRecord) -> CaseRecord:
@@ -318,12 +321,12 @@ def list_columns(report: AttackReport) -> list[Column]:
     """Return the columns of the matrix beside the undefended one: by adversary, then from the weakest configuration."""
     names = list(dict.fromkeys([*map(str, Adversary), *(case.adversary for case in report.cases)]))
     judged = {judged.configuration for judged in list_judged(report)}
-    found: dict[tuple[str, str], list[CaseRecord]] = {}
+    by_column: dict[tuple[str, str], list[CaseRecord]] = {}
     baselines = {id(case) for case in list_baselines(report.cases)}
     for case in sorted(report.cases, key=lambda case: (names.index(case.adversary), _strength(case))):
         if id(case) not in baselines:
-            found.setdefault((case.adversary, case.configuration), []).append(case)
-    return [Column(*key, judged=key[1] in judged, cases=cases) for key, cases in found.items()]
+            by_column.setdefault((case.adversary, case.configuration), []).append(case)
+    return [Column(*key, judged=key[1] in judged, cases=cases) for key, cases in by_column.items()]
 
 
 def _strength(case: CaseRecord) -> tuple[bool, str, float]:
@@ -336,7 +339,7 @@ def _findings(cases: Iterable[CaseRecord], key: Callable[[CaseRecord], str]) -> 
     by_key: dict[str, list[CaseRecord]] = {}
     for case in cases:
         by_key.setdefault(key(case), []).append(case)
-    return {name: find_worst(mine) for name, mine in by_key.items()}
+    return {name: find_worst(of_key) for name, of_key in by_key.items()}
 
 
 def _question(case: CaseRecord) -> str:
@@ -348,11 +351,14 @@ def _add_members(name: str, own: Mapping[str, Standing]) -> Standing:
 
     A question that no attack of the coalition asks has a member's finding only if that member succeeds.
     """
-    found = dict(own[name].findings)
+    findings = dict(own[name].findings)
     for member in MEMBERS.get(name, ()):
         for question, finding in own[member].findings.items():
-            mine = found.get(question)
-            worse = mine is not None and WORST_FIRST.index(finding.verdict) < WORST_FIRST.index(mine.verdict)
-            if worse or (mine is None and finding.verdict in (Verdict.NOT_DEFENDED, Verdict.NOISY_VALUES)):
-                found[question] = finding
-    return Standing(name, found)
+            own_finding = findings.get(question)
+            if own_finding is None:
+                adopts = finding.verdict in (Verdict.NOT_DEFENDED, Verdict.NOISY_VALUES)
+            else:
+                adopts = WORST_FIRST.index(finding.verdict) < WORST_FIRST.index(own_finding.verdict)
+            if adopts:
+                findings[question] = finding
+    return Standing(name, findings)

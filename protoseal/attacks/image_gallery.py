@@ -40,11 +40,11 @@ class Trial:
     shown: Picture
 
 
-def choose_rivals(known: Auxiliary, number: int) -> Tensor | None:
+def choose_rivals(samples: Auxiliary, number: int) -> Tensor | None:
     """Return other images of a class, public ones only where outsiders are too few; None if all are too few."""
-    others = known.outsiders.of_class(number).inputs
+    others = samples.outsiders.of_class(number).inputs
     if len(others) < GALLERY - 1:
-        others = torch.cat([others, known.public.of_class(number).inputs])
+        others = torch.cat([others, samples.public.of_class(number).inputs])
     return others if len(others) >= GALLERY - 1 else None
 
 
@@ -65,12 +65,12 @@ def run_scored_trial(image: Tensor, others: Tensor, scores: Rows, title: str) ->
 
 def _make_trial(image: Tensor, others: Tensor, scores: Tensor, title: str, best: dict[str, Tensor]) -> Trial:
     """Return the trial of an image by ``scores`` (N + 1,), with the ``best`` guess under its caption."""
-    shown = {"original": image, **best, "class mean": others.mean(dim=0)}
+    images = {"original": image, **best, "class mean": others.mean(dim=0)}
     (guess,) = best.values()
     return Trial(
         _hit_probability(scores),
         measure_similarities(guess[None], image[None], others[:1]),
-        Picture(title, {name: to_picture(image) for name, image in shown.items()}),
+        Picture(title, {name: to_picture(image) for name, image in images.items()}),
     )
 
 
@@ -81,18 +81,20 @@ def _cosines(images: Tensor, others: Tensor) -> Tensor:
 
 def _hit_probability(scores: Tensor) -> float:
     """Return the probability that the first score exceeds those of nine others, drawn from the rest."""
+    # All galleries of nine rivals are alike likely; those count in which every rival scores lower.
     below, rest = int((scores[1:] < scores[0]).sum()), len(scores) - 1
     return math.comb(below, GALLERY - 1) / math.comb(rest, GALLERY - 1)
 
 
 def measure_trials(reading: str, releases: Sequence[Sequence[Trial]]) -> Measurement:
     """Return the mean share over images, with an interval over releases: what is behind one release is one trial."""
-    every = [trial for trials in releases for trial in trials]
+    all_trials = [trial for trials in releases for trial in trials]
     clusters = [trials for trials in releases if trials]
     shares = [np.array([trial.found for trial in trials]) for trials in clusters]
     low, high = clustered_interval(
         lambda chosen: float(np.concatenate([shares[i] for i in chosen]).mean()), len(shares)
     )
+    # Equal shares leave a bootstrap without width: the exact interval of n hits, or misses, in n trials stands in.
     value, exact = float(np.concatenate(shares).mean()), 0.025 ** (1.0 / len(shares))
     low, high = (min(low, exact) if value == 1.0 else low), (max(high, 1.0 - exact) if value == 0.0 else high)
     return Measurement(
@@ -101,20 +103,20 @@ def measure_trials(reading: str, releases: Sequence[Sequence[Trial]]) -> Measure
         high=max(high, value),
         trials=len(shares),
         basis=reading,
-        details=_mean_similarities(np.array([trial.similarities for trial in every])),
+        details=_mean_similarities(np.array([trial.similarities for trial in all_trials])),
         pictures=tuple(trials[0].shown for trials in releases if trials)[:PICTURES],
     )
 
 
 def _mean_similarities(figures: Rows) -> dict[str, float]:
     """Return the mean similarities of (T, 2, 3), without figures that no image has."""
-    known = ~np.isnan(figures)
-    means = np.where(known, figures, 0.0).sum(axis=0) / known.sum(axis=0).clip(1)
+    has_figure = ~np.isnan(figures)
+    means = np.where(has_figure, figures, 0.0).sum(axis=0) / has_figure.sum(axis=0).clip(1)
     return {
         f"{name} with {image}": float(means[i, j])
         for j, name in enumerate(FIGURES)
         for i, image in enumerate(("the image", "another of its class"))
-        if known[:, i, j].any()
+        if has_figure[:, i, j].any()
     }
 
 

@@ -58,6 +58,7 @@ def recover_key(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
     told = came_back.removeprefix(ACKNOWLEDGED)
     if not told:
         raise NoKey("an acknowledgement says nothing")
+    # The polynomial first: it is exact under flooding noise too, where decoded slots are not.
     try:
         return _solve_key(sent, np.frombuffer(told, dtype=np.uint64)[:POLY_DEGREE].tolist())
     except NoKey:
@@ -76,6 +77,7 @@ def decrypt_polynomial(secret: CkksSecret, sent: Ciphertext) -> bytes:
 
 def _solve_key(sent: Ciphertext, message: Sequence[int]) -> CkksSecret:
     """Return the key under which ``sent`` decrypts to ``message``, or raise :class:`NoKey`."""
+    # b + a·s = m holds coefficient by coefficient in the transform's domain: s = (m − b) / a modulo the last prime.
     prime = int(context().key_context_data().parms().coeff_modulus()[0].value())
     key = [(message[i] - sent[i]) * pow(sent[POLY_DEGREE + i], -1, prime) % prime for i in range(POLY_DEGREE)]
     return make_key(ternary_coefficients(key))

@@ -86,10 +86,10 @@ class Presence(Case):
 def _read_stated_classes(run: RecordedRun, adversary: Adversary) -> Mapping[str, Bools]:
     """Return the classes in the sites' last statements, as the coordinator has them, or another site's active list."""
     if adversary is Adversary.COORDINATOR:
-        mine = {site: run.upload(site, Phase.PRESENCE).content for site in run.sites}
+        statements = {site: run.upload(site, Phase.PRESENCE).content for site in run.sites}
         return {
             site: codec.decode_presence(content, limits_of(run.agreement)).holds
-            for site, content in mine.items()
+            for site, content in statements.items()
         }
     first = min(run.sites)
     lists = [active for _, content in run.downloads[first] for active in _active_lists(run, content)]
@@ -147,12 +147,12 @@ def _measure_ranks(run: RecordedRun, estimate: Estimate) -> Measurement | None:
 
 def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, int] | None:
     """Return Spearman's correlation over the classes held, and their number; None where the counts give no order."""
-    known = (counts > 0) & np.isfinite(estimate)
-    if known.sum() < FEWEST_CLASSES or np.ptp(counts[known]) == 0:
+    ranked = (counts > 0) & np.isfinite(estimate)
+    if ranked.sum() < FEWEST_CLASSES or np.ptp(counts[ranked]) == 0:
         return None
-    guessed = np.ptp(estimate[known]) > _SAME * np.abs(estimate[known]).max()
-    correlation = np.corrcoef(rankdata(counts[known]), rankdata(estimate[known]))[0, 1] if guessed else 0.0
-    return float(correlation), int(known.sum())
+    guessed = np.ptp(estimate[ranked]) > _SAME * np.abs(estimate[ranked]).max()
+    correlation = np.corrcoef(rankdata(counts[ranked]), rankdata(estimate[ranked]))[0, 1] if guessed else 0.0
+    return float(correlation), int(ranked.sum())
 
 
 def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterator[Estimate]:
@@ -187,10 +187,12 @@ def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
         counts = {site: np.where(count > 0, count, np.nan) for site, count in counts.items()}
         yield Estimate("its sample counts, in the clear", counts)
     if Phase.DIRECTIONS in agreement.plan.phases:
-        shown = {
+        classes_of_rows = {
             site: decode_upload(run.upload(site, Phase.DIRECTIONS), agreement).arrays[1] for site in run.sites
         }
-        numbers = {s: np.bincount(a.astype(np.int64), minlength=classes) * 1.0 for s, a in shown.items()}
+        numbers = {
+            s: np.bincount(a.astype(np.int64), minlength=classes) * 1.0 for s, a in classes_of_rows.items()
+        }
         yield Estimate("its numbers of local prototypes of each class", numbers)
     uploads_model = agreement.plan.values in (Form.VECTOR, Form.LOCAL_CLUSTERS)
     if uploads_model and agreement.method.traits.averaged in (ModelPart.MODEL, ModelPart.NOT_NORMS):
@@ -231,9 +233,9 @@ class Domains(Case):
         views = {site: add_length_readings(run, readings(run, adversary, site)) for site in public.owned}
         results = []
         for reading, learned in group_by_reading(views).items():
-            told = [_tell_apart(learned, public, number) for number in range(len(run.agreement.classes))]
-            if any(len(scores) for scores in told):
-                results.append(measure_over_clusters([scores for scores in told if len(scores)], reading))
+            by_class = [_tell_apart(learned, public, number) for number in range(len(run.agreement.classes))]
+            if any(len(scores) for scores in by_class):
+                results.append(measure_over_clusters([scores for scores in by_class if len(scores)], reading))
         return results
 
 

@@ -133,6 +133,7 @@ def _standardise(
     pairs = list(zip(shadows.models, shadows.unseen, strict=True))
     own = np.array([_measure_confidence(agreement, target, unseen, candidates) for _, unseen in pairs])
     out = np.array([_measure_confidence(agreement, model, unseen, candidates) for model, unseen in pairs])
+    # Few shadow models can agree by luck: without the 1, their small deviation would magnify noise.
     return np.asarray((own - out).mean(axis=0) / (1.0 + out.std(axis=0)))
 
 

@@ -180,23 +180,23 @@ def open_coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
 
 def _rebuild_attempt(run: RecordedRun) -> Attempt:
     """Return the coordinator's view of the last attempt, from the messages that it received and sent."""
-    begun = _last_attempt(run)
+    attempt_key = _last_attempt(run)
     answers = {
         (received.key, received.site): received.content
         for received in run.received
         if received.key is not None
     }
     survivors = {
-        phase: tuple(sorted(site for key, site in answers if key == replace(begun, phase=phase)))
+        phase: tuple(sorted(site for key, site in answers if key == replace(attempt_key, phase=phase)))
         for phase in run.agreement.plan.phases
     }
     return Attempt(
-        key=begun,
+        key=attempt_key,
         roster=_rebuild_roster(run),
         active=_read_active_list(run),
         groups=list_groups(run),
         survivors=survivors,
-        answer=lambda phase, site: answers[replace(begun, phase=phase), site],
+        answer=lambda phase, site: answers[replace(attempt_key, phase=phase), site],
     )
 
 
@@ -284,7 +284,8 @@ def unmix_groups(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]
         return Groups(rows, has, np.asarray(np.linalg.lstsq(weights, theta, rcond=None)[0], np.float64))
 
     def errors(cosines: Rows) -> Rows:
-        # At a solution the means have the cosines that were guessed, and so mix to the same results again.
+        # At a solution the means have the cosines that were guessed, and so mix to the same results again. Models
+        # are left out: they weigh nothing, and would only cost time.
         without_models = means(cosines, np.zeros((len(has), 1)))
         again = mix_groups(without_models, literal=literal, tau=agreement.agreement_threshold)
         return np.asarray((again.rows - mixed.rows).ravel() / scale)

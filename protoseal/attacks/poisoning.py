@@ -213,6 +213,7 @@ class MaliciousTrainee:
             self.begin(round_number)
             self._honest.finish(round_number, self._honest.run(round_number))
         rows, counts = self._honest.train_round(round_number)
+        # Where no result came yet there is nothing to echo, and the honest row goes out.
         if self._poison.echoes:
             last = self._honest.prototypes()
             rows = np.where(last.has_personal[:, np.newaxis], last.personal, rows)
@@ -226,9 +227,11 @@ class MaliciousTrainee:
 
     def change_averaged(self, trained: Rows) -> Rows:
         """Return the averaged part with the changed parameters; buffers stay, since none of them may be negative."""
-        most = self._agreement.averaging.parameters
+        parameters = self._agreement.averaging.parameters
         changed = trained.copy()
-        changed[:most] = self._start[:most] + self._poison.factor * (trained - self._start)[:most]
+        changed[:parameters] = (
+            self._start[:parameters] + self._poison.factor * (trained - self._start)[:parameters]
+        )
         return saturate(changed, self._agreement.averaging, "a malicious site")
 
     def _changed(self, rows: Rows, labels: Labels, *, seen: bool) -> Rows:
@@ -242,8 +245,8 @@ class MaliciousTrainee:
             return project_to_norm(changed, bound)[0]
         # The mean is checked, and each number; honest rows are taken to be as long as the site's own. Malicious sites
         # share what remains of the mean's bound: together they would exceed it, and the round would be abandoned.
-        most = max(bound, _CAUTION * (sites * bound - (sites - malicious) * longest) / malicious)
-        return np.asarray(np.clip(project_to_norm(changed, most)[0], -bound, bound))
+        longest_allowed = max(bound, _CAUTION * (sites * bound - (sites - malicious) * longest) / malicious)
+        return np.asarray(np.clip(project_to_norm(changed, longest_allowed)[0], -bound, bound))
 
 
 class _MaliciousValues:

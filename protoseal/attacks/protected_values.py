@@ -109,9 +109,9 @@ class KnownRows(Case):
             return []
         words = "its rotated rows, and all other sites' prototypes" if _is_rotated(run) else "its prototypes"
         measured = measure_over_clusters([share[:, -1, 0] for share in shares], words)
-        most = min(share.shape[1] for share in shares)
-        mean = np.mean([share[:, :most].mean(axis=0) for share in shares], axis=0)
-        x = tuple(float(m) for m in range(1, most + 1))
+        count = min(share.shape[1] for share in shares)
+        mean = np.mean([share[:, :count].mean(axis=0) for share in shares], axis=0)
+        x = tuple(float(m) for m in range(1, count + 1))
         names = ("what the mean leaves open", "length")
         curves = {name: (x, tuple(map(float, mean[:, i]))) for i, name in enumerate(names)}
         details = {"share of the length, from one known prototype": float(mean[0, 1])}
@@ -222,13 +222,16 @@ def _score_known_rows(run: RecordedRun, number: int) -> Rows:
     shares = []
     for victim, _ in [(victim, order) for victim in range(len(holders)) for order in range(ORDERS)]:
         others = rng.permutation(np.delete(np.arange(len(holders)), victim))
-        known = [others[:most] for most in range(1, len(others) + 1)]
-        found = [
+        others_known = [others[:count] for count in range(1, len(others) + 1)]
+        solved = [
             solve_unknown_row(truth[rows], sent[rows], sent[victim]) if rotated else sent[victim]
-            for rows in known
+            for rows in others_known
         ]
         shares.append(
-            [_score_recovery(truth[victim], row, truth[rows]) for row, rows in zip(found, known, strict=True)]
+            [
+                _score_recovery(truth[victim], row, truth[rows])
+                for row, rows in zip(solved, others_known, strict=True)
+            ]
         )
     return np.array(shares)
 
@@ -244,11 +247,11 @@ def solve_unknown_row(known: Rows, rotated: Rows, sent: NDArray[np.float64]) -> 
 
 
 def _score_recovery(
-    truth: NDArray[np.float64], found: NDArray[np.float64], known: Rows
+    truth: NDArray[np.float64], solved: NDArray[np.float64], known: Rows
 ) -> tuple[float, float]:
-    left = float(np.square(truth - found).sum())
+    left = float(np.square(truth - solved).sum())
     open_before = float(np.square(truth - known.mean(axis=0)).sum())
-    length = float(np.linalg.norm(found)) / max(float(np.linalg.norm(truth)), 1e-12)
+    length = float(np.linalg.norm(solved)) / max(float(np.linalg.norm(truth)), 1e-12)
     return 1.0 - left / max(open_before, 1e-12), length
 
 

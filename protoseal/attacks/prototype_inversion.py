@@ -72,15 +72,15 @@ class PrototypeInversion(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Reconstruct from every prototype of that many samples, for each reading of the adversary's view."""
-        found: dict[str, dict[bytes, list[Trial]]] = {}
+        by_reading: dict[str, dict[bytes, list[Trial]]] = {}
         for victim in run.sites:
             for made in reconstruct(run, adversary, victim, decoder=self._decoder):
                 for release, trials in self._trials(run, victim, made):
-                    found.setdefault(made.reading, {}).setdefault(release, []).extend(trials)
+                    by_reading.setdefault(made.reading, {}).setdefault(release, []).extend(trials)
             for rotated in rotated_readings(run, adversary, victim):
                 for release, trials in self._choices(run, victim, rotated):
-                    found.setdefault(rotated.reading, {}).setdefault(release, []).extend(trials)
-        return [measure_trials(reading, list(releases.values())) for reading, releases in found.items()]
+                    by_reading.setdefault(rotated.reading, {}).setdefault(release, []).extend(trials)
+        return [measure_trials(reading, list(releases.values())) for reading, releases in by_reading.items()]
 
     def _trials(
         self, run: RecordedRun, victim: str, made: Reconstruction
@@ -106,9 +106,9 @@ class PrototypeInversion(Case):
         self, run: RecordedRun, victim: str, classes: Iterable[int]
     ) -> Iterator[tuple[int, str, Tensor, Tensor]]:
         """Yield each class with that many samples: its number and title, the images behind it, and other images."""
-        known, train = divide_test_samples(run, victim), run.sites[victim].train
+        samples, train = divide_test_samples(run, victim), run.sites[victim].train
         for k in sorted(set(classes)):
-            behind, others = train.of_class(k).inputs, choose_rivals(known, k)
+            behind, others = train.of_class(k).inputs, choose_rivals(samples, k)
             if len(behind) == self.samples and others is not None:
                 yield k, f"class {run.agreement.classes[k]} at {victim}", behind, others
 
@@ -135,15 +135,15 @@ def reconstruct(
     public, result = divide_test_samples(run, victim).public, []
     for learned in (*readings(run, adversary, victim), *round_zero_readings(run, adversary, victim)):
         model = run.initial if learned.initial and run.initial is not None else run.sites[victim].model
-        known = np.isin(learned.labels, public.labels)
-        labels, targets = learned.labels[known], torch.from_numpy(learned.rows[known]).float()
+        is_public = np.isin(learned.labels, public.labels)
+        labels, targets = learned.labels[is_public], torch.from_numpy(learned.rows[is_public]).float()
         if not len(labels):
             continue
         if decoder:
             made = train_decoder(run, victim, model)(targets)
         else:
             made = match_features(model, targets, _class_means(public, labels.tolist()), _input_range(public))
-        result.append(Reconstruction(learned.reading, learned.rows[known], made, labels))
+        result.append(Reconstruction(learned.reading, learned.rows[is_public], made, labels))
     return tuple(result)
 
 

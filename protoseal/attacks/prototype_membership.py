@@ -74,12 +74,14 @@ class PrototypeMembership(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Score every site's training samples and outsiders, for each reading of the adversary's view."""
-        found: dict[str, dict[bytes, Scores]] = {}
+        by_reading_and_release: dict[str, dict[bytes, Scores]] = {}
         for victim in run.sites:
             for reading, release, scores in self._scores(run, adversary, victim):
-                releases = found.setdefault(reading, {})
+                releases = by_reading_and_release.setdefault(reading, {})
                 releases[release] = scores.joined(releases.get(release))
-        by_reading = {reading: list(releases.values()) for reading, releases in found.items()}
+        by_reading = {
+            reading: list(releases.values()) for reading, releases in by_reading_and_release.items()
+        }
         return [
             measure_scores(reading, scores, run.epsilon) for reading, scores in by_reading.items() if scores
         ]
@@ -88,18 +90,18 @@ class PrototypeMembership(Case):
         self, run: RecordedRun, adversary: Adversary, victim: str
     ) -> Iterator[tuple[str, bytes, Scores]]:
         """Yield each reading with the rows of a class, and their scores: sites of one mean have the same rows."""
-        known, train = divide_test_samples(run, victim), run.sites[victim].train
+        samples, train = divide_test_samples(run, victim), run.sites[victim].train
         wanted = {
             int(k)
             for k, count in zip(*np.unique(train.labels, return_counts=True), strict=True)
-            if self.samples in (None, count) and (known.outsiders.labels == k).any()
+            if self.samples in (None, count) and (samples.outsiders.labels == k).any()
         }
         for learned in (*readings(run, adversary, victim), *round_zero_readings(run, adversary, victim)):
-            for number, scores in _score_reading(run, victim, learned, known, wanted):
+            for number, scores in _score_reading(run, victim, learned, samples, wanted):
                 yield learned.reading, learned.of_class(number).tobytes(), scores
         for rotated in rotated_readings(run, adversary, victim):
             for number in sorted(wanted & rotated.classes):
-                parts = (train.of_class(number).inputs, known.outsiders.of_class(number).inputs)
+                parts = (train.of_class(number).inputs, samples.outsiders.of_class(number).inputs)
                 yield (
                     rotated.reading,
                     rotated.release(number),
@@ -108,21 +110,21 @@ class PrototypeMembership(Case):
 
 
 def _score_reading(
-    run: RecordedRun, victim: str, learned: LearnedRows, known: Auxiliary, wanted: set[int]
+    run: RecordedRun, victim: str, learned: LearnedRows, samples: Auxiliary, wanted: set[int]
 ) -> Iterator[tuple[int, Scores]]:
     """Yield the ``wanted`` classes that the reading has, with the scores of their rows."""
     site = run.sites[victim]
     model = run.initial if learned.initial and run.initial is not None else site.model
     features = {
         name: compute_features(model, part.inputs)
-        for name, part in (("in", site.train), ("out", known.outsiders), ("public", known.public))
+        for name, part in (("in", site.train), ("out", samples.outsiders), ("public", samples.public))
     }
-    precision = _inverse_covariance(features["public"], known.public.labels)
+    precision = _inverse_covariance(features["public"], samples.public.labels)
     for k in wanted.intersection(learned.labels.tolist()):
         of_class = {
             "in": features["in"][site.train.labels == k],
-            "out": features["out"][known.outsiders.labels == k],
-            "public": features["public"][known.public.labels == k],
+            "out": features["out"][samples.outsiders.labels == k],
+            "public": features["public"][samples.public.labels == k],
         }
         if len(of_class["public"]) >= FEWEST:
             rows = learned.of_class(k)
@@ -145,6 +147,8 @@ def score_release(rows: Rows, members: Rows, outsiders: Rows, public: Rows, prec
         own = (weighed * centred).sum(axis=1, keepdims=True)
         return np.asarray(weighed @ (rows - mean).T - own * len(rows) / (2 * count))
 
+    # By public samples, never by the outsiders: that would make each outsider's score depend on the others, and show
+    # a violation of ε that is none.
     base = ratio(public)
     centre, spread = base.mean(axis=0), base.std(axis=0).clip(1e-12)
     standard = [((ratio(features) - centre) / spread).max(axis=1) for features in (members, outsiders)]
@@ -164,9 +168,9 @@ def measure_scores(reading: str, scores: Sequence[Scores], epsilon: float | None
             np.concatenate([members[i] for i in chosen]), np.concatenate([outsiders[i] for i in chosen])
         )
 
-    every = np.arange(len(scores))
+    releases = np.arange(len(scores))
     low, high = clustered_interval(area, len(scores))
-    value, inside, outside = area(every), np.concatenate(members), np.concatenate(outsiders)
+    value, inside, outside = area(releases), np.concatenate(members), np.concatenate(outsiders)
     curves = {"ROC": (tuple(RATES), tuple(roc(inside, outside, RATES)))}
     if epsilon is not None:
         curves["allowed by ε"] = (tuple(RATES), tuple(allowed_rates(epsilon, SIMULATED_DELTA, RATES)))

@@ -109,6 +109,7 @@ def _order_by_group(run: RecordedRun, victim: str, others: list[str]) -> list[st
     if not run.agreement.method.is_grouped:
         return others
     group = find_group(run, victim)
+    # One site of each group solves the mixtures; only then can members of the victim's group subtract their own.
     firsts = {min(members) for members in list_groups(run)} - {min(group)}
     return sorted(others, key=lambda name: (name not in firsts, name not in group, name))
 
@@ -180,7 +181,10 @@ def _read_opened_means(run: RecordedRun, victim: str, sites: Sequence[str] = ())
 
 
 def _read_words_as_rows(payload: Payload, agreement: Agreement) -> Rows:
-    """Read masked words as the fixed-point numbers of rows (K, d) that they would be without masks."""
+    """Read masked words as the fixed-point numbers of rows (K, d) that they would be without masks.
+
+    A build that forgot its masks is read exactly.
+    """
     words = payload.words[0]
     signed = words.view(np.int64 if words.dtype == np.uint64 else np.int32)
     steps = agreement.fixed_point().resolution[0]
@@ -195,6 +199,7 @@ def _read_ciphertext_as_rows(payload: Payload, agreement: Agreement) -> Rows:
     count = len(agreement.classes) * agreement.dim
     words = np.frombuffer(blob[-8 * count :].ljust(8 * count, b"\0"), dtype="<i8").astype(np.float64)
     rows = words.reshape(len(agreement.classes), agreement.dim)
+    # Random words have no scale that means anything: rows of the bound's length are as good a guess as any.
     lengths = np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-9)
     return np.asarray(rows / lengths * agreement.norm_bound)
 
@@ -227,6 +232,7 @@ def _read_with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterat
             yield from _read_opened_means(run, victim, [accomplice])
             yield from _read_local_prototypes(run, victim, accomplice)
         case _:
+            # A site's pairwise keys open its own masks alone: the two share no more than the sum and its own part.
             yield from _read_opened_means(run, victim, [accomplice])
 
 
@@ -245,6 +251,7 @@ def round_zero_readings(run: RecordedRun, adversary: Adversary, victim: str) -> 
             return
         rows = _rotate_back(run, choose_accomplice(run, victim), upload, rows, np.arange(1))
         words += ", rotated back by a site's seed"
+    # Round 0 sends all classes as one row, in units of the longest that K rows within the bound can make.
     longest = agreement.norm_bound * np.sqrt(len(agreement.classes))
     yield LearnedRows(words, rows.reshape(-1, agreement.dim)[held] * longest, held, initial=True)
 
@@ -261,8 +268,8 @@ def _rotate_back(run: RecordedRun, site: str, upload: Received, rows: Rows, labe
 def _read_local_prototypes(run: RecordedRun, victim: str, accomplice: str) -> Iterator[LearnedRows]:
     """Yield the victim's local prototypes: directions, with the accomplice's norms or with norms solved for."""
     back, labels = _read_directions(run, victim, accomplice)
-    known = run.sites[accomplice].received.local
-    norm = float(np.median(np.linalg.norm(known[known.any(axis=1)], axis=1)))
+    own_prototypes = run.sites[accomplice].received.local
+    norm = float(np.median(np.linalg.norm(own_prototypes[own_prototypes.any(axis=1)], axis=1)))
     yield LearnedRows(
         "directions of its local prototypes, rotated back by a site's seed", back * norm, labels
     )
@@ -289,19 +296,23 @@ def _solve_norms(run: RecordedRun, victim: str, accomplice: str) -> Rows | None:
     assignment = read_assignment(run)
     if assignment is None:
         raise ValueError("no site is sent an assignment under plain")
-    own = next(assigned.clusters for assigned in assignment.sites if assigned.site == victim)
+    victim_clusters = next(assigned.clusters for assigned in assignment.sites if assigned.site == victim)
     encrypted = run.agreement.protection.ckks_key
     owners = [assigned for assigned in assignment.sites if assigned.site == victim or not encrypted]
     directions = np.concatenate([_read_directions(run, owner.site, accomplice)[0] for owner in owners])
     clusters = np.concatenate([owner.clusters for owner in owners])
     is_own = np.concatenate([np.full(len(owner.clusters), owner.site == victim) for owner in owners])
-    sums, norms = _open_cluster_sums(run, victim, accomplice, clusters_of(assignment)), np.zeros(len(own))
-    for number in np.unique(own):
+    sums, norms = (
+        _open_cluster_sums(run, victim, accomplice, clusters_of(assignment)),
+        np.zeros(len(victim_clusters)),
+    )
+    for number in np.unique(victim_clusters):
+        # A cluster's sum is Σ norm · direction over its rows: d equations in as many unknowns as it has rows.
         among = clusters == number
-        found, _, rank, _ = np.linalg.lstsq(directions[among].T, sums[number], rcond=None)
+        solved, _, rank, _ = np.linalg.lstsq(directions[among].T, sums[number], rcond=None)
         if rank < among.sum():
             return None
-        norms[own == number] = found[is_own[among]]
+        norms[victim_clusters == number] = solved[is_own[among]]
     return norms
 
 
@@ -390,12 +401,14 @@ def _name_of_mean(run: RecordedRun) -> str:
 
 
 def _subtract_colluders(
-    run: RecordedRun, group: Sequence[str], known: Sequence[str], number: int, mean: Rows
+    run: RecordedRun, group: Sequence[str], colluders: Sequence[str], number: int, mean: Rows
 ) -> Rows:
-    """Return the mean (d,) of one class over the group's holders, less the ``known`` ones."""
+    """Return the mean (d,) of one class over the group's holders, less the ``colluders``' rows."""
     holders = [name for name in group if number in run.sites[name].labels]
-    mine = [run.sites[name].received.local[number] for name in known if name in holders]
-    return np.asarray((len(holders) * mean - np.sum(mine, axis=0)) / (len(holders) - len(mine)))
+    colluding_rows = [run.sites[name].received.local[number] for name in colluders if name in holders]
+    return np.asarray(
+        (len(holders) * mean - np.sum(colluding_rows, axis=0)) / (len(holders) - len(colluding_rows))
+    )
 
 
 # Sums over clusters
@@ -480,11 +493,11 @@ LENGTHS = "lengths of its rows, which a rotation keeps"
 
 def group_by_reading(views: Mapping[str, Sequence[LearnedRows]]) -> dict[str, dict[str, LearnedRows]]:
     """Return for each reading what was read of each site that has it."""
-    found: dict[str, dict[str, LearnedRows]] = {}
-    for site, every in views.items():
-        for learned in every:
-            found.setdefault(learned.reading, {})[site] = learned
-    return found
+    grouped: dict[str, dict[str, LearnedRows]] = {}
+    for site, learned_rows in views.items():
+        for learned in learned_rows:
+            grouped.setdefault(learned.reading, {})[site] = learned
+    return grouped
 
 
 def add_length_readings(run: RecordedRun, learned: Sequence[LearnedRows]) -> list[LearnedRows]:

@@ -185,7 +185,7 @@ class _Tap(DirectTransport):
     """Transport that keeps a copy of what the site downloads."""
 
     def __init__(self, inner: DirectTransport, downloads: list[tuple[PhaseKey, bytes]]) -> None:
-        vars(self).update(vars(inner))
+        vars(self).update(vars(inner))  # the site's own transport, already connected
         self._downloads = downloads
 
     def download(self, work: Work) -> bytes:

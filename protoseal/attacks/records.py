@@ -221,6 +221,7 @@ def make_record(
 ) -> CaseRecord:
     """Return the record of a case; ``covers`` says whether ε, if there is one, covers the values of one site."""
     verdict = case.judge(outcome, undefended)
+    # What was read carries the site's own noise, and ε bounds what it shows: no break of a protection.
     if verdict is Verdict.NOT_DEFENDED and case.reads_values and covers and epsilon is not None:
         verdict = Verdict.NOISY_VALUES
     reading = outcome.reading

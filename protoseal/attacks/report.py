@@ -108,7 +108,9 @@ class Topic:
     @property
     def partial(self) -> bool:
         """True if a finding holds for some numbers of samples alone."""
-        return any(found.samples for column in self.columns for found in column.standing.findings.values())
+        return any(
+            finding.samples for column in self.columns for finding in column.standing.findings.values()
+        )
 
     @property
     def groups(self) -> list[tuple[str, list[Column]]]:
@@ -169,10 +171,10 @@ def sort_worst_first(questions: Iterable[str], standings: Sequence[Standing]) ->
     """Return each question once, the worst answered first and those without an answer last."""
 
     def rank(question: str) -> int:
-        found = [
+        verdicts = [
             standing.findings[question].verdict for standing in standings if question in standing.findings
         ]
-        return min(map(WORST_FIRST.index, found), default=len(WORST_FIRST))
+        return min(map(WORST_FIRST.index, verdicts), default=len(WORST_FIRST))
 
     return sorted(dict.fromkeys(questions), key=rank)
 
@@ -184,18 +186,18 @@ def _make_section(
     name: str, undefended: Sequence[CaseRecord], ran: Sequence[CaseRecord], columns: Sequence[Column]
 ) -> Section:
     """Return the section of an attack, of whose undefended cases some ``ran`` and others were made."""
-    mine = [(column, cases) for column in columns if (cases := column.of(name))]
+    of_attack = [(column, cases) for column in columns if (cases := column.of(name))]
     baseline = find_worst(undefended)
     rows = [(UNDEFENDED, baseline.case)]
     panels: dict[str, dict[str, Sequence[CaseRecord]]] = {}
-    for column, cases in mine:
+    for column, cases in of_attack:
         rows.append((f"{column.adversary}: {column.configuration}", pick_worst(cases)))
         panels.setdefault(column.adversary, {UNDEFENDED: undefended})[column.configuration] = cases
     return Section(
         attack=name,
         suite=undefended[0].suite,
         undefended=baseline,
-        cases=[*ran, *(case for _, cases in mine for case in cases)],
+        cases=[*ran, *(case for _, cases in of_attack for case in cases)],
         drawings=list(_draw_section(rows, panels or {baseline.case.adversary: {UNDEFENDED: undefended}})),
     )
 
@@ -233,12 +235,12 @@ def _filter_panels(panels: Panels, keep: Callable[[Sequence[CaseRecord]], list[C
 
     A panel with only the undefended line stays if there is no other panel.
     """
-    kept = {
-        name: {line: found for line, cases in lines.items() if (found := keep(cases))}
+    filtered = {
+        name: {line: remaining for line, cases in lines.items() if (remaining := keep(cases))}
         for name, lines in panels.items()
     }
-    own = {name: lines for name, lines in kept.items() if set(lines) - {UNDEFENDED}}
-    return own or {name: lines for name, lines in list(kept.items())[:1] if lines}
+    own = {name: lines for name, lines in filtered.items() if set(lines) - {UNDEFENDED}}
+    return own or {name: lines for name, lines in list(filtered.items())[:1] if lines}
 
 
 def _pick_curves(cases: Sequence[CaseRecord]) -> list[CaseRecord]:

@@ -143,11 +143,13 @@ class RotatedRows:
         """
         total = np.zeros(len(inputs))
         for at, rows in self._shown.items():
-            features, (mine, others) = (
+            features, (victim_rows, others) = (
                 self._features(at, self._victim, inputs),
                 self._with_class(rows, number),
             )
-            ratios = [self._ratio(at, number, features, row, others, products=products) for row in mine]
+            ratios = [
+                self._ratio(at, number, features, row, others, products=products) for row in victim_rows
+            ]
             total += np.max(ratios, axis=0) if ratios else 0.0
         return total
 
@@ -179,10 +181,10 @@ class RotatedRows:
 
     def _partners(self, rows: Sequence[RotatedRow], number: int) -> list[tuple[RotatedRow, int]]:
         """Return the rows whose product with the victim's row two records explain, and the second record's class."""
-        mine, others = self._with_class(rows, number)
-        if not mine:
+        victim_rows, others = self._with_class(rows, number)
+        if not victim_rows:
             return []
-        row, partners = mine[0], []
+        row, partners = victim_rows[0], []
         held = {k: self._records(row, k) for k in row.classes}
         if held[number] == 1 and (self.directions or self._run.initial is not None):
             alone = [other for other in others if {number} == held.keys() & other.classes]
@@ -201,8 +203,8 @@ class RotatedRows:
     ) -> tuple[list[RotatedRow], list[RotatedRow]]:
         """Return the victim's rows of a class, and the other sites'."""
         rows = [row for row in rows if number in row.classes]
-        mine = [row for row in rows if row.site == self._victim]
-        return mine, [row for row in rows if row.site != self._victim]
+        victim_rows = [row for row in rows if row.site == self._victim]
+        return victim_rows, [row for row in rows if row.site != self._victim]
 
     def _is_public(self, number: int) -> bool:
         return int((self._auxiliary.public.labels == number).sum()) >= FEWEST
@@ -226,6 +228,7 @@ class RotatedRows:
         classes = {k for sent in (row, *others) for k in sent.classes if self._is_public(k)}
         for k in classes:  # one class, but in round 0
             without += self._forms(at, k, None, row, others)
+        # Classes are independent, so that moments add up: the hypotheses differ in the candidate's class alone.
         within = without - self._forms(at, number, None, row, others)
         within += self._forms(at, number, features, row, others)
         if self.directions:
@@ -233,6 +236,7 @@ class RotatedRows:
             observed = observed[1:2] / np.sqrt(observed[:1] * observed[2:])
         elif not (products and others):
             within, without, observed = within.lengths(), without.lengths(), observed[:1]
+        # One record has its exact length: without a floor for rounding, the density there would be infinite.
         floor = _ROUNDING * np.diagonal(without.covariances[0])
         return within.density(observed, floor) - without.density(observed, floor)
 
@@ -364,8 +368,8 @@ def rotated_readings(run: RecordedRun, adversary: Adversary, victim: str) -> tup
 
 def list_shown_rows(run: RecordedRun, victim: str) -> dict[int, list[RotatedRow]]:
     """Return every site's rotated rows by round, for the recorded rounds with a row of the victim."""
-    shown = {number: list(_list_rows_of_round(run, number)) for number in run.models(victim)}
-    return {number: rows for number, rows in shown.items() if any(row.site == victim for row in rows)}
+    by_round = {number: list(_list_rows_of_round(run, number)) for number in run.models(victim)}
+    return {number: rows for number, rows in by_round.items() if any(row.site == victim for row in rows)}
 
 
 def _list_rows_of_round(run: RecordedRun, number: int) -> Iterator[RotatedRow]:

@@ -88,8 +88,8 @@ def solve_class(
         mean = (peers * combined[:1] - own[1:].sum(axis=0)) / max(len(others), 1)
         last = [mean] if len(others) == 1 else []
         return ClassSolutions(last, last, mean)
-    every = solve_combinations(agreement, own, combined, len(others)) if others else []
-    return ClassSolutions(every, select_plausible(agreement, own, every), combined[:1])
+    all_solutions = solve_combinations(agreement, own, combined, len(others)) if others else []
+    return ClassSolutions(all_solutions, select_plausible(agreement, own, all_solutions), combined[:1])
 
 
 def solve_combinations(
@@ -113,19 +113,20 @@ def solve_combinations(
         float(np.sqrt(between.max())), float(np.linalg.norm(results - near[:receivers], axis=1).max())
     )
     peers = np.zeros((receivers, colluders), bool) if one_site else ~np.eye(receivers, colluders, dtype=bool)
-    known = int(peers[0].sum())
+    colluding_peers = int(peers[0].sum())
 
     def errors(coordinates: Rows) -> Rows:
         """Return by how much the combinations with guessed rows differ from the results, relative to ``scale``."""
         rows = scale * coordinates.reshape(others, -1)
         distances = np.square(near[:receivers, None] - rows).sum(axis=-1)
-        squares = np.hstack([between[peers].reshape(receivers, known), distances])
+        squares = np.hstack([between[peers].reshape(receivers, colluding_peers), distances])
         weights = distance_weights(agreement, squares)
         of_colluders = np.zeros_like(between)
-        of_colluders[peers] = weights[:, :known].ravel()
-        left = of_colluders @ near + weights[:, known:] @ rows - results
+        of_colluders[peers] = weights[:, :colluding_peers].ravel()
+        left = of_colluders @ near + weights[:, colluding_peers:] @ rows - results
         return np.asarray(left.ravel() / scale)
 
+    # The results lie among the unknown rows, which they average, so that starts spread about their mean.
     roots: list[Rows] = []
     middle, spread = results.mean(axis=0) / scale, _SPREAD / np.sqrt(basis.shape[1])
     for draw in np.random.default_rng(0).normal(size=(_STARTS, others, basis.shape[1])):
@@ -143,10 +144,10 @@ def solve_combinations(
     return roots
 
 
-def select_plausible(agreement: Agreement, own: Rows, every: Sequence[Rows]) -> list[Rows]:
+def select_plausible(agreement: Agreement, own: Rows, candidates: Sequence[Rows]) -> list[Rows]:
     """Return the solutions that can be prototypes: within the norm bound, and not negative where no own row is."""
-    most = (1.0 + _BELOW_ZERO) * agreement.norm_bound
-    within = [rows for rows in every if np.linalg.norm(rows, axis=1).max() <= most]
+    longest = (1.0 + _BELOW_ZERO) * agreement.norm_bound
+    within = [rows for rows in candidates if np.linalg.norm(rows, axis=1).max() <= longest]
     if own.min() < 0.0:
         return within
     return [rows for rows in within if rows.min() >= -_BELOW_ZERO * np.abs(rows).max()]

@@ -102,11 +102,11 @@ class UpdateInversion(Case):
             for read in self._readings(step, adversary, victim)
         ]
         self._recover(updates)
-        found: dict[str, dict[bytes, list[Trial]]] = {}
+        by_reading: dict[str, dict[bytes, list[Trial]]] = {}
         for update in updates:
-            of_update = found.setdefault(update.read.reading, {}).setdefault(update.name, [])
+            of_update = by_reading.setdefault(update.read.reading, {}).setdefault(update.name, [])
             of_update.extend(_run_trials(update, self._made[update.name]))
-        results = {reading: list(by_update.values()) for reading, by_update in found.items()}
+        results = {reading: list(by_update.values()) for reading, by_update in by_reading.items()}
         return [measure_trials(reading, trials) for reading, trials in results.items() if any(trials)]
 
     def _readings(self, run: RecordedRun, adversary: Adversary, victim: str) -> Iterator[ExchangedModel]:
@@ -126,12 +126,12 @@ class UpdateInversion(Case):
             if update.name not in self._made:
                 count = min(update.read.sites * (self.samples or GALLERY), _MOST_IMAGES)
                 alike.setdefault((update.base.tobytes(), count), {})[update.name] = update
-        for (_, count), asked in alike.items():
-            at_once = max(1, _MOST_NUMBERS // max(1, len(next(iter(asked.values())).base)))
-            names = list(asked)
+        for (_, count), by_name in alike.items():
+            at_once = max(1, _MOST_NUMBERS // max(1, len(next(iter(by_name.values())).base)))
+            names = list(by_name)
             for i in range(0, len(names), at_once):
                 part = names[i : i + at_once]
-                self._made |= zip(part, _recover_images([asked[name] for name in part], count), strict=True)
+                self._made |= zip(part, _recover_images([by_name[name] for name in part], count), strict=True)
 
 
 class StandStill(UpdateInversion):
@@ -217,6 +217,7 @@ def match_gradients(
         unit = torch.sigmoid(free)
         gradients = torch.func.grad(loss)(moving, unit, labels)
         flat = torch.cat([gradient.flatten() for gradient in gradients.values()])
+        # The direction alone (Geiping et al. 2020, equation 4): a step's length depends on the learning rate.
         return 1.0 - torch.cosine_similarity(flat, step, dim=0) + _SMOOTHING * total_variation(unit).mean()
 
     free = torch.logit(start).requires_grad_()
@@ -268,9 +269,9 @@ def _infer_labels(steps: Mapping[str, Tensor], base: PrototypeModel, start: Tens
 def _run_trials(update: Update, made: Tensor) -> Iterator[Trial]:
     """Look for images behind an update, one of each class, among those that were recovered."""
     run, victim = update.run, update.victim
-    known, train = divide_test_samples(run, victim), run.sites[victim].train
+    samples, train = divide_test_samples(run, victim), run.sites[victim].train
     for k in np.unique(train.labels)[:GALLERY]:
-        others = choose_rivals(known, int(k))
+        others = choose_rivals(samples, int(k))
         if others is not None:
             title = f"class {run.agreement.classes[k]} at {victim}"
             yield run_trial(train.of_class(int(k)).inputs[0], made, others, title)

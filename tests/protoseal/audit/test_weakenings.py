@@ -33,7 +33,7 @@ from tests.support.simulations import config_in
 from tests.support.training_weakenings import TRAINING_DOUBLES
 from tests.support.weakenings import RELEASE_DOUBLES
 
-PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "privacy-audit.md"
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "privacy-audit.md"
 LEVEL = 1e-4
 CANARIES = 30_000
 FOUND, STANDS, NOT_COVERED = Outcome.FOUND, Outcome.STANDS, Outcome.NOT_COVERED
@@ -268,7 +268,7 @@ def test_the_audit_of_the_mechanism_finds_what_the_table_says(
 
 @pytest.mark.parametrize("test", sorted({row.test for row in ROWS.values()} - {NONE}))
 def test_the_tests_that_the_table_names_exist(test: str) -> None:
-    files = (Path(__file__).parents[3] / "secure_client").rglob("test_*.py")
+    files = (Path(__file__).parents[2] / "secure_client").rglob("test_*.py")
     assert any(f"def {test}(" in file.read_text(encoding="utf-8") for file in files)
 
 
