@@ -97,7 +97,7 @@ SOME = (0, 1, 2, 3, 4, 5, 7, 8, 9)
 """The folders of a site that lacks the digit 6."""
 
 
-def test_image_folders_that_lack_a_class_have_the_agreed_numbers(
+def test_dataset_image_folder_without_a_class_has_the_agreed_numbers(
     tmp_path: Path, read: Callable[..., list[int]]
 ) -> None:
     whole = folder(digit_folders(tmp_path, SOME))
@@ -110,7 +110,7 @@ def test_image_folders_that_lack_a_class_have_the_agreed_numbers(
 
 
 @pytest.mark.parametrize("attribute", ["dataset", "subset", "base", "_data"])
-def test_a_wrapper_without_names_follows_the_data_set_inside(
+def test_wrapper_without_names_follows_the_data_set_inside(
     attribute: str, read: Callable[..., list[int]]
 ) -> None:
     named = Named([0, 1], classes=["dog", "bird"])
@@ -124,9 +124,7 @@ def test_a_wrapper_without_names_follows_the_data_set_inside(
 
 
 @pytest.mark.parametrize("attribute", ["idx", "idxs", "indices", "_indices"])
-def test_a_wrapper_that_lists_its_samples_follows_them(
-    attribute: str, read: Callable[..., list[int]]
-) -> None:
+def test_wrapper_with_indices_follows_them(attribute: str, read: Callable[..., list[int]]) -> None:
     for targets in ({}, {"targets": [0, 1, 1]}):
         inside = Named([0, 1, 1], classes=["dog", "bird"], **targets)
         assert read(Chosen(inside, [2, 0, 2, 1, 0], attribute)) == [0, 2, 0, 0, 2]
@@ -147,7 +145,7 @@ AGREED_NUMBERS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("targets", [{}, {"targets": [0, 1]}], ids=str)
 @pytest.mark.parametrize("wrapped", AGREED_NUMBERS)
-def test_agreed_numbers_of_a_wrapper_are_not_renumbered_by_the_names_inside(
+def test_wrapper_with_agreed_numbers_is_refused_by_the_names_inside(
     wrapped: Callable[[Any], Any], targets: dict[str, Any], read: Callable[..., list[int]]
 ) -> None:
     wrapper = wrapped(Named([0, 1], classes=["dog", "bird"], **targets))
@@ -159,7 +157,7 @@ def test_agreed_numbers_of_a_wrapper_are_not_renumbered_by_the_names_inside(
     assert set(read(wrapper)) <= {0, 1, 2}
 
 
-def test_a_wrapper_in_doubt_is_read_where_names_change_no_number(read: Callable[..., list[int]]) -> None:
+def test_wrapper_in_doubt_is_read_if_names_change_no_number(read: Callable[..., list[int]]) -> None:
     inside = Named([0, 1], classes=["bird", "cat"])
     assert read(Chosen(inside, [1, 0, 1], "rows")) == [1, 0, 1]
     assert read(Chosen(inside, [1, 0, 1], "rows", lambda label: label + 1)) == [2, 1, 2]
@@ -170,14 +168,14 @@ def test_a_wrapper_in_doubt_is_read_where_names_change_no_number(read: Callable[
     [[-1, 0], np.array([1, 0]), torch.tensor([1, 0]), [torch.tensor(1), np.int64(0)], [True, False]],
     ids=str,
 )
-def test_a_subset_is_followed_by_indices_of_any_type(indices: Any, read: Callable[..., list[int]]) -> None:
+def test_subset_indices_of_any_type_are_followed(indices: Any, read: Callable[..., list[int]]) -> None:
     joined: ConcatDataset[Any] = ConcatDataset(
         [Named([0], classes=["dog", "bird"]), Named([0], classes=["cat", "dog"])]
     )
     assert read(Subset(joined, indices)) == [1, 2]
 
 
-def test_a_data_set_is_found_beside_other_attributes(read: Callable[..., list[int]]) -> None:
+def test_wrapper_with_other_attributes_finds_the_data_set_inside(read: Callable[..., list[int]]) -> None:
     class Duck:
         classes = ("dog", "bird")
 
@@ -197,14 +195,16 @@ def test_a_data_set_is_found_beside_other_attributes(read: Callable[..., list[in
     assert read(wrapper) == [2, 0]
 
 
-def test_a_wrapper_with_names_decides(read: Callable[..., list[int]]) -> None:
+def test_wrapper_with_names_decides(read: Callable[..., list[int]]) -> None:
     inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
     wrapper = Wrapper(inside, relabel=lambda label: 1 - label)
     wrapper.classes = ["bird", "dog"]  # type: ignore[attr-defined]
     assert read(wrapper) == [2, 0]
 
 
-def test_parts_that_number_differently_are_read_by_their_own_names(read: Callable[..., list[int]]) -> None:
+def test_concatenation_parts_that_number_differently_are_read_by_their_own_names(
+    read: Callable[..., list[int]],
+) -> None:
     north, south = Named([0, 1], classes=["dog", "bird"]), Named([0, 1], classes=["cat", "dog"])
     joined: ConcatDataset[Any] = ConcatDataset([north, Subset(south, [1, 0])])
     assert read(joined) == [2, 0, 2, 1]
@@ -217,7 +217,7 @@ class Two(Named):
     """A wrapper with two data sets inside, of which nothing says how they are joined."""
 
 
-def test_a_wrapper_of_several_data_sets_follows_them_where_they_number_alike(
+def test_wrapper_of_several_data_sets_follows_them_if_they_number_alike(
     read: Callable[..., list[int]],
 ) -> None:
     first, other = Named([0, 1], classes=["dog", "bird"]), Named([0, 1], classes=["bird", "dog"])
@@ -235,7 +235,9 @@ def test_a_wrapper_of_several_data_sets_follows_them_where_they_number_alike(
     assert read(Two([0, 1, 0], a=first, b=other, classes=["dog", "bird"])) == [2, 0, 2]
 
 
-def test_names_of_a_subset_or_concatenation_must_be_those_inside(read: Callable[..., list[int]]) -> None:
+def test_subset_or_concatenation_with_other_names_than_inside_is_refused(
+    read: Callable[..., list[int]],
+) -> None:
     north, south = Named([0, 1], classes=["dog", "bird"]), Named([0, 1], classes=["bird", "dog"])
     whole: Any
     for whole in (ConcatDataset([north, south]), Subset(south, [1, 0])):
@@ -282,7 +284,9 @@ def test_names_of_a_subset_or_concatenation_must_be_those_inside(read: Callable[
     ],
     ids=str,
 )
-def test_names_in_any_attribute_decide(attributes: dict[str, Any], read: Callable[..., list[int]]) -> None:
+def test_dataset_names_in_any_attribute_decide(
+    attributes: dict[str, Any], read: Callable[..., list[int]]
+) -> None:
     assert read(Named([0, 1, 1], **attributes)) == [2, 0, 0]
 
 
@@ -306,14 +310,14 @@ def test_names_in_any_attribute_decide(attributes: dict[str, Any], read: Callabl
     ],
     ids=str,
 )
-def test_labels_without_names_are_the_agreed_numbers(
+def test_dataset_without_names_has_the_agreed_numbers(
     attributes: dict[str, Any], read: Callable[..., list[int]]
 ) -> None:
     assert read(Named([0, 2, 1], **attributes)) == [0, 2, 1]
 
 
 @pytest.mark.parametrize("images", ["", "images/"])
-def test_a_file_in_the_folder_of_another_agreed_class_is_refused(
+def test_dataset_file_in_the_folder_of_another_class_is_refused(
     images: str, read: Callable[..., list[int]]
 ) -> None:
     files = [f"/x/dog/{images}1", f"/x/cat/{images}2", f"/x/bird/{images}3"]
@@ -331,13 +335,13 @@ def test_a_file_in_the_folder_of_another_agreed_class_is_refused(
     assert read(own) == [2, 1, 0]
 
 
-def test_numbers_as_names_are_names(read: Callable[..., list[int]]) -> None:
+def test_dataset_numbers_as_names_are_names(read: Callable[..., list[int]]) -> None:
     assert read(Named([6, 0, 8], classes=list(SOME)), classes=DIGITS) == [7, 0, 9]
     by_name = {name: label for label, name in enumerate(SOME)}
     assert read(Named([6, 0, 8], class_to_idx=by_name), classes=DIGITS) == [7, 0, 9]
 
 
-def test_labels_that_count_from_1_are_read_by_class_to_idx(read: Callable[..., list[int]]) -> None:
+def test_dataset_labels_from_1_are_read_by_class_to_idx(read: Callable[..., list[int]]) -> None:
     assert read(Named([3, 1], class_to_idx={"bird": 1, "cat": 2, "dog": 3})) == [2, 0]
     assert read(Named([3, 1], classes=["none", "bird", "cat", "dog"], targets=[3, 1])) == [2, 0]
 
@@ -369,7 +373,7 @@ def test_labels_that_count_from_1_are_read_by_class_to_idx(read: Callable[..., l
     ],
     ids=str,
 )
-def test_names_that_match_in_part_or_contradict_are_refused(
+def test_dataset_names_that_match_in_part_or_contradict_are_refused(
     attributes: dict[str, Any], named: str, read: Callable[..., list[int]]
 ) -> None:
     with pytest.raises(DataError) as refused:
@@ -378,14 +382,14 @@ def test_names_that_match_in_part_or_contradict_are_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_one_text_in_two_unicode_forms_is_shown_in_both(read: Callable[..., list[int]]) -> None:
+def test_class_names_in_two_unicode_forms_are_shown_in_both(read: Callable[..., list[int]]) -> None:
     with pytest.raises(DataError) as refused:
         read(Named([0, 1], classes=["dog", "e\u0301tat"], targets=[0, 1]), classes=("dog", "\u00e9tat"))
     assert "\\u0301" in str(refused.value)
     assert "\\xe9" in str(refused.value)
 
 
-def test_a_wrapper_that_changes_labels_is_refused_where_the_targets_show_it(
+def test_wrapper_that_changes_labels_is_refused_if_targets_show_it(
     read: Callable[..., list[int]],
 ) -> None:
     inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
@@ -393,7 +397,7 @@ def test_a_wrapper_that_changes_labels_is_refused_where_the_targets_show_it(
         read(Wrapper(inside, relabel=lambda label: 1 - label))
 
 
-def test_a_property_that_raises_is_named(read: Callable[..., list[int]]) -> None:
+def test_dataset_property_that_raises_is_named(read: Callable[..., list[int]]) -> None:
     class Broken(Named):
         @property
         def classes(self) -> list[str]:
@@ -408,7 +412,7 @@ WRITTEN = [f"{number} - {name}" for number, name in enumerate(("zero", "one", "t
 CONFIRMED = dict(zip(WRITTEN, "012", strict=True))
 
 
-def test_names_of_which_none_matches_are_confirmed_by_class_names(read: Callable[..., list[int]]) -> None:
+def test_class_names_of_which_none_matches_wait_for_confirmation(read: Callable[..., list[int]]) -> None:
     mnist = Named([2, 0, 1], classes=WRITTEN, targets=[2, 0, 1])
     with pytest.raises(DataError) as refused:
         read(mnist, classes=tuple("012"))
@@ -420,7 +424,7 @@ def test_names_of_which_none_matches_are_confirmed_by_class_names(read: Callable
         read(mnist, classes=tuple("012"), class_names={WRITTEN[0]: "0", WRITTEN[1]: "1"})
 
 
-def test_pairs_to_be_confirmed_follow_the_spelling_before_the_order(read: Callable[..., list[int]]) -> None:
+def test_class_names_pairs_follow_the_spelling_before_the_order(read: Callable[..., list[int]]) -> None:
     with pytest.raises(DataError) as refused:
         read(Named([0, 1], classes=["Dog", "BIRD", "Katze"]))
     for pair in ('"Dog" = "dog"', '"BIRD" = "bird"'):
@@ -430,7 +434,7 @@ def test_pairs_to_be_confirmed_follow_the_spelling_before_the_order(read: Callab
     assert '{ "Dog" = "dog", "Katze" = "cat", "BIRD" = "bird" }' in str(refused.value)
 
 
-def test_a_key_that_nearly_names_an_agreed_class_of_the_data_is_refused(
+def test_class_names_key_near_a_class_of_the_data_is_refused(
     read: Callable[..., list[int]],
 ) -> None:
     with pytest.raises(DataError, match="'Cat'"):
@@ -448,19 +452,19 @@ def test_a_key_that_nearly_names_an_agreed_class_of_the_data_is_refused(
     ],
     ids=str,
 )
-def test_a_key_that_no_class_of_the_data_has_is_refused(
+def test_class_names_key_of_no_class_is_refused(
     attributes: dict[str, Any], class_names: dict[str, str], key: str, read: Callable[..., list[int]]
 ) -> None:
     with pytest.raises(DataError, match=key):
         read(Named([0, 1], **attributes), class_names=class_names)
 
 
-def test_a_key_of_a_class_that_this_site_lacks_is_no_error(read: Callable[..., list[int]]) -> None:
+def test_class_names_key_of_a_class_that_the_site_lacks_is_accepted(read: Callable[..., list[int]]) -> None:
     of_all_sites = {"hound": "dog", "parrot": "bird"}
     assert read(Named([0, 0], classes=["hound"]), class_names=of_all_sites) == [2, 2]
 
 
-def test_data_to_be_predicted_may_lack_classes_of_class_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_names_unused_keys_are_accepted_for_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     named = Named([0], classes=["hound"])
     monkeypatch.setitem(sys.modules, "own_labels", SimpleNamespace(build=lambda data_root: (named, None)))
     agreed = small_agreement().model_copy(update={"classes": ANIMALS})
@@ -480,7 +484,7 @@ def test_data_to_be_predicted_may_lack_classes_of_class_names(monkeypatch: pytes
     ],
     ids=str,
 )
-def test_the_order_of_the_alphabet_pairs_no_names(
+def test_class_names_in_alphabetical_order_are_not_paired_by_number(
     names: list[str], agreed: tuple[str, ...], line: str | None, read: Callable[..., list[int]]
 ) -> None:
     with pytest.raises(DataError) as refused:
@@ -505,7 +509,7 @@ def test_class_names_map_labels_without_names_by_number(read: Callable[..., list
         read(images)
 
 
-def test_parts_without_names_beside_named_ones_must_have_the_agreed_numbers(
+def test_concatenation_parts_without_names_need_the_agreed_numbers(
     read: Callable[..., list[int]],
 ) -> None:
     plain = TensorDataset(torch.zeros(2, 1, 8, 8), torch.tensor([1, 2]))
@@ -521,7 +525,7 @@ def test_parts_without_names_beside_named_ones_must_have_the_agreed_numbers(
         read(both)
 
 
-def test_folders_and_files_are_renamed_by_class_names(tmp_path: Path) -> None:
+def test_class_names_rename_folders_and_files(tmp_path: Path) -> None:
     agreed = small_agreement()
     digit_folders(tmp_path / "images", (1, 2))
     np.savez(
@@ -539,7 +543,9 @@ def test_folders_and_files_are_renamed_by_class_names(tmp_path: Path) -> None:
         load_site_data(f"npz:{tmp_path / 'a.npz'}", None, agreed)
 
 
-def test_a_renumbering_is_logged(read: Callable[..., list[int]], caplog: pytest.LogCaptureFixture) -> None:
+def test_dataset_renumbering_is_logged(
+    read: Callable[..., list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", logger="protoseal.site"):
         read(Named([0, 1], classes=["dog", "bird"]))
     assert any("'dog'" in record.getMessage() for record in caplog.records)

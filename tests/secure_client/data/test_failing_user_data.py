@@ -106,7 +106,7 @@ def read(make: Callable[[], object]) -> SiteError:
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
-def test_a_data_set_that_raises_is_a_data_error_of_one_line(
+def test_dataset_that_raises_is_a_data_error_of_one_line(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -121,21 +121,21 @@ def test_a_data_set_that_raises_is_a_data_error_of_one_line(
         assert __file__ in str(given)
 
 
-def test_ctrl_c_in_a_data_set_is_no_error_of_it() -> None:
+def test_dataset_ctrl_c_passes() -> None:
     data = preprocessed(OneBad(raising(KeyboardInterrupt())), None, 5, where="scans:build")
     with pytest.raises(KeyboardInterrupt):
         data[BAD]
 
 
 @pytest.mark.parametrize("kind", RETURNED)
-def test_a_data_set_that_returns_something_else_is_a_data_error_of_one_line(kind: str) -> None:
+def test_dataset_that_returns_no_sample_is_a_data_error_of_one_line(kind: str) -> None:
     given = read(lambda: RETURNED[kind])
     assert type(given) is DataError
     assert str(given).startswith(f"scans:build: sample {BAD}: ")
     assert "\n" not in str(given)
 
 
-def test_the_number_that_is_not_finite_is_named() -> None:
+def test_dataset_number_that_is_not_finite_is_named() -> None:
     image = torch.zeros(3, 5, 6)
     image[2, 1, 4] = float("nan")
     assert "feature 1" in str(read(lambda: RETURNED["NaN"]))
@@ -143,7 +143,7 @@ def test_the_number_that_is_not_finite_is_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int16, torch.bool])
-def test_a_tensor_of_another_real_type_is_read(dtype: torch.dtype) -> None:
+def test_dataset_tensor_of_another_real_type_is_read(dtype: torch.dtype) -> None:
     sample = preprocessed(OneBad(lambda: (torch.ones(3, dtype=dtype), 1)), None, 5, where="scans:build")
     assert sample[BAD][0].tolist() == [1.0, 1.0, 1.0]
 
@@ -158,7 +158,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", [*MODULES, "is_missing"])
-def test_a_module_that_cannot_be_imported_is_a_plugin_error_of_one_line(
+def test_load_function_module_that_cannot_be_imported_is_a_plugin_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = f"own_code_{name}"
@@ -175,7 +175,7 @@ def test_a_module_that_cannot_be_imported_is_a_plugin_error_of_one_line(
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
-def test_a_function_that_raises_is_a_plugin_error_of_one_line(error: BaseException) -> None:
+def test_call_function_that_raises_is_a_plugin_error_of_one_line(error: BaseException) -> None:
     with pytest.raises(PluginError) as raised:
         call_function(raising(error), "scans:build")
     assert str(raised.value).startswith("scans:build: ")
@@ -257,7 +257,7 @@ def load(data_root: Path | None) -> object:
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_function_that_returns_something_else_is_a_data_error_of_one_line(kind: str) -> None:
+def test_data_function_that_returns_no_data_is_a_data_error_of_one_line(kind: str) -> None:
     chosen[:] = [PARTS[kind]]
     with pytest.raises(DataError) as raised:
         load_site_data(f"{__name__}:load", None, agreement(None))
@@ -266,7 +266,7 @@ def test_a_function_that_returns_something_else_is_a_data_error_of_one_line(kind
 
 
 @pytest.mark.parametrize("kind", LATER)
-def test_a_data_set_that_raises_while_it_is_read_whole_is_a_data_error_of_one_line(kind: str) -> None:
+def test_read_sources_dataset_that_raises_later_is_a_data_error_of_one_line(kind: str) -> None:
     chosen[:] = [LATER[kind]]
     with pytest.raises(DataError) as raised:
         load_source(f"{__name__}:load", data_root=None, agreed=None, classes=("a", "b"))
@@ -286,7 +286,7 @@ NEAR = {
 
 
 @pytest.mark.parametrize("spec", NEAR)
-def test_a_module_or_function_nearly_named_is_told(
+def test_load_function_near_name_is_suggested(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "inner").mkdir()
@@ -305,7 +305,7 @@ def test_a_module_or_function_nearly_named_is_told(
     [error for error in RAISED if not isinstance(error, DataLost)],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_that_ends_nothing_is_logged_in_one_line(
+def test_run_or_fallback_error_is_logged_in_one_line(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_folders_are_classes_and_images_get_the_agreed_shape(folder: Path) -> None:
+def test_folder_train_and_test_are_read_at_the_agreed_shape(folder: Path) -> None:
     data = load_sources(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("dog", "bird", "cat"))
     assert data.train.labels.tolist() == [2, 2, 0]
     assert data.train.inputs.shape == (3, 4, 4, 1)
@@ -40,19 +40,19 @@ def test_folders_are_classes_and_images_get_the_agreed_shape(folder: Path) -> No
     assert data.domains == ("xrays",)
 
 
-def test_a_folder_that_is_no_class_names_the_nearest(folder: Path) -> None:
+def test_folder_of_no_class_names_the_nearest(folder: Path) -> None:
     picture(folder / "train/dogs/1.png")
     with pytest.raises(DataError, match=r"xrays: class 'dogs' is not an agreed class; did you mean 'dog'\?"):
         load_sources(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("cat", "dog"))
 
 
-def test_images_of_several_shapes_need_an_agreed_one(folder: Path) -> None:
+def test_folder_of_several_shapes_needs_an_agreed_one(folder: Path) -> None:
     with pytest.raises(DataError) as refused:
         read_folder(folder, None)
     assert all(str(folder / "train/cat" / name) in str(refused.value) for name in ("1.png", "2.jpg"))
 
 
-def test_a_bad_image_or_folder_is_named_with_its_file(folder: Path) -> None:
+def test_folder_with_a_bad_image_or_class_names_it(folder: Path) -> None:
     notes = folder / "train/cat/notes.txt"
     notes.write_text("x")
     with pytest.raises(DataError, match=r"notes\.txt"):
@@ -68,7 +68,7 @@ def test_a_bad_image_or_folder_is_named_with_its_file(folder: Path) -> None:
         read_folder(folder, AGREED)
 
 
-def test_train_must_be_there_and_test_may_be_absent(tmp_path: Path) -> None:
+def test_folder_without_train_is_refused_and_without_test_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no folder train"):
         read_folder(tmp_path, AGREED)
     (tmp_path / "train").mkdir()
@@ -89,7 +89,7 @@ def test_train_must_be_there_and_test_may_be_absent(tmp_path: Path) -> None:
         (("test",), "test"),
     ],
 )
-def test_a_part_by_another_name_is_refused(folders: tuple[str, ...], named: str, tmp_path: Path) -> None:
+def test_folder_part_by_another_name_is_refused(folders: tuple[str, ...], named: str, tmp_path: Path) -> None:
     for name in folders:
         picture(tmp_path / name / "cat/1.png")
     with pytest.raises(DataError) as refused:
@@ -97,20 +97,20 @@ def test_a_part_by_another_name_is_refused(folders: tuple[str, ...], named: str,
     assert str(tmp_path / named) in str(refused.value)
 
 
-def test_a_class_may_have_the_name_of_a_part(tmp_path: Path) -> None:
+def test_folder_class_named_like_a_part_is_read(tmp_path: Path) -> None:
     for name in ("a/valid/1.png", "a/invalid/1.png", "b/photo/train/1.png", "b/photo/bus/1.png"):
         picture(tmp_path / name)
     assert read_folder(tmp_path / "a", AGREED).classes == ("invalid", "valid")
     assert read_folder(tmp_path / "b", AGREED).classes == ("bus", "train")
 
 
-def test_parts_one_folder_deeper_are_named(folder: Path) -> None:
+def test_folder_parts_one_folder_deeper_are_named(folder: Path) -> None:
     with pytest.raises(DataError) as refused:
         read_folder(folder.parent, AGREED)
     assert f"folder:{folder}" in str(refused.value)
 
 
-def test_names_in_capitals_and_files_of_operating_systems_are_no_obstacle(tmp_path: Path) -> None:
+def test_folder_files_of_operating_systems_are_skipped(tmp_path: Path) -> None:
     picture(tmp_path / "train/cat/1.PNG", 10)
     picture(tmp_path / "train/cat/2.TIFF", 20)
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "._1.PNG", "1.PNG:Zone.Identifier"):
@@ -134,7 +134,7 @@ def test_names_in_capitals_and_files_of_operating_systems_are_no_obstacle(tmp_pa
         ("empty", b""),
     ],
 )
-def test_a_file_that_is_not_read_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+def test_folder_file_that_is_not_read_is_named(name: str, content: bytes, tmp_path: Path) -> None:
     picture(tmp_path / "train/cat/1.png")
     (tmp_path / "train/cat" / name).write_bytes(content)
     with pytest.raises(DataError) as refused:
@@ -142,14 +142,14 @@ def test_a_file_that_is_not_read_is_named(name: str, content: bytes, tmp_path: P
     assert str(tmp_path / "train/cat" / name) in str(refused.value)
 
 
-def test_a_folder_within_a_class_is_named(folder: Path) -> None:
+def test_folder_within_a_class_is_named(folder: Path) -> None:
     (folder / "train/cat/patient").mkdir()
     with pytest.raises(DataError) as refused:
         read_folder(folder, AGREED)
     assert str(folder / "train/cat/patient") in str(refused.value)
 
 
-def test_eight_and_sixteen_bit_together_become_floats(tmp_path: Path) -> None:
+def test_folder_of_8_and_16_bits_becomes_floats(tmp_path: Path) -> None:
     picture(tmp_path / "train/cat/1.png", 51, size=(3, 1))
     Image.fromarray(np.array([[65535, 0, 13107]], dtype=np.uint16)).save(tmp_path / "train/cat/2.png")
     inputs = read_folder(tmp_path, None).train.inputs
@@ -164,7 +164,7 @@ def make_office(root: Path) -> None:
         picture(root / place / f"frame_{number:04d}.jpg", 10 * number, size=(30 + number, 20), mode="L")
 
 
-def test_office_has_a_folder_for_each_domain(tmp_path: Path) -> None:
+def test_folder_of_domains_has_a_domain_for_each(tmp_path: Path) -> None:
     make_office(tmp_path)
     (tmp_path / ".git").mkdir()
     source = read_folder(tmp_path, AGREED)
@@ -175,7 +175,7 @@ def test_office_has_a_folder_for_each_domain(tmp_path: Path) -> None:
     assert source.train.inputs[:, 0, 0, 0].tolist() == [10, 0, 20, 30, 40]
 
 
-def test_office_31_has_images_between_domain_and_class(tmp_path: Path) -> None:
+def test_folder_of_domains_with_images_between_is_read(tmp_path: Path) -> None:
     picture(tmp_path / "amazon/images/mug/frame_0001.jpg", 10)
     picture(tmp_path / "dslr/images/bike/frame_0001.jpg", 20)
     source = read_folder(tmp_path, AGREED)
@@ -183,14 +183,14 @@ def test_office_31_has_images_between_domain_and_class(tmp_path: Path) -> None:
     assert source.train.labels.tolist() == [1, 0]
 
 
-def test_folders_of_classes_alone_are_one_domain_without_a_test_part(tmp_path: Path) -> None:
+def test_folder_of_classes_alone_is_one_domain_without_a_test_part(tmp_path: Path) -> None:
     picture(tmp_path / "Fnt/Sample001/img001-00001.png", 10)
     picture(tmp_path / "Fnt/Sample002/img002-00001.png", 20)
     source = read_folder(tmp_path / "Fnt", AGREED)
     assert (source.test, source.classes, source.domains) == (None, ("Sample001", "Sample002"), ("Fnt",))
 
 
-def test_a_domain_without_images_is_named(tmp_path: Path) -> None:
+def test_folder_domain_without_images_is_named(tmp_path: Path) -> None:
     make_office(tmp_path)
     (tmp_path / "caltech").mkdir()
     with pytest.raises(DataError, match="caltech: holds no images; it needs a folder of them for each class"):
@@ -227,7 +227,7 @@ def test_tiny_imagenet_is_tested_on_its_labelled_val_part(tmp_path: Path) -> Non
     assert source.test.inputs[:, 1, 1, 0].tolist() == [100, 102, 101]  # JPEG keeps a flat grey exactly
 
 
-def test_a_bad_tiny_imagenet_annotation_is_named(tmp_path: Path) -> None:
+def test_tiny_imagenet_bad_annotation_is_named(tmp_path: Path) -> None:
     make_tiny_imagenet(tmp_path)
     notes = tmp_path / "val/val_annotations.txt"
     whole = notes.read_text()

@@ -14,7 +14,7 @@ from secure_client.errors import DataError
 
 
 @pytest.mark.parametrize("form", READ, ids=lambda form: form.name)
-def test_a_form_on_the_list_is_read_exactly(form: ImageForm, tmp_path: Path) -> None:
+def test_read_image_form_on_the_list_is_read_exactly(form: ImageForm, tmp_path: Path) -> None:
     pixels = read_image(form.path(tmp_path))
     assert form.pixels is not None
     assert pixels.dtype == form.pixels.dtype
@@ -22,20 +22,20 @@ def test_a_form_on_the_list_is_read_exactly(form: ImageForm, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("form", REFUSED, ids=lambda form: form.name)
-def test_any_other_form_is_refused_by_name(form: ImageForm, tmp_path: Path) -> None:
+def test_read_image_other_form_is_refused_by_name(form: ImageForm, tmp_path: Path) -> None:
     path = form.path(tmp_path)
     with pytest.raises(DataError) as refused:
         read_image(path)
     assert str(path) in str(refused.value)
 
 
-def test_the_table_has_a_line_for_each_form() -> None:
+def test_image_forms_table_has_a_line_for_each_form() -> None:
     lines = [line for line in image_forms().splitlines() if line.startswith("| ")]
     assert len(lines) == 2 + len(READ) + len(REFUSED)
 
 
 @pytest.mark.parametrize("form", [form for form in READ if form.file != "jpg"], ids=lambda form: form.name)
-def test_a_file_cut_in_the_middle_is_refused(form: ImageForm, tmp_path: Path) -> None:
+def test_read_image_file_cut_in_the_middle_is_refused(form: ImageForm, tmp_path: Path) -> None:
     path = form.path(tmp_path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
     with pytest.raises(DataError) as refused:
@@ -43,7 +43,7 @@ def test_a_file_cut_in_the_middle_is_refused(form: ImageForm, tmp_path: Path) ->
     assert str(path) in str(refused.value)
 
 
-def test_a_png_with_an_altered_pixel_is_refused(tmp_path: Path) -> None:
+def test_read_image_png_with_an_altered_pixel_is_refused(tmp_path: Path) -> None:
     path, data = tmp_path / "1.png", bytearray(png(GREY, depth=8, colour=0))
     data[60] ^= 1
     content(bytes(data))(path)
@@ -51,7 +51,7 @@ def test_a_png_with_an_altered_pixel_is_refused(tmp_path: Path) -> None:
         read_image(path)
 
 
-def test_a_cut_file_is_refused_also_where_pillow_is_told_to_be_lenient(
+def test_read_image_cut_file_is_refused_with_a_lenient_pillow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
@@ -63,7 +63,7 @@ def test_a_cut_file_is_refused_also_where_pillow_is_told_to_be_lenient(
             read_image(tmp_path / name)
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_read_image_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop.png").symlink_to("loop.png")
     for name in ("missing.png", "loop.png"):
         with pytest.raises(DataError) as refused:
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         assert name in str(refused.value)
 
 
-def test_more_pixels_than_pillow_opens_safely_are_refused(
+def test_read_image_more_pixels_than_pillow_opens_safely_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Image.fromarray(GREY).save(tmp_path / "1.png")

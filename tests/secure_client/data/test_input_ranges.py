@@ -88,9 +88,7 @@ def learner_of(data: SiteData, agreed: Agreement, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_images_that_are_all_dark_or_constant_are_refused_and_a_switch_accepts_them(
-    kind: str, tmp_path: Path
-) -> None:
+def test_ranges_all_images_dark_or_constant_are_refused_without_the_switch(kind: str, tmp_path: Path) -> None:
     images = REFUSED[kind]
     agreed = agreement(channels=images.shape[3])
     data = load_site_data(stored(tmp_path / "scans.npz", images), None, agreed)
@@ -102,14 +100,14 @@ def test_images_that_are_all_dark_or_constant_are_refused_and_a_switch_accepts_t
 
 
 @pytest.mark.parametrize("kind", ACCEPTED)
-def test_other_images_are_accepted(kind: str, tmp_path: Path) -> None:
+def test_ranges_other_images_are_accepted(kind: str, tmp_path: Path) -> None:
     agreed = agreement()
     data = load_site_data(stored(tmp_path / "scans.npz", ACCEPTED[kind]), None, agreed)
     (ranges,) = learner_of(data, agreed).ranges
     assert bool(ranges.warnings) == ("one bright" in kind)
 
 
-def test_test_images_are_refused_too(tmp_path: Path) -> None:
+def test_ranges_dark_test_images_are_refused(tmp_path: Path) -> None:
     agreed = agreement()
     data = load_site_data(stored(tmp_path / "scans.npz", BYTES, test=TWELVE_BITS), None, agreed)
     with pytest.raises(DataError) as raised:
@@ -117,7 +115,7 @@ def test_test_images_are_refused_too(tmp_path: Path) -> None:
     assert "scans.npz: test" in str(raised.value)
 
 
-def test_each_channel_has_its_range_on_the_agreed_scale() -> None:
+def test_ranges_are_of_each_channel_on_the_agreed_scale() -> None:
     images = drawn.integers(0, 256, (NUMBER, SIDE, SIDE, 3), dtype=np.uint8)
     images[..., 2] = 51
     ranges = InputRanges(COLOUR, "scans")
@@ -132,7 +130,16 @@ def test_each_channel_has_its_range_on_the_agreed_scale() -> None:
     assert "channel 2" in warning
 
 
-def test_the_count_names_the_first_image_in_the_order_of_the_data() -> None:
+def test_ranges_image_that_is_dark_in_some_channels_alone_is_not_dark() -> None:
+    ranges = InputRanges(PreprocessingSection(image_size=2, channels=3, mean=(0.0,) * 3, std=(1.0,) * 3), "x")
+    red = torch.zeros(1, 3, 2, 2)
+    red[0, 0, 0, 0] = 1.0
+    ranges.add(red)
+    ranges.check()
+    assert ranges.warnings == []
+
+
+def test_ranges_warning_names_the_first_image_of_the_data() -> None:
     images = BYTES.copy()
     images[[11, 13]] = 200
     images[17] //= 16
@@ -169,7 +176,7 @@ def vectors(**changes: Any) -> InputRanges:
         ({"r8_2": -1e30, "r3_1": 1e12}, ["sample 8", "feature 2", "-1e+30"]),
     ],
 )
-def test_vectors_have_their_conspicuous_values_named(changes: dict[str, float], named: list[str]) -> None:
+def test_ranges_conspicuous_values_of_features_are_named(changes: dict[str, float], named: list[str]) -> None:
     ranges = vectors(**changes)
     ranges.check()
     (shown,) = ranges.channels
@@ -178,7 +185,7 @@ def test_vectors_have_their_conspicuous_values_named(changes: dict[str, float], 
     assert all(part in "".join(ranges.warnings) for part in named)
 
 
-def test_features_of_a_table_have_their_names() -> None:
+def test_ranges_features_of_a_table_have_their_names() -> None:
     ranges = InputRanges(section(AGE, PAIN), "table")
     ranges.add(torch.tensor([[2e6, 0, 1, 0, 0], [1, 1, 0, 0, 0]]))
     same, extreme = ranges.warnings
@@ -186,7 +193,7 @@ def test_features_of_a_table_have_their_names() -> None:
     assert "'age'" in extreme
 
 
-def test_records_that_are_all_equal_are_refused(tmp_path: Path) -> None:
+def test_ranges_records_that_are_all_equal_are_refused(tmp_path: Path) -> None:
     agreed = agreement(images=False)
     data = load_site_data(stored(tmp_path / "table.npz", np.ones((NUMBER, 5), np.float32)), None, agreed)
     with pytest.raises(DataError) as raised:
@@ -217,7 +224,7 @@ def simulation(folder: Path, images: NDArray[Any], *more: object) -> list[object
     return ["simulate", "--dataset", data, *fixed, "--out", folder / "out", *more]
 
 
-def test_simulate_refuses_dark_images_and_a_setting_accepts_them(tmp_path: Path) -> None:
+def test_simulate_dark_images_are_refused_without_the_setting(tmp_path: Path) -> None:
     refused = invoke(*simulation(tmp_path, TWELVE_BITS))
     assert refused.exit_code == 1
     assert "site-1" in refused.stderr.splitlines()[-1]
@@ -225,7 +232,7 @@ def test_simulate_refuses_dark_images_and_a_setting_accepts_them(tmp_path: Path)
     assert accepted.exit_code == 0, accepted.output
 
 
-def test_predict_refuses_dark_images_and_an_option_accepts_them(run: Path, tmp_path: Path) -> None:
+def test_predict_dark_images_are_refused_without_the_option(run: Path, tmp_path: Path) -> None:
     Image.fromarray(TWELVE_BITS[0, :, :, 0]).save(tmp_path / "dark.png")
     Image.fromarray(BYTES[0, :, :, 0]).save(tmp_path / "bright.png")
     dark = ["predict", "--run", run, "--image", tmp_path / "dark.png", "--json"]
@@ -243,7 +250,7 @@ def test_predict_refuses_dark_images_and_an_option_accepts_them(run: Path, tmp_p
     assert "channel 0" in counted.stderr
 
 
-def test_predict_refuses_a_dark_test_part(run: Path, tmp_path: Path) -> None:
+def test_predict_dark_test_part_is_refused(run: Path, tmp_path: Path) -> None:
     data = stored(tmp_path / "more.npz", BYTES, test=TWELVE_BITS)
     refused = invoke("predict", "--run", run, "--data", data)
     assert refused.exit_code == 1

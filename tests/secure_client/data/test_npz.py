@@ -26,7 +26,7 @@ def saved(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def test_reads_back_what_was_written(tmp_path: Path) -> None:
+def test_npz_written_data_are_read_again(tmp_path: Path) -> None:
     part = Samples(IMAGES, LABELS, np.array([1, 0]))
     write_npz(tmp_path / "a.npz", TrainTest(part, part.take(np.array([1])), ("cat", "dog"), ("day", "night")))
     source = read_npz(tmp_path / "a.npz")
@@ -37,7 +37,7 @@ def test_reads_back_what_was_written(tmp_path: Path) -> None:
     assert source.test.labels.tolist() == [1]
 
 
-def test_a_test_part_domains_and_names_are_optional(tmp_path: Path) -> None:
+def test_npz_test_part_domains_and_names_are_optional(tmp_path: Path) -> None:
     source = read_npz(saved(tmp_path / "clinic.npz", x_train=IMAGES, y_train=LABELS, other=LABELS))
     assert (source.test, source.classes, source.domains) == (None, None, ("clinic",))
     two = read_npz(saved(tmp_path / "two.npz", x_train=IMAGES, y_train=LABELS, domain_train=LABELS))
@@ -58,7 +58,7 @@ def read_as_folder(path: Path) -> None:
         ("scans", "Scans"),
     ],
 )
-def test_entry_that_looks_like_the_missing_one_is_named(
+def test_npz_missing_file_names_the_nearest(
     written: str, present: str, read: Callable[[Path], object], tmp_path: Path
 ) -> None:
     """Names may differ in the path's last part, and in one before it."""
@@ -73,7 +73,7 @@ def test_entry_that_looks_like_the_missing_one_is_named(
     assert ascii(present) not in str(refused.value)
 
 
-def test_members_compressed_with_lzma(tmp_path: Path) -> None:
+def test_npz_members_compressed_with_lzma_are_read(tmp_path: Path) -> None:
     plain = saved(tmp_path / "plain.npz", x_train=IMAGES, y_train=LABELS)
     with zipfile.ZipFile(plain) as source, zipfile.ZipFile(tmp_path / "lzma.npz", "w") as target:
         for name in source.namelist():
@@ -91,7 +91,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
-def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
+def test_npz_python_objects_are_never_unpickled(tmp_path: Path) -> None:
     trap = np.array([Trap(tmp_path / "sprung"), None], dtype=object)
     path = saved(tmp_path / "trap.npz", x_train=IMAGES, y_train=trap)
     with np.load(path, allow_pickle=True) as archive:  # the trap works
@@ -125,7 +125,7 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+def test_npz_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=rf"bad\.npz: .*{message}") as caught:
         read_npz(saved(tmp_path / "bad.npz", **arrays))
     assert "\n" not in str(caught.value)
@@ -142,15 +142,13 @@ def test_a_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, An
         ("X_test", "x_test"),
     ],
 )
-def test_an_array_with_nearly_the_name_of_one_that_is_missing_is_refused(
-    name: str, meant: str, tmp_path: Path
-) -> None:
+def test_npz_array_nearly_named_like_a_missing_one_is_refused(name: str, meant: str, tmp_path: Path) -> None:
     arrays = {"x_train": IMAGES, "y_train": LABELS, name: np.array(["cat", "dog"])}
     with pytest.raises(DataError, match=rf"a\.npz: {name} .*{meant}"):
         read_npz(saved(tmp_path / "a.npz", **arrays))
 
 
-def test_missing_damaged_and_other_files(tmp_path: Path) -> None:
+def test_npz_missing_damaged_or_other_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.npz: .*not exist"):
         read_npz(tmp_path / "none.npz")
     path = saved(tmp_path / "cut.npz", x_train=IMAGES, y_train=LABELS)
@@ -175,14 +173,14 @@ def test_missing_damaged_and_other_files(tmp_path: Path) -> None:
         read_npz(tmp_path / "single.npy")
 
 
-def test_sixteen_bit_images_are_scaled(tmp_path: Path) -> None:
+def test_npz_16_bit_images_are_scaled(tmp_path: Path) -> None:
     deep = np.array([[[0, 65535]], [[32768, 1]]], dtype=np.uint16)
     source = read_npz(saved(tmp_path / "deep.npz", x_train=deep, y_train=LABELS))
     np.testing.assert_allclose(source.train.inputs[..., 0], deep / 65535, rtol=1e-6)
     assert source.train.inputs.shape == (2, 1, 2, 1)
 
 
-def test_a_folder_in_a_files_place_is_named_without_another_cause(tmp_path: Path) -> None:
+def test_npz_folder_in_its_place_is_named_without_another_cause(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"^{tmp_path}: ") as refused:
         read_npz(tmp_path)
     assert "damaged" not in str(refused.value)

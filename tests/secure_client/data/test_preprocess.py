@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data import Dataset
 
 from agreement import PreprocessingSection
 from secure_client.data import load_site_data, preprocess
 from secure_client.data.preprocess import describe_resizing, fit_images, to_tensor
 from secure_client.errors import DataError
+from tests.support.own_data import preprocessed
 from tests.support.small import small_agreement
 
 
@@ -29,7 +32,7 @@ def random_images(*shape: int) -> NDArray[np.uint8]:
     return np.random.default_rng(1).integers(0, 256, size=shape, dtype=np.uint8)
 
 
-def test_normalises_and_moves_the_channels_first() -> None:
+def test_to_tensor_images_are_normalised_with_channels_first() -> None:
     images = random_images(2, 3, 3, 3)
     section = PreprocessingSection(image_size=3, channels=3, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
     tensor = to_tensor(images, section, where="x")
@@ -37,6 +40,34 @@ def test_normalises_and_moves_the_channels_first() -> None:
     for n, row, column, channel in np.ndindex(2, 3, 3, 3):
         expected = (images[n, row, column, channel] / 255 - section.mean[channel]) / section.std[channel]
         assert float(tensor[n, channel, row, column]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_fit_images_of_one_value_keeps_the_value() -> None:
+    """The weights of interpolation add up to 1 but for rounding, which would leave the range of [0, 1] at its end."""
+    images = np.full((1, 3, 3, 1), 0.1, np.float32)
+    assert (fit_images(images, agreed(2, 1), where="x") == np.float32(0.1)).all()
+
+
+class Restless(Dataset[Any]):
+    """One record, whose label is another one at each read."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> Any:
+        self._reads += 1
+        return torch.zeros(3), self._reads % 2
+
+
+def test_preprocessed_dataset_label_that_changes_is_refused_with_its_sample() -> None:
+    data = preprocessed(Restless(), None, 2, where="scans:build")
+    assert data[0][1] == 1
+    with pytest.raises(DataError) as refused:
+        data[0]
+    assert str(refused.value).startswith("scans:build: sample 0: ")
 
 
 def bilinear(image: NDArray[np.float64], size: int) -> NDArray[np.float64]:
@@ -54,20 +85,20 @@ def bilinear(image: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     return out
 
 
-def test_enlarges_bilinearly_and_makes_square() -> None:
+def test_fit_images_small_image_is_enlarged_bilinearly_to_a_square() -> None:
     image = random_images(1, 3, 5, 1)
     fitted = fit_images(image, agreed(8, 1), where="x")
     assert fitted.dtype == np.uint8
     np.testing.assert_allclose(fitted[0, ..., 0], bilinear(image[0, ..., 0].astype(np.float64), 8), atol=0.51)
 
 
-def test_shrinking_averages_instead_of_skipping_pixels() -> None:
+def test_fit_images_large_image_is_averaged_without_skipping_pixels() -> None:
     stripes = np.zeros((1, 16, 16, 1), dtype=np.uint8)
     stripes[:, :, ::2] = 200
     assert np.ptp(fit_images(stripes, agreed(4, 1), where="x").astype(int)) < 30
 
 
-def test_grey_repeats_and_colour_becomes_luma() -> None:
+def test_fit_images_grey_repeats_and_colour_becomes_luma() -> None:
     grey = random_images(2, 4, 4, 1)
     assert (fit_images(grey, agreed(4, 3), where="x") == grey).all()
     colour = np.zeros((1, 1, 3, 3), dtype=np.float32)
@@ -82,7 +113,7 @@ def test_grey_repeats_and_colour_becomes_luma() -> None:
 @given(
     st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(1, 9), st.sampled_from([1, 3])
 )
-def test_fitting_twice_is_fitting_once_and_stays_in_range(
+def test_fit_images_twice_is_once_and_stays_in_range(
     height: int, width: int, given_channels: int, size: int, channels: int
 ) -> None:
     section = agreed(size, channels)
@@ -98,7 +129,7 @@ def test_fitting_twice_is_fitting_once_and_stays_in_range(
         assert fit_images(once, section, where="x") is once
 
 
-def test_an_image_depends_on_no_other() -> None:
+def test_fit_images_image_depends_on_no_other() -> None:
     """The budget is counted for features that depend on their record alone, to the last bit."""
     dim = 0.9 * np.random.default_rng(0).random((200, 24, 24, 1), dtype=np.float32)
     dim[:, :12] = 0.9
@@ -107,7 +138,7 @@ def test_an_image_depends_on_no_other() -> None:
     assert np.array_equal(fit_images(np.concatenate([dim, bright]), agreed(20, 1), where="x")[:200], alone)
 
 
-def test_sides_that_differ_from_the_agreed_are_told() -> None:
+def test_describe_resizing_names_sides_that_differ() -> None:
     assert describe_resizing({(8, 8)}, agreed(8, 1)) == describe_resizing({(3, 5)}, None) == ""
     assert describe_resizing({(16, 16)}, agreed(8, 1)).count("WARNING") == 0
     assert describe_resizing({(16, 20), (12, 12)}, agreed(8, 1)).count("WARNING") == 1
@@ -116,13 +147,13 @@ def test_sides_that_differ_from_the_agreed_are_told() -> None:
     assert all(sides in both for sides in ("3×5", "20×10", "8×8"))
 
 
-def test_other_channels_are_refused() -> None:
+def test_fit_images_channels_that_cannot_be_converted_are_refused() -> None:
     with pytest.raises(DataError, match=r"scan\.npz"):
         fit_images(random_images(1, 4, 4, 4), agreed(4, 3), where="scan.npz")
 
 
 @pytest.mark.parametrize("value", [-0.01, 1.01, 255.0])
-def test_float_images_outside_the_unit_range_are_refused(value: float) -> None:
+def test_to_tensor_floats_outside_the_unit_range_are_refused(value: float) -> None:
     images = np.full((1, 4, 4, 1), 0.5, dtype=np.float32)
     to_tensor(images, agreed(4, 1), where="x")
     images[0, 1, 2] = value
@@ -133,7 +164,7 @@ def test_float_images_outside_the_unit_range_are_refused(value: float) -> None:
 @pytest.mark.parametrize(
     ("lowest", "may_be_black"), [(-1.0, True), (-0.9, True), (-0.02, False), (-1e-9, False)]
 )
-def test_minus_one_is_called_black_only_where_values_come_near_it(lowest: float, may_be_black: bool) -> None:
+def test_to_tensor_minus_one_is_called_black_only_near_it(lowest: float, may_be_black: bool) -> None:
     images = np.full((1, 4, 4, 1), 0.5, dtype=np.float32)
     images[0, 1, 2] = lowest
     with pytest.raises(DataError) as refused:
@@ -141,20 +172,20 @@ def test_minus_one_is_called_black_only_where_values_come_near_it(lowest: float,
     assert ("(x + 1)" in str(refused.value)) == may_be_black
 
 
-def test_features_pass_only_without_agreed_images() -> None:
+def test_to_tensor_features_are_refused_where_images_are_agreed() -> None:
     rows = np.array([[1.5, -20.0]], dtype=np.float32)
     assert to_tensor(rows, None, where="x").tolist() == [[1.5, -20.0]]
     with pytest.raises(DataError, match="x: "):
         to_tensor(rows, agreed(4, 1), where="x")
 
 
-def test_without_agreement_images_are_only_scaled() -> None:
+def test_to_tensor_without_agreement_images_are_only_scaled() -> None:
     images = random_images(2, 4, 5, 3)
     expected = torch.from_numpy(images.astype(np.float32) / 255).permute(0, 3, 1, 2)
     torch.testing.assert_close(to_tensor(images, None, where="x"), expected)
 
 
-def test_more_images_than_are_resized_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_images_more_than_one_chunk_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     images = random_images(8, 5, 5, 3)
     whole = fit_images(images, agreed(4, 1), where="x")
     monkeypatch.setattr(preprocess, "CHUNK", 3)
@@ -204,7 +235,7 @@ def spec_of(form: str, channels: int, folder: Path) -> str:
 
 @pytest.mark.parametrize(("given", "agreed"), [(3, 1), (1, 3)])
 @pytest.mark.parametrize("form", ["npz", "folder", "arrays", "lazy"])
-def test_other_channels_are_refused_unless_they_may_be_converted(
+def test_load_site_data_other_channels_are_refused_unless_convert_channels(
     form: str, given: int, agreed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -218,7 +249,7 @@ def test_other_channels_are_refused_unless_they_may_be_converted(
     assert converted.train[0][0].shape == (agreed, 8, 8)
 
 
-def test_colours_of_the_training_part_are_told_beside_a_grey_test_part(
+def test_load_site_data_colours_are_counted_in_each_part(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     section = PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
@@ -236,7 +267,7 @@ def test_colours_of_the_training_part_are_told_beside_a_grey_test_part(
 
 
 @pytest.mark.parametrize("form", ["folder", "arrays", "lazy"])
-def test_lost_colours_are_logged_with_the_part(
+def test_load_site_data_lost_colours_are_logged_with_the_part(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))

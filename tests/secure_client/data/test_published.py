@@ -53,7 +53,9 @@ def sizes(source: StoredData) -> tuple[tuple[int, ...], tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("name", "folder", "first"), [("mnist", "MNIST", "0"), ("fashion-mnist", "FashionMNIST", CLOTHES[0])]
 )
-def test_mnist_and_fashion_mnist(tmp_path: Path, name: str, folder: str, first: str) -> None:
+def test_published_mnist_and_fashion_mnist_are_read(
+    tmp_path: Path, name: str, folder: str, first: str
+) -> None:
     make_mnist(tmp_path, folder)
     source = read_published(name, tmp_path)
     assert sizes(source) == ((5, 28, 28, 1), (3, 28, 28, 1))
@@ -63,7 +65,7 @@ def test_mnist_and_fashion_mnist(tmp_path: Path, name: str, folder: str, first: 
     assert (source.classes[0], len(source.classes), source.domains) == (first, 10, (name,))
 
 
-def test_a_packed_file_is_named_with_the_command_that_unpacks_it(tmp_path: Path) -> None:
+def test_published_packed_file_names_the_command_that_unpacks_it(tmp_path: Path) -> None:
     make_mnist(tmp_path, "MNIST")
     path = tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte"
     Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -72,14 +74,14 @@ def test_a_packed_file_is_named_with_the_command_that_unpacks_it(tmp_path: Path)
         read_published("mnist", tmp_path)
 
 
-def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+def test_published_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     make_mnist(tmp_path, "MNIST")
     (tmp_path / "MNIST/raw/train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9]))
     with pytest.raises(DataError, match=r"mnist \(training part in .*\): is damaged or not as published"):
         read_published("mnist", tmp_path)
 
 
-def test_older_files_that_torchvision_would_load_instead_are_refused(tmp_path: Path) -> None:
+def test_published_older_file_that_torchvision_would_unpickle_is_refused(tmp_path: Path) -> None:
     make_mnist(tmp_path, "MNIST")
     old = tmp_path / "MNIST/processed/training.pt"
     old.parent.mkdir()
@@ -88,7 +90,7 @@ def test_older_files_that_torchvision_would_load_instead_are_refused(tmp_path: P
         read_published("mnist", tmp_path)
 
 
-def test_usps(tmp_path: Path) -> None:
+def test_published_usps_is_read(tmp_path: Path) -> None:
     for file, count in (("usps.bz2", 2), ("usps.t.bz2", 1)):
         pixels = " ".join(f"{pixel + 1}:{-1 + 2 * (pixel % 2)}" for pixel in range(256))
         lines = "".join(f"{label + 1} {pixels}\n" for label in range(count))
@@ -113,7 +115,7 @@ def make_svhn(root: Path) -> dict[str, list[str]]:
     return checksums
 
 
-def test_svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_svhn_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", make_svhn(tmp_path))
     source = read_published("svhn", tmp_path)
     assert sizes(source) == ((3, 32, 32, 3), (2, 32, 32, 3))
@@ -121,7 +123,7 @@ def test_svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (source.train.inputs[1] == random_bytes(32, 32, 3, 3)[..., 1]).all()
 
 
-def test_svhn_files_must_be_the_published_ones(tmp_path: Path) -> None:
+def test_published_svhn_other_file_is_refused(tmp_path: Path) -> None:
     make_svhn(tmp_path)
     with pytest.raises(DataError, match="is damaged or not as published"):
         read_published("svhn", tmp_path)
@@ -131,7 +133,7 @@ def record(labels: list[int], colour: tuple[int, int, int]) -> bytes:
     return bytes(labels) + b"".join(bytes([value]) * 1024 for value in colour)
 
 
-def test_cifar10_from_its_binary_version(tmp_path: Path) -> None:
+def test_published_cifar10_is_read_from_its_binary_version(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     (folder / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
@@ -144,7 +146,7 @@ def test_cifar10_from_its_binary_version(tmp_path: Path) -> None:
     assert source.train.inputs[3, 7, 9].tolist() == [3, 50, 200]
 
 
-def test_cifar100_takes_the_fine_labels(tmp_path: Path) -> None:
+def test_published_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
     (folder / "fine_label_names.txt").write_text("apple\nbaby\n")
@@ -156,7 +158,7 @@ def test_cifar100_takes_the_fine_labels(tmp_path: Path) -> None:
         read_published("cifar100", tmp_path)
 
 
-def test_pickled_cifar_is_refused_and_left_unread(tmp_path: Path) -> None:
+def test_published_pickled_cifar_is_refused_unread(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "data_batch_1").write_bytes(pickle.dumps({"data": 1}))
@@ -183,7 +185,7 @@ def make_flowers(root: Path) -> dict[str, tuple[str, str]]:
     return {key: (name, md5(folder / name)) for key, name in names.items()}
 
 
-def test_flowers_get_the_agreed_size_as_they_are_read(
+def test_published_flowers_are_resized_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchvision checks that the lists are the published ones: here that they are the ones just made."""
@@ -203,13 +205,15 @@ def test_flowers_get_the_agreed_size_as_they_are_read(
         read_published("flowers102", tmp_path, FLOWERS_AGREED)
 
 
-def test_flowers_lists_must_be_the_published_ones(tmp_path: Path) -> None:
+def test_published_flowers_other_lists_are_refused(tmp_path: Path) -> None:
     make_flowers(tmp_path)
     with pytest.raises(DataError, match="is damaged or not as published"):
         read_published("flowers102", tmp_path, FLOWERS_AGREED)
 
 
-def test_flowers_by_name_are_read_at_the_agreed_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_flowers_by_name_have_the_agreed_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torchvision.datasets.Flowers102, "_file_dict", make_flowers(tmp_path))
     data = load_sources("flowers102", data_root=tmp_path, agreed=FLOWERS_AGREED, classes=None)
     assert data.train.inputs.shape == (4, 8, 8, 3)
@@ -218,7 +222,7 @@ def test_flowers_by_name_are_read_at_the_agreed_size(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "name", ["mnist", "fashion-mnist", "usps", "svhn", "cifar10", "cifar100", "flowers102"]
 )
-def test_missing_files_and_a_missing_root_are_named(tmp_path: Path, name: str) -> None:
+def test_published_missing_file_or_root_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}: {tmp_path}/\S+ is missing; .* correct"):
         read_published(name, tmp_path)
     with pytest.raises(DataError, match=rf"{name}: .* --data-root or data_root"):
@@ -232,7 +236,7 @@ def scans_of(seed: int, domain: int) -> tuple[NDArray[np.float64], NDArray[np.fl
     return load_digits().images[chosen] / 16.0, data.inputs[chosen, ..., 0]
 
 
-def test_every_scan_is_in_one_domain_and_every_domain_has_every_class() -> None:
+def test_digits_every_scan_is_in_one_domain_with_every_class() -> None:
     data = make_digit_domains(3)
     assert data.test is None
     assert data.train.inputs.shape == (1797, 8, 8, 1)
@@ -246,13 +250,13 @@ def test_every_scan_is_in_one_domain_and_every_domain_has_every_class() -> None:
     assert data.domains == tuple(APPEARANCES)
 
 
-def test_a_seed_fixes_it_and_another_deals_otherwise() -> None:
+def test_digits_same_seed_gives_the_same_domains() -> None:
     first, again, other = (make_digit_domains(seed) for seed in (1, 1, 2))
     assert (first.train.inputs == again.train.inputs).all()
     assert (first.train.domains != other.train.domains).mean() > 0.5
 
 
-def test_appearances_are_what_they_are_called() -> None:
+def test_digits_appearances_are_what_they_are_called() -> None:
     scanned, as_scanned = scans_of(0, 0)
     np.testing.assert_allclose(as_scanned, scanned, atol=1e-7)
     scanned, inverted = scans_of(0, 1)
@@ -262,7 +266,7 @@ def test_appearances_are_what_they_are_called() -> None:
     np.testing.assert_allclose(gradient[..., 7], 0.5 * scanned[..., 7] + 0.5, atol=1e-7)
 
 
-def test_blurring_is_the_binomial_filter() -> None:
+def test_digits_blurring_is_the_binomial_filter() -> None:
     scanned, blurred = scans_of(0, 2)
     kernel = np.outer([1, 2, 1], [1, 2, 1]) / 16
     for row, column in np.ndindex(8, 8):
@@ -273,7 +277,7 @@ def test_blurring_is_the_binomial_filter() -> None:
         assert blurred[5, row, column] == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_noisy_domain_is_low_in_contrast_and_noisy() -> None:
+def test_digits_noisy_domain_is_low_in_contrast_and_noisy() -> None:
     scanned, noisy = scans_of(0, 3)
     residue = noisy - (0.3 + 0.4 * scanned)
     assert residue.std() == pytest.approx(0.08, rel=0.05)  # of 23000 values: 0.5 % standard error

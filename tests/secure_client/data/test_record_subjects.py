@@ -39,26 +39,26 @@ def agreed() -> Agreement:
 
 
 @pytest.mark.parametrize("subjects", [NAMES, np.array([30, 7, 30, 8])], ids=["text", "numbers"])
-def test_an_npz_names_subjects_by_an_array(tmp_path: Path, subjects: Any) -> None:
+def test_subjects_of_an_npz_are_an_array(tmp_path: Path, subjects: Any) -> None:
     data = load_site_data(saved(tmp_path / "a.npz", subjects=subjects), None, agreed())
     assert data.subjects is not None
     assert len(np.unique(data.subjects)) == 3
     assert data.subjects[0] == data.subjects[2]
 
 
-def test_an_npz_without_the_array_names_no_subjects(tmp_path: Path) -> None:
+def test_subjects_of_an_npz_without_the_array_are_unknown(tmp_path: Path) -> None:
     assert load_site_data(saved(tmp_path / "a.npz"), None, agreed()).subjects is None
 
 
 @pytest.mark.parametrize(
     "subjects", [NAMES[:3], NAMES[:, None], np.array([0.5, 1.0, 2.0, 3.0]), np.array([True] * 4)]
 )
-def test_other_arrays_are_refused(tmp_path: Path, subjects: Any) -> None:
+def test_subjects_of_other_shape_or_type_are_refused(tmp_path: Path, subjects: Any) -> None:
     with pytest.raises(DataError, match="give 4 texts or whole numbers, one for each training sample"):
         load_site_data(saved(tmp_path / "a.npz", subjects=subjects), None, agreed())
 
 
-def test_subjects_are_written_and_read_again(tmp_path: Path) -> None:
+def test_subjects_written_to_an_npz_are_read_again(tmp_path: Path) -> None:
     source = read_npz(Path(saved(tmp_path / "a.npz", subjects=NAMES).removeprefix("npz:")))
     data = load_sources(f"npz:{tmp_path / 'a.npz'}", data_root=None, agreed=None, classes=("a", "b", "c"))
     write_npz(tmp_path / "b.npz", data)
@@ -97,7 +97,7 @@ COMPLETE = """
 """
 
 
-def test_a_folder_names_subjects_by_a_list(folder: Path) -> None:
+def test_subjects_of_a_folder_are_a_list(folder: Path) -> None:
     source = read_folder(told(folder, COMPLETE), None)
     assert source.train.subjects is not None
     assert source.train.subjects.tolist() == ["Ann, the elder", "7", "Ann, the elder"]
@@ -106,7 +106,7 @@ def test_a_folder_names_subjects_by_a_list(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["CLASS", "DOMAIN/CLASS"])
-def test_a_folder_of_every_layout_names_subjects_by_a_list(tmp_path: Path, layout: str) -> None:
+def test_subjects_of_a_folder_of_every_layout_are_a_list(tmp_path: Path, layout: str) -> None:
     root, inside = tmp_path / "all", "" if layout == "CLASS" else "day/"
     picture(root / f"{inside}cat/1.png")
     source = read_folder(told(root, f"file,subject\n{inside}cat/1.png,ann\n"), None)
@@ -122,19 +122,19 @@ def test_a_folder_of_every_layout_names_subjects_by_a_list(tmp_path: Path, layou
         (COMPLETE.replace("file,subject", "image,owner"), "CSV .*header file,subject"),
     ],
 )
-def test_a_list_that_leaves_something_out_is_refused(folder: Path, text: str, reason: str) -> None:
+def test_subjects_list_that_leaves_an_image_out_is_refused(folder: Path, text: str, reason: str) -> None:
     told(folder, text)
     with pytest.raises(DataError, match=reason):
         read_folder(folder, None)
 
 
-def test_a_list_that_is_no_text_is_refused(folder: Path) -> None:
+def test_subjects_list_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "subjects.csv").write_bytes(b"file,subject\n\xff\xff,1\n")
     with pytest.raises(DataError, match=r"subjects\.csv: line 2 "):
         read_folder(folder, None)
 
 
-def test_a_list_is_read_as_spreadsheets_write_it(folder: Path) -> None:
+def test_subjects_list_of_a_spreadsheet_is_read(folder: Path) -> None:
     expected = read_folder(told(folder, COMPLETE), None).train.subjects
     assert expected is not None
     text = textwrap.dedent(COMPLETE).lstrip()
@@ -154,7 +154,7 @@ def test_a_list_is_read_as_spreadsheets_write_it(folder: Path) -> None:
         read_folder(told(folder, COMPLETE + "    train/cat/2.png,8\n"), None)
 
 
-def test_names_of_a_mac_are_the_same_names(tmp_path: Path) -> None:
+def test_subjects_list_with_names_of_a_mac_is_read(tmp_path: Path) -> None:
     stored, written = (unicodedata.normalize(form, "Ödem") for form in ("NFD", "NFC"))
     picture(tmp_path / stored / f"{stored}.png")
     source = read_folder(told(tmp_path, f"file,subject\n{written}/{written}.png,ann\n"), None)
@@ -192,7 +192,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("function", ["arrays", "data_set"])
-def test_a_data_function_names_subjects(own: str, function: str) -> None:
+def test_subjects_of_a_data_function_are_read(own: str, function: str) -> None:
     data = load_site_data(f"{own}:{function}", None, agreed())
     assert data.subjects is not None
     assert data.subjects.tolist() == [1, 0, 1]
@@ -201,7 +201,7 @@ def test_a_data_function_names_subjects(own: str, function: str) -> None:
     assert joined.train.subjects.tolist() == ["b", "a", "b"]
 
 
-def test_a_data_function_with_another_number_of_subjects_is_refused(own: str) -> None:
+def test_subjects_of_a_data_function_of_another_number_are_refused(own: str) -> None:
     with pytest.raises(DataError, match="give 2 texts or whole numbers"):
         load_site_data(f"{own}:short", None, agreed())
 
@@ -213,7 +213,7 @@ def samples(subjects: Any) -> Samples:
     return make_samples(IMAGES, LABELS, subjects=subjects, where="here")
 
 
-def test_joined_data_have_the_same_subjects_where_they_say_the_same() -> None:
+def test_subjects_of_joined_data_are_equal_by_name() -> None:
     joined = join_samples([samples(NAMES), samples(["7", "bob", "8", "9"])])
     found = number_subjects(joined.subjects)
     assert found is not None
@@ -222,14 +222,14 @@ def test_joined_data_have_the_same_subjects_where_they_say_the_same() -> None:
     assert join_samples([samples(NAMES), samples(None)]).subjects is None
 
 
-def test_a_choice_of_samples_keeps_whose_they_are() -> None:
+def test_subjects_of_chosen_samples_stay() -> None:
     taken = samples(NAMES).take(np.array([3, 0])).subjects
     assert taken is not None
     assert taken.tolist() == ["carl", "ann"]
     assert samples(None).take(np.array([3, 0])).subjects is None
 
 
-def test_a_split_deals_records_to_made_up_subjects() -> None:
+def test_subjects_of_a_split_are_made_up() -> None:
     made = divide("digits", "iid:subject=10,val=0.1", sites=3, seed=1)
     plain = divide("digits", "iid:val=0.1", sites=3, seed=1)
     everyone: set[str] = set()
@@ -249,7 +249,7 @@ def test_a_split_deals_records_to_made_up_subjects() -> None:
     assert again.sha256 == made.sha256
 
 
-def test_data_without_subjects_keep_their_digest() -> None:
+def test_subjects_absent_keep_the_digest() -> None:
     assert digest([("a", "train", samples(None))]) == (
         "ab19e8fe5083c926220a63df1e8203f7144678fd4b634dcfa8441a51db4b3472"
     )
@@ -257,12 +257,12 @@ def test_data_without_subjects_keep_their_digest() -> None:
 
 
 @pytest.mark.parametrize("option", ["subject=0", "subject=x", "subject=-3"])
-def test_subjects_have_a_record_or_more(option: str) -> None:
+def test_subjects_made_up_have_a_record_each(option: str) -> None:
     with pytest.raises(DataError, match=r"is not above 0|is not a number"):
         parse_split(f"iid:{option}")
 
 
-def test_sites_files_keep_their_subjects(tmp_path: Path) -> None:
+def test_subjects_of_sites_files_stay(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), dtype=np.uint8)
     labels = np.arange(40) % 2
     np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, subjects=np.arange(40) // 4)
@@ -275,7 +275,7 @@ def test_sites_files_keep_their_subjects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [b"\xd6dem/1.png", b"\xd6st/cat/1.png"], ids=["a class", "a domain"])
-def test_a_folder_whose_name_is_not_utf_8_is_named(place: bytes, tmp_path: Path) -> None:
+def test_folder_whose_name_is_not_utf_8_is_named(place: bytes, tmp_path: Path) -> None:
     picture(tmp_path / os.fsdecode(place))
     with pytest.raises(DataError, match=os.fsdecode(place.partition(b"/")[0])):
         read_folder(tmp_path, None)

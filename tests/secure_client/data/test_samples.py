@@ -28,7 +28,7 @@ DATES = np.column_stack([np.arange(5.0), 1.7e9 + np.arange(5)])
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "uint8", "int32", "int64", "float16", "float32"])
-def test_features_of_every_type_keep_their_values(dtype: str) -> None:
+def test_make_samples_features_of_every_type_keep_their_values(dtype: str) -> None:
     given = np.arange(-6, 6).reshape(4, 3).astype(dtype)
     read = make_samples(given, [0] * 4, where="x").inputs
     assert read.dtype == np.float32
@@ -36,12 +36,12 @@ def test_features_of_every_type_keep_their_values(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_float_images_keep_their_values_to_single_precision(dtype: str) -> None:
+def test_make_samples_float_images_keep_single_precision(dtype: str) -> None:
     given = UNIT.astype(dtype)
     np.testing.assert_array_equal(make_samples(given, [0] * 3, where="x").inputs, given.astype(np.float32))
 
 
-def test_images_of_16_bits_are_scaled_alike_in_arrays_and_tensors() -> None:
+def test_make_samples_16_bit_images_are_scaled_as_tensors_are() -> None:
     from_array = make_samples(DEEP, [0] * 3, where="x").inputs
     np.testing.assert_array_equal(from_array, DEEP.astype(np.float32) / np.float32(65535))
     tensors = torch.from_numpy(DEEP.transpose(0, 3, 1, 2))
@@ -51,21 +51,21 @@ def test_images_of_16_bits_are_scaled_alike_in_arrays_and_tensors() -> None:
 
 
 @pytest.mark.parametrize("given", [(DEEP >> 8).astype(np.uint8), DEEP, UNIT.astype(np.float32), FEATURES])
-def test_the_order_of_bytes_changes_no_value(given: NDArray[Any]) -> None:
+def test_make_samples_byte_order_changes_no_value(given: NDArray[Any]) -> None:
     swapped = given.astype(given.dtype.newbyteorder(">"))
     native, other = (make_samples(array, [0] * len(given), where="x").inputs for array in (given, swapped))
     assert other.dtype == native.dtype
     np.testing.assert_array_equal(other, native)
 
 
-def test_masked_values_are_refused() -> None:
+def test_make_samples_masked_values_are_refused() -> None:
     masked = np.ma.masked_less(FEATURES, 0.0)
     with pytest.raises(DataError) as refused:
         make_samples(masked, [0] * 5, where="own:data")
     assert str(refused.value).startswith("own:data")
 
 
-def test_a_tensor_of_bfloat16_keeps_its_values() -> None:
+def test_read_item_bfloat16_keeps_its_values() -> None:
     given = torch.from_numpy(UNIT.transpose(0, 3, 1, 2)).to(torch.bfloat16)
     item, _ = read_item(NumberedDataset(TensorDataset(given, torch.arange(3)), "x"), 1)
     np.testing.assert_array_equal(item, given[1].float().permute(1, 2, 0).numpy())
@@ -94,20 +94,20 @@ def test_a_tensor_of_bfloat16_keeps_its_values() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_arrays_whose_values_would_change_are_refused(inputs: Any, place: str) -> None:
+def test_make_samples_values_that_would_change_are_refused(inputs: Any, place: str) -> None:
     with pytest.raises(DataError) as refused:
         make_samples(inputs, [0] * len(inputs), where="clinic.npz")
     assert str(refused.value).startswith("clinic.npz")
     assert place in str(refused.value)
 
 
-def test_samples_of_several_shapes_are_refused() -> None:
+def test_make_samples_several_shapes_are_refused() -> None:
     with pytest.raises(DataError) as refused:
         make_samples([[1.0], [1.0, 2.0]], [0, 1], where="own:data")
     assert str(refused.value).startswith("own:data")
 
 
-def test_samples_on_the_last_axis_are_refused() -> None:
+def test_make_samples_samples_on_the_last_axis_are_refused() -> None:
     with pytest.raises(DataError) as refused:
         make_samples(np.zeros((8, 8, 3, 50), np.uint8), [0] * 50, where="clinic.npz")
     assert "(8, 8, 3, 50)" in str(refused.value)
@@ -127,7 +127,7 @@ def test_samples_on_the_last_axis_are_refused() -> None:
     ],
     ids=lambda image: f"{image.dtype}-{tuple(image.shape)}",
 )
-def test_a_tensor_whose_values_would_change_is_refused_by_its_sample(image: torch.Tensor) -> None:
+def test_read_item_values_that_would_change_are_refused_with_the_sample(image: torch.Tensor) -> None:
     with pytest.raises(DataError) as refused:
         read_item(NumberedDataset([(torch.zeros(1), 0), (image, 0)], "own:data"), 1)  # type: ignore[arg-type]  # is indexed alike
     assert "own:data: sample 1" in str(refused.value)
@@ -147,7 +147,7 @@ def test_a_tensor_whose_values_would_change_is_refused_by_its_sample(image: torc
         (np.zeros((2, 65)), GREY),
     ],
 )
-def test_images_in_another_form_than_agreed_are_refused(images: Any, agreed: PreprocessingSection) -> None:
+def test_to_tensor_images_in_another_form_are_refused(images: Any, agreed: PreprocessingSection) -> None:
     with pytest.raises(DataError) as refused:
         to_tensor(images.astype(np.float32), agreed, where="clinic.npz")
     assert str(refused.value).startswith("clinic.npz")
@@ -161,7 +161,9 @@ def test_images_in_another_form_than_agreed_are_refused(images: Any, agreed: Pre
         (RANDOM.integers(0, 256, (2, 8, 8, 3), np.uint8), GREY, False),
     ],
 )
-def test_colours_are_lost_by_no_advice(images: Any, agreed: PreprocessingSection, harmless: bool) -> None:
+def test_fit_images_advice_loses_no_colours(
+    images: Any, agreed: PreprocessingSection, harmless: bool
+) -> None:
     """A conversion that is advised keeps every value."""
     with pytest.raises(DataError) as refused:
         fit_images(images, agreed, where="x", convert_channels=False)
@@ -192,12 +194,12 @@ class OneLabel(Dataset[Any]):
 
 
 @pytest.mark.parametrize("label", WHOLE, ids=repr)
-def test_a_whole_number_of_any_type_is_a_label(label: Any, read: Callable[..., list[int]]) -> None:
+def test_check_label_whole_number_of_any_type_is_a_label(label: Any, read: Callable[..., list[int]]) -> None:
     assert read(OneLabel(label)) == [0, 2]
 
 
 @pytest.mark.parametrize("label", WRONG, ids=repr)
-def test_a_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
+def test_check_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
     label: Any, read: Callable[..., list[int]]
 ) -> None:
     with pytest.raises(DataError, match="sample 1"):
@@ -222,7 +224,9 @@ def test_a_label_that_would_be_cut_or_cast_is_refused_with_its_sample(
     ],
     ids=repr,
 )
-def test_labels_in_an_array_are_whole_numbers(labels: Any, read: Callable[..., list[int]]) -> None:
+def test_make_samples_labels_that_are_no_whole_numbers_are_refused(
+    labels: Any, read: Callable[..., list[int]]
+) -> None:
     with pytest.raises(DataError, match=r"^own_labels:build: train: "):
         read((np.zeros((2, 8, 8), np.uint8), labels))
 
@@ -237,7 +241,7 @@ def test_labels_in_an_array_are_whole_numbers(labels: Any, read: Callable[..., l
     ],
     ids=repr,
 )
-def test_argmax_is_advised_for_one_hot_rows_alone(
+def test_make_samples_one_hot_labels_are_advised_argmax(
     labels: Any, advises_argmax: bool, read: Callable[..., list[int]]
 ) -> None:
     with pytest.raises(DataError) as refused:

@@ -32,7 +32,7 @@ def source(
     return StoredData(name, part, part if test else None, classes, (name,))
 
 
-def test_domains_of_several_shapes_are_joined_at_the_agreed_one() -> None:
+def test_join_sources_of_several_shapes_have_the_agreed_one() -> None:
     sources = [source("mnist", (28, 28, 1), test=True), source("colour", (32, 30, 3), test=True)]
     agreed = suggest_preprocessing(sources)
     assert agreed is not None
@@ -45,7 +45,7 @@ def test_domains_of_several_shapes_are_joined_at_the_agreed_one() -> None:
     assert len(data.test) == 4
 
 
-def test_a_domain_that_has_several_keeps_them() -> None:
+def test_join_sources_source_of_several_domains_keeps_them() -> None:
     part = make_samples(np.zeros((2, 4, 4), np.uint8), [0, 1], [0, 1], where="x")
     pacs = StoredData("pacs", part, None, None, ("photo", "sketch"))
     data = join_sources([source("mnist", (4, 4, 1)), pacs], None, None)
@@ -53,14 +53,14 @@ def test_a_domain_that_has_several_keeps_them() -> None:
     assert data.domains == ("mnist", "photo", "sketch")
 
 
-def test_bytes_and_floats_together_become_floats() -> None:
+def test_join_sources_bytes_and_floats_become_floats() -> None:
     data = join_sources([source("a", (4, 4, 1)), source("bb", (4, 4, 1), floats=True)], None, None)
     assert data.train.inputs.dtype == np.float32
     assert data.train.inputs.max() <= 1.0
     np.testing.assert_allclose(data.train.inputs[:2] * 255, source("a", (4, 4, 1)).train.inputs, atol=1e-4)
 
 
-def test_classes_are_matched_by_name_where_there_are_names() -> None:
+def test_join_sources_classes_are_matched_by_name() -> None:
     named = source("named", (2, 2, 1), labels=(0, 1, 1), classes=("dog", "cat"))
     assert join_sources([named], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 1, 1]
     numbered = source("numbered", (2, 2, 1), labels=(2, 0))
@@ -69,7 +69,7 @@ def test_classes_are_matched_by_name_where_there_are_names() -> None:
         join_sources([named], None, ("dog", "cats"))
 
 
-def test_classes_follow_from_the_data_where_none_are_agreed() -> None:
+def test_list_classes_without_an_agreement_follow_from_the_data() -> None:
     assert list_classes([source("a", (2,), labels=(0, 3))]) == ("0", "1", "2", "3")
     dog = source("a", (2,), labels=(0, 0), classes=("dog",))
     cat = source("b", (2,), labels=(0, 1), classes=("cat", "dog"))
@@ -77,7 +77,7 @@ def test_classes_follow_from_the_data_where_none_are_agreed() -> None:
     assert join_sources([dog, cat], None, None).train.labels.tolist() == [0, 0, 1, 0]
 
 
-def test_sources_without_a_common_class_are_joined_only_as_they_are_told_to_be() -> None:
+def test_join_sources_without_a_common_class_need_a_mapping() -> None:
     digits = source("digits", (2,), classes=("0", "1"))
     words = source("words", (2,), classes=("zero", "one"))
     with pytest.raises(DataError, match="digits"):
@@ -92,14 +92,14 @@ def test_sources_without_a_common_class_are_joined_only_as_they_are_told_to_be()
     ]
 
 
-def test_labels_outside_the_classes_are_refused() -> None:
+def test_join_sources_label_outside_the_classes_is_refused() -> None:
     with pytest.raises(DataError, match=r"^a: .*label 3"):
         join_sources([source("a", (2,), labels=(0, 3))], None, ("x", "y"))
     with pytest.raises(DataError, match=r"^a: .*label 3"):
         join_sources([source("a", (2,), labels=(0, 3), classes=("x",))], None, ("x", "y", "z", "w"))
 
 
-def test_sources_of_other_shape_or_parts_are_refused() -> None:
+def test_join_sources_other_shape_or_parts_are_refused() -> None:
     with pytest.raises(DataError) as raised:
         join_sources([source("a", (4, 4, 1)), source("b", (5, 4, 1))], None, None)
     assert str(raised.value).startswith("b: ")
@@ -110,7 +110,7 @@ def test_sources_of_other_shape_or_parts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("images", ["train", "test"])
-def test_images_in_one_part_and_rows_in_the_other_are_refused(images: str) -> None:
+def test_join_sources_images_beside_rows_are_refused(images: str) -> None:
     both = {"train": source("a", (64,)).train, "test": source("a", (64,)).train}
     both[images] = source("a", (8, 8, 1), floats=True).train
     mixed = StoredData("a", both["train"], both["test"], None, ("a",))
@@ -123,7 +123,7 @@ def test_images_in_one_part_and_rows_in_the_other_are_refused(images: str) -> No
         assert "(8, 8, 1)" in str(raised.value)
 
 
-def test_features_need_no_preprocessing() -> None:
+def test_suggest_preprocessing_features_need_none() -> None:
     assert suggest_preprocessing([source("a", (7,))]) is None
 
 
@@ -138,12 +138,12 @@ def test_features_need_no_preprocessing() -> None:
         ("mnist", "set --data-root"),
     ],
 )
-def test_unknown_names_say_what_is_known(spec: str, message: str) -> None:
+def test_read_sources_unknown_name_is_refused(spec: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_sources(spec, data_root=None, agreed=None)
 
 
-def test_digits_and_files_are_joined_by_plus(tmp_path: Path) -> None:
+def test_load_sources_digits_and_file_are_joined_by_plus(tmp_path: Path) -> None:
     np.savez(tmp_path / "clinic.npz", x_train=np.zeros((2, 12, 12), np.uint8), y_train=[3, 9])
     agreed = PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
     data = load_sources(
@@ -154,7 +154,7 @@ def test_digits_and_files_are_joined_by_plus(tmp_path: Path) -> None:
     assert data.train.domains.max() == 5
 
 
-def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
+def test_read_sources_path_under_the_data_root_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "clinic.npz", x_train=np.zeros((2, 3), np.float32), y_train=[0, 1])
     spec = data_spec("npz:DATA_ROOT/clinic.npz+npz:other.npz", Path("/elsewhere"))
     assert spec == "npz:DATA_ROOT/clinic.npz+npz:/elsewhere/other.npz"
@@ -168,7 +168,9 @@ def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
     ("second", "test"),
     [("north.csv", None), ("south.csv", "held-out.csv"), ("south.csv", "south.csv")],
 )
-def test_a_file_that_two_joined_tables_read_is_refused(tmp_path: Path, second: str, test: str | None) -> None:
+def test_load_sources_file_that_is_read_twice_is_refused(
+    tmp_path: Path, second: str, test: str | None
+) -> None:
     for number, name in enumerate(["north.csv", "south.csv", "held-out.csv"]):
         save(tmp_path, f"age,label\n{number},ill\n", name)
     form = written(**({} if test is None else {"test": str(tmp_path / test)}))
@@ -178,7 +180,7 @@ def test_a_file_that_two_joined_tables_read_is_refused(tmp_path: Path, second: s
     assert str(refused.value).startswith(str(tmp_path / (test or second)))
 
 
-def test_a_subject_of_a_joined_table_is_in_one_part(tmp_path: Path) -> None:
+def test_load_sources_subject_in_two_parts_is_refused(tmp_path: Path) -> None:
     for name, train, test in [("north", 1, 2), ("south", 3, 1)]:
         save(tmp_path, f"id,age,label\n{train},5,ill\n", f"{name}.csv")
         save(tmp_path, f"id,age,label\n{test},6,ill\n", f"{name}-test.csv")

@@ -35,7 +35,7 @@ from tests.support.tables import (
 # Values
 
 
-def test_rows_become_features_in_the_agreed_order(tmp_path: Path) -> None:
+def test_table_rows_become_features_in_the_agreed_order(tmp_path: Path) -> None:
     source = read(save(tmp_path, FOUR), SEX, AGE, CHOL)
     assert source.train.inputs.tolist() == [[1.0, 63.0, 233.0], [1.0, 57.0, 0.0]]
     assert source.train.labels.tolist() == [1, 0]
@@ -43,7 +43,7 @@ def test_rows_become_features_in_the_agreed_order(tmp_path: Path) -> None:
     assert source.test is None
 
 
-def test_classes_and_categories_keep_their_order_whatever_the_file_has(tmp_path: Path) -> None:
+def test_table_classes_and_categories_keep_the_agreed_order(tmp_path: Path) -> None:
     rows = ["pain,label", "much,ill", "none,healthy", "some,ill"]
     one = read(save(tmp_path, "\n".join(rows)), PAIN)
     other = read(save(tmp_path, "\n".join([rows[0], *rows[:0:-1]])), PAIN)
@@ -59,23 +59,23 @@ def test_classes_and_categories_keep_their_order_whatever_the_file_has(tmp_path:
     ],
 )
 @pytest.mark.parametrize("code", ["", " ", "?", "NA", "NaN", "nan", "NULL", '""'])
-def test_missing_values_follow_the_agreed_rule(
+def test_table_missing_value_follows_the_agreed_rule(
     tmp_path: Path, code: str, rule: object, rows: list[list[float]]
 ) -> None:
     path = save(tmp_path, f"x,label\n1,ill\n{code},ill\n3,healthy\n")
     assert features(path, {"name": "x", "missing": rule}) == rows
 
 
-def test_an_imputed_category_is_marked(tmp_path: Path) -> None:
+def test_table_imputed_category_is_marked(tmp_path: Path) -> None:
     path = save(tmp_path, "pain,label\nmuch,ill\n?,ill\n")
     assert features(path, PAIN) == [[0, 0, 1, 0], [0, 1, 0, 1]]
 
 
-def test_without_a_rule_a_missing_value_is_refused(tmp_path: Path) -> None:
+def test_table_missing_value_without_a_rule_is_refused(tmp_path: Path) -> None:
     refused_at(save(tmp_path, "age,label\n3,ill\n?,ill\n"), 3, "age", AGE)
 
 
-def test_a_stated_code_is_missing_in_its_column_alone(tmp_path: Path) -> None:
+def test_table_code_in_missing_in_is_missing_in_its_column_alone(tmp_path: Path) -> None:
     path = save(tmp_path, "age,chol,label\n0,0,ill\n1,0.0,ill\n2,200,ill\n3,-9,ill\n")
     stated = {"missing_in": {"chol": ["0", "-9"]}}
     assert features(path, AGE, CHOL, **stated) == [[2.0, 200.0]]
@@ -83,23 +83,23 @@ def test_a_stated_code_is_missing_in_its_column_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("decimal", "code"), [(",", "-9.0"), (".", "-9,0")])
-def test_a_code_is_missing_with_either_decimal_sign(tmp_path: Path, decimal: str, code: str) -> None:
+def test_table_code_is_missing_with_either_decimal_sign(tmp_path: Path, decimal: str, code: str) -> None:
     path = save(tmp_path, "chol;label\n-9;ill\n5;ill\n")
     assert features(path, CHOL, decimal=decimal, missing_in={"chol": [code]}) == [[5.0]]
 
 
-def test_a_number_stands_for_a_code_without_quotes(tmp_path: Path) -> None:
+def test_table_code_without_quotes_is_a_number(tmp_path: Path) -> None:
     path = save(tmp_path, "age,sex,chol,label\n-9,1,-9,0\n7,1,-9.0,0\n8,2,5,0\n")
     stated = {"missing_in": {"chol": [-9.0]}, "values": {"sex": {"1": 0, "2": 1}}, "labels": {"0": "ill"}}
     assert features(path, AGE, SEX, CHOL, **stated) == [[8.0, 1.0, 5.0]]
 
 
-def test_a_value_that_its_scale_makes_too_large_is_refused(tmp_path: Path) -> None:
+def test_table_value_that_its_scale_makes_too_large_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "age,label\n1,ill\n3e38,ill\n")
     refused_at(path, 3, "age", AGE | {"scale": [0.0, 0.001]})
 
 
-def test_stated_codes_replace_the_usual_ones(tmp_path: Path) -> None:
+def test_table_stated_codes_replace_the_usual_ones(tmp_path: Path) -> None:
     path = save(tmp_path, "age,chol,label\n1,.,ill\n2,200,ill\n")
     assert features(path, AGE, CHOL, missing=["."]) == [[2.0, 200.0]]
     refused_at(save(tmp_path, "age,chol,label\n1,?,ill\n"), 2, "chol", AGE, CHOL, missing=["."])
@@ -120,7 +120,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("text", "number"), NUMBERS.items())
-def test_a_number_is_read_as_it_is_written(tmp_path: Path, text: str, number: float) -> None:
+def test_table_number_is_read_as_it_is_written(tmp_path: Path, text: str, number: float) -> None:
     assert features(save(tmp_path, f"age,label\n{text},ill\n"), AGE) == [[number]]
 
 
@@ -147,53 +147,53 @@ def test_a_number_is_read_as_it_is_written(tmp_path: Path, text: str, number: fl
         *("-", ".", "none", "#N/A", "#DIV/0!", "true", "negative", "1e", "½", "1\u200b"),
     ],
 )
-def test_what_is_no_number_is_refused(tmp_path: Path, text: str) -> None:
+def test_table_text_in_a_column_of_numbers_is_refused(tmp_path: Path, text: str) -> None:
     refused_at(save(tmp_path, f'age;label\n3;ill\n"{text}";ill\n'), 3, "age", AGE)
 
 
-def test_a_decimal_comma_is_stated_and_then_required(tmp_path: Path) -> None:
+def test_table_decimal_comma_is_required_once_stated(tmp_path: Path) -> None:
     path = save(tmp_path, "age;label\n1,5;ill\n-2;ill\n")
     assert features(path, AGE, decimal=",") == [[1.5], [-2.0]]
     refused_at(save(tmp_path, "age;label\n1,5;ill\n250.000;ill\n"), 3, "age", AGE, decimal=",")
 
 
-def test_a_decimal_comma_between_commas_is_a_ragged_row(tmp_path: Path) -> None:
+def test_table_decimal_comma_between_commas_is_a_ragged_row(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, "age,label\n1,ill\n2,5,ill\n"), AGE, decimal=",")
     assert "line 3" in str(refused.value)
 
 
 @pytest.mark.parametrize(("text", "feature"), [("1", 1), ("1.0", 1), ("0.00", 0), (" 1", 1)])
-def test_a_code_is_a_category_also_as_a_number(tmp_path: Path, text: str, feature: float) -> None:
+def test_table_category_is_recognised_as_a_number(tmp_path: Path, text: str, feature: float) -> None:
     assert features(save(tmp_path, f"sex,label\n{text},ill\n"), SEX) == [[feature]]
 
 
 @pytest.mark.parametrize("text", ["2", "01", "1e0", "m", "male", "1.5", "-1", "1,0"])
-def test_what_is_no_category_is_refused(tmp_path: Path, text: str) -> None:
+def test_table_unknown_category_is_refused(tmp_path: Path, text: str) -> None:
     refused_at(save(tmp_path, f"sex;label\n{text};ill\n"), 2, "sex", SEX)
 
 
-def test_identifiers_that_look_like_numbers_stay_texts(tmp_path: Path) -> None:
+def test_table_category_with_leading_zeros_stays_a_text(tmp_path: Path) -> None:
     column = {"name": "ward", "categories": ["01", "1", "1.10", "1.1"]}
     path = save(tmp_path, "ward,label\n01,ill\n1,ill\n1.10,ill\n1.1,ill\n")
     assert features(path, column) == np.eye(4).tolist()
     refused_at(save(tmp_path, "ward,label\n1.100,ill\n"), 2, "ward", column)
 
 
-def test_values_of_a_site_are_mapped_to_agreed_categories(tmp_path: Path) -> None:
+def test_table_values_are_mapped_to_agreed_categories(tmp_path: Path) -> None:
     path = save(tmp_path, "sex,label\nm,ill\nW,ill\n1,ill\n")
     assert features(path, SEX, values={"sex": {"m": "1", "W": "0", "1": "1"}}) == [[1.0], [0.0], [1.0]]
 
 
 @pytest.mark.parametrize("stated", [{"m": "1", "W": "0"}, {"1": "0", "2": "1"}, {"0.0": "1"}])
-def test_an_agreed_category_that_other_values_are_mapped_to_is_refused(
+def test_table_category_that_other_values_are_mapped_to_is_refused(
     tmp_path: Path, stated: dict[str, str]
 ) -> None:
     path = save(tmp_path, f"sex,label\n{next(iter(stated))},ill\n0,ill\n")
     refused_at(path, 3, "sex", SEX, values={"sex": stated})
 
 
-def test_a_category_that_is_a_code_of_missing_values_is_refused(tmp_path: Path) -> None:
+def test_table_category_that_is_a_missing_code_is_refused(tmp_path: Path) -> None:
     column = {"name": "country", "categories": ["DE", "NA"], "missing": "leave out"}
     path = save(tmp_path, "country,label\nDE,ill\nNA,ill\n")
     refused_at(path, 3, "country", column)
@@ -203,25 +203,25 @@ def test_a_category_that_is_a_code_of_missing_values_is_refused(tmp_path: Path) 
 # Labels
 
 
-def test_labels_are_mapped_to_agreed_classes(tmp_path: Path) -> None:
+def test_table_labels_are_mapped_to_agreed_classes(tmp_path: Path) -> None:
     path = save(tmp_path, "age,num\n1,0\n2,1.0\n3,4\n4,ill\n")
     labels = {"0": "healthy", "1": "ill", "4": "ill", "ill": "ill"}
     assert read(path, AGE, label="num", labels=labels).train.labels.tolist() == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("label", ["3", "sick", "Ill", "0.5", "?", ""])
-def test_a_label_without_a_class_is_refused(tmp_path: Path, label: str) -> None:
+def test_table_label_without_a_class_is_refused(tmp_path: Path, label: str) -> None:
     path = save(tmp_path, f"age,num\n1,0\n2,{label}\n")
     refused_at(path, 3, "num", AGE, label="num", labels={"0": "healthy", "1": "ill"})
 
 
-def test_a_class_that_other_labels_are_mapped_to_is_refused(tmp_path: Path) -> None:
+def test_table_class_that_other_labels_are_mapped_to_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "age,label\n5,1\n6,ill\n")
     refused_at(path, 3, "label", AGE, labels={"1": "ill", "2": "healthy"})
 
 
 @pytest.mark.parametrize(("labels", "read_as"), [(",?", None), ("ill,healthy", CLASSES[::-1])])
-def test_rows_to_predict_may_have_an_empty_column_of_labels(
+def test_parse_table_unlabelled_empty_labels_are_none(
     tmp_path: Path, labels: str, read_as: tuple[str, ...] | None
 ) -> None:
     first, second = labels.split(",")
@@ -229,7 +229,7 @@ def test_rows_to_predict_may_have_an_empty_column_of_labels(
     assert parse_table(path, section(AGE), written(), CLASSES, labelled=False).labels == read_as
 
 
-def test_rows_to_predict_have_all_labels_or_none(tmp_path: Path) -> None:
+def test_parse_table_unlabelled_some_labels_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "age,label\n1,ill\n2,\n")
     with pytest.raises(DataError) as refused:
         parse_table(path, section(AGE), written(), CLASSES, labelled=False)
@@ -239,7 +239,7 @@ def test_rows_to_predict_have_all_labels_or_none(tmp_path: Path) -> None:
 # Subjects
 
 
-def test_subjects_are_texts_and_stay_in_one_part(tmp_path: Path) -> None:
+def test_table_subjects_in_both_parts_are_refused(tmp_path: Path) -> None:
     train = save(tmp_path, "id,age,label\n007,1,ill\n7,2,ill\n007,3,healthy\n")
     subjects = read(train, AGE, subject="id").train.subjects
     assert subjects is not None
@@ -251,18 +251,18 @@ def test_subjects_are_texts_and_stay_in_one_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decimal", [".", ","])
-def test_a_subject_is_one_also_as_a_number(tmp_path: Path, decimal: str) -> None:
+def test_table_subject_is_recognised_as_a_number(tmp_path: Path, decimal: str) -> None:
     text = "id;age;label\n7;1;ill\n7.0;2;ill\n7.5;2;ill\n".replace(".", decimal)
     subjects = read(save(tmp_path, text), AGE, subject="id", decimal=decimal).train.subjects
     assert subjects is not None
     assert subjects.tolist() == ["7", "7", f"7{decimal}5"]
 
 
-def test_a_missing_subject_is_refused(tmp_path: Path) -> None:
+def test_table_missing_subject_is_refused(tmp_path: Path) -> None:
     refused_at(save(tmp_path, "id,age,label\n,1,ill\n"), 2, "id", AGE, subject="id")
 
 
-def test_training_rows_are_no_test_part(tmp_path: Path) -> None:
+def test_table_test_file_equal_to_the_training_file_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "age,label\n1,ill\n")
     with pytest.raises(DataError) as refused:
         read(path, AGE, test=str(tmp_path / "." / "north.csv"))
@@ -270,20 +270,20 @@ def test_training_rows_are_no_test_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", ["1,ill\n2.0,healthy\n", "2,healthy\n"])
-def test_copies_of_training_rows_are_no_test_part(tmp_path: Path, rows: str) -> None:
+def test_table_test_file_of_training_rows_is_refused(tmp_path: Path, rows: str) -> None:
     test = save(tmp_path, f"age,label\n{rows}", "test.csv")
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, "age,label\n1,ill\n2,healthy\n"), AGE, test=str(test))
     assert str(test) in str(refused.value)
 
 
-def test_test_rows_may_equal_training_rows_of_which_there_are_many(tmp_path: Path) -> None:
+def test_table_test_rows_equal_to_frequent_rows_are_accepted(tmp_path: Path) -> None:
     test = save(tmp_path, "sex,label\n1,ill\n0,healthy\n", "test.csv")
     train = save(tmp_path, "sex,label\n" + "1,ill\n0,healthy\n" * 9)
     assert read(train, SEX, test=str(test)).test is not None
 
 
-def test_the_test_part_is_a_table_in_the_same_format(tmp_path: Path) -> None:
+def test_table_test_file_has_the_same_format(tmp_path: Path) -> None:
     test = save(tmp_path, "age;label\n9;ill\n", "test.csv")
     source = read(save(tmp_path, "age;label\n1;ill\n2;healthy\n"), AGE, test=str(test))
     assert source.test is not None
@@ -322,7 +322,7 @@ def dialects(draw: st.DrawFn) -> dict[str, Any]:
     dialects(),
     st.permutations(["Wert", "pain", "rest", "label"]),
 )
-def test_a_table_in_any_dialect_gives_the_same_features(
+def test_table_in_any_dialect_gives_the_same_features(
     tmp_path: Path,
     rows: list[tuple[float | None, str | None, str]],
     dialect: dict[str, Any],
@@ -374,7 +374,7 @@ def test_a_table_in_any_dialect_gives_the_same_features(
 # Scales
 
 
-def test_agreed_numbers_scale_and_marks_stay(tmp_path: Path) -> None:
+def test_fit_scale_agreed_numbers_scale_and_marks_stay(tmp_path: Path) -> None:
     column = {"name": "x", "scale": [10.0, 4.0], "missing": {"impute": 12.0}}
     path = save(tmp_path, "x,label\n14,ill\n?,ill\n")
     rows = read(path, column).train.inputs
@@ -382,7 +382,7 @@ def test_agreed_numbers_scale_and_marks_stay(tmp_path: Path) -> None:
     assert scale_rows(rows, scale, "north").tolist() == [[1.0, 0.0], [0.5, 1.0]]
 
 
-def test_statistics_of_a_site_are_of_present_training_values(tmp_path: Path) -> None:
+def test_fit_scale_statistics_are_of_present_training_values(tmp_path: Path) -> None:
     columns = (
         {"name": "x", "scale": "site", "missing": {"impute": 100.0}},
         {"name": "y", "scale": "site"},
@@ -396,13 +396,13 @@ def test_statistics_of_a_site_are_of_present_training_values(tmp_path: Path) -> 
     assert scale_rows(rows, scale, "north")[:, :2].tolist() == [[-1.0, 0.0], [1.0, 0.0], [98.0, 1.0]]
 
 
-def test_values_far_from_zero_are_scaled_before_they_lose_digits(tmp_path: Path) -> None:
+def test_scale_rows_values_far_from_zero_keep_their_digits(tmp_path: Path) -> None:
     column = {"name": "x", "scale": [1e9, 1.0]}
     rows = read(save(tmp_path, "x,label\n1000000000.5,ill\n"), column).train.inputs
     assert scale_rows(rows, fit_scale(section(column), rows, where="north"), "north").tolist() == [[0.5]]
 
 
-def test_a_column_without_values_has_no_statistics(tmp_path: Path) -> None:
+def test_fit_scale_column_without_values_is_refused(tmp_path: Path) -> None:
     column = {"name": "x", "scale": "site", "missing": {"impute": 1.0}}
     rows = read(save(tmp_path, "x,label\n?,ill\n"), column).train.inputs
     with pytest.raises(DataError) as refused:
@@ -411,7 +411,7 @@ def test_a_column_without_values_has_no_statistics(tmp_path: Path) -> None:
     assert "'x'" in str(refused.value)
 
 
-def test_all_rows_left_out_are_refused(tmp_path: Path) -> None:
+def test_table_all_rows_left_out_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, "chol,label\n?,ill\n"), CHOL)
     assert str(tmp_path) in str(refused.value)
@@ -420,7 +420,7 @@ def test_all_rows_left_out_are_refused(tmp_path: Path) -> None:
 # Hashes of records
 
 
-def test_a_row_has_one_hash_whatever_its_label_and_the_agreed_columns(tmp_path: Path) -> None:
+def test_hash_rows_is_independent_of_label_and_agreed_columns(tmp_path: Path) -> None:
     one = save(tmp_path, "age;sex;label\n3;1;ill\n4;0;ill\n", "one.csv")
     two = save(tmp_path, "age,sex,label\n4,0,healthy\n 3,1,ill\n5,1,ill\n", "two.csv")
     mine = set(hash_training_records(f"table:{one}", data_root=None, agreed=section(AGE, SEX)))
@@ -436,7 +436,7 @@ def test_a_row_has_one_hash_whatever_its_label_and_the_agreed_columns(tmp_path: 
     assert mine < others
 
 
-def test_the_format_beside_a_table_is_that_of_a_site(tmp_path: Path) -> None:
+def test_format_beside_is_that_of_a_site(tmp_path: Path) -> None:
     path = save(tmp_path, "age;num\n3;1\n")
     save(tmp_path, '[table]\nlabel = "num"\nlabels = {1 = "ill"}\ntest = "t.csv"\n', "north.toml")
     beside = format_beside(path)

@@ -49,7 +49,7 @@ data = "table:north.csv"
 """
 
 
-def test_counts_ranges_and_missing_values_are_told_for_each_column(tmp_path: Path) -> None:
+def test_describe_table_has_counts_ranges_and_missing_values(tmp_path: Path) -> None:
     told = describe_table(
         parse_table(save(tmp_path, ROWS), section(AGE, SEX, CHOL, PAIN), written(), CLASSES)
     )
@@ -61,14 +61,14 @@ def test_counts_ranges_and_missing_values_are_told_for_each_column(tmp_path: Pat
     assert pain == "pain: 'none' 1, 'some' 0, 'much' 1, 1 missing"
 
 
-def test_a_constant_column_is_told(tmp_path: Path) -> None:
+def test_describe_table_constant_column_is_named(tmp_path: Path) -> None:
     told = describe_table(
         parse_table(save(tmp_path, "age,label\n7,ill\n7,ill\n"), section(AGE), written(), CLASSES)
     )
     assert told.endswith("age: always 7")
 
 
-def test_a_column_in_another_unit_is_refused_until_it_is_named(tmp_path: Path) -> None:
+def test_check_units_column_in_another_unit_is_refused_until_named(tmp_path: Path) -> None:
     """Cholesterol in mmol/l, where mg/dl is agreed."""
     path = save(tmp_path, "chol,label\n" + "5.1,ill\n4.8,healthy\n" * 5)
     agreed = section(CHOL | {"scale": [210.0, 40.0]})
@@ -80,7 +80,7 @@ def test_a_column_in_another_unit_is_refused_until_it_is_named(tmp_path: Path) -
     assert read_sources(f"table:{path}", data_root=None, agreed=agreed, classes=CLASSES, written=named)
 
 
-def test_a_test_table_in_another_unit_is_refused(tmp_path: Path) -> None:
+def test_check_units_test_table_in_another_unit_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "chol,label\n201,ill\n188,ill\n")
     test = save(tmp_path, "chol,label\n" + "5.1,ill\n" * 10, "test.csv")
     with pytest.raises(DataError) as refused:
@@ -94,7 +94,7 @@ def test_a_test_table_in_another_unit_is_refused(tmp_path: Path) -> None:
     assert str(test) in str(refused.value)
 
 
-def test_a_format_beside_the_table_that_a_site_would_not_read_is_named(tmp_path: Path) -> None:
+def test_read_sources_format_beside_the_table_of_a_site_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, "age,label\n40,ill\n")
     beside = save(tmp_path, "[table]\nmissing_in = {age = ['40']}\n", path.with_suffix(".toml").name)
     with pytest.raises(DataError) as refused:
@@ -105,7 +105,7 @@ def test_a_format_beside_the_table_that_a_site_would_not_read_is_named(tmp_path:
 @pytest.mark.parametrize(
     ("unit", "ok"), [("", True), ("missing_in = {age = ['40']}\n", True), ("decimal = ','\n", False)]
 )
-def test_the_check_reads_the_table_in_the_format_of_the_site(tmp_path: Path, unit: str, ok: bool) -> None:
+def test_check_site_reads_the_table_in_the_format_of_the_site(tmp_path: Path, unit: str, ok: bool) -> None:
     save(tmp_path, AGREEMENT, "agreement.toml")
     save(tmp_path, SITE + f"[table]\n{unit}", "site.toml")
     save(tmp_path, "age;chol;label\n40.5;200;ill\n39;?;ill\n41;0;healthy\n")
@@ -114,7 +114,7 @@ def test_the_check_reads_the_table_in_the_format_of_the_site(tmp_path: Path, uni
     assert ("chol: 0 to 200, mean 100, 1 missing" in findings["table"].detail) == ok
 
 
-def test_a_format_without_a_table_is_refused(tmp_path: Path) -> None:
+def test_load_site_format_without_a_table_is_refused(tmp_path: Path) -> None:
     save(tmp_path, AGREEMENT, "agreement.toml")
     site = SITE.replace("table:north.csv", "npz:north.npz") + '[table]\nlabel = "num"\n'
     with pytest.raises(ConfigError) as refused:
@@ -123,7 +123,7 @@ def test_a_format_without_a_table_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("features", [2, 3])
-def test_arrays_are_features_of_the_table_before_scaling(tmp_path: Path, features: int) -> None:
+def test_load_site_data_arrays_are_features_before_scaling(tmp_path: Path, features: int) -> None:
     agreement = load_agreement(save(tmp_path, AGREEMENT, "agreement.toml"))
     np.savez(tmp_path / "a.npz", x_train=np.full((2, features), 45.0), y_train=[0, 1])
     if features == 2:
@@ -135,7 +135,7 @@ def test_arrays_are_features_of_the_table_before_scaling(tmp_path: Path, feature
     assert "a.npz" in str(refused.value)
 
 
-def test_a_data_set_of_own_code_is_no_table(tmp_path: Path) -> None:
+def test_load_site_data_user_function_is_no_table(tmp_path: Path) -> None:
     agreement = load_agreement(save(tmp_path, AGREEMENT, "agreement.toml"))
     with pytest.raises(DataError) as refused:
         load_site_data("my_rows:build", None, agreement)

@@ -14,12 +14,14 @@ from tests.support.tables import AGE, CHOL, FOUR, SEX, features, read, refused_a
 @pytest.mark.parametrize("separator", [";", ",", "\t", "|"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("after", ["", "\n\n", "\n;;;\n"])
-def test_separator_and_line_ends_are_found(tmp_path: Path, separator: str, end: str, after: str) -> None:
+def test_table_text_separator_and_line_ends_are_found(
+    tmp_path: Path, separator: str, end: str, after: str
+) -> None:
     text = (FOUR + after).replace("\n", end).replace(";", separator)
     assert features(save(tmp_path, text), AGE, SEX, CHOL) == [[63.0, 1.0, 233.0], [57.0, 1.0, 0.0]]
 
 
-def test_blanks_separate_where_it_is_stated(tmp_path: Path) -> None:
+def test_table_text_blanks_separate_if_stated(tmp_path: Path) -> None:
     path = save(tmp_path, "70.0  1.0 ill\n 3.0 0.0  healthy\n")
     stated = {"separator": " ", "header": ["age", "sex", "label"]}
     assert features(path, AGE, SEX, **stated) == [[70.0, 1.0], [3.0, 0.0]]
@@ -36,20 +38,20 @@ def test_blanks_separate_where_it_is_stated(tmp_path: Path) -> None:
         ("utf-16-le", "utf-16"),
     ],
 )
-def test_encodings_are_read_where_they_are_stated(tmp_path: Path, encoding: str, stated: str) -> None:
+def test_table_text_stated_encodings_are_read(tmp_path: Path, encoding: str, stated: str) -> None:
     column = {"name": "Größe", "categories": ["groß", "klein"]}
     path = save(tmp_path, "Größe;label\ngroß;ill\nklein;ill\n".encode(encoding))
     assert features(path, column, encoding=stated) == [[1.0, 0.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
-def test_other_encodings_are_refused(tmp_path: Path, encoding: str) -> None:
+def test_table_text_other_encoding_is_refused(tmp_path: Path, encoding: str) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, "age;größe;label\n1;2;ill\n".encode(encoding)), AGE)
     assert str(tmp_path) in str(refused.value)
 
 
-def test_two_forms_of_one_text_are_one_text(tmp_path: Path) -> None:
+def test_table_text_two_unicode_forms_are_one_text(tmp_path: Path) -> None:
     column = {"name": "Gr\u00f6\u00dfe", "categories": ["gro\u00df", "m\u00e4\u00dfig"]}
     path = save(tmp_path, "Gro\u0308\u00dfe;label\nma\u0308\u00dfig;ill\n")
     assert features(path, column) == [[0.0, 1.0]]
@@ -67,7 +69,7 @@ def test_two_forms_of_one_text_are_one_text(tmp_path: Path) -> None:
         b"<?xml ",
     ],
 )
-def test_files_of_another_kind_are_refused(tmp_path: Path, start: bytes) -> None:
+def test_table_text_file_of_another_kind_is_refused(tmp_path: Path, start: bytes) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, start + b"age,label\n1,ill\n"), AGE)
     assert str(tmp_path) in str(refused.value)
@@ -85,7 +87,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path, start: bytes) -> None
         "Age;label\n1;ill\n",
     ],
 )
-def test_files_without_rows_or_columns_are_refused(tmp_path: Path, text: str) -> None:
+def test_table_text_file_without_rows_or_columns_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, text), AGE)
     assert str(tmp_path) in str(refused.value)
@@ -95,49 +97,49 @@ def test_files_without_rows_or_columns_are_refused(tmp_path: Path, text: str) ->
     ("row", "line"),
     [("1", 3), ("1;ill;", 3), (";1;ill", 3), ('"1;ill', 3), ('"1"2;ill', 3), ('1;"a\nb";ill', 3)],
 )
-def test_a_ragged_row_is_refused_by_its_line(tmp_path: Path, row: str, line: int) -> None:
+def test_table_text_ragged_row_is_refused_with_its_line(tmp_path: Path, row: str, line: int) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, f"age;label\n3;ill\n{row}\n4;ill\n"), AGE)
     assert f"line {line}" in str(refused.value)
 
 
-def test_quotes_that_join_two_rows_are_refused(tmp_path: Path) -> None:
+def test_table_text_quotes_that_join_two_rows_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path, 'age,note,x,label\n4,,1,ill\n5,"abc,2,ill\n6,y",3,healthy\n')
     with pytest.raises(DataError) as refused:
         read(path, AGE)
     assert f"{path}: line 3" in str(refused.value)
 
 
-def test_a_text_over_several_lines_is_one_value(tmp_path: Path) -> None:
+def test_table_text_value_over_several_lines_is_read(tmp_path: Path) -> None:
     path = save(tmp_path, 'age,note,label\n5,"abc\nfever, cough",ill\n6,"a\n\nb, c, d, e",ill\n')
     assert features(path, AGE) == [[5.0], [6.0]]
 
 
-def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
+def test_table_text_lines_are_those_of_the_file(tmp_path: Path) -> None:
     text = 'note;age;label\n"two\nlines";3;ill\n\n;;\nx;old;ill\n'
     refused_at(save(tmp_path, text), 6, "age", AGE)
 
 
-def test_other_columns_are_not_read(tmp_path: Path) -> None:
+def test_table_text_other_columns_are_not_read(tmp_path: Path) -> None:
     path = save(tmp_path, ';"free; text";age;;label\n1;"a ""quoted"" word";3;2020-01-01;ill\n')
     assert features(path, AGE) == [[3.0]]
 
 
-def test_the_separator_that_a_spreadsheet_announces_is_no_row(tmp_path: Path) -> None:
+def test_table_text_announced_separator_is_no_row(tmp_path: Path) -> None:
     assert features(save(tmp_path, "sep=;\r\nage;label\r\n3;ill\r\n"), AGE) == [[3.0]]
 
 
-def test_blanks_after_separators_do_not_count(tmp_path: Path) -> None:
+def test_table_text_blanks_after_separators_do_not_count(tmp_path: Path) -> None:
     assert features(save(tmp_path, 'age, sex, label\n3, "1", "ill"\n'), AGE, SEX) == [[3.0, 1.0]]
 
 
-def test_a_stated_header_names_the_columns(tmp_path: Path) -> None:
+def test_table_text_stated_header_names_the_columns(tmp_path: Path) -> None:
     path = save(tmp_path, "63,1,ill\n41,0,healthy\n")
     assert features(path, SEX, AGE, header=["age", "sex", "label"]) == [[1.0, 63.0], [0.0, 41.0]]
 
 
 @pytest.mark.parametrize("header", [None, ["age", "label"], ["age", "sex", "pain", "label"]])
-def test_rows_without_a_header_need_a_stated_one_of_their_length(
+def test_table_text_stated_header_of_another_length_is_refused(
     tmp_path: Path, header: list[str] | None
 ) -> None:
     with pytest.raises(DataError) as refused:
@@ -147,14 +149,14 @@ def test_rows_without_a_header_need_a_stated_one_of_their_length(
     assert str(tmp_path) in str(refused.value)
 
 
-def test_a_stated_header_that_the_file_has_too_is_refused(tmp_path: Path) -> None:
+def test_table_text_stated_header_beside_one_in_the_file_is_refused(tmp_path: Path) -> None:
     column = {"name": "name", "categories": ["name", "other"]}
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, "name,label\nother,ill\n"), column, header=["name", "label"])
     assert "header" in str(refused.value)
 
 
-def test_names_of_the_file_are_mapped_to_agreed_columns(tmp_path: Path) -> None:
+def test_table_text_names_are_mapped_to_agreed_columns(tmp_path: Path) -> None:
     path = save(tmp_path, "Alter (Jahre);Diagnose\n3;ill\n")
     assert features(path, AGE, names={"Alter (Jahre)": "age"}, label="Diagnose") == [[3.0]]
 
@@ -178,15 +180,13 @@ def test_names_of_the_file_are_mapped_to_agreed_columns(tmp_path: Path) -> None:
         {"test": "/none.csv"},
     ],
 )
-def test_a_format_that_does_not_fit_the_agreement_or_the_file_is_refused(
-    tmp_path: Path, settings_: dict[str, Any]
-) -> None:
+def test_table_format_that_does_not_fit_is_refused(tmp_path: Path, settings_: dict[str, Any]) -> None:
     path = save(tmp_path, "age;sex;label;gro\u00df\u00e4\n3;1;ill;ill\n")
     with pytest.raises(DataError):
         read(path, AGE, SEX, {"name": "gro\u00dfa\u0308", "categories": ["ill", "1"]}, **settings_)
 
 
-def test_a_name_over_two_lines_is_shown_in_one(tmp_path: Path) -> None:
+def test_table_text_name_over_two_lines_is_shown_in_one(tmp_path: Path) -> None:
     path = save(tmp_path, '"age\n(years)";label\n3;ill\n')
     with pytest.raises(DataError) as refused:
         read(path, AGE)
@@ -194,28 +194,28 @@ def test_a_name_over_two_lines_is_shown_in_one(tmp_path: Path) -> None:
     assert features(path, AGE, names={"age\n(years)": "age"}) == [[3.0]]
 
 
-def test_a_wide_table_is_read(tmp_path: Path) -> None:
+def test_table_text_wide_table_is_read(tmp_path: Path) -> None:
     names = [f"gene {number}" for number in range(3000)]
     path = save(tmp_path, ";".join([*names, "label"]) + "\n" + (";".join(["0.5"] * 3000) + ";ill\n") * 3)
     assert read(path, *({"name": name} for name in names)).train.inputs.shape == (3, 3000)
 
 
-def test_a_mapped_column_is_read_and_not_one_that_has_the_agreed_name(tmp_path: Path) -> None:
+def test_table_text_mapped_column_replaces_one_of_the_agreed_name(tmp_path: Path) -> None:
     path = save(tmp_path, "age;age_years;label\n600;50;ill\n")
     assert features(path, AGE, names={"age_years": "age"}) == [[50.0]]
 
 
-def test_a_value_that_is_not_read_may_be_long(tmp_path: Path) -> None:
+def test_table_text_long_value_that_is_not_read_is_accepted(tmp_path: Path) -> None:
     assert features(save(tmp_path, f"age,note,label\n5,{'x' * 140_000},ill\n"), AGE) == [[5.0]]
 
 
-def test_numbers_among_names_make_no_row_of_values(tmp_path: Path) -> None:
+def test_table_text_numbers_among_names_are_a_header(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, "eid,31,21003,label\n1,0,50,ill\n"), AGE)
     assert "header in [table]" not in str(refused.value)
 
 
-def test_rows_with_names_and_a_header_without_are_refused_as_a_whole(tmp_path: Path) -> None:
+def test_table_text_rows_of_one_more_value_than_the_header_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as refused:
         read(save(tmp_path, "age,sex,label\n1,5,1,ill\n2,6,0,ill\n"), AGE, SEX)
     assert str(tmp_path) in str(refused.value)

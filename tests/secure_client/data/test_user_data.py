@@ -89,7 +89,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_arrays_are_preprocessed(own: str) -> None:
+def test_user_data_arrays_are_preprocessed(own: str) -> None:
     data = load_site_data(f"{own}:arrays", None, agreement())
     inputs, labels = next(iter(DataLoader(data.train, batch_size=2)))
     assert inputs.shape == (2, 1, 4, 4)
@@ -98,7 +98,7 @@ def test_arrays_are_preprocessed(own: str) -> None:
     assert data.test is not None
 
 
-def test_a_torch_data_set_is_read_and_preprocessed_as_it_is_used(own: str) -> None:
+def test_user_data_dataset_is_preprocessed_as_it_is_used(own: str) -> None:
     data = load_site_data(f"{own}:lazy", None, agreement(), convert_channels=True)
     counting = importlib.import_module(own).Counting
     assert counting.reads == 0
@@ -111,36 +111,36 @@ def test_a_torch_data_set_is_read_and_preprocessed_as_it_is_used(own: str) -> No
     assert len(DataLoader(data.train, batch_size=2)) == 2
 
 
-def test_byte_images_are_scaled(own: str) -> None:
+def test_user_data_byte_images_are_scaled(own: str) -> None:
     data = load_site_data(f"{own}:bytes_", None, agreement())
     assert (data.train[0][0] == 1.0).all()
     assert data.test is None
 
 
-def test_read_only_arrays_and_features(own: str) -> None:
+def test_user_data_read_only_arrays_and_features_are_read(own: str) -> None:
     data = load_site_data(f"{own}:frozen", None, agreement(None))
     assert data.train[0][0].tolist() == [0.5, 0.5, 0.5]
 
 
-def test_an_array_that_the_sites_code_changes_later_stays_as_it_was_returned(own: str) -> None:
+def test_user_data_array_changed_later_stays_as_returned(own: str) -> None:
     data = load_site_data(f"{own}:reused", None, agreement(None))
     importlib.import_module(own).rows[:] = 7.0
     assert data.train[0][0].tolist() == [0.5, 0.5, 0.5]
 
 
-def test_the_function_gets_the_data_root(own: str) -> None:
+def test_user_data_function_gets_the_data_root(own: str) -> None:
     data = load_site_data(f"{own}:rooted", Path("/abc"), agreement(None))
     assert data.train[0][0].tolist() == [4.0, 4.0]
 
 
-def test_in_simulation_a_torch_data_set_is_read_through_once(own: str) -> None:
+def test_user_data_dataset_is_read_once_in_a_simulation(own: str) -> None:
     data = load_sources(f"{own}:lazy", data_root=None, agreed=AGREED, classes=("a", "b"))
     assert data.train.inputs.shape == (3, 4, 4, 1)
     np.testing.assert_allclose(data.train.inputs[:, 0, 0, 0], [0.0, 0.1, 0.2], atol=1e-6)
     assert importlib.import_module(own).Counting.reads == 4
 
 
-def test_in_simulation_samples_of_one_set_have_one_shape(own: str) -> None:
+def test_user_data_dataset_of_several_shapes_is_refused_in_a_simulation(own: str) -> None:
     with pytest.raises(DataError) as raised:
         load_sources(f"{own}:uneven", data_root=None, agreed=None, classes=None)
     assert f"{own}:uneven: sample 1: " in str(raised.value)
@@ -157,20 +157,20 @@ def test_in_simulation_samples_of_one_set_have_one_shape(own: str) -> None:
         ("pictures", "train: is list; return a torch Dataset"),
     ],
 )
-def test_invalid_return_values_of_a_data_function_are_refused(own: str, function: str, message: str) -> None:
+def test_user_data_invalid_return_value_is_refused(own: str, function: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"{own}:{function}.*{message}"):
         load_site_data(f"{own}:{function}", None, agreement())
 
 
 @pytest.mark.parametrize("function", ["outside", "nan", "unlabelled", "flat", "wide"])
-def test_a_bad_sample_is_named_when_it_is_read(own: str, function: str) -> None:
+def test_user_data_bad_sample_is_named_when_it_is_read(own: str, function: str) -> None:
     data = load_site_data(f"{own}:{function}", None, agreement())
     with pytest.raises(DataError) as raised:
         data.train[0]
     assert f"{own}:{function}: train: sample 0: " in str(raised.value)
 
 
-def test_a_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
+def test_user_data_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
     with pytest.raises(PluginError, match="does not accept the keyword arguments data_root="):
         load_site_data(f"{own}:no_arguments", None, agreement())
     with pytest.raises(PluginError, match="has no function 'absent'"):
@@ -178,14 +178,14 @@ def test_a_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["nps:data.npz", "nps:data", "foldr:images", "Folder:x-rays", "csv:a.csv"])
-def test_a_mistyped_form_of_file_is_no_module(spec: str) -> None:
+def test_user_data_mistyped_form_of_file_is_refused(spec: str) -> None:
     with pytest.raises(DataError) as refused:
         load_site_data(spec, None, agreement())
     assert repr(spec.partition(":")[0]) in str(refused.value)
     assert "known" in str(refused.value) or repr("npz" if spec[0] == "n" else "folder") in str(refused.value)
 
 
-def test_a_site_reads_its_own_file(tmp_path: Path) -> None:
+def test_user_data_function_in_a_file_of_the_site_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_train=np.zeros((2, 4, 4), np.uint8), y_train=[0, 1])
     data = load_site_data(f"npz:{tmp_path}/a.npz", None, agreement())
     assert (data.train[1][0] == -1.0).all()

@@ -82,7 +82,7 @@ def symptoms(*sites: list[SiteRound], method: Method = Method.FEDPC) -> list[Sym
     return [each.symptom for each in found]
 
 
-def test_a_loss_that_falls_has_no_symptom() -> None:
+def test_diagnose_loss_that_falls_has_no_symptom() -> None:
     assert symptoms(course(1.8, 1.2, 0.4, **GOOD)) == []
     assert symptoms(course(1.8, 1.2, 0.4, loss=30.0, **GOOD)) == []  # alignment, however large
 
@@ -98,14 +98,14 @@ def test_a_loss_that_falls_has_no_symptom() -> None:
         (0.99, 4.0, 5, []),  # low, beside labels with an entropy of 2
     ],
 )
-def test_alignment_drowns_a_loss_that_outweighs_a_cross_entropy_that_stays(
+def test_diagnose_alignment_that_outweighs_a_constant_cross_entropy_drowns(
     last: float, loss: float, rounds: int, expected: list[Symptom]
 ) -> None:
     first = 2.0 if last > 1.0 else 1.0
     assert symptoms(course(first, *[last] * (rounds - 1), loss=loss, **GOOD)) == expected
 
 
-def test_alignment_that_outweighed_once_has_drowned_classification() -> None:
+def test_diagnose_alignment_that_outweighed_once_drowns() -> None:
     """The features then collapse onto their targets, and the loss is small again."""
     rounds = course(2.0, 2.0, 1.9, 1.9, 1.9)
     assert symptoms(rounds) == [Symptom.NOT_FALLING]
@@ -123,14 +123,14 @@ def test_alignment_that_outweighed_once_has_drowned_classification() -> None:
         ((0.9, 0.9, 0.9), []),  # low from the start
     ],
 )
-def test_a_loss_does_not_fall_after_three_rounds(
+def test_diagnose_loss_that_stays_for_three_rounds_does_not_fall(
     cross_entropies: tuple[float, ...], expected: list[Symptom]
 ) -> None:
     assert symptoms(course(*cross_entropies, **GOOD)) == expected
     assert symptoms(course(*cross_entropies)) == expected  # without test samples
 
 
-def test_training_that_failed_in_the_last_round_comes_first() -> None:
+def test_diagnose_failed_training_comes_first() -> None:
     rounds = course(2.0, 2.0, 2.0, **CHANCE)
     failed = rounds[-1].model_copy(update={"trained": False})
     (found,) = diagnose(agreement_on(Method.FEDPC), Method.FEDPC, [rounds, [*rounds[:-1], failed]])
@@ -140,7 +140,7 @@ def test_training_that_failed_in_the_last_round_comes_first() -> None:
     assert symptoms([failed, *rounds]) == [Symptom.NOT_FALLING]  # it recovered
 
 
-def test_records_that_could_not_be_read_come_before_failed_training() -> None:
+def test_diagnose_unreadable_records_come_before_failed_training() -> None:
     rounds = course(2.0, 2.0, 2.0, **CHANCE)
     unread = rounds[-1].model_copy(update={"trained": False, "unreadable": True})
     (diagnosis,) = diagnose(agreement_on(Method.FEDPC), Method.FEDPC, [rounds, [*rounds[:-1], unread]])
@@ -148,13 +148,13 @@ def test_records_that_could_not_be_read_come_before_failed_training() -> None:
     assert "lr" not in diagnosis.remedy
 
 
-def test_a_loss_near_zero_is_never_high() -> None:
+def test_diagnose_loss_near_zero_has_no_symptom() -> None:
     """Sites of one class have a constant answer without error."""
     rounds = [each.model_copy(update={"loss_constant": 0.0}) for each in course(0.05, 0.05, 0.05, loss=1.0)]
     assert symptoms(rounds) == []
 
 
-def test_losses_are_means_over_the_sites() -> None:
+def test_diagnose_losses_are_means_over_the_sites() -> None:
     assert symptoms(course(2.0, 2.0, 2.0), course(2.0, 1.0, 0.2)) == []
     assert symptoms(course(2.0, 2.0, 2.0), course(2.0, 1.9, 1.9)) == [Symptom.NOT_FALLING]
 
@@ -169,7 +169,7 @@ def test_losses_are_means_over_the_sites() -> None:
         (0.3, 100, [Symptom.CHANCE]),
     ],
 )
-def test_an_accuracy_is_no_better_than_a_constant_answer_within_two_standard_errors(
+def test_diagnose_accuracy_within_two_standard_errors_is_at_chance(
     accuracy: float, samples: int, expected: list[Symptom]
 ) -> None:
     figures = {"accuracy_constant": 0.5, "test_samples": samples, "accuracy": accuracy}
@@ -179,7 +179,7 @@ def test_an_accuracy_is_no_better_than_a_constant_answer_within_two_standard_err
 
 @pytest.mark.parametrize(("constant", "samples"), [(1.0, 50), (0.97, 100), (0.9, 30)])
 @pytest.mark.parametrize("accuracy", [1.0, 0.1])
-def test_no_accuracy_counts_where_none_could_exceed_the_threshold(
+def test_diagnose_accuracy_that_could_not_exceed_the_threshold_has_no_symptom(
     constant: float, samples: int, accuracy: float
 ) -> None:
     figures = {"accuracy_constant": constant, "test_samples": samples, "accuracy": accuracy}
@@ -189,7 +189,7 @@ def test_no_accuracy_counts_where_none_could_exceed_the_threshold(
     )
 
 
-def test_an_accuracy_is_over_all_test_samples() -> None:
+def test_diagnose_accuracy_is_over_all_test_samples() -> None:
     large, small = CHANCE | {"test_samples": 900}, GOOD | {"accuracy": 1.0}
     assert (
         symptoms(course(1.0, 0.9, **small), course(1.0, 0.9, **large)) == []
@@ -198,20 +198,20 @@ def test_an_accuracy_is_over_all_test_samples() -> None:
     assert symptoms(course(1.0, 0.9, **small), larger) == [Symptom.CHANCE]
 
 
-def test_the_last_tested_round_counts() -> None:
+def test_diagnose_last_tested_round_counts() -> None:
     rounds = [training(1, 1.9, **CHANCE), training(2, 1.5, **GOOD), training(3, 1.0)]
     assert symptoms(rounds) == []
     assert symptoms([rounds[0], rounds[2]]) == [Symptom.CHANCE]
 
 
-def test_a_method_is_judged_by_its_own_inference() -> None:
+def test_diagnose_method_is_judged_by_its_own_inference() -> None:
     figures = CHANCE | {"accuracy_classifier": 0.9, "accuracy_prototype": 0.9}
     assert symptoms(course(1.0, 0.9, **figures)) == [Symptom.CHANCE]
     assert symptoms(course(1.0, 0.9, **figures | {"accuracy": 0.9})) == []
 
 
 @pytest.mark.parametrize(("shares", "expected"), [((0.0, 0.21), [Symptom.NORM_BOUND]), ((0.0, 0.19), [])])
-def test_norm_bounds_are_hit_by_a_tenth_of_the_prototypes(
+def test_diagnose_norm_bound_is_hit_from_a_tenth_of_the_prototypes(
     shares: tuple[float, ...], expected: list[Symptom]
 ) -> None:
     sites = [course(1.0, shortened=each) for each in shares]
@@ -223,11 +223,11 @@ def test_norm_bounds_are_hit_by_a_tenth_of_the_prototypes(
     )
 
 
-def test_prototypes_of_methods_without_alignment_do_not_count() -> None:
+def test_diagnose_norms_without_alignment_have_no_symptom() -> None:
     assert symptoms(course(1.0, shortened=1.0), method=Method.AVERAGE) == []
 
 
-def test_losses_do_not_count_with_noise() -> None:
+def test_diagnose_losses_under_privacy_have_no_symptom() -> None:
     """Exact losses could be published with a result."""
     private = agreement_on(Method.FEDPC, privacy=PrivacySection(clip=1.0, noise_multiplier=5.0))
     rounds = course(2.0, 2.0, 2.0, loss=9.0, **CHANCE)
@@ -236,7 +236,7 @@ def test_losses_do_not_count_with_noise() -> None:
     assert "cross entropy" not in found.text
 
 
-def test_the_remedy_with_noise_is_less_noise() -> None:
+def test_remedy_under_privacy_is_less_noise() -> None:
     """Longer training costs budget, and without losses nobody knows in which direction to change the rate."""
     frozen = PrivacySection(clip=1.0, noise_multiplier=5.0)
     private = PrivacySection(
@@ -265,7 +265,7 @@ def test_the_remedy_with_noise_is_less_noise() -> None:
         (Method.LOCAL, Extractor.TRAINED, False),
     ],
 )
-def test_less_noise_is_a_remedy_only_where_noise_reaches_the_predictions(
+def test_remedy_under_privacy_without_noise_in_predictions_is_another(
     method: Method, extractor: Extractor, lowers: bool
 ) -> None:
     privacy = PrivacySection(clip=1.0, noise_multiplier=5.0, extractor=extractor)
@@ -275,7 +275,7 @@ def test_less_noise_is_a_remedy_only_where_noise_reaches_the_predictions(
     assert ("lr" in re.findall(r"\w+", found)) == (extractor is Extractor.TRAINED)
 
 
-def test_a_frozen_extractor_makes_neither_alignment_nor_training_a_remedy() -> None:
+def test_remedy_for_frozen_features_is_other_features() -> None:
     agreement = agreement_on(Method.PFPL, training=short_training("small-cnn", frozen_extractor=True))
     drowned = course(2.0, 2.0, 2.0, loss=9.0)
     assert [each.symptom for each in diagnose(agreement, Method.PFPL, [drowned])] == [Symptom.NOT_FALLING]
@@ -284,14 +284,14 @@ def test_a_frozen_extractor_makes_neither_alignment_nor_training_a_remedy() -> N
     assert not re.search(r"lambda|lr|rounds|epochs", found)
 
 
-def test_older_logs_have_no_symptom() -> None:
+def test_diagnose_older_log_has_no_symptom() -> None:
     bare = training(1, 1.0).model_dump(exclude={"loss", "loss_classification", "loss_constant"})
     assert symptoms([SiteRound(**bare | {"accuracy": 0.1})]) == []
     assert symptoms([]) == symptoms() == []
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.values(), key=str), ids=str)
-def test_every_remedy_names_settings_of_the_agreement(method: Method) -> None:
+def test_remedy_names_settings_of_the_agreement(method: Method) -> None:
     agreement = agreement_on(Method.PFPL if method in CONTROLS else method)
     courses = (
         course(2.0, 2.0, 2.0, loss=9.0),
@@ -310,7 +310,7 @@ def test_every_remedy_names_settings_of_the_agreement(method: Method) -> None:
     assert "(now " not in tested
 
 
-def test_training_that_fits_is_not_prolonged() -> None:
+def test_remedy_for_training_that_fits_is_no_more_training() -> None:
     agreement = agreement_on(Method.FEDPC)
     low, high = (remedy(agreement, Method.FEDPC, course(2.0, last, **CHANCE)) for last in (0.99, 1.01))
     assert "training fits" in low
@@ -319,7 +319,7 @@ def test_training_that_fits_is_not_prolonged() -> None:
     assert "the control local" not in remedy(agreement, Method.LOCAL, course(2.0, 0.5, **CHANCE))
 
 
-def test_a_remedy_names_the_setting_and_its_value() -> None:
+def test_remedy_names_the_setting_and_its_value() -> None:
     agreement = agreement_on(Method.FEDPC, fedpc=FedpcSection(alignment=0.4, literal=True))
     (found,) = diagnose(agreement, Method.FEDPC, [course(2.0, 2.0, 2.0, loss=9.0)])
     assert "alignment (now 0.4) in [fedpc]" in found.remedy
@@ -337,7 +337,7 @@ def test_a_remedy_names_the_setting_and_its_value() -> None:
         ((9.0, 6.0, 5.0), "lower"),
     ],
 )
-def test_the_learning_rate_is_lowered_if_training_has_diverged(
+def test_remedy_for_diverged_training_is_a_lower_rate(
     cross_entropies: tuple[float, ...], change: str
 ) -> None:
     """Equal probabilities of ten classes have a cross entropy of ln 10 = 2.3."""
@@ -346,7 +346,7 @@ def test_the_learning_rate_is_lowered_if_training_has_diverged(
     assert f"{change} lr" in found.remedy
 
 
-def test_both_branches_of_feddbp_have_a_cross_entropy() -> None:
+def test_diagnose_feddbp_has_a_cross_entropy_for_each_branch() -> None:
     rounds, agreement = course(1.5, 1.5, 1.5), agreement_on(Method.FEDDBP)
     assert symptoms(rounds) == [Symptom.NOT_FALLING]
     for method in (Method.FEDDBP, Method.SELF):

@@ -65,13 +65,13 @@ def theirs(name: str) -> nn.Module:
     return network
 
 
-def test_the_names_are_those_that_a_configuration_may_give() -> None:
+def test_backbones_are_those_of_the_configuration() -> None:
     assert set(BACKBONES) == set(IMAGE_MODELS)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize("norm", Norm)
-def test_every_network_keeps_the_contract_with_one_d(name: str, norm: Norm) -> None:
+def test_backbone_outputs_have_the_agreed_dimension(name: str, norm: Norm) -> None:
     model = build(name, norm=norm)
     inputs = images(2)
     check_model(model, inputs, classes=CLASSES, dim=DIM)
@@ -83,7 +83,7 @@ def test_every_network_keeps_the_contract_with_one_d(name: str, norm: Norm) -> N
     assert not torch.allclose(features[0], features[1]), "it depends on the image"
 
 
-def test_an_mlp_takes_rows_of_a_table_and_trains_by_dp_sgd() -> None:
+def test_mlp_takes_rows_of_a_table_and_trains_by_dp_sgd() -> None:
     model = build("mlp", inputs=13)
     rows = torch.randn(6, 13, generator=torch.Generator().manual_seed(7))
     check_model(model, rows, classes=CLASSES, dim=DIM)
@@ -96,13 +96,13 @@ def test_an_mlp_takes_rows_of_a_table_and_trains_by_dp_sgd() -> None:
 
 @pytest.mark.parametrize("name", full_but((*BLOCKS, "resnet34"), "resnet10"))
 @pytest.mark.parametrize(("side", "channels"), [(4, 1), (8, 2), (28, 1), (70, 3)])
-def test_networks_take_small_and_large_images(name: str, side: int, channels: int) -> None:
+def test_backbone_takes_small_and_large_images(name: str, side: int, channels: int) -> None:
     model = build(name, image_size=side, channels=channels)
     check_model(model, images(2, channels, side), classes=CLASSES, dim=DIM)
 
 
 @pytest.mark.parametrize("name", full_but(PUBLISHED, "resnet18"))
-def test_large_images_get_torchvisions_network(name: str) -> None:
+def test_backbone_for_large_images_is_torchvisions(name: str) -> None:
     """All of it but the last layer, of 1000 classes, by the published size; and the same outputs to the last bit."""
     width, parameters = PUBLISHED[name]
     backbone = build(name, image_size=65, channels=3, dim=width).backbone.eval()
@@ -118,7 +118,7 @@ def test_large_images_get_torchvisions_network(name: str) -> None:
 
 @pytest.mark.parametrize(("side", "left"), [(32, 4), (64, 8), (96, 3)])
 @pytest.mark.parametrize("name", full_but(BLOCKS, "resnet10"))
-def test_small_images_are_shrunk_by_8_and_others_by_32(name: str, side: int, left: int) -> None:
+def test_backbone_shrinks_small_images_by_8_and_others_by_32(name: str, side: int, left: int) -> None:
     backbone = build(name, image_size=side, channels=3).backbone
     last = {"googlenet": "inception5b", "mobilenet-v2": "features"}.get(name, "layer4")
     seen: list[tuple[int, ...]] = []
@@ -141,25 +141,25 @@ def test_resnet10_has_a_block_in_each_stage() -> None:
 
 
 @pytest.mark.parametrize(("name", "width"), [("resnet10", 512), ("googlenet", 1024), ("mobilenet-v2", 1280)])
-def test_features_of_the_agreed_width_are_the_networks_own(name: str, width: int) -> None:
+def test_backbone_of_the_agreed_width_has_no_further_layer(name: str, width: int) -> None:
     assert not any(isinstance(each, nn.Linear) for each in build(name, dim=width).backbone.modules())
     assert any(isinstance(each, nn.Linear) for each in build(name, dim=width - 1).backbone.modules())
 
 
 @pytest.mark.parametrize("name", NORMALISED)
-def test_nothing_is_done_in_place_or_dropped(name: str) -> None:
+def test_backbone_does_nothing_in_place_and_drops_nothing(name: str) -> None:
     backbone = build(name).backbone
     assert not any(getattr(each, "inplace", False) for each in backbone.modules())
     assert not any(isinstance(each, nn.Dropout) and each.p > 0 for each in backbone.modules())
 
 
-def test_too_small_an_image_is_refused_by_googlenet() -> None:
+def test_googlenet_too_small_an_image_is_refused() -> None:
     with pytest.raises(ModelError, match="googlenet needs images of at least 4×4 pixels, not 3×3"):
         build("googlenet", image_size=3)
 
 
 @pytest.mark.parametrize("name", ["resnet10", "googlenet", "mobilenet-v2"])
-def test_the_same_seed_gives_the_same_weights(name: str) -> None:
+def test_backbone_same_seed_gives_the_same_weights(name: str) -> None:
     first = build(name).state_dict()
     torch.rand(7)
     second, other = build(name).state_dict(), build(name, seed=4).state_dict()
@@ -183,12 +183,12 @@ def test_the_same_seed_gives_the_same_weights(name: str) -> None:
         (1280, 32),
     ],
 )
-def test_groups_of_some_widths(channels: int, groups: int) -> None:
+def test_group_norm_groups_of_some_widths(channels: int, groups: int) -> None:
     """Groups are worked out by hand: the largest divisor up to 32 that leaves 4 channels or more in a group."""
     assert make_group_norm(channels).num_groups == groups
 
 
-def test_groups_of_any_width() -> None:
+def test_group_norm_groups_of_any_width() -> None:
     for channels in range(1, 2049):
         layer = make_group_norm(channels)  # torch refuses groups that do not divide
         assert layer.num_channels == channels
@@ -197,7 +197,7 @@ def test_groups_of_any_width() -> None:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_group_normalisation_keeps_nothing_of_a_batch(name: str) -> None:
+def test_group_norm_keeps_nothing_of_a_batch(name: str) -> None:
     """Opacus's validator looks for the same: no batch normalisation, no statistics that samples share."""
     model = build(name, norm=Norm.GROUP)
     assert not any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules())
@@ -218,7 +218,7 @@ def alone_and_together(norm: Norm, name: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["resnet10", "resnet50", "googlenet", "mobilenet-v2"])
-def test_group_normalisation_sees_one_sample_at_a_time(name: str) -> None:
+def test_group_norm_sees_one_sample_at_a_time(name: str) -> None:
     alone, together = alone_and_together(Norm.GROUP, name)
     torch.testing.assert_close(alone, together)
     assert together.std() > 0
@@ -243,7 +243,7 @@ def watched(network: nn.Module) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", full_but(BLOCKS, "resnet10"))
 @pytest.mark.parametrize("norm", Norm)
-def test_hooks_on_gradients_are_allowed(name: str, norm: Norm) -> None:
+def test_backbone_allows_hooks_on_gradients(name: str, norm: Norm) -> None:
     model = build(name, norm=norm)
     with watched(model):
         torch.autograd.backward(model(images(2).requires_grad_()).sum())
@@ -251,7 +251,7 @@ def test_hooks_on_gradients_are_allowed(name: str, norm: Norm) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "googlenet"])
-def test_torchvisions_own_networks_refuse_them(name: str) -> None:
+def test_torchvisions_own_network_refuses_hooks(name: str) -> None:
     network = theirs(name)
     with watched(network), pytest.raises(RuntimeError, match="modified inplace"):
         network(images(2, 3, 65).requires_grad_())
@@ -263,7 +263,7 @@ def loss_of(model: PrototypeModel, state: Mapping[str, Tensor], inputs: Tensor, 
 
 
 @pytest.mark.parametrize("name", full_but(("small-cnn", *BLOCKS), "small-cnn", "resnet10"))
-def test_gradients_of_single_samples_sum_to_the_batchs(name: str) -> None:
+def test_backbone_gradients_by_vmap_sum_to_the_batchs(name: str) -> None:
     model = build(name, norm=Norm.GROUP).double()
     inputs, labels = images(3).double(), torch.tensor([0, 1, 4])
     state = {key: each.detach() for key, each in model.named_parameters()}
@@ -280,7 +280,7 @@ def test_gradients_of_single_samples_sum_to_the_batchs(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "norm"), [("small-cnn", Norm.BATCH), ("fedpc-cnn", Norm.BATCH), ("resnet10", Norm.GROUP)]
 )
-def test_stacked_models_run_as_one(name: str, norm: Norm) -> None:
+def test_backbone_stacked_models_run_as_one(name: str, norm: Norm) -> None:
     """Features, logits and gradients of three sites' models on three sites' batches, as one by one."""
     models: list[nn.Module] = [build(name, seed=seed, norm=norm).double() for seed in range(3)]
     inputs, labels = images(6).double().reshape(3, 2, 1, 16, 16), torch.tensor([[0, 1], [2, 3], [4, 0]])
@@ -309,18 +309,18 @@ def build_with(name: str, norm: Norm) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_opacus_accepts_group_normalisation(name: str) -> None:
+def test_opacus_accepts_group_norm(name: str) -> None:
     assert ModuleValidator.validate(build_with(name, Norm.GROUP), strict=True) == []
 
 
 @pytest.mark.parametrize("name", NORMALISED)
-def test_opacus_refuses_batch_normalisation(name: str) -> None:
+def test_opacus_refuses_batch_norm(name: str) -> None:
     assert ModuleValidator.validate(build_with(name, Norm.BATCH), strict=False)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # images need no gradient
 @pytest.mark.parametrize("name", full_but(DIFFERENT_BLOCKS, *PLAIN, "resnet10"))
-def test_opacus_gradients_of_single_samples_sum_to_the_batchs(name: str) -> None:
+def test_opacus_gradients_sum_to_the_batchs(name: str) -> None:
     images, labels = torch.randn(3, 1, 16, 16), torch.tensor([0, 2, 1])
     plain = build_with(name, Norm.GROUP).train().double()
     hooked = GradSampleModule(build_with(name, Norm.GROUP).train().double(), loss_reduction="sum")

@@ -77,7 +77,7 @@ INPUTS = torch.arange(30.0).reshape(5, 6).sin()
 
 
 @pytest.mark.parametrize(("share", "decision"), [(True, True), (True, False), (False, True)])
-def test_outputs_are_the_branches_and_the_backbone_runs_once(share: bool, decision: bool) -> None:
+def test_dual_branch_outputs_run_the_backbone_once(share: bool, decision: bool) -> None:
     backbone, split = counting()
     classifier = split.classifier
     model = add_branches(split, DIM, seed=2, share=share, decision=decision)
@@ -104,7 +104,7 @@ def test_outputs_are_the_branches_and_the_backbone_runs_once(share: bool, decisi
             torch.testing.assert_close(given.decision_logits, classifier(z_d))
 
 
-def test_the_shared_branch_is_rectified_and_the_decision_branch_is_not() -> None:
+def test_dual_branch_only_the_shared_branch_is_rectified() -> None:
     given = compute_outputs(add_branches(counting()[1], DIM, seed=2), INPUTS)
     assert given.decision is not None
     assert (given.features >= 0).all()
@@ -112,7 +112,7 @@ def test_the_shared_branch_is_rectified_and_the_decision_branch_is_not() -> None
     assert (given.decision < 0).any()
 
 
-def test_other_models_have_no_decision_branch_whether_they_derive_from_the_contract_or_not() -> None:
+def test_other_models_have_no_decision_branch() -> None:
     own: Any = WithoutDeriving()
     for model in (counting()[1], own):
         given = compute_outputs(model, INPUTS)
@@ -123,7 +123,7 @@ def test_other_models_have_no_decision_branch_whether_they_derive_from_the_contr
         assert compute_outputs(branched, INPUTS).decision is not None
 
 
-def test_each_parameter_has_one_name() -> None:
+def test_dual_branch_each_parameter_has_one_name() -> None:
     """A state with two names for one tensor cannot be stored, and says a model is larger than it is."""
     model = add_branches(small(), DIM, seed=2)
     state = model.state_dict()
@@ -133,7 +133,7 @@ def test_each_parameter_has_one_name() -> None:
     assert sorted(heads) == ["classifier.bias", "classifier.weight"]
 
 
-def test_branches_follow_from_the_seed_alone_whatever_the_backbone() -> None:
+def test_add_branches_weights_follow_from_the_seed_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -145,7 +145,7 @@ def test_branches_follow_from_the_seed_alone_whatever_the_backbone() -> None:
     assert not any(torch.equal(first[name], other_seed[name]) for name in first)
 
 
-def test_a_classifier_that_is_no_module_is_refused() -> None:
+def test_dual_branch_classifier_that_is_no_module_is_refused() -> None:
     class Headless(PrototypeModel):
         def features(self, inputs: Tensor) -> Tensor:
             return inputs
@@ -157,7 +157,7 @@ def test_a_classifier_that_is_no_module_is_refused() -> None:
         DualBranch(Headless(), DIM)
 
 
-def test_a_model_without_branches_is_refused() -> None:
+def test_dual_branch_without_branches_is_refused() -> None:
     with pytest.raises(ValueError, match="or both"):
         DualBranch(counting()[1], DIM, share=False, decision=False)
 
@@ -193,7 +193,7 @@ def own_targets(site: Learner) -> Targets:
 
 
 @pytest.mark.parametrize("objective", [Objective(), Objective(share=False), Objective(decision=False)])
-def test_a_site_learns_to_read_digits(objective: Objective) -> None:
+def test_dual_branch_learns_to_read_digits(objective: Objective) -> None:
     """A site trains by cross entropy, and then towards its own prototypes, with both branches or either."""
     site = learner(objective, epochs=50, share=objective.share, decision=objective.decision)
     first = site.train(1, None)
@@ -208,7 +208,7 @@ def test_a_site_learns_to_read_digits(objective: Objective) -> None:
     assert evaluation.accuracy_prototype > 0.7
 
 
-def test_the_whole_round_at_a_site() -> None:
+def test_dual_branch_whole_round_is_that_of_the_equations() -> None:
     """Two sites: prototypes and scores, the mean over both, its fusion with the own, and training with it."""
     sites = [learner(Objective()), learner(Objective())]
     for site, seed in zip(sites, (1, 2), strict=True):
@@ -224,7 +224,7 @@ def test_the_whole_round_at_a_site() -> None:
     assert sites[0].train(2, Targets.of(rows, present)).alignment > 0.0
 
 
-def test_scores_are_those_of_a_loop_over_the_samples() -> None:
+def test_fisher_scores_are_those_of_a_loop() -> None:
     site = learner(Objective())
     site.train(1, None)
     found = site.scores()
@@ -281,7 +281,7 @@ def test_accuracy_by_clusters_is_that_of_the_nearest() -> None:
     assert evaluation.accuracy_prototype == right / len(TEST)
 
 
-def test_a_restarted_site_goes_on_as_if_nothing_had_been() -> None:
+def test_dual_branch_restarted_site_trains_as_one_that_was_not() -> None:
     steady, restarted = learner(Objective()), learner(Objective())
     steady.train(1, None)
     targets = own_targets(steady)

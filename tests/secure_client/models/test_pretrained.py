@@ -69,9 +69,7 @@ def small() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("by_torch", [False, True])
-def test_the_extractor_of_a_saved_model_is_taken_and_its_classifier_is_not(
-    tmp_path: Path, by_torch: bool
-) -> None:
+def test_load_pretrained_saved_model_gives_its_extractor_alone(tmp_path: Path, by_torch: bool) -> None:
     model, state = build(classes=7), small()
     before = model.state_dict()["classifier.weight"].clone()
     loaded = load_pretrained(model, *saved(tmp_path / "weights", state, by_torch=by_torch))
@@ -83,7 +81,7 @@ def test_the_extractor_of_a_saved_model_is_taken_and_its_classifier_is_not(
     assert torch.equal(after["classifier.weight"], before)
 
 
-def test_the_names_may_be_the_backbones_own(tmp_path: Path) -> None:
+def test_load_pretrained_names_of_the_backbone_are_read(tmp_path: Path) -> None:
     model, state = build(), small()
     bare = {name.removeprefix("backbone."): each for name, each in state.items() if "backbone" in name}
     load_pretrained(model, *saved(tmp_path / "weights", bare))
@@ -101,13 +99,13 @@ class Own(PrototypeModel):
         return self.body(inputs).relu()  # type: ignore[no-any-return]
 
 
-def test_a_sites_own_model_may_have_its_own_names(tmp_path: Path) -> None:
+def test_load_pretrained_names_of_a_sites_own_model_are_read(tmp_path: Path) -> None:
     model, state = Own(), trained(Own())
     assert load_pretrained(model, *saved(tmp_path / "weights", state)).taken == 2
     assert torch.equal(model.body.weight, state["body.weight"])
 
 
-def test_a_small_images_resnet_takes_all_but_the_stem_and_the_last_layer(
+def test_load_pretrained_small_images_resnet_keeps_its_stem_and_last_layer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, fresh, state = build("resnet10"), build("resnet10").state_dict(), photographs()
@@ -127,7 +125,7 @@ def test_a_small_images_resnet_takes_all_but_the_stem_and_the_last_layer(
         assert torch.equal(value, source), name
 
 
-def test_a_large_images_resnet_takes_the_stem_and_computes_what_torchvisions_does(tmp_path: Path) -> None:
+def test_load_pretrained_large_images_resnet_computes_as_torchvisions(tmp_path: Path) -> None:
     torch.manual_seed(5)
     network = resnet10().eval()
     model = build("resnet10", dim=512, image_size=96).eval()
@@ -150,7 +148,7 @@ def with_auxiliary_classifiers() -> nn.Module:
         ("mobilenet-v2", MobileNetV2, "backbone.features.0.0.weight", ("classifier.",)),
     ],
 )
-def test_other_networks_of_torchvision(
+def test_load_pretrained_other_networks_of_torchvision_are_read(
     tmp_path: Path, spec: str, network: Callable[[], nn.Module], stem: str, dropped: tuple[str, ...]
 ) -> None:
     model, state = build(spec, channels=1), trained(network())
@@ -162,7 +160,7 @@ def test_other_networks_of_torchvision(
         assert torch.equal(after[name], state[name.removeprefix("backbone.")]), name
 
 
-def test_half_precision_is_read_and_old_files_lack_a_counter(tmp_path: Path) -> None:
+def test_load_pretrained_half_precision_and_old_files_are_read(tmp_path: Path) -> None:
     state = {name: each.half() for name, each in photographs().items() if "num_batches" not in name}
     model = build("resnet10")
     load_pretrained(model, *saved(tmp_path / "weights", state))
@@ -171,7 +169,7 @@ def test_half_precision_is_read_and_old_files_lack_a_counter(tmp_path: Path) -> 
     assert torch.equal(given, state["layer4.0.conv2.weight"].float())
 
 
-def test_sites_begin_alike(tmp_path: Path) -> None:
+def test_load_pretrained_sites_begin_alike(tmp_path: Path) -> None:
     """Parts of the model that the file does not give follow from the seed."""
     path, sha256 = saved(tmp_path / "weights", photographs())
     first, second, other = build("resnet10"), build("resnet10"), build("resnet10", seed=4)
@@ -191,7 +189,7 @@ def refused(model: PrototypeModel, path: Path, sha256: str, message: str) -> Non
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
+def test_load_pretrained_other_hash_is_refused(tmp_path: Path) -> None:
     path, sha256 = saved(tmp_path / "weights", small())
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -201,7 +199,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     load_pretrained(build(), path, changed)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_load_pretrained_missing_file_is_refused(tmp_path: Path) -> None:
     refused(build(), tmp_path / "none", "0" * 64, r"none cannot be read \(No such file")
 
 
@@ -232,23 +230,23 @@ def one(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], dict[str, Ten
         (lambda _: {}, "lacks .* and 1 more"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_by_name(
+def test_load_pretrained_weights_that_do_not_fit_are_refused_by_name(
     tmp_path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str
 ) -> None:
     refused(build(), *saved(tmp_path / "weights", change(small())), message)
 
 
-def test_another_depth_is_refused(tmp_path: Path) -> None:
+def test_load_pretrained_other_depth_is_refused(tmp_path: Path) -> None:
     state = trained(ResNet(BasicBlock, [2, 1, 1, 1]))
     refused(build("resnet10"), *saved(tmp_path / "weights", state), "has backbone.layer1.1.bn1.bias, .*more")
 
 
-def test_only_the_stem_may_have_another_shape(tmp_path: Path) -> None:
+def test_load_pretrained_other_shape_than_the_stems_is_refused(tmp_path: Path) -> None:
     state = photographs() | {"layer1.0.conv1.weight": torch.ones(64, 64, 1, 1)}
     refused(build("resnet10"), *saved(tmp_path / "weights", state), "layer1.0.conv1.weight is")
 
 
-def test_statistics_of_batches_have_no_place_in_group_normalisation(tmp_path: Path) -> None:
+def test_load_pretrained_batch_statistics_for_group_norm_are_refused(tmp_path: Path) -> None:
     path, sha256 = saved(tmp_path / "weights", photographs())
     refused(
         build("resnet10", norm=Norm.GROUP), path, sha256, "bn1.num_batches.*agree on the model and the norm"
@@ -279,7 +277,7 @@ def contents(tmp_path: Path) -> dict[str, object]:
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor")  # torch's own, on how long it takes
 @pytest.mark.parametrize("kind", ["code", "module", "nested", "list", "numbered", "sparse"])
-def test_anything_but_plain_weights_is_refused_and_not_run(tmp_path: Path, kind: str) -> None:
+def test_load_pretrained_anything_but_weights_is_refused_unrun(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "weights"
     torch.save(contents(tmp_path)[kind], path)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -287,7 +285,7 @@ def test_anything_but_plain_weights_is_refused_and_not_run(tmp_path: Path, kind:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_the_trap_springs_where_care_is_not_taken(tmp_path: Path) -> None:
+def test_load_pretrained_trap_springs_in_an_unsafe_reader(tmp_path: Path) -> None:
     held = io.BytesIO()
     torch.save(Trap(tmp_path / "sprung"), held)
     held.seek(0)
@@ -297,7 +295,7 @@ def test_the_trap_springs_where_care_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_torch", [False, True])
 @pytest.mark.parametrize("kept", [0, 4, 30, 5000])
-def test_a_damaged_file_is_refused(tmp_path: Path, by_torch: bool, kept: int) -> None:
+def test_load_pretrained_damaged_file_is_refused(tmp_path: Path, by_torch: bool, kept: int) -> None:
     path, _ = saved(tmp_path / "weights", small(), by_torch=by_torch)
     path.write_bytes(path.read_bytes()[:kept])
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -325,7 +323,7 @@ def first_layer(model: nn.Module) -> Tensor:
     return next(model.parameters()).detach()
 
 
-def test_a_site_begins_from_the_agreed_file(weights: Path) -> None:
+def test_site_with_the_agreed_file_begins_from_it(weights: Path) -> None:
     agreed = agreement(weights)
     data = small_data(agreed)["clinic-a"]
     learner = build_learner(agreed, "clinic-a", data, model=SMALL, device="cpu", pretrained=weights)
@@ -336,7 +334,7 @@ def test_a_site_begins_from_the_agreed_file(weights: Path) -> None:
     assert torch.equal(begun["classifier.weight"], from_seed.state_dict()["classifier.weight"])
 
 
-def test_a_site_without_the_agreed_file_does_not_begin(weights: Path, tmp_path: Path) -> None:
+def test_site_without_the_agreed_file_does_not_begin(weights: Path, tmp_path: Path) -> None:
     agreed = agreement(weights)
     with pytest.raises(
         ModelError, match=f"set pretrained to the file of SHA-256 {agreed.training.pretrained_sha256}"
@@ -348,12 +346,12 @@ def test_a_site_without_the_agreed_file_does_not_begin(weights: Path, tmp_path: 
         build_initial_model(agreed, SMALL, another)
 
 
-def test_a_file_that_nobody_agreed_on_is_refused(weights: Path) -> None:
+def test_site_with_a_file_that_is_not_agreed_is_refused(weights: Path) -> None:
     with pytest.raises(ModelError, match="pretrained is set, but small-cnn begins from the seed"):
         build_initial_model(agreement(None), SMALL, weights)
 
 
-def test_a_site_with_a_model_of_its_own_begins_from_the_seed(weights: Path) -> None:
+def test_site_with_its_own_model_begins_from_the_seed(weights: Path) -> None:
     agreed, own = agreement(weights), "resnet10"
     with pytest.raises(ModelError, match="but resnet10 begins from the seed"):
         build_initial_model(agreed, own, weights)
@@ -361,13 +359,13 @@ def test_a_site_with_a_model_of_its_own_begins_from_the_seed(weights: Path) -> N
     assert torch.equal(first_layer(begun), first_layer(from_seed))
 
 
-def test_a_trained_model_is_read_without_the_file(weights: Path) -> None:
+def test_trained_model_is_read_without_the_pretrained_file(weights: Path) -> None:
     """The ``predict`` command builds the model without the file before it loads the saved state."""
     model = build_agreed_model(agreement(weights), SMALL)
     assert torch.equal(first_layer(model), first_layer(build_agreed_model(agreement(None), SMALL)))
 
 
-def test_the_backbone_under_two_branches_is_the_files(weights: Path) -> None:
+def test_dual_branch_backbone_is_the_pretrained_files(weights: Path) -> None:
     agreed = agreement(weights, method=Method.FEDDBP, feddbp=FeddbpSection())
     given = safetensors.torch.load_file(weights)["backbone.0.weight"]
     states = [build_initial_model(agreed, SMALL, weights).state_dict() for _ in range(2)]
@@ -375,7 +373,7 @@ def test_the_backbone_under_two_branches_is_the_files(weights: Path) -> None:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_the_agreed_norm_is_the_models() -> None:
+def test_agreed_norm_is_the_models() -> None:
     for norm, kind in ((Norm.BATCH, nn.BatchNorm2d), (Norm.GROUP, nn.GroupNorm)):
         model = build_agreed_model(agreement(None, training={"norm": norm}), "resnet10")
         layers = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d | nn.GroupNorm)]
@@ -383,13 +381,13 @@ def test_the_agreed_norm_is_the_models() -> None:
         assert all(isinstance(each, kind) for each in layers)
 
 
-def test_group_normalisation_trains_on_single_samples() -> None:
+def test_group_norm_trains_on_single_samples() -> None:
     agreed = agreement(None, training={"norm": Norm.GROUP, "batch_size": 1, "lr": 1e-4})
     learner = build_learner(agreed, "a", small_data(agreed)["clinic-c"], model="resnet10", device="cpu")
     assert np.isfinite(learner.train(1, None).total)
 
 
-def test_norm_and_file_are_part_of_what_is_agreed(weights: Path) -> None:
+def test_agreement_hash_depends_on_norm_and_file(weights: Path) -> None:
     agreed = (agreement(None), agreement(weights), agreement(None, training={"norm": Norm.GROUP}))
     assert len({each.hash() for each in agreed}) == 3
     for each in agreed:
@@ -397,12 +395,12 @@ def test_norm_and_file_are_part_of_what_is_agreed(weights: Path) -> None:
 
 
 @pytest.mark.parametrize("sha256", ["", "0" * 63, "0" * 65, "G" * 64, "A" * 64])
-def test_a_bad_sha256_is_refused(sha256: str) -> None:
+def test_agreement_bad_sha256_is_refused(sha256: str) -> None:
     with pytest.raises(ValidationError, match="pretrained_sha256"):
         TrainingSection(pretrained_sha256=sha256)
 
 
-def test_simulated_sites_and_controls_begin_from_the_file(weights: Path, tmp_path: Path) -> None:
+def test_simulation_sites_and_controls_begin_from_the_file(weights: Path, tmp_path: Path) -> None:
     """Each site still has the file's first layer at the end, since the steps are next to nothing."""
     agreed = agreement(weights, rounds=1, training={"lr": 1e-30, "momentum": 0.0})
     data = small_data(agreed)
@@ -417,6 +415,6 @@ def test_simulated_sites_and_controls_begin_from_the_file(weights: Path, tmp_pat
         run_control(agreed, Method.LOCAL, data)
 
 
-def test_a_simulations_file_is_taken_from_its_folder(tmp_path: Path) -> None:
+def test_simulation_file_is_taken_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('pretrained = "weights.safetensors"\n')
     assert load_simulation(tmp_path / "run.toml", {}).pretrained == tmp_path / "weights.safetensors"

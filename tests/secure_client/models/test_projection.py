@@ -56,14 +56,14 @@ def projected(seed: int = 1) -> Projected:
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32))
 @settings(max_examples=25)
-def test_rows_are_orthogonal_and_keep_squared_norms_on_average(dim: int, more: int, seed: int) -> None:
+def test_projection_rows_are_orthogonal_and_keep_norms_on_average(dim: int, more: int, seed: int) -> None:
     wide = dim + more
     rows = make_projection(wide, dim, seed)
     assert rows.shape == (dim, wide)
     np.testing.assert_allclose(rows @ rows.T, wide / dim * np.eye(dim), atol=1e-10)
 
 
-def test_directions_are_uniform() -> None:
+def test_projection_directions_are_uniform() -> None:
     """Over seeds, squared lengths have mean 1 and variance 2(D − d)/(d(D + 2)), those of d of D coordinates."""
     vector = np.eye(FROM)[3]
     lengths = np.array([np.square(make_projection(FROM, DIM, seed) @ vector).sum() for seed in range(2000)])
@@ -84,7 +84,7 @@ def test_projection_matrix_is_frozen() -> None:
     torch.testing.assert_close(projected().projection.matrix, projected().projection.matrix, rtol=0, atol=0)
 
 
-def test_features_are_projected_and_the_classifier_takes_them_as_they_are() -> None:
+def test_projected_model_classifier_takes_unprojected_features() -> None:
     torch.manual_seed(0)
     plain, model, images = small().eval(), projected().eval(), torch.randn(5, 1, 8, 8)
     embedded = plain.features(images)
@@ -97,7 +97,7 @@ def test_features_are_projected_and_the_classifier_takes_them_as_they_are() -> N
     check_model(model, images, classes=CLASSES, dim=DIM)
 
 
-def test_projection_is_in_no_state_no_parameters_and_no_average() -> None:
+def test_projection_is_in_no_state_and_no_average() -> None:
     model, plain = projected(), small()
     assert len(list(model.parameters())) == len(list(plain.parameters()))
     assert not any("projection" in name for name in model.state_dict())
@@ -107,7 +107,7 @@ def test_projection_is_in_no_state_no_parameters_and_no_average() -> None:
     again.load_state_dict(model.state_dict())
 
 
-def test_training_does_not_change_the_projection() -> None:
+def test_projection_stays_in_training() -> None:
     model = projected()
     before = model.projection.matrix.clone()
     run_job(job(model))
@@ -115,7 +115,7 @@ def test_training_does_not_change_the_projection() -> None:
     assert not model.projection.matrix.requires_grad
 
 
-def test_sites_that_train_as_one_program_come_to_the_same() -> None:
+def test_projected_models_stacked_train_as_one_by_one() -> None:
     jobs, alone = ([in_float64(job(projected())) for _ in range(3)] for _ in range(2))
     losses = run_together(jobs, Batching.ALWAYS, at_once=3)
     for one, each, loss in zip(alone, jobs, losses, strict=True):
@@ -133,13 +133,13 @@ def in_float64(given: Job) -> Job:
     return replace(given, model=given.model.double(), source=source, guide=guide)
 
 
-def test_models_with_different_projections_are_not_stacked() -> None:
+def test_projected_models_of_different_seeds_are_not_stacked() -> None:
     assert signature(projected()) == signature(projected())
     assert signature(projected(seed=2)) != signature(projected())
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # images need no gradient
-def test_opacus_accepts_a_projection_and_single_gradients_add_up() -> None:
+def test_projected_model_opacus_gradients_add_up() -> None:
     model = project(
         build_model(
             "small-cnn", classes=CLASSES, dim=FROM, channels=1, image_size=8, seed=0, norm=Norm.GROUP
@@ -170,7 +170,7 @@ def test_opacus_accepts_a_projection_and_single_gradients_add_up() -> None:
             torch.testing.assert_close(parameter.grad_sample[at], gradients[place])
 
 
-def test_a_classifier_that_is_no_module_is_refused() -> None:
+def test_projected_model_classifier_that_is_no_module_is_refused() -> None:
     model = small()
     del model.classifier
     model.classifier = lambda features: features  # type: ignore[assignment]  # a site's own may be anything
@@ -181,7 +181,7 @@ def test_a_classifier_that_is_no_module_is_refused() -> None:
 # As agreed
 
 
-def test_the_agreed_model_has_the_features_and_the_prototypes_of_the_agreement() -> None:
+def test_agreed_projection_gives_the_agreed_features() -> None:
     model = build_agreed_model(agreed(project_from=FROM), "small-cnn")
     assert isinstance(model, Projected)
     assert model.features(torch.zeros(2, 1, 8, 8)).shape == (2, 8)
@@ -190,14 +190,14 @@ def test_the_agreed_model_has_the_features_and_the_prototypes_of_the_agreement()
     assert not isinstance(build_agreed_model(agreed(), "small-cnn"), Projected)
 
 
-def test_projection_is_part_of_the_agreements_text_and_hash() -> None:
+def test_agreement_hash_depends_on_the_projection() -> None:
     assert '"project_from":null' in agreed().to_json()
     assert '"project_from":24' in agreed(project_from=FROM).to_json()
     assert agreed(project_from=FROM).hash() != agreed().hash()
 
 
 @pytest.mark.parametrize("features", [4, 8])
-def test_fewer_features_than_prototypes_have_are_refused(features: int) -> None:
+def test_agreement_projection_from_fewer_features_is_refused(features: int) -> None:
     with pytest.raises(ValueError, match=r"project_from = \d are the|project_from = \d in"):
         agreed(project_from=features).check_served(Method.PFPL)
     agreed(project_from=9).check_served(Method.PFPL)

@@ -81,7 +81,7 @@ def build(spec: str, **changes: Any) -> PrototypeModel:
         ("scatternet", 24, 3, 11),
     ],
 )
-def test_built_in_models_keep_the_contract(spec: str, dim: int, channels: int, size: int) -> None:
+def test_build_model_built_in_keeps_the_contract(spec: str, dim: int, channels: int, size: int) -> None:
     model = build(spec, dim=dim, channels=channels, image_size=size).eval()
     inputs = torch.randn(3, channels, size, size)
     check_model(model, inputs, classes=5, dim=dim)
@@ -94,7 +94,7 @@ def test_built_in_models_keep_the_contract(spec: str, dim: int, channels: int, s
 
 
 @pytest.mark.parametrize("spec", ["resnet18", "fedpc-cnn", "small-cnn"])
-def test_nothing_is_done_in_place(spec: str) -> None:
+def test_build_model_built_in_does_nothing_in_place(spec: str) -> None:
     """Per-sample gradients need every activation as it was."""
     found = [m.inplace for m in build(spec, image_size=16).modules() if isinstance(m, nn.ReLU)]
     assert found
@@ -104,7 +104,7 @@ def test_nothing_is_done_in_place(spec: str) -> None:
 @pytest.mark.parametrize(
     ("channels", "size", "flat", "extractor"), [(3, 32, 1600, 796_032), (1, 28, 1024, 571_648)]
 )
-def test_the_fedpc_network_is_the_papers(channels: int, size: int, flat: int, extractor: int) -> None:
+def test_build_model_fedpc_network_is_the_papers(channels: int, size: int, flat: int, extractor: int) -> None:
     """Two convolutions of 5×5 with 64 channels, then flat → 384 → 192 → K, counted by hand."""
     model = build("fedpc-cnn", dim=192, channels=channels, image_size=size, classes=10)
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
@@ -121,7 +121,7 @@ def test_the_fedpc_network_is_the_papers(channels: int, size: int, flat: int, ex
 
 
 @pytest.mark.parametrize("spec", ["small-cnn", "resnet18", "fedpc-cnn"])
-def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before(spec: str) -> None:
+def test_build_model_same_seed_gives_the_same_model(spec: str) -> None:
     first = build(spec, image_size=16).state_dict()
     torch.rand(7)
     second, other = (build(spec, image_size=16, seed=seed).state_dict() for seed in (3, 4))
@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before(spec: str)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_building_leaves_the_generator_alone() -> None:
+def test_build_model_leaves_the_generator_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -138,7 +138,7 @@ def test_building_leaves_the_generator_alone() -> None:
 
 
 @pytest.mark.parametrize("function", ["whole", "halves"])
-def test_a_sites_own_model(own_models: str, function: str) -> None:
+def test_build_model_sites_own_model_is_adopted(own_models: str, function: str) -> None:
     model = build(f"{own_models}:{function}")
     check_model(model, torch.randn(2, 6), classes=5, dim=16)
     again = build(f"{own_models}:{function}")
@@ -156,7 +156,7 @@ def test_a_sites_own_model(own_models: str, function: str) -> None:
         ("broken", PluginError, "the weights file is missing"),
     ],
 )
-def test_a_bad_model_is_an_error_that_names_the_function(
+def test_build_model_bad_model_names_the_function(
     own_models: str, function: str, error: type[Exception], named: str
 ) -> None:
     with pytest.raises(error) as raised:
@@ -179,14 +179,14 @@ def test_a_bad_model_is_an_error_that_names_the_function(
         ("own_models_that_fail:build", PluginError, "No module named 'a_module_nobody_has'"),
     ],
 )
-def test_a_bad_spec_is_an_error(own_models: str, spec: str, error: type[Exception], message: str) -> None:
+def test_build_model_bad_spec_is_refused(
+    own_models: str, spec: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         build(spec)
 
 
-def test_a_file_in_the_working_directory_never_replaces_an_installed_module(
-    own_models: str, tmp_path: Path
-) -> None:
+def test_load_function_file_here_replaces_no_installed_module(own_models: str, tmp_path: Path) -> None:
     (tmp_path / "colorsys.py").write_text("def rgb_to_hsv(num_classes, dim): raise SystemExit")
     with pytest.raises(PluginError, match="does not accept"):
         build("colorsys:rgb_to_hsv")
@@ -195,7 +195,7 @@ def test_a_file_in_the_working_directory_never_replaces_an_installed_module(
 @pytest.mark.parametrize(
     ("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16), ("tanh-cnn", 16), ("scatternet", 8)]
 )
-def test_too_small_an_image_is_refused(spec: str, least: int) -> None:
+def test_build_model_too_small_an_image_is_refused(spec: str, least: int) -> None:
     with pytest.raises(ModelError, match=f"at least {least}×{least} pixels, not {least - 1}×{least - 1}"):
         build(spec, image_size=least - 1)
     build(spec, image_size=least)
@@ -225,14 +225,16 @@ class Wrong(nn.Module):
         (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 5), "features(x)"),
     ],
 )
-def test_outputs_of_another_shape_are_refused(features: Tensor, logits: object, named: str) -> None:
+def test_check_model_outputs_of_another_shape_are_refused(
+    features: Tensor, logits: object, named: str
+) -> None:
     wrong: Any = Wrong(features, logits)
     with pytest.raises(ModelError) as raised:
         check_model(wrong, torch.zeros(2, 1), classes=5, dim=4)
     assert named in str(raised.value)
 
 
-def test_a_model_for_other_inputs_is_refused_and_keeps_its_mode() -> None:
+def test_check_model_other_inputs_are_refused_and_the_mode_stays() -> None:
     model = build("small-cnn").train()
     with pytest.raises(ModelError) as raised:
         check_model(model, torch.zeros(2, 3, 8, 8), classes=5, dim=16)

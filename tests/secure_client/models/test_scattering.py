@@ -113,7 +113,7 @@ def off_by(side: int = 16) -> float:
     return float((found - torch.tensor(KYMATIO) / 1e5 * 3.1415 / math.pi).abs().max())
 
 
-def test_coefficients_are_those_of_kymatio() -> None:
+def test_scattering_coefficients_are_those_of_kymatio() -> None:
     assert len(KYMATIO) == PATHS
     assert off_by() < NEAR
 
@@ -121,21 +121,21 @@ def test_coefficients_are_those_of_kymatio() -> None:
 @pytest.mark.parametrize(
     ("name", "other"), [("_WIDTH", 0.81), ("_FREQUENCY", 0.74 * math.pi), ("_SLANT", 0.48), ("_SLANT", 2.0)]
 )
-def test_the_comparison_detects_other_wavelets(
+def test_scattering_comparison_detects_other_wavelets(
     name: str, other: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scattering, name, other)
     assert off_by() > 2 * NEAR
 
 
-def test_wavelets_do_not_see_a_constant() -> None:
+def test_scattering_wavelets_do_not_see_a_constant() -> None:
     constant = Scattering(12)(torch.full((1, 1, 12, 12), 0.7))[0]
     torch.testing.assert_close(constant[0], torch.full((3, 3), 0.7), rtol=0, atol=1e-5)
     assert float(constant[1:].abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("side", [8, 13, 28, 30])
-def test_coefficients_of_an_image_and_channel_depend_on_no_other(side: int) -> None:
+def test_scattering_coefficients_depend_on_no_other_image_or_channel(side: int) -> None:
     images = torch.rand(3, 2, side, side, generator=torch.Generator().manual_seed(1))
     layer = Scattering(side)
     found = layer(images)
@@ -147,7 +147,7 @@ def test_coefficients_of_an_image_and_channel_depend_on_no_other(side: int) -> N
 
 @pytest.mark.parametrize("side", [24, 30])
 @pytest.mark.parametrize("path", [0, 1, SCALES * ORIENTATIONS, PATHS - 1])
-def test_coefficients_are_of_their_place(side: int, path: int) -> None:
+def test_scattering_coefficients_are_of_their_place(side: int, path: int) -> None:
     """Each coefficient, of the average, of fine and coarse wavelets and of pairs, shows the place of a dot."""
     image = torch.zeros(1, 1, side, side)
     image[..., 3 * FACTOR, 2 * FACTOR] = 1.0

@@ -211,7 +211,7 @@ def refused(site: SiteConfig, built: Built) -> tuple[SiteError, str]:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_an_unsuitable_model_is_refused_in_one_line_at_check_and_start(kind: str, site: SiteConfig) -> None:
+def test_model_unsuitable_is_refused_in_one_line_at_check_and_start(kind: str, site: SiteConfig) -> None:
     built, named = REFUSED[kind]
     if kind == "a copy that fails":
         site = copying(site)
@@ -229,9 +229,7 @@ def copying(site: SiteConfig) -> SiteConfig:
 
 
 @pytest.mark.parametrize("kind", RAISED)
-def test_a_model_function_that_raises_is_refused_in_one_line_at_check_and_start(
-    kind: str, site: SiteConfig
-) -> None:
+def test_model_function_that_raises_is_refused_at_check_and_start(kind: str, site: SiteConfig) -> None:
     error, detail = refused(site, RAISED[kind])
     assert type(error) is PluginError
     assert f"{__name__}:build" in str(error)
@@ -251,7 +249,7 @@ SUITABLE: dict[str, Built] = {
 
 
 @pytest.mark.parametrize("kind", SUITABLE)
-def test_a_suitable_model_is_accepted_and_left_as_it_was(kind: str, site: SiteConfig) -> None:
+def test_model_suitable_is_accepted_and_left_as_it_was(kind: str, site: SiteConfig) -> None:
     chosen[:] = [SUITABLE[kind]]
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -262,14 +260,14 @@ def test_a_suitable_model_is_accepted_and_left_as_it_was(kind: str, site: SiteCo
     assert not any(counters)
 
 
-def test_a_frozen_extractor_needs_a_classifier_that_trains(site: SiteConfig) -> None:
+def test_model_frozen_extractor_needs_a_classifier_that_trains(site: SiteConfig) -> None:
     chosen[:] = [lambda: (halves()[0], halves()[1].requires_grad_(False))]
     with pytest.raises(ModelError):
         start(copying(site))
     start(site)
 
 
-def test_a_model_that_each_call_draws_anew_fails_the_check(site: SiteConfig) -> None:
+def test_model_that_each_call_draws_anew_fails_the_check(site: SiteConfig) -> None:
     calls = iter(range(100))
     chosen[:] = [lambda: with_weight(next(calls))]
     failed = [each for each in check_site(site, lambda: b"") if not each.ok]
@@ -292,7 +290,7 @@ def raising(_: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("change", [raising, lambda features: features * float("nan")])
-def test_check_names_the_records_that_count_as_zeros(
+def test_check_site_names_the_records_that_count_as_zeros(
     change: Callable[[Tensor], Tensor], site: SiteConfig, tmp_path: Path
 ) -> None:
     inputs = np.random.default_rng(0).normal(size=(30, FEATURES)).astype(np.float32)
@@ -306,20 +304,20 @@ def test_check_names_the_records_that_count_as_zeros(
     assert "\n" not in finding.detail
 
 
-def test_a_model_whose_features_are_finite_for_one_record_starts(site: SiteConfig) -> None:
+def test_model_with_finite_features_of_one_record_starts(site: SiteConfig) -> None:
     calls = iter(range(100))
     chosen[:] = [lambda: changed(lambda m, x, f: f(x) if next(calls) > 1 else f(x) * float("nan"))]
     start(site)  # the model check is the first call, and the first record's features the second
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_private_features_that_are_never_finite_refuse_the_start(value: float, site: SiteConfig) -> None:
+def test_model_private_features_never_finite_are_refused(value: float, site: SiteConfig) -> None:
     chosen[:] = [lambda: changed(lambda m, x, f: f(x) * value)]
     with pytest.raises(ModelError):
         start(private(site))
 
 
-def test_a_private_model_that_takes_no_negative_number_is_refused(site: SiteConfig, tmp_path: Path) -> None:
+def test_model_private_that_takes_no_negative_number_is_refused(site: SiteConfig, tmp_path: Path) -> None:
     """Refuse a model of which nobody can try that it computes each record by itself."""
     inputs = np.random.default_rng(0).uniform(1.0, 2.0, size=(30, FEATURES)).astype(np.float32)
     np.savez(tmp_path / "positive.npz", x_train=inputs, y_train=np.arange(30) % CLASSES)
@@ -358,7 +356,7 @@ DATA: dict[str, Built] = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_the_check_goes_on_after_data_that_fail(kind: str, site: SiteConfig) -> None:
+def test_check_site_continues_after_data_that_fail(kind: str, site: SiteConfig) -> None:
     unread[:], chosen[:] = [DATA[kind]], [lambda: (nn.Linear(3, DIM), nn.Linear(DIM, CLASSES))]
     own = site.model_copy(update={"data": f"{__name__}:dataset"})
     findings = {each.what: each for each in check_site(own, lambda: b"")}

@@ -29,13 +29,13 @@ CLUSTERS = (
 WITH = PLAIN.with_clusters(*CLUSTERS)
 
 
-def test_personal_prototypes_are_the_weighted_means_of_clusters() -> None:
+def test_site_prototypes_personal_are_weighted_means_of_clusters() -> None:
     np.testing.assert_allclose(WITH.personal, [[2.5, 1.0], [0.0, 0.0], [0.5, 0.0]])
     assert WITH.has_personal.tolist() == [True, False, True]
     np.testing.assert_array_equal(WITH.local, LOCAL)
 
 
-def test_a_class_without_a_cluster_is_told_by_the_sites_own_prototype() -> None:
+def test_site_prototypes_class_without_a_cluster_has_the_sites_own() -> None:
     rows, labels, weights = WITH.clusters_for_inference()
     np.testing.assert_array_equal(rows, [*CLUSTERS[0], LOCAL[1]])
     assert (labels.tolist(), weights.tolist()) == ([0, 0, 2, 1], [0.25, 0.75, 1.0, 1.0])
@@ -45,20 +45,20 @@ def test_a_class_without_a_cluster_is_told_by_the_sites_own_prototype() -> None:
     assert by_prototype(Outputs(features, torch.zeros(3, 3)), guide).tolist() == [1, 0, 2]
 
 
-def test_without_clusters_there_is_one_row_a_class() -> None:
+def test_site_prototypes_without_clusters_have_a_row_for_each_class() -> None:
     assert isinstance(inference_guide(PLAIN), Targets)
     with pytest.raises(ValueError, match="no clusters"):
         PLAIN.clusters_for_inference()
 
 
 @pytest.mark.parametrize("saved", [PLAIN, WITH], ids=["without", "with"])
-def test_files_come_back_as_they_were(saved: SitePrototypes, tmp_path: Path) -> None:
+def test_read_prototypes_returns_what_was_written(saved: SitePrototypes, tmp_path: Path) -> None:
     write_prototypes(tmp_path, saved)
     for name, array in vars(read_prototypes(tmp_path)).items():
         np.testing.assert_array_equal(array, getattr(saved, name))
 
 
-def test_without_clusters_a_file_is_as_before_there_were_any(tmp_path: Path) -> None:
+def test_write_prototypes_without_clusters_writes_the_older_form(tmp_path: Path) -> None:
     write_prototypes(tmp_path, PLAIN)
     names = set(safetensors.numpy.load_file(tmp_path / PROTOTYPES))
     assert names == {"local", "personal", "has_personal", "counts"}
@@ -75,7 +75,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_clusters_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+def test_site_prototypes_clusters_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
     arrays = {**vars(WITH), **BAD[case]}
     with pytest.raises(ValueError, match=r"cluster"):
         SitePrototypes(**arrays)

@@ -37,7 +37,7 @@ def own_model() -> Any:
     return OwnModel()
 
 
-def test_the_vector_is_parameters_then_buffers_without_the_classifier() -> None:
+def test_averaged_vector_is_parameters_then_buffers_of_the_extractor() -> None:
     model = own_model()
     with torch.no_grad():
         model.norm.running_mean.fill_(5.0)
@@ -57,7 +57,7 @@ def test_the_vector_is_parameters_then_buffers_without_the_classifier() -> None:
     assert np.array_equal(vector, expected)
 
 
-def test_loading_restores_the_extractor_and_nothing_else() -> None:
+def test_averaged_load_restores_the_extractor_alone() -> None:
     source, target = own_model(), own_model()
     with torch.no_grad():
         for each in (*source.parameters(), source.norm.running_mean):
@@ -71,7 +71,7 @@ def test_loading_restores_the_extractor_and_nothing_else() -> None:
     assert np.array_equal(AveragedPart(target).vector(), AveragedPart(source).vector())
 
 
-def test_a_vector_is_a_copy_and_the_loaded_one_is_copied() -> None:
+def test_averaged_vector_is_a_copy() -> None:
     model = own_model()
     averaged = AveragedPart(model)
     vector = averaged.vector()
@@ -84,7 +84,7 @@ def test_a_vector_is_a_copy_and_the_loaded_one_is_copied() -> None:
     assert np.array_equal(averaged.vector(), kept)
 
 
-def test_a_buffer_that_the_module_replaces_is_still_found() -> None:
+def test_averaged_buffer_that_the_module_replaces_is_found() -> None:
     model = own_model()
     averaged = AveragedPart(model)
     model.norm.running_mean = torch.full((4,), 8.0)
@@ -92,7 +92,7 @@ def test_a_buffer_that_the_module_replaces_is_still_found() -> None:
 
 
 @pytest.mark.parametrize(("spec", "sizes"), [("fedpc-cnn", (571_648, 0)), ("resnet18", (11_266_176, 9_600))])
-def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
+def test_averaged_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
     """Sizes are worked out by hand. ResNet18: torchvision's 11,689,512 less its fc (513,000); a 3×3 stem of one channel
     for its 7×7 one (576 for 9,408); and the layer 512 → 192 (98,496).
     """
@@ -110,7 +110,7 @@ def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
         (lambda vector: np.where(np.arange(33) == 32, np.nan, vector), "not finite"),
     ],
 )
-def test_load_refuses_a_vector_that_does_not_fit_and_changes_nothing(change: Any, message: str) -> None:
+def test_averaged_load_vector_that_does_not_fit_changes_nothing(change: Any, message: str) -> None:
     model = own_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ModelError, match=message):
@@ -118,7 +118,7 @@ def test_load_refuses_a_vector_that_does_not_fit_and_changes_nothing(change: Any
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_number_beyond_the_models_precision_becomes_its_largest() -> None:
+def test_averaged_load_number_beyond_the_range_becomes_the_largest() -> None:
     """A coordinator chooses the numbers: an error would show it what a site decrypts."""
     model = own_model()
     averaged = AveragedPart(model)
@@ -127,7 +127,7 @@ def test_a_number_beyond_the_models_precision_becomes_its_largest() -> None:
     assert averaged.vector()[:3].tolist() == [-largest, largest, 0.5]
 
 
-def test_a_shared_parameter_stays_with_the_classifier() -> None:
+def test_averaged_shared_parameter_stays_with_the_classifier() -> None:
     shared = nn.Linear(3, 3)
     model = SplitModel(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(shared, nn.Linear(3, 2)))
     assert AveragedPart(model).sizes == (12, 0)
@@ -144,13 +144,13 @@ class Undivided(nn.Module):
         return features
 
 
-def test_a_classifier_that_is_no_module_cannot_be_told_apart() -> None:
+def test_averaged_classifier_that_is_no_module_is_refused() -> None:
     undivided: Any = Undivided()
     with pytest.raises(ModelError, match=r"make model\.classifier an nn\.Module"):
         AveragedPart(undivided)
 
 
-def test_parameters_that_are_no_real_numbers_are_refused() -> None:
+def test_averaged_parameters_that_are_no_real_numbers_are_refused() -> None:
     backbone = nn.Linear(2, 2)
     backbone.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     model: PrototypeModel = SplitModel(backbone, nn.Linear(2, 2))
@@ -158,7 +158,7 @@ def test_parameters_that_are_no_real_numbers_are_refused() -> None:
         AveragedPart(model)
 
 
-def test_an_extractor_without_parameters_is_an_empty_vector() -> None:
+def test_averaged_extractor_without_parameters_is_empty() -> None:
     model = SplitModel(nn.Flatten(), nn.Linear(2, 2))
     assert AveragedPart(model).sizes == (0, 0)
     assert AveragedPart(model).vector().shape == (0,)
@@ -210,13 +210,13 @@ def moved_by(part: ModelPart) -> set[str]:
     return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
 
 
-def test_not_norms_is_all_but_what_normalises() -> None:
+def test_averaged_not_norms_is_all_but_normalisation() -> None:
     assert moved_by(ModelPart.NOT_NORMS) == NOT_NORMS
     parameters = 4 * 9 + 4 + 4 * 3 + 3 + 3 * 2 + 2
     assert AveragedPart(many_norms(), ModelPart.NOT_NORMS).sizes == (parameters, 1)
 
 
-def test_the_model_is_everything_but_the_counts_of_batches() -> None:
+def test_averaged_model_is_everything_but_counts_of_batches() -> None:
     state = many_norms().state_dict()
     assert moved_by(ModelPart.MODEL) == {name for name in state if "num_batches" not in name}
     parameters, buffers = AveragedPart(many_norms(), ModelPart.MODEL).sizes
@@ -224,13 +224,13 @@ def test_the_model_is_everything_but_the_counts_of_batches() -> None:
     assert buffers == 1 + 2 * (4 + 4)  # scale, and two layers' running means and variances
 
 
-def test_the_extractor_is_everything_before_the_classifier() -> None:
+def test_averaged_extractor_is_everything_before_the_classifier() -> None:
     assert moved_by(ModelPart.EXTRACTOR) == {
         name for name in moved_by(ModelPart.MODEL) if not name.startswith("classifier")
     }
 
 
-def test_the_vector_of_no_part_is_empty() -> None:
+def test_averaged_nothing_is_empty() -> None:
     averaged = AveragedPart(many_norms(), ModelPart.NOTHING)
     assert averaged.sizes == (0, 0)
     assert averaged.vector().shape == (0,)
@@ -239,14 +239,14 @@ def test_the_vector_of_no_part_is_empty() -> None:
         averaged.load(np.ones(1))
 
 
-def test_only_the_extractor_needs_a_classifier_of_its_own() -> None:
+def test_averaged_only_the_extractor_needs_a_separate_classifier() -> None:
     undivided: Any = Undivided()
     for part in (ModelPart.MODEL, ModelPart.NOT_NORMS, ModelPart.NOTHING):
         assert sum(AveragedPart(undivided, part).sizes) == (0 if part is ModelPart.NOTHING else 6)
 
 
 @pytest.mark.parametrize("part", list(ModelPart))
-def test_each_part_comes_back_as_it_was(part: ModelPart) -> None:
+def test_averaged_each_part_is_restored(part: ModelPart) -> None:
     source, target = many_norms(), many_norms()
     with torch.no_grad():
         for each in (*source.parameters(), *(b for b in source.buffers() if b.is_floating_point())):
@@ -259,7 +259,7 @@ def test_each_part_comes_back_as_it_was(part: ModelPart) -> None:
     assert whole is (part is ModelPart.MODEL)
 
 
-def test_a_running_variance_below_zero_is_loaded_as_zero() -> None:
+def test_averaged_load_negative_variance_becomes_zero() -> None:
     """A mean variance that was tampered with, or has its protection's error, stops no training."""
     model = own_model()
     averaged = AveragedPart(model)

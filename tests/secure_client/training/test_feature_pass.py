@@ -8,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from agreement import Method
 from protoseal.simulation.local_controls import run_control
 from secure_client.checkpoints.learner_factory import prototype_bounds
+from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes
+from secure_client.training.batches import open_source
 from secure_client.training.feature_pass import EmbeddedBatch, FeaturePass
 from tests.secure_client.checkpoints.test_saved_predictor import FIRST, Site
 from tests.support.small import small_agreement, small_data
@@ -65,7 +70,7 @@ def course(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", AGGREGATED, indirect=True)
-def test_averages_take_no_prototypes_but_to_save_them(
+def test_feature_passes_of_averages_are_for_saved_prototypes_alone(
     site: Site, passes: Callable[[], int], tmp_path: Path
 ) -> None:
     course(site)
@@ -80,7 +85,7 @@ def test_averages_take_no_prototypes_but_to_save_them(
 
 
 @pytest.mark.parametrize("site", OWN_HEAD, indirect=True)
-def test_a_test_by_prototype_takes_them_once(site: Site, passes: Callable[[], int]) -> None:
+def test_feature_passes_of_a_test_by_prototype_are_one(site: Site, passes: Callable[[], int]) -> None:
     """Figures by the nearest of the site's own prototypes equal those with prototypes from training."""
     course(site)
     assert passes() == 0
@@ -96,7 +101,7 @@ def test_a_test_by_prototype_takes_them_once(site: Site, passes: Callable[[], in
 
 
 @pytest.mark.parametrize("site", EXCHANGED, indirect=True)
-def test_all_that_is_exchanged_is_of_one_pass(site: Site, passes: Callable[[], int]) -> None:
+def test_feature_passes_of_an_exchange_are_one(site: Site, passes: Callable[[], int]) -> None:
     """Prototypes, scores and clusters are those that a pass for each of them gives."""
     rows, counts = site.trainee.train_round(1)
     assert passes() == 1
@@ -115,10 +120,32 @@ def test_all_that_is_exchanged_is_of_one_pass(site: Site, passes: Callable[[], i
             np.testing.assert_array_equal(got, wanted)
 
 
-def test_only_the_control_that_aligns_takes_prototypes(passes: Callable[[], int]) -> None:
+def test_feature_passes_of_controls_are_for_alignment_alone(passes: Callable[[], int]) -> None:
     agreement = method_agreement(Method.LOCAL)
     data = small_data(agreement)
     run_control(agreement, Method.LOCAL, data)
     assert passes() == 0
     run_control(small_agreement(rounds=2), Method.SELF, data)
     assert passes() == 2 * len(data)
+
+
+class Spoilt(PrototypeModel):
+    """The features are the inputs, which may not be finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(2, 2)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+
+def test_feature_pass_features_that_are_not_finite_count_as_zeros_of_their_label() -> None:
+    inputs = torch.tensor([[1.0, 2.0], [float("nan"), 3.0], [float("inf"), 0.0], [5.0, 6.0]])
+    labels = torch.tensor([0, 1, 0, 1])
+    source = open_source(TensorDataset(inputs, labels), torch.device("cpu"))
+    features = FeaturePass(Spoilt(), source, labels, dim=2, device=torch.device("cpu"), where="north")
+    ((rows, given),) = features.embed(range(4))
+    assert rows.tolist() == [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [5.0, 6.0]]
+    assert given.tolist() == labels.tolist()
+    assert "sample 1" in features.warnings[0]

@@ -81,7 +81,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_training_learns_to_read_digits() -> None:
+def test_learner_train_learns_to_read_digits() -> None:
     site = learner(lr=0.02, local_epochs=20)
     before = site.evaluate(None)
     losses = site.train(1, None)
@@ -97,7 +97,7 @@ def test_training_learns_to_read_digits() -> None:
 
 @pytest.mark.parametrize("optimiser", list(Optimiser))
 @pytest.mark.parametrize("make", [small_model, dropout_model, norm_model])
-def test_a_restarted_site_trains_as_if_it_had_not_been(make: Any, optimiser: Optimiser) -> None:
+def test_learner_restarted_trains_as_if_it_had_not_been(make: Any, optimiser: Optimiser) -> None:
     """Adam's moments do not outlive a round, or the site that kept running would step otherwise."""
     steady = learner(make(), optimiser=optimiser)
     steady.train(1, None)
@@ -115,7 +115,7 @@ def trained_weights(**changes: Any) -> dict[str, Tensor]:
     return site.state()
 
 
-def test_adam_takes_adams_steps_and_has_no_use_for_momentum() -> None:
+def test_learner_adam_ignores_momentum() -> None:
     """One batch, one epoch: every weight moves by lr · g/(|g| + eps), which is at most lr and for most about lr."""
     before = learner().state()
     one_step = {"optimiser": Optimiser.ADAM, "lr": 1e-3, "batch_size": 90, "local_epochs": 1}
@@ -128,7 +128,7 @@ def test_adam_takes_adams_steps_and_has_no_use_for_momentum() -> None:
 
 
 @pytest.mark.parametrize("optimiser", list(Optimiser))
-def test_weight_decay_shrinks_weights_under_both(optimiser: Optimiser) -> None:
+def test_learner_weight_decay_shrinks_weights(optimiser: Optimiser) -> None:
     settings = {"optimiser": optimiser, "lr": 1e-3, "local_epochs": 4}
     norms = [
         sum(float(value.square().sum()) for value in trained_weights(weight_decay=decay, **settings).values())
@@ -137,7 +137,7 @@ def test_weight_decay_shrinks_weights_under_both(optimiser: Optimiser) -> None:
     assert norms[1] < norms[0]
 
 
-def test_an_extractor_goes_from_one_site_to_another_without_the_classifier() -> None:
+def test_learner_load_averaged_leaves_the_classifier() -> None:
     """Both end with the same features; each keeps its own classifier."""
     first, second = learner(), learner(small_model(seed=2), site="b")
     for site in (first, second):
@@ -156,21 +156,21 @@ def test_an_extractor_goes_from_one_site_to_another_without_the_classifier() -> 
 
 
 @pytest.mark.parametrize("change", [{"seed": 6}, {"site": "b"}])
-def test_another_seed_or_site_shuffles_otherwise(change: dict[str, Any]) -> None:
+def test_learner_other_seed_or_site_shuffles_otherwise(change: dict[str, Any]) -> None:
     first, second = learner(), learner(**change)
     first.train(1, None)
     second.train(1, None)
     assert not same(first.state(), second.state())
 
 
-def test_each_round_shuffles_otherwise() -> None:
+def test_learner_each_round_shuffles_otherwise() -> None:
     first, second = learner(), learner()
     first.train(1, None)
     second.train(2, None)
     assert not same(first.state(), second.state())
 
 
-def test_training_leaves_the_generator_alone() -> None:
+def test_learner_train_leaves_the_generator_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     site = learner()
@@ -179,14 +179,14 @@ def test_training_leaves_the_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_any_data_set_trains_as_tensors_do() -> None:
+def test_learner_any_dataset_trains_as_tensors_do() -> None:
     tensors, listed = learner(), learner(data=SiteData(Listed(TRAIN), Listed(TEST)))
     assert tensors.train(1, TARGETS) == listed.train(1, TARGETS)
     assert same(tensors.state(), listed.state())
     assert tensors.evaluate(TARGETS) == listed.evaluate(TARGETS)
 
 
-def test_alignment_moves_prototypes_towards_their_targets() -> None:
+def test_learner_alignment_moves_prototypes_towards_targets() -> None:
     """Models, batches and epochs are the same with and without targets; classes without a target move freely."""
     free, aligned = learner(local_epochs=5), learner(local_epochs=5)
     free.train(1, None)
@@ -196,7 +196,7 @@ def test_alignment_moves_prototypes_towards_their_targets() -> None:
 
 
 @pytest.mark.parametrize("make", [small_model, dropout_model, norm_model])
-def test_prototypes_are_class_means_in_evaluation_mode(make: Any) -> None:
+def test_learner_prototypes_are_class_means_in_eval_mode(make: Any) -> None:
     model = make()
     site = learner(model)
     site.train(1, None)
@@ -210,7 +210,7 @@ def test_prototypes_are_class_means_in_evaluation_mode(make: Any) -> None:
         np.testing.assert_allclose(rows[k], features[labels == k].mean(axis=0), atol=1e-5)
 
 
-def test_a_class_without_samples_has_no_prototype() -> None:
+def test_learner_class_without_samples_has_no_prototype() -> None:
     chosen = TRAIN.tensors[1] != 4
     data = SiteData(TensorDataset(TRAIN.tensors[0][chosen], TRAIN.tensors[1][chosen]), None)
     site = learner(data=data)
@@ -220,7 +220,7 @@ def test_a_class_without_samples_has_no_prototype() -> None:
     assert site.evaluate(None) is None
 
 
-def test_accuracies_are_those_of_a_loop() -> None:
+def test_evaluate_accuracies_are_those_of_a_loop() -> None:
     model = small_model()
     site = learner(model)
     site.train(1, None)
@@ -236,7 +236,7 @@ def test_accuracies_are_those_of_a_loop() -> None:
     assert (evaluation.accuracy_classifier, evaluation.accuracy_prototype) == (right / 60, near / 60)
 
 
-def test_personalised_accuracies_weigh_the_classes_as_the_site_has_them() -> None:
+def test_evaluate_personalised_accuracies_weigh_the_sites_classes() -> None:
     """A site of classes 0 (8 samples), 1 (4) and 2 (4), on a test set with classes it lacks: counted by hand."""
     scans, labels = TRAIN.tensors
     test = digits(200, 400)
@@ -260,7 +260,7 @@ def test_personalised_accuracies_weigh_the_classes_as_the_site_has_them() -> Non
     assert len({evaluation.accuracy_classifier, evaluation.pm_v, evaluation.pm_l}) == 3
 
 
-def test_a_test_set_without_the_sites_classes_has_no_personalised_accuracy() -> None:
+def test_evaluate_without_the_sites_classes_has_no_personalised_accuracy() -> None:
     labels = TRAIN.tensors[1]
     halves = [TensorDataset(TRAIN.tensors[0][chosen], labels[chosen]) for chosen in (labels < 5, labels >= 5)]
     evaluation = learner(data=SiteData(halves[0], None)).evaluate_on(halves[1], None)
@@ -269,7 +269,7 @@ def test_a_test_set_without_the_sites_classes_has_no_personalised_accuracy() -> 
         learner().evaluate_on(digits(0, 0), None)
 
 
-def test_a_state_is_a_copy_and_fits_only_its_own_model() -> None:
+def test_learner_state_is_a_copy_and_fits_its_own_model_alone() -> None:
     site = learner()
     state = site.state()
     frozen = {name: value.clone() for name, value in state.items()}
@@ -280,13 +280,13 @@ def test_a_state_is_a_copy_and_fits_only_its_own_model() -> None:
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(9, [4, 5]), (8, [4, 4]), (10, [4, 4, 2]), (1, [1])])
-def test_a_last_single_sample_joins_the_batch_before(count: int, sizes: list[int]) -> None:
+def test_split_batches_last_single_sample_joins_the_batch_before(count: int, sizes: list[int]) -> None:
     groups = split_batches(list(range(count)), 4, join_single=True)
     assert [len(group) for group in groups] == sizes
     assert sorted(index for group in groups for index in group) == list(range(count))
 
 
-def test_batch_norm_trains_when_one_sample_is_left_over() -> None:
+def test_learner_batch_norm_trains_with_one_sample_left_over() -> None:
     model = norm_model()
     before = parameters_to_vector(model.parameters()).detach().clone()
     learner(model, SiteData(digits(0, 17), None), batch_size=4).train(1, None)
@@ -296,13 +296,13 @@ def test_batch_norm_trains_when_one_sample_is_left_over() -> None:
 
 
 @pytest.mark.parametrize(("samples", "size"), [(1, 4), (8, 1)])
-def test_batch_norm_on_single_samples_is_refused(samples: int, size: int) -> None:
+def test_learner_batch_norm_on_single_samples_is_refused(samples: int, size: int) -> None:
     with pytest.raises(TrainingError, match=r"batch normalisation.*GroupNorm"):
         learner(norm_model(), SiteData(digits(0, samples), None), batch_size=size)
     learner(small_model(), SiteData(digits(0, samples), None), batch_size=size).train(1, None)
 
 
-def test_a_loss_that_is_not_finite_names_the_remedy() -> None:
+def test_learner_loss_that_is_not_finite_is_refused() -> None:
     with pytest.raises(
         TrainingError, match=r"training loss is (nan|inf); lower the learning rate \(now 1e\+06\)"
     ):
@@ -335,12 +335,14 @@ class Endless(IterableDataset[tuple[Tensor, int]]):
         ),
     ],
 )
-def test_data_that_does_not_fit_is_refused(data: SiteData, error: type[Exception], message: str) -> None:
+def test_learner_data_that_does_not_fit_is_refused(
+    data: SiteData, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         learner(data=data)
 
 
-def test_the_device_is_the_gpu_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_device_auto_is_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for there, expected in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert choose_device("auto").type == expected
@@ -348,7 +350,7 @@ def test_the_device_is_the_gpu_when_there_is_one(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["abacus", "cuda:99", "mps"])
-def test_a_device_that_is_not_there_is_refused_by_the_devices_that_are(
+def test_choose_device_missing_device_names_those_that_exist(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raising(*_: object, **__: object) -> None:

@@ -87,7 +87,7 @@ def spoil(job: Job) -> Job:
     ],
     ids=["diverges", "model raises", "data raise"],
 )
-def test_training_that_fails_takes_every_later_step(
+def test_run_job_that_fails_takes_every_later_step(
     job: Callable[[], Job], error: type[Exception], skipped: int
 ) -> None:
     failing, well = job(), job_of(Layer())
@@ -98,7 +98,7 @@ def test_training_that_fails_takes_every_later_step(
     assert passes_of(failing) == _STEPS - skipped
 
 
-def test_signal_ends_training_at_once() -> None:
+def test_run_job_ctrl_c_ends_at_once() -> None:
     def interrupted(*_: object) -> Terms:
         raise KeyboardInterrupt
 
@@ -108,7 +108,7 @@ def test_signal_ends_training_at_once() -> None:
     assert passes_of(job) == 1
 
 
-def test_sites_that_train_together_take_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_jobs_together_take_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     take = batched._Together._take
 
@@ -129,7 +129,7 @@ def test_sites_that_train_together_take_every_step(monkeypatch: pytest.MonkeyPat
     assert len(steps) == 2 * taken
 
 
-def test_denormal_numbers_are_flushed_also_in_threads_that_start_later() -> None:
+def test_flush_denormals_holds_in_later_threads() -> None:
     def product() -> float:
         return float(torch.tensor(1e-38) * torch.tensor(1e-4))
 
@@ -143,7 +143,7 @@ def test_denormal_numbers_are_flushed_also_in_threads_that_start_later() -> None
     assert product() > 0.0
 
 
-def test_site_process_flushes_denormal_numbers_before_it_opens_its_state(
+def test_flush_denormals_comes_before_a_site_opens_its_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     products: list[float] = []
@@ -188,5 +188,5 @@ def stepped(make: Make) -> Tensor:
     ],
     ids=["sgd", "adam"],
 )
-def test_steps_are_torchs(ours: Make, torchs: Make) -> None:
+def test_optimiser_steps_are_torchs(ours: Make, torchs: Make) -> None:
     assert torch.equal(stepped(ours), stepped(torchs))

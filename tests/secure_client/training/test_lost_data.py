@@ -60,7 +60,9 @@ class Interrupted:
             yield torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
 
 
-def test_a_batch_is_read_again_after_an_interruption(clock: Time, caplog: pytest.LogCaptureFixture) -> None:
+def test_retrying_source_batch_is_read_again_after_an_interruption(
+    clock: Time, caplog: pytest.LogCaptureFixture
+) -> None:
     batches = list(RetryingSource(Interrupted(failures=5), "clinic-a").batches([[0], [1]]))
     assert len(batches) == 2
     assert 0.0 < clock.now < lost_data.RETRY_SECONDS
@@ -69,7 +71,7 @@ def test_a_batch_is_read_again_after_an_interruption(clock: Time, caplog: pytest
     assert "/mnt/scans/1.png" in warnings[0].message
 
 
-def test_data_that_stay_away_are_lost_after_a_minute(clock: Time) -> None:
+def test_retrying_source_data_are_lost_after_a_minute(clock: Time) -> None:
     with pytest.raises(DataLost) as caught:
         next(RetryingSource(Interrupted(failures=float("inf")), "clinic-a").batches([[0]]))
     assert "/mnt/scans/1.png" in str(caught.value)
@@ -80,7 +82,7 @@ def private(root: Path) -> PrivateSource:
     return PrivateSource(Interrupted(failures=0), "clinic-a", root)
 
 
-def test_a_private_record_that_cannot_be_read_is_noted_at_once(tmp_path: Path, clock: Time) -> None:
+def test_private_source_unreadable_record_is_noted_at_once(tmp_path: Path, clock: Time) -> None:
     source = PrivateSource(Interrupted(failures=1), "clinic-a", tmp_path)
     with pytest.raises(DataError) as caught:
         next(source.batches([[0]]))
@@ -98,7 +100,7 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_that_has_lost_records_is_open(root: Path, clock: Time) -> None:
+def test_private_source_folder_that_has_lost_records_is_open(root: Path, clock: Time) -> None:
     opened = private(root)
     (root / "1.png").unlink()
     opened.check_root()
@@ -106,7 +108,7 @@ def test_a_folder_that_has_lost_records_is_open(root: Path, clock: Time) -> None
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["removed", "unmounted"])
-def test_a_folder_that_does_not_open_is_lost(emptied: bool, root: Path, clock: Time) -> None:
+def test_private_source_folder_that_does_not_open_is_lost(emptied: bool, root: Path, clock: Time) -> None:
     opened = private(root)
     shutil.rmtree(root)
     if emptied:
@@ -117,7 +119,7 @@ def test_a_folder_that_does_not_open_is_lost(emptied: bool, root: Path, clock: T
     assert clock.now >= lost_data.RETRY_SECONDS
 
 
-def test_an_archive_that_is_gone_is_lost(tmp_path: Path, clock: Time) -> None:
+def test_private_source_archive_that_is_gone_is_lost(tmp_path: Path, clock: Time) -> None:
     archive = tmp_path / "scans.h5"
     archive.write_bytes(b"scans")
     opened = private(archive)
@@ -128,7 +130,7 @@ def test_an_archive_that_is_gone_is_lost(tmp_path: Path, clock: Time) -> None:
     assert str(archive) in str(caught.value)
 
 
-def test_a_folder_that_never_opened_is_not_checked(tmp_path: Path) -> None:
+def test_private_source_folder_that_never_opened_is_not_checked(tmp_path: Path) -> None:
     private(tmp_path / "not there").check_root()
 
 
@@ -148,7 +150,7 @@ class Changing(Dataset[tuple[Tensor, int]]):
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("label", 1), ("width", 4), ("count", 1)])
-def test_a_sample_that_changes_between_reads_is_an_error(attribute: str, value: int) -> None:
+def test_preprocessed_dataset_sample_that_changes_is_refused(attribute: str, value: int) -> None:
     changing = Changing()
     dataset = preprocessed(changing, None, 3, where="scans:build: train")
     assert [dataset[index][1] for index in range(len(dataset))] == [0, 0]
@@ -159,7 +161,7 @@ def test_a_sample_that_changes_between_reads_is_an_error(attribute: str, value: 
     assert "scans:build: train: sample 1:" in str(caught.value)
 
 
-def test_a_damaged_file_of_an_image_folder_is_named(tmp_path: Path) -> None:
+def test_preprocessed_dataset_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     for number in range(3):
         Image.new("L", (8, 8)).save(tmp_path / "0" / f"{number}.png")
@@ -173,7 +175,7 @@ def test_a_damaged_file_of_an_image_folder_is_named(tmp_path: Path) -> None:
     assert str(damaged) in str(caught.value)
 
 
-def test_samples_that_a_data_set_gains_are_not_read() -> None:
+def test_preprocessed_dataset_samples_gained_later_are_not_read() -> None:
     changing = Changing()
     dataset = preprocessed(changing, None, 3, where="scans:build: train")
     changing.count = 5

@@ -147,7 +147,7 @@ def test_fedprox_is_the_term_in_the_loss(optimiser: Optimiser) -> None:
 
 
 @both_optimisers
-def test_without_the_pull_or_to_another_anchor_it_is_another_model(optimiser: Optimiser) -> None:
+def test_fedprox_without_the_pull_or_of_another_anchor_differs(optimiser: Optimiser) -> None:
     learner = make_learner(optimiser, proximal=2.0)
     learner.train(1, GUIDE)
     free, elsewhere = whole(), whole()
@@ -179,7 +179,7 @@ def is_body(name: str) -> bool:
 
 
 @both_optimisers
-def test_fedrep_trains_the_classifier_and_then_the_extractor(optimiser: Optimiser) -> None:
+def test_fedrep_trains_the_classifier_then_the_extractor(optimiser: Optimiser) -> None:
     """Each while the other stands still, bit for bit, and as a loop with that part's parameters alone has it."""
     learner, hand = make_learner(optimiser, stages=STAGES), whole()
     jobs = learner.jobs(1, GUIDE)
@@ -197,14 +197,14 @@ def test_fedrep_trains_the_classifier_and_then_the_extractor(optimiser: Optimise
     assert all(each.requires_grad for each in learner.predictor.parameters())
 
 
-def test_stages_the_other_way_round_are_another_model() -> None:
+def test_fedrep_stages_the_other_way_round_differ() -> None:
     one, other = make_learner(stages=STAGES), make_learner(stages=STAGES[::-1])
     for learner in (one, other):
         learner.train(1, GUIDE)
     assert furthest(of(one), of(other)) > FAR
 
 
-def test_a_stage_that_trained_all_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fedrep_stage_that_trains_all_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_loop, "trained_parameters", lambda model, _: dict(model.named_parameters()))
     learner = make_learner(stages=STAGES)
     before = of(learner)
@@ -229,7 +229,7 @@ def ditto_by_hand(averages: Sequence[int], optimiser: Optimiser) -> tuple[Weight
 
 
 @both_optimisers
-def test_ditto_trains_a_second_model_held_near_what_the_first_started_from(optimiser: Optimiser) -> None:
+def test_ditto_second_model_is_held_near_the_firsts_start(optimiser: Optimiser) -> None:
     learner = make_learner(optimiser, personal=LAMBDA)
     for number, seed in enumerate((0, 3), start=1):
         learner.load_averaged(make_learner(seed=seed).averaged_vector())
@@ -240,7 +240,7 @@ def test_ditto_trains_a_second_model_held_near_what_the_first_started_from(optim
         assert furthest(shared, personal) > FAR
 
 
-def test_dittos_second_model_is_pulled_to_no_other_model() -> None:
+def test_ditto_second_model_is_pulled_to_no_other_model() -> None:
     """The second model is not pulled to its own start, which equals the averaged model in round 1 alone."""
     learner, alone = make_learner(personal=LAMBDA), whole()
     for number, seed in enumerate((0, 3), start=1):
@@ -268,7 +268,7 @@ def test_ditto_averages_as_fedavg_and_predicts_with_its_own_model() -> None:
     assert evaluated.accuracy_classifier == pytest.approx(float(right))
 
 
-def test_prototypes_are_of_the_model_that_a_site_predicts_with() -> None:
+def test_ditto_prototypes_are_of_its_own_model() -> None:
     ditto = make_learner(personal=LAMBDA)
     ditto.train(1, GUIDE)
     model = make_model()
@@ -280,7 +280,7 @@ def test_prototypes_are_of_the_model_that_a_site_predicts_with() -> None:
     np.testing.assert_allclose(ditto.prototypes()[0], means.numpy(), rtol=1e-6)
 
 
-def test_both_of_dittos_models_are_in_its_state() -> None:
+def test_ditto_state_has_both_models() -> None:
     steady, restarted = make_learner(personal=LAMBDA), make_learner(personal=LAMBDA)
     steady.train(1, GUIDE)
     torch.rand(3)

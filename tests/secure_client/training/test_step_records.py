@@ -33,7 +33,7 @@ def recorded(folder: Path, **changes: Any) -> TrainingRecord:
     return record
 
 
-def test_a_record_has_the_samples_the_clipped_norms_and_the_noise_of_every_step(tmp_path: Path) -> None:
+def test_step_record_has_samples_norms_and_noise_of_every_step(tmp_path: Path) -> None:
     record = recorded(tmp_path / "steps")
     parameters = flat(tiny()).numel()
     assert (record.round, record.steps, record.units, int(record.sizes.sum())) == (1, 12, UNITS, parameters)
@@ -47,7 +47,7 @@ def test_a_record_has_the_samples_the_clipped_norms_and_the_noise_of_every_step(
 
 
 @pytest.mark.parametrize(("double", "deviation"), [("half", 0.5), ("none", 0.0)])
-def test_noise_is_measured_where_the_optimiser_gets_it(
+def test_step_record_noise_is_measured_where_the_optimiser_gets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: Any, deviation: float
 ) -> None:
     weaken_training(monkeypatch, double)
@@ -55,16 +55,14 @@ def test_noise_is_measured_where_the_optimiser_gets_it(
     assert float(np.sqrt(np.median(squares))) == pytest.approx(deviation, abs=0.05)
 
 
-def test_a_gradient_that_is_not_clipped_has_its_norm_in_the_record(
+def test_step_record_has_the_norm_of_an_unclipped_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weaken_training(monkeypatch, "no clipping")
     assert recorded(tmp_path).largest.max() > 2 * RADIUS
 
 
-def test_training_with_a_recorder_is_the_same_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_recorder_changes_no_bit_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(**changes: Any) -> torch.Tensor:
         drawn = np.random.default_rng(5)
         monkeypatch.setattr(steps, "poisson_sample", lambda units, rate: sorted(drawn.permutation(units)[:9]))
@@ -77,13 +75,13 @@ def test_training_with_a_recorder_is_the_same_bit_for_bit(
     assert torch.equal(trained(), trained(recorder=StepRecords(tmp_path).of_training(1)))
 
 
-def test_subjects_are_the_units_where_records_have_owners(tmp_path: Path) -> None:
+def test_step_record_units_are_subjects_if_records_have_owners(tmp_path: Path) -> None:
     record = recorded(tmp_path, owners=np.arange(UNITS) // 4)
     assert record.units == UNITS // 4
     np.testing.assert_array_equal(record.sampled, record.clipped)
 
 
-def test_places_of_units_are_drawn_and_in_no_file(tmp_path: Path) -> None:
+def test_step_record_places_of_units_are_in_no_file(tmp_path: Path) -> None:
     records = StepRecords(tmp_path)
     assert records.places(500).tolist() == records.places(500).tolist()
     assert records.places(500).tolist() != StepRecords(tmp_path).places(500).tolist()
@@ -91,13 +89,13 @@ def test_places_of_units_are_drawn_and_in_no_file(tmp_path: Path) -> None:
     assert {name for name in vars(recorded(tmp_path)) if "place" in name} == set()
 
 
-def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+def test_step_record_file_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     recorded(tmp_path / "steps")
     (file,) = (tmp_path / "steps").iterdir()
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_a_file_is_bounded_and_counts_the_later_steps(
+def test_step_record_is_bounded_and_counts_later_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_records, "MOST_STEPS", 5)
@@ -105,7 +103,7 @@ def test_a_file_is_bounded_and_counts_the_later_steps(
     assert (record.steps, len(record.sampled), len(record.squares)) == (12, 5, 5)
 
 
-def test_training_that_fails_leaves_its_complete_steps(
+def test_step_record_of_failed_training_has_its_complete_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw, calls = draw_noise, iter(range(100))
@@ -123,7 +121,7 @@ def test_training_that_fails_leaves_its_complete_steps(
     assert read_step_records(tmp_path)[0].steps == 4
 
 
-def test_a_record_that_cannot_be_written_does_not_end_training(tmp_path: Path) -> None:
+def test_step_record_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
     taken = tmp_path / "steps"
     taken.write_text("")
     inputs, labels = images(UNITS)
@@ -133,7 +131,7 @@ def test_a_record_that_cannot_be_written_does_not_end_training(tmp_path: Path) -
     assert taken.read_text() == ""
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_read_step_records_damaged_file_is_refused(tmp_path: Path) -> None:
     recorded(tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-40])

@@ -55,16 +55,20 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_with_every_methods_loss(sums: list[Tensor], silent: None, name: str) -> None:
+def test_record_gradient_of_every_loss_is_independent_of_the_batch(
+    sums: list[Tensor], silent: None, name: str
+) -> None:
     check(sums, name, "small-cnn")
 
 
 @pytest.mark.parametrize("backbone", BACKBONES[1:])
-def test_with_every_kind_of_network(sums: list[Tensor], silent: None, backbone: str) -> None:
+def test_record_gradient_of_every_network_is_independent_of_the_batch(
+    sums: list[Tensor], silent: None, backbone: str
+) -> None:
     check(sums, "pfpl", backbone)
 
 
-def test_filling_makes_up_for_kernels_that_round_by_a_batchs_size(
+def test_record_gradient_without_padding_depends_on_a_kernel_that_rounds_by_size(
     sums: list[Tensor], silent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few processors have such kernels for networks as small as these, so the kernel is a double."""

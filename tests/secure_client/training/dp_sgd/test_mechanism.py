@@ -106,7 +106,7 @@ def in_epochs() -> Sampler:
     return batch
 
 
-def test_each_record_is_sampled_by_itself() -> None:
+def test_poisson_sample_draws_each_record_by_itself() -> None:
     check_poisson(sampled(poisson_sample), 0.25)
 
 
@@ -121,12 +121,12 @@ def test_each_record_is_sampled_by_itself() -> None:
     ],
     ids=["one size", "shuffled epochs", "another rate", "in pairs", "one left out"],
 )
-def test_another_sampling_would_be_seen(sampler: Sampler) -> None:
+def test_poisson_sample_check_detects_other_sampling(sampler: Sampler) -> None:
     with pytest.raises(AssertionError):
         check_poisson(sampled(sampler), 0.25)
 
 
-def test_sampling_is_what_training_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisson_sample_is_what_training_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step is sampled anew, and the seed does not decide the samples.
 
     An empty sample asks for nothing: with so many records that there is none in 600 steps, but for 1.6e-11.
@@ -149,7 +149,7 @@ def test_sampling_is_what_training_sees(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1.0, 5), (1e-12, 0)])
-def test_the_ends_of_the_rates(rate: float, expected: int) -> None:
+def test_poisson_sample_of_extreme_rates(rate: float, expected: int) -> None:
     assert len(poisson_sample(5, rate)) == expected
 
 
@@ -178,20 +178,22 @@ def _no_loss(outputs: Any, labels: Tensor, guide: object) -> Any:
 
 
 @pytest.mark.parametrize(("noise", "clip", "divisor"), [(1.0, 0.5, 1), (2.5, 0.1, 7), (0.7, 30.0, 1)])
-def test_the_noise_that_reaches_the_parameters(noise: float, clip: float, divisor: int) -> None:
+def test_noise_that_reaches_the_parameters_has_the_agreed_deviation(
+    noise: float, clip: float, divisor: int
+) -> None:
     settings = DpSgdSection(noise_multiplier=noise, clip=clip, sampling_rate=1.0)
     check_spread(noise_in_parameters(settings, divisor), noise * clip / divisor)
 
 
 @pytest.mark.parametrize("wrong", [2 / 3, 3 / 2])
-def test_another_noise_would_be_seen(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_check_detects_other_noise(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "draw_noise", lambda count: np.rint(wrong * draw_noise(count)))
     values = noise_in_parameters(ALL, 1)
     with pytest.raises(AssertionError):
         check_spread(values, ALL.noise_multiplier * ALL.clip)
 
 
-def test_noise_is_whole_steps_and_each_draw_another() -> None:
+def test_draw_noise_is_whole_steps_and_fresh() -> None:
     first, second = draw_noise(2000), draw_noise(2000)
     check_spread(first, 2.0**20)
     np.testing.assert_array_equal(first, np.rint(first))
@@ -200,7 +202,7 @@ def test_noise_is_whole_steps_and_each_draw_another() -> None:
     assert 800 < int((first % 2).sum()) < 1200
 
 
-def test_noise_does_not_follow_the_seed() -> None:
+def test_draw_noise_does_not_follow_the_seed() -> None:
     """Neither the job's nor torch's nor numpy's."""
     values = []
     for _ in range(2):
@@ -211,7 +213,7 @@ def test_noise_does_not_follow_the_seed() -> None:
     assert np.corrcoef(values[0], values[1])[0, 1] < 0.2
 
 
-def test_an_empty_sample_takes_its_noisy_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_of_an_empty_sample_is_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "poisson_sample", lambda records, rate: [])
     inputs, labels = images(1)
     job = job_of(tiny(), inputs, labels, dp_sgd=ALL)

@@ -53,17 +53,17 @@ def learn(model: str, **changes: Any) -> None:
         ("recurrent", "LSTM"),
     ],
 )
-def test_models_unsuitable_for_dp_sgd_are_refused_with_the_reason(model: str, reason: str) -> None:
+def test_check_suitable_unsuitable_model_is_refused_with_the_reason(model: str, reason: str) -> None:
     with pytest.raises(ModelError, match=f"DP-SGD.*({reason})"):
         learn(model)
 
 
 @pytest.mark.parametrize("model", ["with_dropout", "with_a_layer_of_its_own", "partly_frozen"])
-def test_models_suitable_for_dp_sgd_are_accepted(model: str) -> None:
+def test_check_suitable_suitable_model_is_accepted(model: str) -> None:
     learn(model)
 
 
-def test_a_model_that_couples_records_only_where_it_has_no_weights_before_is_refused() -> None:
+def test_check_suitable_coupling_before_any_weight_is_refused() -> None:
     """The coupling is in the model's output, and no gradient shows it."""
     model = model_of("pfpl")
     model.backbone.append(_AddsTheMean())  # type: ignore[union-attr, operator]
@@ -84,20 +84,20 @@ NETWORKS = [name for name in BACKBONES if name[-2:] not in ("34", "01", "52")]
 
 
 @pytest.mark.parametrize("backbone", full_but(NETWORKS, *SMALLEST))
-def test_the_built_in_networks_are_taken(backbone: str) -> None:
+def test_check_suitable_built_in_networks_are_accepted(backbone: str) -> None:
     check_suitable(model_of("pfpl", backbone), images(1)[0])
 
 
 @pytest.mark.parametrize("seed", full_but([1, 2], 1))
 @pytest.mark.parametrize("backbone", full_but(NETWORKS, *SMALLEST))
-def test_rounding_never_comes_near_to_refusing_a_network(backbone: str, seed: int) -> None:
+def test_gradient_gap_of_rounding_is_far_below_one(backbone: str, seed: int) -> None:
     """Rounding of float32 decides ties of ReLUs and max-poolings; an earlier check refused one GoogLeNet in four."""
     trial = make_trial(model_of("pfpl", backbone, seed=seed), images(1)[0])
     assert trial.exact
     assert compute_gradient_gap(trial) < 1e-8
 
 
-def test_a_model_that_insists_on_float32_is_tried_in_it() -> None:
+def test_check_suitable_model_of_float32_is_tried_in_it() -> None:
     model = model_of("pfpl")
     model.backbone.append(_InFloat32())  # type: ignore[union-attr, operator]
     assert not make_trial(model, images(1)[0]).exact
@@ -109,11 +109,11 @@ class _InFloat32(torch.nn.Module):
         return inputs.float()
 
 
-def test_both_branches_are_taken() -> None:
+def test_check_suitable_both_branches_are_accepted() -> None:
     check_suitable(model_of("feddbp"), images(1)[0])
 
 
-def test_a_public_projection_is_taken_and_stays_as_it_is() -> None:
+def test_check_suitable_public_projection_is_accepted_unchanged() -> None:
     """The model has a buffer, and no weight that trains."""
     agreed = agreement("tests.support.small:build")
     projected = agreed.model_copy(update={"privacy": PRIVACY.model_copy(update={"project_from": 32})})
@@ -126,7 +126,7 @@ def test_a_public_projection_is_taken_and_stays_as_it_is() -> None:
     assert torch.equal(next(made.predictor.buffers()), matrices[0])
 
 
-def test_the_model_that_is_tried_stays_as_it_is() -> None:
+def test_check_suitable_leaves_the_model_as_it_is() -> None:
     model = model_of("feddbp").eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     drawn = torch.random.get_rng_state()
@@ -137,7 +137,7 @@ def test_the_model_that_is_tried_stays_as_it_is() -> None:
         assert torch.equal(value, before[name])
 
 
-def test_batch_normalisation_is_refused_by_the_agreements_own_words() -> None:
+def test_agreement_batch_norm_with_dp_sgd_is_refused() -> None:
     agreed = agreement("tests.support.summed:build")
     data = small_data(agreed)[SITE]
     with pytest.raises(ModelError, match=r'\[privacy\] allows no batch normalisation.*norm = "group"'):
@@ -154,13 +154,13 @@ def test_batch_normalisation_is_refused_by_the_agreements_own_words() -> None:
     ],
     ids=["proximal", "personal", "parts", "epochs"],
 )
-def test_recipes_that_are_not_accounted_for_are_refused(changes: dict[str, Any]) -> None:
+def test_agreement_recipe_that_is_not_accounted_for_is_refused(changes: dict[str, Any]) -> None:
     recipe = Recipe(OBJECTIVES["pfpl"], dp_sgd=SETTINGS)
     with pytest.raises(ValueError, match="dp_sgd trains one whole model"):
         replace(recipe, **changes)
 
 
-def test_the_recipe_trains_all_by_it_and_has_features_of_what_was_trained() -> None:
+def test_recipe_dp_sgd_has_features_of_the_trained_model() -> None:
     recipe = build_recipe(agreement("small-cnn"))
     assert recipe.dp_sgd == PRIVACY.dp_sgd
     assert recipe.stages == (Stage(Trains.ALL),)
@@ -168,7 +168,7 @@ def test_the_recipe_trains_all_by_it_and_has_features_of_what_was_trained() -> N
 
 
 @pytest.mark.parametrize("model", ["centred", "seen_before"])
-def test_frozen_features_are_of_a_record_alone(model: str) -> None:
+def test_frozen_features_of_coupled_records_are_refused(model: str) -> None:
     agreed = agreement(f"tests.secure_client.training.dp_sgd.unsuitable_models:{model}")
     frozen = agreed.model_copy(
         update={"privacy": PRIVACY.model_copy(update={"extractor": Extractor.FROZEN, "dp_sgd": None})}
@@ -178,5 +178,5 @@ def test_frozen_features_are_of_a_record_alone(model: str) -> None:
 
 
 @pytest.mark.parametrize("spec", full_but(sorted(BACKBONES), *SMALLEST))
-def test_all_built_in_networks_compute_each_record_alone(spec: str) -> None:
+def test_batch_independence_of_built_in_networks_holds(spec: str) -> None:
     check_batch_independence(model_of("pfpl", spec), images(2)[0])

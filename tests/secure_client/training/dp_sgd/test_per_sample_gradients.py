@@ -74,20 +74,20 @@ def check(name: str, backbone: str, guide: Guide | None) -> None:
 
 @pytest.mark.parametrize("guided", [True, False], ids=["guided", "first round"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_methods_loss(name: str, guided: bool) -> None:
+def test_sample_gradients_of_every_loss_are_torchs(name: str, guided: bool) -> None:
     check(name, "small-cnn", guide_of(name, dtype=torch.float64) if guided else None)
 
 
 @pytest.mark.parametrize("backbone", full_but(BLOCKS[1:], "fedpc-cnn", "tanh-cnn", "scatternet", "resnet10"))
-def test_every_kind_of_network(backbone: str) -> None:
+def test_sample_gradients_of_every_network_are_torchs(backbone: str) -> None:
     check("pfpl", backbone, guide_of("pfpl", dtype=torch.float64))
 
 
-def test_both_branches_of_a_network_that_normalises() -> None:
+def test_sample_gradients_of_both_branches_are_torchs() -> None:
     check("feddbp", "resnet10", guide_of("feddbp", dtype=torch.float64))
 
 
-def test_the_model_is_left_without_a_trace() -> None:
+def test_hooked_leaves_the_model_without_a_trace() -> None:
     model, fresh = model_of("feddbp").train(), model_of("feddbp").train()
     by_hooks(model, OBJECTIVES["feddbp"], images(len(LABELS))[0], None)
     for module, untouched in zip(model.modules(), fresh.modules(), strict=True):
@@ -98,7 +98,7 @@ def test_the_model_is_left_without_a_trace() -> None:
         assert not vars(parameter)
 
 
-def test_a_loss_that_leaves_out_an_output_is_refused() -> None:
+def test_take_gradients_output_that_the_loss_leaves_out_is_refused() -> None:
     """The classifier runs twice, and the loss has its second answer alone: Opacus would mix up the two inputs."""
 
     def second_alone(outputs: Outputs, labels: Tensor, guide: object) -> Tensor:
@@ -115,7 +115,7 @@ def test_a_loss_that_leaves_out_an_output_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_records_terms_are_the_same_whatever_stands_beside_it(name: str) -> None:
+def test_sample_terms_are_the_same_whatever_the_batch(name: str) -> None:
     drawn = torch.Generator().manual_seed(3)
     outputs = outputs_for(name, len(LABELS), drawn)
     guide = guide_of(name, dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_a_records_terms_are_the_same_whatever_stands_beside_it(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["pfpl-literal", "fedpc", "feddbp"])
-def test_a_batchs_loss_would_not_do(name: str) -> None:
+def test_sample_terms_of_a_batchs_loss_depend_on_the_batch(name: str) -> None:
     """Means of features and margins are of the batch there: two records of a class move each other's terms."""
     outputs = outputs_for(name, len(LABELS), torch.Generator().manual_seed(3))
     guide = guide_of(name, dtype=torch.float64)
@@ -138,7 +138,7 @@ def test_a_batchs_loss_would_not_do(name: str) -> None:
     )
 
 
-def test_terms_written_out() -> None:
+def test_sample_terms_are_those_written_out() -> None:
     """PFPL's, FedPC's and FedDBP's alignment of a record by its formula."""
     drawn = torch.Generator().manual_seed(3)
     outputs, guide = outputs_for("feddbp", len(LABELS), drawn), guide_of("feddbp", dtype=torch.float64)
@@ -182,7 +182,7 @@ def outputs_for(name: str, count: int, drawn: torch.Generator) -> Outputs:
     return Outputs(made(DIM), made(CLASSES), made(DIM), made(CLASSES))
 
 
-def test_batch_normalisation_is_not_taken() -> None:
+def test_hooked_batch_norm_is_refused() -> None:
     normalised = build_model(
         "resnet10", classes=CLASSES, dim=DIM, channels=1, image_size=16, seed=0, norm=Norm.BATCH
     )

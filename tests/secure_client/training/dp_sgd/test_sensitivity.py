@@ -55,7 +55,9 @@ def neighbours(
 
 @pytest.mark.parametrize("clip", [0.001, 0.5], ids=["all clipped", "some"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_one_record_changes_the_sum_by_the_clip_at_most(sums: list[Tensor], name: str, clip: float) -> None:
+def test_step_one_record_changes_the_sum_by_the_clip_at_most(
+    sums: list[Tensor], name: str, clip: float
+) -> None:
     """Exactly: whole numbers, and the squares of norms within R²."""
     changes = neighbours(sums, name, ALL.model_copy(update={"clip": clip}), count=4)
     assert max(changes) <= 1.0
@@ -64,7 +66,7 @@ def test_one_record_changes_the_sum_by_the_clip_at_most(sums: list[Tensor], name
 
 
 @pytest.mark.parametrize("batchwise", [True, False], ids=["of the batch", "of records"])
-def test_the_loss_of_a_batch_would_be_too_sensitive(
+def test_step_of_a_batchs_loss_is_too_sensitive(
     sums: list[Tensor], monkeypatch: pytest.MonkeyPatch, batchwise: bool
 ) -> None:
     """A distance of class means, near 0: one record more or less turns the gradients of all the others."""
@@ -91,7 +93,9 @@ def test_the_loss_of_a_batch_would_be_too_sensitive(
     assert (max(changes) > 1.2) == batchwise
 
 
-def test_a_clip_that_is_not_kept_would_be_seen(sums: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_of_a_larger_radius_is_too_sensitive(
+    sums: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = ALL.model_copy(update={"clip": 0.001})
     true, of = GradientGrid.from_settings(settings).radius, GradientGrid.from_settings
     monkeypatch.setattr(
@@ -102,7 +106,9 @@ def test_a_clip_that_is_not_kept_would_be_seen(sums: list[Tensor], monkeypatch: 
 
 
 @pytest.mark.parametrize("spoiled", [math.inf, math.nan, 3e38])
-def test_a_record_that_is_not_finite_counts_as_none(sums: list[Tensor], silent: None, spoiled: float) -> None:
+def test_step_record_that_is_not_finite_counts_as_none(
+    sums: list[Tensor], silent: None, spoiled: float
+) -> None:
     """No error tells of it, no number of the others changes, and no parameter is lost."""
     inputs, labels = images(3)
     inputs[2] = spoiled
@@ -124,7 +130,7 @@ class Raising(nn.Module):
         return inputs
 
 
-def test_a_record_on_which_the_model_raises_counts_as_none(sums: list[Tensor], silent: None) -> None:
+def test_step_record_on_which_the_model_raises_counts_as_none(sums: list[Tensor], silent: None) -> None:
     """The batch is computed again by records, and each of the others has the gradient that it had."""
     inputs, labels = images(4)
     inputs[2] = 1e3
@@ -137,13 +143,13 @@ def test_a_record_on_which_the_model_raises_counts_as_none(sums: list[Tensor], s
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.3, 1.0, 3.7, 1000.0])
-def test_the_grid_keeps_the_noise_multiplier(noise: float) -> None:
+def test_grid_keeps_the_noise_multiplier(noise: float) -> None:
     grid = GradientGrid.from_settings(DpSgdSection(noise_multiplier=noise, clip=2.0, sampling_rate=1.0))
     assert Fraction(2**20, grid.radius) >= Fraction(noise) > Fraction(2**20, grid.radius + 1)
     assert grid.step * grid.radius == pytest.approx(2.0, rel=1e-3)
 
 
-def test_physical_batches_add_up_to_one(
+def test_step_physical_batches_add_up_to_one(
     sums: list[Tensor], silent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, labels = images(7)
@@ -158,7 +164,7 @@ def test_physical_batches_add_up_to_one(
     ("numbers", "expected", "size"),
     [(1, 1, 8), (1, 50, 64), (1, 500, 112), (10**5, 500, 80), (10**6, 50, 8), (10**7, 500, 1), (10**9, 1, 1)],
 )
-def test_physical_batches_suit_the_agreed_one_and_the_memory(numbers: int, expected: int, size: int) -> None:
+def test_physical_size_suits_the_agreed_batch_and_the_memory(numbers: int, expected: int, size: int) -> None:
     parameters = [nn.Parameter(torch.empty(numbers, device="meta"))]
     assert physical_size(parameters, CPU, expected) == size
 
@@ -206,7 +212,9 @@ def check_step(sums: list[Tensor], job: Job) -> list[float]:
 
 
 @pytest.mark.parametrize("clip", [0.001, 0.5], ids=["all clipped", "some"])
-def test_a_subject_moves_a_step_by_the_clip_at_most(sums: list[Tensor], at_once: int, clip: float) -> None:
+def test_step_one_subject_changes_the_sum_by_the_clip_at_most(
+    sums: list[Tensor], at_once: int, clip: float
+) -> None:
     changes = check_step(sums, owned(ALL.model_copy(update={"clip": clip}), guide=guide_of("pfpl")))
     assert len(changes) == 3
     if clip == 0.001:
@@ -214,9 +222,7 @@ def test_a_subject_moves_a_step_by_the_clip_at_most(sums: list[Tensor], at_once:
 
 
 @pytest.mark.parametrize("records", [1, 50])
-def test_a_subjects_gradient_is_clipped_as_one_for_any_number_of_records(
-    sums: list[Tensor], records: int
-) -> None:
+def test_subject_units_are_clipped_as_one_for_any_number_of_records(sums: list[Tensor], records: int) -> None:
     inputs, labels = images(1)
     owners = np.zeros(records, np.int64)
     same = job_of(tiny(), inputs.repeat(records, 1, 1, 1), labels.repeat(records), owners=owners)
@@ -224,7 +230,7 @@ def test_a_subjects_gradient_is_clipped_as_one_for_any_number_of_records(
 
 
 @pytest.mark.parametrize("name", ["pfpl", "fedpc", "feddbp", "fedplcc"])
-def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(name: str, at_once: int) -> None:
+def test_subject_units_gradient_is_the_mean_of_its_records(name: str, at_once: int) -> None:
     """The clip clips nothing: a step subtracts the subjects' means, but for truncation."""
     inputs, labels = images(len(OWNERS))
     inputs = inputs.double()  # in float32 rounding decides ReLUs at a tie
@@ -239,14 +245,14 @@ def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(name: str, at_
     torch.testing.assert_close(of_subjects, expected, rtol=0.0, atol=2 * 3 * 1e3 / 2**20)
 
 
-def test_subjects_of_one_record_are_records(sums: list[Tensor]) -> None:
+def test_subject_units_of_one_record_are_records(sums: list[Tensor]) -> None:
     single = np.arange(len(OWNERS), dtype=np.int64)[::-1].copy()
     for owners in (single, None):
         run_job(owned(owners=owners))
     assert torch.equal(sums[0], sums[1])
 
 
-def test_a_record_that_is_not_finite_takes_its_subject_and_no_other_out(sums: list[Tensor]) -> None:
+def test_subject_units_record_that_is_not_finite_drops_its_subject_alone(sums: list[Tensor]) -> None:
     inputs, labels = images(len(OWNERS))
     spoilt = inputs.clone()
     spoilt[4] = math.inf
@@ -259,7 +265,7 @@ def test_a_record_that_is_not_finite_takes_its_subject_and_no_other_out(sums: li
 # Samples
 
 
-def test_a_sample_has_all_records_of_its_subjects_and_each_subject_with_the_rate() -> None:
+def test_subject_units_sample_has_all_records_of_its_subjects() -> None:
     subjects, owners = SubjectUnits(OWNERS), OWNERS.tolist()
     assert subjects.count == 3
     assert subjects.begin_step([0, 2]) == [1, 6, 0, 2, 4, 5]
@@ -269,7 +275,7 @@ def test_a_sample_has_all_records_of_its_subjects_and_each_subject_with_the_rate
     assert RecordUnits(4).begin_step([1, 3]) == [1, 3]
 
 
-def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_samples_subjects_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     """600 steps: how often each subject took part, and two of them together; a sample by records would have some of
     a subject's records without the others. By exact tails: a false alarm of 4e-10 at most."""
     found: list[list[int]] = []
@@ -294,7 +300,9 @@ def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) ->
 # Weaker doubles: each of them is caught
 
 
-def test_clipping_of_records_is_caught(sums: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_clips_records_of_a_subject_is_too_sensitive(
+    sums: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = owned(ALL.model_copy(update={"clip": 0.001}))
     check_step(sums, job)
     monkeypatch.setattr(SubjectUnits, "combine", lambda _, rows: rows)
@@ -302,7 +310,7 @@ def test_clipping_of_records_is_caught(sums: list[Tensor], monkeypatch: pytest.M
         check_step(sums, job)
 
 
-def test_a_subject_that_is_clipped_in_each_physical_batch_is_caught(
+def test_step_that_clips_a_subject_in_each_batch_is_too_sensitive(
     sums: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "physical_size", lambda *_: 2)
@@ -322,7 +330,7 @@ def test_a_subject_that_is_clipped_in_each_physical_batch_is_caught(
         check_step(sums, job)
 
 
-def test_a_site_is_sampled_by_nothing_and_refused_by_name() -> None:
+def test_agreement_dp_sgd_with_sites_as_units_is_refused() -> None:
     settings: dict[str, Any] = {
         "clip": 1.0,
         "noise_multiplier": 5.0,

@@ -63,7 +63,7 @@ def by_opacus(job: Job, settings: DpSgdSection) -> Tensor:
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("clip", [0.01, 30.0], ids=["clipped", "unclipped"])
-def test_without_noise_it_is_opacuss_own_step(silent: None, optimiser: str, clip: float) -> None:
+def test_step_without_noise_is_opacuss(silent: None, optimiser: str, clip: float) -> None:
     settings = ALL.model_copy(update={"clip": clip})
     inputs, labels = images(12)
     schedule = Schedule(
@@ -87,7 +87,7 @@ def test_without_noise_it_is_opacuss_own_step(silent: None, optimiser: str, clip
     assert float((ours - known).norm()) < allowed * float(known.norm())
 
 
-def test_an_epoch_has_the_steps_that_were_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_privately_takes_the_steps_that_were_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
     silence(monkeypatch, drawn)
     inputs, labels = images(4)
@@ -98,7 +98,7 @@ def test_an_epoch_has_the_steps_that_were_paid_for(monkeypatch: pytest.MonkeyPat
         assert drawn == [flat(tiny()).numel()] * count
 
 
-def test_losses_are_means_over_the_last_epochs_records(silent: None) -> None:
+def test_run_privately_losses_are_means_over_the_last_epochs_records(silent: None) -> None:
     inputs, labels = images(20)
     model = tiny()
     model.eval()
@@ -111,14 +111,14 @@ def test_losses_are_means_over_the_last_epochs_records(silent: None) -> None:
     assert found.alignment == pytest.approx(float(known.alignment * have), rel=1e-5)
 
 
-def test_training_that_diverged_is_told_by_the_parameters() -> None:
+def test_run_privately_diverged_training_is_refused_by_its_parameters() -> None:
     inputs, labels = images(4)
     job = job_of(tiny(), inputs, labels, dp_sgd=ALL, epochs=2)
     with pytest.raises(TrainingError, match="has diverged; lower the learning rate"):
         run_job(replace(job, schedule=replace(job.schedule, lr=3e38)))
 
 
-def test_dropout_does_not_follow_from_the_jobs_seed(silent: None) -> None:
+def test_run_privately_dropout_does_not_follow_the_seed(silent: None) -> None:
     """Dropout by the seed would follow from a record's place in the batch, and so from the other records."""
     inputs, labels = images(4)
     results = []
@@ -134,7 +134,9 @@ def test_dropout_does_not_follow_from_the_jobs_seed(silent: None) -> None:
 
 
 @pytest.mark.parametrize("batching", Batching)
-def test_no_way_of_training_leaves_out_the_noise(batching: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_with_dp_sgd_never_leaves_out_the_noise(
+    batching: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither one by one nor together."""
     drawn: list[int] = []
     silence(monkeypatch, drawn)
@@ -149,7 +151,7 @@ def test_no_way_of_training_leaves_out_the_noise(batching: Batching, monkeypatch
     assert len(drawn) == 3
 
 
-def test_a_proximal_term_is_refused() -> None:
+def test_run_privately_proximal_term_is_refused() -> None:
     inputs, labels = images(1)
     with pytest.raises(ModelError, match="proximal"):
         run_privately(job_of(tiny(), inputs, labels, proximal=0.1), ALL)
@@ -201,7 +203,7 @@ def most_rows(batch: int, padded: int, raising: int) -> int:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64, 100, 256])
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 256])
-def test_isolation_takes_few_computations_for_few_records(size: int, number: int) -> None:
+def test_isolate_failures_takes_few_computations_for_few_records(size: int, number: int) -> None:
     drawn = torch.Generator().manual_seed(size)
     group = torch.randperm(1000, generator=drawn)[:size].tolist()
     raising = frozenset(group[place] for place in torch.randperm(size, generator=drawn)[:number].tolist())
@@ -216,7 +218,7 @@ def test_isolation_takes_few_computations_for_few_records(size: int, number: int
 
 
 @pytest.mark.parametrize("guess", [frozenset(), frozenset(range(64)), frozenset({7})])
-def test_isolation_takes_no_result_from_the_probe(guess: frozenset[int]) -> None:
+def test_isolate_failures_takes_no_result_from_the_probe(guess: frozenset[int]) -> None:
     """A probe that finds no record, all, or a wrong one costs time only."""
     group, raising = list(range(64)), frozenset({3, 40})
     parts, order = isolate_failures(
@@ -246,7 +248,7 @@ def test_feature_pass_isolates_raising_records(size: int | None) -> None:
     assert sum(sizes) <= most_rows(len(labels), EVALUATION_BATCH, len(spoiled))
 
 
-def test_dp_sgd_isolates_raising_records(
+def test_step_isolates_raising_records(
     sums: list[Tensor], silent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others have the gradients that they have without the raising ones, to the last bit."""
