@@ -206,7 +206,7 @@ def play(
         data[VICTIM] = SiteData(data[VICTIM].train, tests) if tested else SiteData(read, None, root=root)
 
     def note(name: str, figures: SiteRound) -> None:
-        trainee = federation.pool._trainees[name]
+        trainee = federation.pool._learners[name]
         rows = trainee.guide.rows.numpy() if isinstance(trainee.guide, Targets) else np.zeros(0)
         averaged = np.zeros(0) if trainee.base is None else trainee.base.averaged
         run.results[figures.round, name] = np.concatenate([rows.ravel(), averaged])
