@@ -15,7 +15,7 @@ session, and data do only if they can no longer be read: docs/explanation/sessio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -24,6 +24,7 @@ import numpy as np
 from agreement import Agreement
 from agreement.derived.cohorts import stated_classes
 from agreement.derived.payload_forms import limits_of, result_form
+from agreement.registry.round_plan import ExchangeKind
 from agreement.storage.anchor_record import AnchorRecord
 from protoseal_wire import codec
 from protoseal_wire.class_presence import sign_presence
@@ -39,16 +40,27 @@ from protoseal_wire.messages import (
 )
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
-from secure_client.exchanges.exchange import ResultSummary
-from secure_client.exchanges.exchange_factory import build_exchange
+from secure_client.exchanges.clusters import ClusterExchange
+from secure_client.exchanges.exchange import ExchangeParts, ResultSummary, SiteExchange
+from secure_client.exchanges.peer_sums import PeerSumExchange
+from secure_client.exchanges.peers import PeerExchange
+from secure_client.exchanges.sums import SumExchange
 from secure_client.output.site_log import SiteRound, loss_figures, site_round
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.ledger_anchors import OwnAnchor, PeerAnchors
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.participants import Participants
 from secure_client.protocol.phase_order import PhaseOrder
+from secure_client.protocol.secure_aggregation import SecureAggregation
 from secure_client.protocol.sent_values import check_released, encode_answer, keep_values
 from secure_client.protocol.setup import Party, Setup
+
+_EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeParts], SiteExchange]] = {
+    ExchangeKind.PEERS: PeerExchange,
+    ExchangeKind.SUMS: SumExchange,
+    ExchangeKind.PEER_SUMS: PeerSumExchange,
+    ExchangeKind.CLUSTERS: ClusterExchange,
+}
 
 
 class Session:
@@ -92,9 +104,11 @@ class Session:
         self._party = self._setup.party
         self._order = PhaseOrder(agreement, journal)
         self._participants = Participants(agreement, self._party, self._setup, journal, anchors)
-        self._exchange = build_exchange(
-            agreement, self._party, trainee, journal, self._setup, self._participants
+        masks = SecureAggregation(agreement, self._party, self._setup, journal)
+        parts = ExchangeParts(
+            agreement, self._party.name, trainee, journal, self._setup, self._participants, masks
         )
+        self._exchange: SiteExchange = _EXCHANGES[agreement.plan.exchange](parts)
         self._summary = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
         self._on_round = on_round
@@ -218,14 +232,20 @@ class Session:
         check_released(self._agreement, self._trainee.values.released)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
-        base, keys = self._exchange.stated(key)
+        stated = self._exchange.presence(key)
         holds = stated_classes(self._agreement, key.round, self._trainee.values.held_classes())
         if self._kept_releases is not None:
             self._kept_releases.keep_sent(key, self._trainee.values.released, holds)
         # Last, so that the anchor covers the payments that training and a share of noise made.
         anchor = self._anchor.show(key.round)
         statement = sign_presence(
-            self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=anchor
+            self._party.credentials,
+            key,
+            roster.hash,
+            holds,
+            base=stated.base,
+            keys=stated.keys,
+            anchor=anchor,
         )
         return codec.encode_presence(statement)
 
@@ -261,11 +281,15 @@ class Session:
             figures = figures.model_copy(update=of_budget)
         self._on_round(figures)
 
-    @contextmanager
-    def _timing(self, part: str) -> Iterator[None]:
-        """Add the seconds spent inside to a part of the round's time, also after an error."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[part] += time.perf_counter() - start
+
+class _Stopwatch:
+    """Context manager that adds the seconds spent inside to one entry of a table."""
+
+    def __init__(self, table: dict[str, float], entry: str) -> None:
+        self._table, self._entry = table, entry
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._table[self._entry] += time.perf_counter() - self._start

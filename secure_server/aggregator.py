@@ -26,6 +26,7 @@ from crypto.protection import Combination, ServerHalf
 from crypto.work_pool import Pool
 from protoseal_files import durable_files
 from protoseal_wire.codec import Limits
+from protoseal_wire.messages import Phase
 from secure_server.exchanges.clusters import EncryptedClusters, MaskedClusters, PlainClusters
 from secure_server.exchanges.exchange import Attempt, Exchange, Outcome
 from secure_server.exchanges.peers import PeerExchange
@@ -78,7 +79,7 @@ class Aggregator:
         self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
         self._limits = limits_of(agreement)
         run = ExchangeInputs(agreement, self._limits, keys_path, executor)
-        self._exchange = _EXCHANGES[agreement.plan.exchange](run)
+        self._exchange = build_exchange(run)
         self._grouping = (
             SiteGrouping(agreement, self._limits, agreement.plan.row_scheme, executor)
             if agreement.method.is_grouped
@@ -128,36 +129,42 @@ class Aggregator:
         durable_files.write(self._keys_path, evaluation_keys)
 
 
-def _peers(run: ExchangeInputs) -> Exchange:
-    return PeerExchange(run.agreement, run.limits, server_half(run.agreement, run.keys_path, run.executor))
+def build_exchange(run: ExchangeInputs) -> Exchange:
+    """Return the coordinator's half of the agreed exchange; raise ``ValueError`` for a protection that has none."""
+    agreement, limits = run.agreement, run.limits
+    match agreement.plan.exchange:
+        case ExchangeKind.PEERS:
+            return PeerExchange(agreement, limits, server_half(agreement, run.keys_path, run.executor))
+        case ExchangeKind.SUMS | ExchangeKind.PEER_SUMS:
+            return _build_sums(run)
+        case ExchangeKind.CLUSTERS:
+            return _CLUSTERS[agreement.plan.values](agreement, limits)
 
 
-def _encrypted_groups(run: ExchangeInputs) -> Exchange:
-    return EncryptedGroupSums(run.agreement, run.limits, run.keys_path, run.executor)
+def _build_sums(run: ExchangeInputs) -> Exchange:
+    agreement, limits, protection = run.agreement, run.limits, run.agreement.protection
+    match agreement.plan.values:
+        case Form.VECTOR:
+            return PlainSums(agreement, limits)
+        case Form.WORDS:
+            return MaskedSumExchange(agreement, limits)
+        case Form.CIPHERTEXTS if Phase.MEANS in agreement.plan.phases:
+            return EncryptedGroupSums(agreement, limits, run.keys_path, run.executor)
+        case Form.CIPHERTEXTS:
+            return EncryptedSums(agreement, limits)
+        case Form.EXTENSION if protection.sums is not None:
+            server = protection.sums.server(agreement.settings_of(protection), agreement.sum_facts)
+            return EncryptedSums(agreement, limits, server)
+        case _:
+            raise ValueError(
+                f"protection {protection.value!r} does not serve method {agreement.method.value}"
+            )
 
 
-def _extension_sums(run: ExchangeInputs) -> Exchange:
-    agreement, protection = run.agreement, run.agreement.protection
-    if protection.sums is None:
-        raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
-    server = protection.sums.server(agreement.settings_of(protection), agreement.sum_facts)
-    return EncryptedSums(agreement, run.limits, server)
-
-
-_EXCHANGES: Mapping[ExchangeKind, Callable[[ExchangeInputs], Exchange]] = {
-    ExchangeKind.PLAIN_PEERS: _peers,
-    ExchangeKind.ROTATED_PEERS: _peers,
-    ExchangeKind.ENCRYPTED_PEERS: _peers,
-    ExchangeKind.EXTENSION_PEERS: _peers,
-    ExchangeKind.PLAIN_SUMS: lambda run: PlainSums(run.agreement, run.limits),
-    ExchangeKind.MASKED_SUMS: lambda run: MaskedSumExchange(run.agreement, run.limits),
-    ExchangeKind.MASKED_PEER_SUMS: lambda run: MaskedSumExchange(run.agreement, run.limits),
-    ExchangeKind.ENCRYPTED_SUMS: lambda run: EncryptedSums(run.agreement, run.limits),
-    ExchangeKind.ENCRYPTED_GROUPS: _encrypted_groups,
-    ExchangeKind.EXTENSION_SUMS: _extension_sums,
-    ExchangeKind.PLAIN_CLUSTERS: lambda run: PlainClusters(run.agreement, run.limits),
-    ExchangeKind.MASKED_CLUSTERS: lambda run: MaskedClusters(run.agreement, run.limits),
-    ExchangeKind.ENCRYPTED_CLUSTERS: lambda run: EncryptedClusters(run.agreement, run.limits),
+_CLUSTERS: Mapping[Form, Callable[[Agreement, Limits], Exchange]] = {
+    Form.LOCAL_CLUSTERS: PlainClusters,
+    Form.WORDS: MaskedClusters,
+    Form.CIPHERTEXTS: EncryptedClusters,
 }
 
 

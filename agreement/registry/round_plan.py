@@ -2,9 +2,8 @@
 
 This table is the only place that says which pair does what, whether a run adds up values, and whether its sites share
 a secret. A party maps ``RoundPlan.exchange`` to its class
-(:mod:`secure_client.exchanges.exchange_factory`, :mod:`secure_server.aggregator`);
-:mod:`agreement.derived.payload_forms` maps a
-:class:`Form` to sizes.
+(:mod:`secure_client.session`, :mod:`secure_server.aggregator`), and ``RoundPlan.values`` to the protection's half;
+:mod:`agreement.derived.payload_forms` maps a :class:`Form` to sizes.
 """
 
 from __future__ import annotations
@@ -33,21 +32,16 @@ ENCRYPTED_GROUPS = (Phase.VALUES, Phase.MEANS)
 
 
 class ExchangeKind(Enum):
-    """Exchanges between sites and coordinator. Each party has one class for each of them."""
+    """Exchanges between sites and coordinator. :class:`Form` tells apart what protects the values."""
 
-    PLAIN_PEERS = auto()
-    ROTATED_PEERS = auto()
-    ENCRYPTED_PEERS = auto()
-    EXTENSION_PEERS = auto()
-    PLAIN_SUMS = auto()
-    MASKED_SUMS = auto()
-    MASKED_PEER_SUMS = auto()
-    ENCRYPTED_SUMS = auto()
-    ENCRYPTED_GROUPS = auto()
-    EXTENSION_SUMS = auto()
-    PLAIN_CLUSTERS = auto()
-    MASKED_CLUSTERS = auto()
-    ENCRYPTED_CLUSTERS = auto()
+    PEERS = auto()
+    """Each site's rows in, for each site a combination of its peers' rows out."""
+    SUMS = auto()
+    """Vectors are added up, over all sites or in groups."""
+    PEER_SUMS = auto()
+    """One masked sum over all sites, from which each site subtracts its own rows."""
+    CLUSTERS = auto()
+    """Local prototypes are assigned to clusters, and added up in them."""
 
 
 class Form(Enum):
@@ -102,7 +96,7 @@ class RoundPlan:
 
 
 _PLAIN_SUMS = RoundPlan(
-    ExchangeKind.PLAIN_SUMS,
+    ExchangeKind.SUMS,
     Form.VECTOR,
     Form.MEANS,
     "values in clear",
@@ -111,27 +105,21 @@ _PLAIN_SUMS = RoundPlan(
     shares_secret=False,
 )
 _PLAIN_PEERS = replace(
-    _PLAIN_SUMS, exchange=ExchangeKind.PLAIN_PEERS, values=Form.ROWS, result=Form.ROWS, sums=False
+    _PLAIN_SUMS, exchange=ExchangeKind.PEERS, values=Form.ROWS, result=Form.ROWS, sums=False
 )
 _MASKED_SUMS = RoundPlan(
-    ExchangeKind.MASKED_SUMS, Form.WORDS, Form.MEANS, "pairwise masked sums", MASKED_SUM, shares_secret=False
+    ExchangeKind.SUMS, Form.WORDS, Form.MEANS, "pairwise masked sums", MASKED_SUM, shares_secret=False
 )
-_MASKED_PEER_SUMS = replace(_MASKED_SUMS, exchange=ExchangeKind.MASKED_PEER_SUMS, result=Form.PEER_SUMS)
-_ENCRYPTED_SUMS = RoundPlan(
-    ExchangeKind.ENCRYPTED_SUMS, Form.CIPHERTEXTS, Form.CIPHERTEXTS, "CKKS ciphertexts"
-)
-_EXTENSION_SUMS = RoundPlan(
-    ExchangeKind.EXTENSION_SUMS, Form.EXTENSION, Form.EXTENSION, "the extension's own payloads"
-)
+_MASKED_PEER_SUMS = replace(_MASKED_SUMS, exchange=ExchangeKind.PEER_SUMS, result=Form.PEER_SUMS)
+_ENCRYPTED_SUMS = RoundPlan(ExchangeKind.SUMS, Form.CIPHERTEXTS, Form.CIPHERTEXTS, "CKKS ciphertexts")
+_EXTENSION_SUMS = RoundPlan(ExchangeKind.SUMS, Form.EXTENSION, Form.EXTENSION, "the extension's own payloads")
 _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
     (Family.PEERS, Protection.PLAIN): _PLAIN_PEERS,
     (Family.PEERS, Protection.MASKED): RoundPlan(
-        ExchangeKind.ROTATED_PEERS, Form.ROWS, Form.ROWS, "rotated rows", sums=False
+        ExchangeKind.PEERS, Form.ROWS, Form.ROWS, "rotated rows", sums=False
     ),
-    (Family.PEERS, Protection.CKKS): replace(
-        _ENCRYPTED_SUMS, exchange=ExchangeKind.ENCRYPTED_PEERS, sums=False
-    ),
-    (Family.PEERS, None): replace(_EXTENSION_SUMS, exchange=ExchangeKind.EXTENSION_PEERS, sums=False),
+    (Family.PEERS, Protection.CKKS): replace(_ENCRYPTED_SUMS, exchange=ExchangeKind.PEERS, sums=False),
+    (Family.PEERS, None): replace(_EXTENSION_SUMS, exchange=ExchangeKind.PEERS, sums=False),
     (Family.SUMS, Protection.PLAIN): _PLAIN_SUMS,
     (Family.SUMS, Protection.MASKED): _MASKED_SUMS,
     (Family.SUMS, Protection.CKKS): _ENCRYPTED_SUMS,
@@ -142,22 +130,21 @@ _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
     ),
     (Family.GROUPS, Protection.CKKS): replace(
         _ENCRYPTED_SUMS,
-        exchange=ExchangeKind.ENCRYPTED_GROUPS,
         carries="rotated rows once, then CKKS ciphertexts",
         phases=ENCRYPTED_GROUPS,
     ),
     (Family.CLUSTERS, Protection.PLAIN): replace(
-        _PLAIN_SUMS, exchange=ExchangeKind.PLAIN_CLUSTERS, values=Form.LOCAL_CLUSTERS, result=Form.CLUSTERS
+        _PLAIN_SUMS, exchange=ExchangeKind.CLUSTERS, values=Form.LOCAL_CLUSTERS, result=Form.CLUSTERS
     ),
     (Family.CLUSTERS, Protection.MASKED): RoundPlan(
-        ExchangeKind.MASKED_CLUSTERS,
+        ExchangeKind.CLUSTERS,
         Form.WORDS,
         Form.CLUSTERS,
         "rotated directions, then pairwise masked sums",
         CLUSTERED_SUM,
     ),
     (Family.CLUSTERS, Protection.CKKS): RoundPlan(
-        ExchangeKind.ENCRYPTED_CLUSTERS,
+        ExchangeKind.CLUSTERS,
         Form.CIPHERTEXTS,
         Form.LABELLED_CIPHERTEXTS,
         "rotated directions, then CKKS ciphertexts",

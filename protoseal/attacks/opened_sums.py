@@ -22,11 +22,11 @@ import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement
-from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
 from agreement.derived.means import Means
+from agreement.derived.cohorts import group_cohort
 from agreement.derived.payload_forms import limits_of, result_form, sums_form
-from agreement.registry.round_plan import ExchangeKind, Form
+from agreement.registry.round_plan import Form
 from algorithms.fedpc.aggregation import Groups, mix_groups
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool
@@ -130,10 +130,10 @@ def list_holdings(run: RecordedRun, group: tuple[str, ...]) -> Bool:
 
 def read_assignment(run: RecordedRun) -> Assignment | None:
     """Return the assignment to clusters that every site was sent; None under ``plain``, where no site is."""
-    step = {ExchangeKind.MASKED_CLUSTERS: Phase.SHARES, ExchangeKind.ENCRYPTED_CLUSTERS: Phase.VALUES}
-    phase = step.get(run.agreement.plan.exchange)
-    if phase is None:
+    plan = run.agreement.plan
+    if Phase.DIRECTIONS not in plan.phases:
         return None
+    phase = plan.phases[1]  # the step after DIRECTIONS brings the assignment
     return codec.decode_assignment(_find_request(run, min(run.sites), phase), limits_of(run.agreement))
 
 

@@ -13,9 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from abc import abstractmethod
 from collections.abc import Sequence
 
-from agreement.derived.cohorts import fewest_listed, group_cohort, has_common_group
+from agreement.derived.cohorts import group_cohort
+from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.cohorts import fewest_listed, has_common_group
+from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import threshold
 from crypto.protection import Payload
@@ -23,8 +27,10 @@ from protoseal_wire import codec
 from protoseal_wire.class_presence import check_keys_given
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
-from secure_client.exchanges.exchange import ExchangeParts
+from secure_client.exchanges.exchange import ExchangeParts, PresenceBase, ResultSummary, SiteExchange
 from secure_client.protocol.secure_aggregation import Group
+
+_log = logging.getLogger("protoseal.site")
 
 _GROUPS, _BASE = "groups", "base of the round"
 
@@ -32,23 +38,23 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class RoundStartCheck:
-    """Checker of a round's groups and base against those that the site's journal recorded first.
-
-    Limit: a site cannot see whether the coordinator sends the same groups to every site. If members of a group get
-    different groups, their masks do not cancel.
-    """
+    """Check of a round's groups and base against those that the site's journal recorded first."""
 
     def __init__(self, parts: ExchangeParts) -> None:
-        self._agreement, self._site = parts.agreement, parts.site
-        self._journal, self._setup = parts.journal, parts.setup
+        self._agreement = parts.agreement
+        self._site = parts.site
+        self._journal = parts.journal
+        self._setup = parts.setup
 
-    def checked(self, key: PhaseKey, start: RoundStart, base: bytes) -> Payload | None:
+    def check(self, key: PhaseKey, start: RoundStart, base: bytes) -> Payload | None:
         """Return the result to catch up with, or None if the site already has the round's base, ``base``.
 
         Raises :class:`Violation` for unacceptable groups or an unacceptable base.
         """
+        # The journal decides what groups and base are, from the first time that the coordinator stated them.
         self._keep_groups(start.groups)
         self._keep_base(key, start.base)
+        # The hash is what all members state and bind their masks to, so a result to catch up with must have it.
         if start.catch_up is not None:
             self._check_hash(start.catch_up, start.base)
         if start.base == base:
@@ -63,8 +69,8 @@ class RoundStartCheck:
         stored = self._journal.get(_GROUPS)
         if stored is None:
             raise Violation("the coordinator sent a later phase before the groups")
-        (own,) = (group for group in json.loads(stored[1]) if self._site in group)
-        return tuple(own)
+        (group,) = (group for group in json.loads(stored[1]) if self._site in group)
+        return tuple(group)
 
     def _keep_groups(self, groups: Groups) -> None:
         content = json.dumps(groups).encode()
@@ -134,19 +140,25 @@ class RoundStartCheck:
             raise Violation("the result to catch up with has another hash than the round's base")
 
 
-_log = logging.getLogger("protoseal.site")
-
-
 class GroupMembers:
     """Reader of a site's group from the coordinator's active lists, which come with the first step of a round."""
 
     def __init__(self, parts: ExchangeParts, starts: RoundStartCheck) -> None:
-        self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
-        self._participants, self._starts, self._setup = parts.participants, starts, parts.setup
-        self._masked, self._site = parts.agreement.plan.masked, parts.site
-        self._listed = parts.agreement.plan.phases[0]
+        self._agreement = parts.agreement
+        self._site = parts.site
+        self._learner = parts.learner
+        self._journal = parts.journal
+        self._setup = parts.setup
+        self._participants = parts.participants
+        self._starts = starts
+        self._masked = parts.agreement.plan.masked
+        self._first_step = parts.agreement.plan.phases[0]
 
-    def asked(self, key: PhaseKey, request: bytes) -> Group:
+    def group_of_step(self, key: PhaseKey, request: bytes) -> Group:
+        """Return the group for a step: the list of the first step decides, and later steps stand on it."""
+        return self.verify_listed(key, request) if key.phase is self._first_step else self.accepted_group(key)
+
+    def verify_listed(self, key: PhaseKey, request: bytes) -> Group:
         """Return the group that the first step of a round names; raise :class:`Violation` for an unacceptable group.
 
         Under masks, a group whose sum could be subtracted from an earlier sum of the round is unacceptable too.
@@ -156,28 +168,28 @@ class GroupMembers:
             self._check_earlier_sums_cannot_open(key, group)
         return group
 
-    def agreed(self, key: PhaseKey) -> Group:
+    def accepted_group(self, key: PhaseKey) -> Group:
         """Return the group that this site accepted in the attempt."""
-        return self._group(self._participants.agreed(key, self._listed))
+        return self._group(self._participants.agreed(key, self._first_step))
 
-    def known(self, key: PhaseKey) -> int:
+    def participant_count(self, key: PhaseKey) -> int:
         """Return the number of participants known to this site; a site that dropped out early counts only itself."""
-        if self._journal.request(PhaseKey(key.run, key.round, key.attempt, self._listed)) is None:
+        if self._journal.request(PhaseKey(key.run, key.round, key.attempt, self._first_step)) is None:
             return 1
-        return len(self._participants.agreed(key, self._listed).statements)
+        return len(self._participants.agreed(key, self._first_step).statements)
 
     def _group(self, active: ActiveList) -> Group:
-        """Return the own group's members on a verified list, after checking their number and common base."""
-        own = self._starts.own_group()
-        statements = [each for each in active.statements if each.site in own]
+        """Return this site's group on a verified list, after checking its number of members and their common base."""
+        members = self._starts.own_group()
+        statements = [statement for statement in active.statements if statement.site in members]
         self._check_enough_members(len(statements))
-        self._check_members_share_base([each.base for each in statements])
+        self._check_members_share_base([statement.base for statement in statements])
         if self._masked:
             self._check_keys(active)
-        keys = {each.site: each.keys for each in statements if each.keys is not None}
-        cohort = group_cohort(active, own, self._agreement)
+        keys = {statement.site: statement.keys for statement in statements if statement.keys is not None}
+        cohort = group_cohort(active, members, self._agreement)
         self._participants.asked = cohort.holds[cohort.index(self._site)]
-        return Group(cohort, keys, self._trainee.base_hash)
+        return Group(cohort, keys, self._learner.base_hash)
 
     def _check_earlier_sums_cannot_open(self, key: PhaseKey, group: Group) -> None:
         """Check that no sum with this site's masked vector from an earlier attempt of the round can open.
@@ -188,7 +200,7 @@ class GroupMembers:
         can still release shares, besides c colluders: too few if c < 2t − n.
         """
         for earlier in self._journal.attempts_before(key, Phase.VALUES):
-            listed = self.agreed(earlier).cohort.sites
+            listed = self.accepted_group(earlier).cohort.sites
             back, least = len(set(listed) & set(group.cohort.sites)), threshold(len(listed))
             if back < least:
                 _log.error(
@@ -225,7 +237,7 @@ class GroupMembers:
 
     def _check_members_share_base(self, bases: Sequence[bytes]) -> None:
         """Check that all members state one base: the coordinator could track a base given to one member alone."""
-        if set(bases) != {self._trainee.base_hash}:
+        if set(bases) != {self._learner.base_hash}:
             raise Violation("the members of the group do not all train from the same result")
 
     def _check_keys(self, active: ActiveList) -> None:
@@ -233,3 +245,52 @@ class GroupMembers:
             check_keys_given(active)
         except CryptoError as error:
             raise Violation(f"the active list is refused: {error}") from error
+
+
+class GroupExchange(SiteExchange):
+    """Exchange whose sites form groups, and train in each round from their group's last result.
+
+    A subclass says what leaves in a step, and what a result is.
+    """
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        self._agreement = parts.agreement
+        self._site = parts.site
+        self._learner = parts.learner
+        self._masks = parts.masks
+        self._limits = limits_of(parts.agreement)
+        self._starts = RoundStartCheck(parts)
+        self._members = GroupMembers(parts, self._starts)
+
+    def start(self, key: PhaseKey, start: RoundStart) -> None:
+        """See :class:`secure_client.exchanges.exchange.SiteExchange`, here and below."""
+        catch_up = self._starts.check(key, start, self._learner.base_hash)
+        if catch_up is not None:
+            # The base belongs to the round before: a model already trained in this round from another base is
+            # discarded.
+            self.take_catch_up(key, start.base, catch_up)
+
+    def presence(self, key: PhaseKey) -> PresenceBase:
+        """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked."""
+        keys = self._masks.fresh_keys(key) if self._agreement.plan.masked else None
+        return PresenceBase(self._learner.base_hash, keys)
+
+    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
+        """Take the base that the group's members train from next."""
+        payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
+        classes = self.take_result(key, hashlib.sha256(request).digest(), payload)
+        # The attempt is over: its secrets could open its uploads later.
+        self._masks.forget(key)
+        return ResultSummary(self._members.participant_count(key), classes)
+
+    def end(self) -> None:
+        """Erase the secrets of an attempt that had no result, if there is one."""
+        self._masks.leave()
+
+    @abstractmethod
+    def take_catch_up(self, key: PhaseKey, base: bytes, payload: Payload) -> None:
+        """Take the result of the round before, with the hash ``base``, which this site missed."""
+
+    @abstractmethod
+    def take_result(self, key: PhaseKey, base: bytes, payload: Payload) -> Bool:
+        """Take the result of a round, with the hash ``base``; return the classes (K,) that the site got."""

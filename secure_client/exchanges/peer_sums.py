@@ -21,7 +21,6 @@ training.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,8 +28,8 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from agreement.derived.payload_forms import longest_mean
 from agreement.derived.cohorts import fewest_listed
-from agreement.derived.payload_forms import limits_of, longest_mean, result_form
 from algorithms.averaging import Counts
 from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl.aggregation import personalise
@@ -38,14 +37,13 @@ from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.member_signatures import verify_signed_survivors
 from crypto.pairwise.wire_values import SCHEME as PAIRWISE
-from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload
 from crypto.prototype_row_checks import whole_numbers
 from protoseal_wire import codec
-from protoseal_wire.messages import Phase, PhaseKey, RoundStart, SumMembers
+from protoseal_wire.messages import Phase, PhaseKey, SumMembers
 from secure_client.errors import Violation
-from secure_client.exchanges.exchange import ExchangeParts, ResultSummary
-from secure_client.exchanges.groups import GroupMembers, RoundStartCheck
+from secure_client.exchanges.exchange import ExchangeParts
+from secure_client.exchanges.groups import GroupExchange
 from secure_client.protocol.secure_aggregation import Group
 from secure_client.protocol.sent_values import Answer
 
@@ -61,61 +59,46 @@ class PeerSum:
     holders: Counts
 
 
-class PeerSumExchange:
+class PeerSumExchange(GroupExchange):
     """Sums of a run over all sites, from each of which a member subtracts its own term."""
 
     def __init__(self, parts: ExchangeParts) -> None:
-        self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
-        self._journal, self._setup, self._masks = parts.journal, parts.setup, parts.masks
-        self._limits = limits_of(parts.agreement)
-        self._starts = RoundStartCheck(parts)
-        self._members = GroupMembers(parts, self._starts)
-
-    def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """See :class:`secure_client.exchanges.exchange.SiteExchange`, here and below."""
-        caught_up = self._starts.checked(key, start, self._trainee.base_hash)
-        if caught_up is None:
-            return
-        summed = self._read(key.run, caught_up)
-        if summed.members.round >= key.round:
-            raise Violation(f"round {key.round} starts from a sum of round {summed.members.round}")
-        self._take(key.round - 1, start.base, summed)
-
-    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys]:
-        """Return the hash of the result that the model was trained from, and fresh keys."""
-        return self._trainee.base_hash, self._masks.fresh_keys(key)
+        super().__init__(parts)
+        self._journal = parts.journal
+        self._setup = parts.setup
 
     def step(self, key: PhaseKey, request: bytes) -> Answer:
-        """Answer one of the masked sum's steps."""
-        group = self._members.asked(key, request) if key.phase is Phase.SHARES else self._members.agreed(key)
-        return self._masks.step(key, group, request, partial(self._vector, key))
+        """Answer one of the steps of secure aggregation."""
+        return self._masks.step(
+            key, self._members.group_of_step(key, request), request, partial(self._vector, key)
+        )
 
-    def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
-        """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers' mean."""
-        payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
+    def take_catch_up(self, key: PhaseKey, base: bytes, payload: Payload) -> None:
+        """Set the targets from the sum of an earlier round, which this site missed."""
+        summed = self._read(key.run, payload)
+        if summed.members.round >= key.round:
+            raise Violation(f"round {key.round} starts from a sum of round {summed.members.round}")
+        self._take(key.round - 1, base, summed)
+
+    def take_result(self, key: PhaseKey, base: bytes, payload: Payload) -> Bool:
+        """Set the targets of later rounds: α of the site's prototypes plus 1 − α of the peers' mean."""
         summed = self._read(key.run, payload)
         self._check_attempt(key, summed.members)
-        given = self._take(key.round, hashlib.sha256(request).digest(), summed)
-        self._masks.forget(key)
-        return ResultSummary(self._members.known(key), given)
-
-    def end(self) -> None:
-        """Erase the secrets of an attempt that had no result, if there is one."""
-        self._masks.leave()
+        return self._take(key.round, base, summed)
 
     # Values sent
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """Return the prototypes (K·d,), zeros for classes withheld in the attempt, and keep them as rounded."""
-        rows, _ = self._trainee.train_round(key.round)
+        rows, _ = self._learner.train_round(key.round)
         holds = group.cohort.holds[group.cohort.index(self._site)]
         vector = np.where(holds[:, None], rows, 0.0).ravel()
         if not self._agreement.sends_rows(key.round):
             return vector  # zeros: the result repeats an earlier sum, whose term stays
         ring = self._agreement.fixed_point()
         rounded = ring.decode_sum(ring.encode(vector), 1).reshape(rows.shape)
-        kept = {"rows": rounded, "holds": holds, "attempt": np.array([key.attempt])}
-        self._journal.put(_TERM, key.round, safetensors.numpy.save(kept))
+        stored = {"rows": rounded, "holds": holds, "attempt": np.array([key.attempt])}
+        self._journal.put(_TERM, key.round, safetensors.numpy.save(stored))
         return vector
 
     def _term(self, members: SumMembers) -> tuple[NDArray[np.float64], Bool]:
@@ -126,9 +109,9 @@ class PeerSumExchange:
         """
         stored = self._journal.get(_TERM)
         if stored is not None and self._site in members.signed.sites:
-            kept = safetensors.numpy.load(stored[1])
-            if (stored[0], int(kept["attempt"][0])) == (members.round, members.attempt):
-                return kept["rows"], kept["holds"]
+            term = safetensors.numpy.load(stored[1])
+            if (stored[0], int(term["attempt"][0])) == (members.round, members.attempt):
+                return term["rows"], term["holds"]
         shape = (len(self._agreement.classes), self._agreement.dim)
         return np.zeros(shape), np.zeros(shape[0], dtype=np.bool_)
 
@@ -137,16 +120,16 @@ class PeerSumExchange:
     def _take(self, round_number: int, base: bytes, summed: PeerSum) -> Bool:
         """Make a result the base of later rounds; return the classes (K,) that have a target."""
         nothing = np.zeros(0)
-        if not self._trainee.has_trained:  # there are no own prototypes to mix in yet
+        if not self._learner.has_trained:  # the site has no prototypes to mix in yet
             given = np.zeros(len(summed.rows), dtype=np.bool_)
-            self._trainee.take_base(round_number, base, np.zeros_like(summed.rows), given, nothing)
+            self._learner.take_base(round_number, base, np.zeros_like(summed.rows), given, nothing)
             return given
-        rows, held = self._trainee.values.latest()
+        rows, held = self._learner.values.latest()
         given = np.asarray(held & (summed.holders > 0))
         # A class that the site does not hold keeps its own row, so that the sum of others' leaves no trace here.
         peers = np.where(given[:, None], self._peers(rows, summed), rows)
         targets = personalise(rows, peers, self._agreement.own_share)
-        self._trainee.take_base(round_number, base, targets, given, nothing)
+        self._learner.take_base(round_number, base, targets, given, nothing)
         return given
 
     def _peers(self, rows: Float, summed: PeerSum) -> NDArray[np.float64]:
@@ -225,9 +208,9 @@ class PeerSumExchange:
         """
         members = summed.members
         key = PhaseKey(run, members.round, members.attempt, Phase.SHARES)
-        if members.base != self._trainee.base_hash or not self._journal.request(key):
+        if members.base != self._learner.base_hash or not self._journal.request(key):
             return
-        cohort = self._members.agreed(key).cohort
+        cohort = self._members.accepted_group(key).cohort
         staying = np.isin(cohort.sites, members.signed.sites)
         if members.listed != cohort.sites:
             raise Violation("the result is the sum of an attempt with other sites")

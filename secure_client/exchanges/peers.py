@@ -14,31 +14,40 @@ from crypto.protection import Cohort, Payload, ProtectedPayload, Rows, SiteHalf
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.error_containment import hide_decryption_errors
-from secure_client.errors import Violation
-from secure_client.exchanges.exchange import ExchangeParts, ResultSummary
-from secure_client.exchanges.row_protection import peer_half
+from secure_client.exchanges.exchange import (
+    ExchangeParts,
+    PresenceBase,
+    ResultSummary,
+    SiteExchange,
+    check_nothing_given,
+)
+from secure_client.exchanges.row_protection import check_peer_half, peer_half
 
 _log = logging.getLogger("protoseal.site")
 
 
-class PeerExchange:
+class PeerExchange(SiteExchange):
     """PEERS rounds at a site: each site receives an individual answer, so there are no groups and no common base.
 
     No answer of the site depends on a decryption (Li and Micciancio, eprint 2020/1533).
     """
 
     def __init__(self, parts: ExchangeParts) -> None:
-        self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
-        self._setup, self._participants = parts.setup, parts.participants
+        self._agreement = parts.agreement
+        self._site = parts.site
+        self._learner = parts.learner
+        self._setup = parts.setup
+        self._participants = parts.participants
         self._limits = limits_of(parts.agreement)
+        check_peer_half(parts.agreement)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.exchanges.exchange.SiteExchange`, here and below."""
         check_nothing_given(key, start)
 
-    def stated(self, key: PhaseKey) -> tuple[bytes, None]:  # noqa: ARG002 (the interface's argument)
+    def presence(self, key: PhaseKey) -> PresenceBase:  # noqa: ARG002 (the interface's argument)
         """Return no base and no keys."""
-        return b"", None
+        return PresenceBase()
 
     def step(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
         """Answer VALUES with the protected prototypes."""
@@ -58,13 +67,13 @@ class PeerExchange:
         # This is the list for which this site protected its values.
         cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
         if not self._agreement.sends_rows(key.round):
-            return ResultSummary(len(cohort.sites), self._trainee.prototypes().has_personal)
+            return ResultSummary(len(cohort.sites), self._learner.prototypes().has_personal)
         rows = self._rows(key)
         given = np.asarray(cohort.holds[cohort.index(self._site)])
         peers = self._peers(key, payload, rows, cohort)
         if peers is not None:
             targets = personalise(rows, peers, self._agreement.own_share) * self._agreement.norm_bound
-            self._trainee.take_targets(key.round, targets, given)
+            self._learner.take_targets(key.round, targets, given)
         return ResultSummary(len(cohort.sites), given)
 
     def end(self) -> None:
@@ -86,16 +95,8 @@ class PeerExchange:
 
     def _rows(self, key: PhaseKey) -> Rows:
         """Return this round's prototypes in units of the norm bound: (K, d), norms at most 1."""
-        rows, _ = self._trainee.train_round(key.round)
+        rows, _ = self._learner.train_round(key.round)
         return np.asarray(rows / self._agreement.norm_bound)
 
     def _half(self, key: PhaseKey, cohort: Cohort) -> SiteHalf:
         return peer_half(self._agreement, self._setup, key, cohort)
-
-
-def check_nothing_given(key: PhaseKey, start: RoundStart) -> None:
-    """Raise :class:`Violation` for a start with groups or a base, where the method or the round has neither."""
-    if start != RoundStart():
-        raise Violation(
-            f"round {key.round} has neither groups nor a base, but the coordinator sent some with PRESENCE"
-        )

@@ -1,6 +1,7 @@
-"""Exchanges of one step: all participants send their values at once, and a missing participant fails the attempt.
+"""Halves for rows, and the contexts that bind a half to one attempt.
 
-This module gives the protection's site half its secret and, for rotations, the context that binds them to one step.
+A half gets the secret that the sites share and, for rotations and third parties' protections, a context that no two
+attempts have in common.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ from agreement import Agreement
 from agreement.registry.round_plan import Form
 from crypto import plain
 from crypto.ckks.site import CkksSite
-from crypto.plain import PlainSite, PlainValues
+from crypto.plain import PlainSite
 from crypto.protection import Cohort, Combination, DeclaredHalf, SiteHalf
 from crypto.rotation import RotationSite
 from crypto.signed_encoding import encode
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.protocol.sent_values import check_cleartext_agreed
 from secure_client.protocol.setup import Setup
+
+
+def check_peer_half(agreement: Agreement) -> None:
+    """Raise ``ValueError`` unless the agreed protection has a half for rows, before a run takes any value from data."""
+    form, protection = agreement.plan.values, agreement.protection
+    if form not in {Form.EXTENSION, Form.CIPHERTEXTS, Form.ROWS}:
+        raise ValueError(f"uploads of form {form.name} are no rows")
+    if form is Form.EXTENSION and protection.peers is None:
+        raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
 
 
 def peer_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort) -> SiteHalf:
@@ -44,15 +54,6 @@ def row_protection(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHal
         check_cleartext_agreed(agreement)
         return PlainSite()
     return RotationSite(setup.rotation_seed(), rotation_context(agreement, setup, key))
-
-
-def plain_values(agreement: Agreement) -> PlainValues:
-    """Return the half of sums and clusters in the clear; raise :class:`secure_client.errors.Unprotected` but in plain.
-
-    An exchange of another protection that runs the plain exchange's step by mistake is stopped here.
-    """
-    check_cleartext_agreed(agreement)
-    return PlainValues()
 
 
 def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: Phase = Phase.VALUES) -> bytes:

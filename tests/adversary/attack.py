@@ -28,7 +28,7 @@ THRESHOLD, BINDING_FIELDS = (
     "crypto.pairwise.attempt_binding.threshold",
     "crypto.pairwise.attempt_binding.Binding.fields",
 )
-BROADCAST = "secure_client.exchanges.rotated_clusters.broadcast"
+BROADCAST = "secure_client.exchanges.cluster_directions.broadcast"
 GROUPS_UNCHANGED = "secure_client.exchanges.groups.RoundStartCheck._check_unchanged"
 
 _DOUBLES: dict[str, Any] = {

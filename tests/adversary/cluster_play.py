@@ -14,7 +14,7 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
 from protoseal_wire.messages import ActiveList, AssignedRows, Assignment, Phase
-from secure_client.exchanges import rotated_clusters
+from secure_client.exchanges import cluster_directions
 from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters
 from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
@@ -106,7 +106,7 @@ class ClusterAttempt(Attempt):
     def broadcast(self) -> bytes:
         """Broadcast as that site binds it."""
         # By the name that a double may have been given.
-        bind: Callable[[bytes, bytes], bytes] = vars(rotated_clusters)["broadcast"]
+        bind: Callable[[bytes, bytes], bytes] = vars(cluster_directions)["broadcast"]
         return bind(super().broadcast, codec.encode_assignment(self.assignment))
 
     @property

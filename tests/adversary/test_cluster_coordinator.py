@@ -16,7 +16,7 @@ from agreement import Agreement
 from crypto.errors import CryptoError
 from protoseal_wire.messages import Assignment
 from secure_client.errors import Violation
-from secure_client.exchanges import rotated_clusters
+from secure_client.exchanges import cluster_directions
 from tests.adversary.attack import assert_nothing_answered, assert_refused, by_layer, weaken, weaken_all_but
 from tests.adversary.cluster_attacks import CLUSTER_ATTACKS, begun, replace_clusters
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
@@ -129,6 +129,6 @@ def test_each_attempt_turns_by_a_rotation_of_its_own_and_shows_the_same_cosines(
     np.testing.assert_allclose((first @ first.T)[same], (units @ units.T)[same], atol=1e-12)
     assert np.abs((first @ first.T)[~same] - (units @ units.T)[~same]).max() > 0.1
     # The power of the check: a context without the attempt.
-    monkeypatch.setattr(rotated_clusters, "rotation_context", lambda *_: b"the same in every attempt")
+    monkeypatch.setattr(cluster_directions, "rotation_context", lambda *_: b"the same in every attempt")
     third, fourth = (np.concatenate(_grams(play, attempt)) for attempt in (3, 4))
     np.testing.assert_array_equal(third, fourth)

@@ -89,7 +89,9 @@ def test_counts_detect_a_graph_too_sparse_to_mask_every_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A chance of 15 of 1024: in four attempts of five the victim has no mask with the honest."""
-    monkeypatch.setattr(masks, "linked", lambda secret, pair, chance: have_mask(secret, pair, chance // 64))
+    monkeypatch.setattr(
+        masks, "have_mask", lambda secret, pair, chance: have_mask(secret, pair, chance // 64)
+    )
     with pytest.raises(LearntError, match="the victim: byte 0"):
         check_counts_alike(SCENES["sparse"])
 

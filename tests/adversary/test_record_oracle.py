@@ -15,7 +15,7 @@ import pytest
 from agreement import Method, Protection
 from algorithms.fedplcc import LocalClusters
 from secure_client.checkpoints.checkpoints import TrainedValues
-from secure_client.exchanges.rotated_clusters import substitute_directions
+from secure_client.exchanges.cluster_directions import substitute_directions
 from tests.adversary.presence_oracle import CLASSES, PIXELS, agreed, classes_with_a_direction
 from tests.adversary.record_oracle import (
     GRID,

@@ -19,8 +19,8 @@ from crypto.protection import Payload
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.exchanges import rotated_clusters
-from secure_client.exchanges.rotated_clusters import substitute_directions
+from secure_client.exchanges import cluster_directions
+from secure_client.exchanges.cluster_directions import substitute_directions
 from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.learner import Learner
 from tests.adversary.cluster_attacks import assert_is, begun
@@ -137,7 +137,7 @@ def test_comparison_detects_zeros_whose_directions_are_drawn_anew(
 ) -> None:
     """The power of the above: a site that does not keep its secret."""
     have(monkeypatch, dead, B, C)
-    monkeypatch.setattr(rotated_clusters, "derive", lambda *_: secrets.token_bytes(32))
+    monkeypatch.setattr(cluster_directions, "derive", lambda *_: secrets.token_bytes(32))
     assert repeated(play) > 1e-2
 
 

@@ -35,11 +35,8 @@ from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.fedplcc.objective import Objective as FedplccObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.simulation.local_federation import LocalFederation
-from secure_client.exchanges.exchange import SiteExchange
-from secure_client.exchanges.exchange_factory import build_exchange
-from secure_client.exchanges.peers import PeerExchange as PeerCombinationsAtSite
-from secure_client.exchanges.plain_sums import PlainSums as PlainSumsAtSite
-from secure_client.session import Session
+from secure_client.exchanges.peers import PeerExchange as PeerExchangeAtSite
+from secure_client.exchanges.sums import SumExchange
 from secure_client.training import recipes
 from secure_client.training.recipes import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
@@ -61,9 +58,9 @@ OBJECTIVES: dict[Method, Any] = {
     **dict.fromkeys((Method.LOCAL, Method.SELF), PfplObjective),
 }
 AT_A_SITE: dict[Family, Any] = {
-    Family.PEERS: PeerCombinationsAtSite,
-    Family.GROUPS: PlainSumsAtSite,
-    Family.SUMS: PlainSumsAtSite,
+    Family.PEERS: PeerExchangeAtSite,
+    Family.GROUPS: SumExchange,
+    Family.SUMS: SumExchange,
 }
 AT_THE_COORDINATOR: dict[Family, Any] = {
     Family.PEERS: PeerExchange,

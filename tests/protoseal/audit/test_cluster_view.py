@@ -22,7 +22,7 @@ from crypto.rotation import RotationSite
 from protoseal.audit.coordinator_view import describe_view, search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.exchanges import rotated_clusters
+from secure_client.exchanges import cluster_directions
 from secure_server.exchanges import secure_aggregation as server_side
 from tests.conformance.clustered_runs import ClusterTranscript, excess, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
@@ -124,7 +124,7 @@ def test_directions_have_no_norms_and_no_counts(masked: ClusterTranscript) -> No
 
 
 def test_norms_that_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rotated_clusters, "directions", lambda rows: rows / 20.0)
+    monkeypatch.setattr(cluster_directions, "directions", lambda rows: rows / 20.0)
     monkeypatch.setattr("secure_server.exchanges.cluster_assignment.NORM_SLACK", 1.0)
     weakened = recorded(Protection.MASKED, tmp_path)
     assert all(excess(weakened, number) <= 1.0 for number in (1, 2))

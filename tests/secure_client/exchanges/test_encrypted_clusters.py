@@ -15,8 +15,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
-from secure_client.exchanges.encrypted_clusters import EncryptedClusters
-from secure_client.exchanges.plain_clusters import PlainClusters
+from secure_client.exchanges.clusters import ClusterExchange
 from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
 from tests.adversary.encrypted_play import Vector, forged, hash_of, key_of, play_quickly
@@ -110,10 +109,15 @@ def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ClusterPl
     check_kept(play, CHANGES[case])
 
 
+def raising(exchange: ClusterExchange, _number: int, _base: bytes, payload: Payload) -> object:
+    """Let an implausible decryption end the session."""
+    return exchange._half.read_result(payload)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "double", "shows"),
     [
-        (EncryptedClusters, "_take", PlainClusters._use, ImplausibleError),
+        (ClusterExchange, "_take", raising, ImplausibleError),
         (CheckpointedLearner, "keep_base", lambda *_: None, AssertionError),
     ],
     ids=["raising", "stating the old base"],

@@ -17,7 +17,7 @@ from crypto.protection import Payload
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
-from secure_client.exchanges.encrypted_sums import EncryptedGroupSums
+from secure_client.exchanges.sum_halves import MixedGroupsHalf
 from tests.adversary.encrypted_play import (
     EncryptedAttempt,
     Vector,
@@ -85,7 +85,7 @@ def test_a_member_that_does_not_lead_refuses_means(play: MaskedPlay, name: str) 
 def test_any_member_would_answer_means_without_the_check(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EncryptedGroupSums, "_check_leads", lambda *_: None)
+    monkeypatch.setattr(MixedGroupsHalf, "_check_leads", lambda *_: None)
     begun = EncryptedAttempt(play, *EVERYONE)
     assert begun.means(B, begun.summed(*EVERYONE)).blobs
 
@@ -217,8 +217,8 @@ def test_a_sum_that_cannot_be_right_is_answered_by_means_without_effect(pairs: M
     check_spoilt(pairs, SPOILT[case])
 
 
-def raising(method: EncryptedGroupSums, _key: object, groups: EncryptedGroups, payload: Payload) -> object:
-    return groups.parts(method._opened(payload))
+def raising(method: MixedGroupsHalf, _key: object, groups: EncryptedGroups, payload: Payload) -> object:
+    return groups.parts(method._sums.open_sum(payload))
 
 
 def loud(groups: EncryptedGroups) -> tuple[Vector, Vector]:
@@ -228,7 +228,7 @@ def loud(groups: EncryptedGroups) -> tuple[Vector, Vector]:
 @pytest.mark.parametrize(
     ("owner", "name", "double", "spoil", "shows"),
     [
-        (EncryptedGroupSums, "_parts", raising, fractional, ImplausibleError),
+        (MixedGroupsHalf, "_direction_and_means", raising, fractional, ImplausibleError),
         (EncryptedGroups, "nothing", loud, fractional, AssertionError),
         (CheckpointedLearner, "keep_base", lambda *_: None, fractional, AssertionError),
     ],

@@ -26,8 +26,7 @@ from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
-from secure_client.exchanges.encrypted_sums import EncryptedSums
-from secure_client.exchanges.plain_sums import PlainSums
+from secure_client.exchanges.sums import SumExchange
 from tests.adversary.encrypted_play import EncryptedAttempt, Vector, forged, hash_of, key_of, play_quickly
 from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.masked_play import MaskedPlay
@@ -200,10 +199,15 @@ def emptied(trainee: CheckpointedLearner, number: int, base: bytes) -> None:
     trainee.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
 
 
+def raising(exchange: SumExchange, _number: int, _base: bytes, payload: Payload) -> object:
+    """Let an implausible decryption end the session."""
+    return exchange._half.read_means(payload)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "double", "shows"),
     [
-        (EncryptedSums, "_take", PlainSums._use, ImplausibleError),
+        (SumExchange, "_take", raising, ImplausibleError),
         (CheckpointedLearner, "keep_base", nothing, AssertionError),
         (CheckpointedLearner, "keep_base", emptied, AssertionError),
         (encrypted_sums, "check_total", nothing, AssertionError),

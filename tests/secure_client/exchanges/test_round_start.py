@@ -11,6 +11,7 @@ from agreement import Protection
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
+from secure_client.exchanges.exchange import PresenceBase
 from tests.adversary.masked_play import MaskedPlay, base_of
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
@@ -98,7 +99,7 @@ def test_a_member_that_states_no_keys_has_no_part_in_a_masked_sum(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = play.site(D).session._exchange
-    monkeypatch.setattr(method, "stated", lambda _: (b"", None))
+    monkeypatch.setattr(method, "presence", lambda _: PresenceBase())
     begun = play.attempt(*EVERYONE)
     with pytest.raises(Violation, match="clinic-d states no keys for its masks"):
         begun.share(A)

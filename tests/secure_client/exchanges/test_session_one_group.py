@@ -11,7 +11,7 @@ from agreement import Agreement, FeddbpSection, Method, Protection
 from crypto.protection import Payload
 from protoseal_wire.messages import RoundStart
 from secure_client.errors import Violation
-from secure_client.exchanges.plain_sums import PlainSums
+from secure_client.exchanges.sums import SumExchange
 from secure_client.output.site_log import SiteRound
 from tests.adversary.masked_play import MaskedPlay
 from tests.algorithms import feddbp_reference as paper
@@ -35,9 +35,9 @@ def play(open_sites: OpenSites) -> MaskedPlay:
     return opened
 
 
-def method_of(play: MaskedPlay, name: str) -> PlainSums:
+def method_of(play: MaskedPlay, name: str) -> SumExchange:
     method = play.site(name).session._exchange
-    assert isinstance(method, PlainSums)
+    assert isinstance(method, SumExchange)
     return method
 
 

@@ -35,7 +35,7 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.data import SiteData
-from secure_client.exchanges.plain_sums import PlainSums
+from secure_client.exchanges.sums import SumExchange
 from secure_client.models.prototype_model import compute_outputs
 from secure_client.output.site_log import SiteRound
 from secure_client.training.learner import Learner
@@ -314,10 +314,10 @@ def _noise_where_there_is_something(patch: pytest.MonkeyPatch) -> None:
 
 
 def _exact_means(patch: pytest.MonkeyPatch) -> None:
-    def own(self: PlainSums, rows: Any, has: Any) -> Any:
-        return (rows + self._trainee._learner.prototypes()[0]) / 2.0, has
+    def own(self: SumExchange, rows: Any, has: Any) -> Any:
+        return (rows + self._learner._learner.prototypes()[0]) / 2.0, has
 
-    patch.setattr(PlainSums, "_targets", own)
+    patch.setattr(SumExchange, "_targets", own)
 
 
 def _a_classifier_in_the_average(patch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ class Sent:
             site.transport = _Tap(federation.coordinator, site, self)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("crypto.pairwise.masks.mask", self._masked)
-            patch.setattr("secure_client.exchanges.plain_sums.shown_half", self._half)
+            patch.setattr("secure_client.exchanges.sums.row_protection", self._half)
             yield
 
     def joined(self, site: str, request: JoinRequest) -> None:

@@ -1,4 +1,4 @@
-"""A site whose exchange forgets its protection sends no values: overrides are removed one by one, and steps replaced.
+"""A site whose exchange loses its protection sends no values: its half is replaced by one in the clear, or its step.
 
 Each case is one federation. Where a site is about to answer a phase with values, its exchange is damaged in every way
 of a table, and asked; nothing of what it does then is kept. The undamaged exchange answers afterwards.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 
 from agreement import Agreement, Method, PfplSection, Protection
 from agreement.derived.cohorts import first_round, steps_of
+from agreement.registry.round_plan import Form
 from algorithms.pfpl import Weighting
 from crypto.errors import UnknownSchemeError
 from crypto.plain import SCHEME as PLAIN
@@ -26,7 +29,10 @@ from protoseal_wire import codec
 from protoseal_wire.messages import DownloadRequest, Phase, PhaseKey
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import Unprotected
-from secure_client.exchanges.encrypted_sums import EncryptedSums
+from secure_client.exchanges import peers, sums
+from secure_client.exchanges.clusters import ClusterExchange, PlainClusterHalf
+from secure_client.exchanges.sum_halves import CkksSumHalf, PlainSumHalf, SumHalf, build_sum_half
+from secure_client.exchanges.sums import SumExchange
 from secure_client.protocol.sent_values import SignedValues
 from secure_server.exchanges.peers import PeerExchange
 from secure_server.exchanges.sums import EncryptedSums as ServerSums
@@ -109,18 +115,36 @@ def scheme_of(content: bytes) -> str:
     return message.payload.scheme or message.masked_values.payload.scheme
 
 
-def damages(exchange: Any) -> Iterator[tuple[str, str, object]]:
-    """Yield (description, attribute, replacement) for each override that could be forgotten, and other steps."""
-    kind = type(exchange)
-    for base in kind.__mro__[1:-1]:
-        for name in {name for own in kind.__mro__ for name in vars(own)} & set(dir(base)):
-            if not name.startswith("__") and getattr(base, name) is not getattr(kind, name):
-                yield f"{name} of {base.__name__}", name, getattr(base, name)
-    yield from ((name, "step", step) for name, step in CLEARTEXT.items())
+def damages(exchange: Any) -> Iterator[tuple[str, object, str, object]]:
+    """Yield (description, owner, attribute, replacement) for a half in the clear, and for steps without a half."""
+    if isinstance(exchange, SumExchange):
+        yield "a plain half of sums", exchange, "_half", in_clear(PlainSumHalf, exchange._agreement)
+    if isinstance(exchange, ClusterExchange):
+        yield "a plain half of clusters", exchange, "_half", in_clear(PlainClusterHalf, exchange)
+    yield "a plain half of rows", peers, "peer_half", lambda *_: PlainSite()
+    yield "plain rows in the grouping", sums, "row_protection", lambda *_: PlainSite()
+    yield from ((name, type(exchange), "step", step) for name, step in CLEARTEXT.items())
+
+
+def in_clear(kind: type, source: Any) -> object:
+    """Return a half in the clear, as if its check at the run's start were forgotten."""
+    half: Any = object.__new__(kind)
+    if kind is PlainSumHalf:
+        half._agreement = source
+    else:
+        half._parts, half._members = parts_of(source), source._members
+    return half
+
+
+def parts_of(exchange: Any) -> Any:
+    """Return what a half in the clear reads of an exchange's parts."""
+    return SimpleNamespace(
+        agreement=exchange._agreement, site=exchange._site, learner=exchange._learner, participants=None
+    )
 
 
 def _values(exchange: Any, key: PhaseKey) -> np.ndarray:
-    rows, _ = exchange._trainee.train_round(key.round)
+    rows, _ = exchange._learner.train_round(key.round)
     return np.asarray(rows, dtype=np.float64)
 
 
@@ -143,9 +167,9 @@ CLEARTEXT: Mapping[str, Callable[[Any, PhaseKey, bytes], object]] = {
 
 
 @contextmanager
-def damaged(exchange: Any, name: str, replacement: object) -> Iterator[None]:
+def damaged(owner: Any, name: str, replacement: object) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(exchange), name, replacement)
+        patch.setattr(owner, name, replacement)
         yield
 
 
@@ -172,8 +196,8 @@ def test_a_damaged_exchange_sends_no_values_that_its_protection_has_not_made(
                 honest = about_to_send(site, key, request)
                 assert honest is not None
                 assert scheme_of(honest) != PLAIN
-                for what, name, replacement in damages(exchange):
-                    with damaged(exchange, name, replacement):
+                for what, owner, name, replacement in damages(exchange):
+                    with damaged(owner, name, replacement):
                         sent = about_to_send(site, key, request)
                     assert sent is None or scheme_of(sent) == scheme_of(honest), (phase, what)
                     assert sent is None or what not in CLEARTEXT, (phase, what)
@@ -204,7 +228,7 @@ def test_a_run_whose_sites_forget_to_encrypt_ends_before_values_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play_quickly(monkeypatch)
-    monkeypatch.delattr(EncryptedSums, "step")
+    monkeypatch.delattr(CkksSumHalf, "answer")
     agreement = AGREEMENTS["feddbp ckks"]()
     uploaded: list[Phase] = []
     upload = DirectTransport.upload
@@ -221,3 +245,24 @@ def test_a_run_whose_sites_forget_to_encrypt_ends_before_values_are_sent(
         federation.run()
     assert Phase.PRESENCE in uploaded
     assert not set(uploaded) & set(VALUES)
+
+
+@pytest.mark.parametrize("left_out", ["answer", "read_means"])
+def test_half_without_a_step_cannot_be_built(left_out: str) -> None:
+    steps = {"answer": lambda *_: b"", "read_means": lambda *_: None}
+    del steps[left_out]
+    with pytest.raises(TypeError, match=left_out):
+        type("Forgetful", (SumHalf,), steps)()
+
+
+def test_protection_without_a_half_of_sums_ends_the_run_at_its_start() -> None:
+    agreement = AGREEMENTS["feddbp ckks"]()
+    plan = replace(agreement.plan, values=Form.ROWS)
+    with pytest.raises(ValueError, match="ROWS"):
+        build_sum_half(SimpleNamespace(agreement=SimpleNamespace(plan=plan)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("protection", [MASKED, CKKS])
+def test_plain_half_under_another_protection_cannot_be_built(protection: Protection) -> None:
+    with pytest.raises(Unprotected, match=protection.value):
+        PlainSumHalf(method_agreement(Method.FEDDBP, protection))

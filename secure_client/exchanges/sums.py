@@ -1,0 +1,145 @@
+"""Sums at a site: of prototypes, of models, or of both, over all sites or over the site's group.
+
+:mod:`secure_client.exchanges.groups` has the checks of groups and bases, which bound what one round reveals, and
+:mod:`secure_client.exchanges.sum_halves` what each protection makes of a vector.
+
+Limit: a coordinator that chooses the sites' base can freeze training (for all sites in one of two rounds, or for all
+but one site in one round) and subtract the two sums.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement.derived.cohorts import clustering_cohort
+from algorithms.gram_matrix import Bool, Float
+from crypto.errors import ImplausibleError
+from crypto.protection import Payload, ProtectedPayload
+from protoseal_wire.messages import PhaseKey, RoundStart
+from secure_client.error_containment import run_or_fallback
+from secure_client.exchanges.exchange import ExchangeParts, PresenceBase, check_nothing_given
+from secure_client.exchanges.groups import GroupExchange
+from secure_client.exchanges.row_protection import row_protection
+from secure_client.exchanges.sum_halves import SumStep, build_sum_half, classes_sent
+from secure_client.privacy.bounds import model_weight
+from secure_client.protocol.secure_aggregation import Group
+from secure_client.protocol.sent_values import Answer
+from secure_client.training.recipes import site_method
+
+_log = logging.getLogger("protoseal.site")
+
+
+class SumExchange(GroupExchange):
+    """Sums of a run. Round 0, if any, is FedPC's grouping; every later round sums the members of each group."""
+
+    def __init__(self, parts: ExchangeParts) -> None:
+        super().__init__(parts)
+        self._setup = parts.setup
+        self._participants = parts.participants
+        self._half = build_sum_half(parts)
+
+    def start(self, key: PhaseKey, start: RoundStart) -> None:
+        """See :class:`secure_client.exchanges.exchange.SiteExchange`, here and below."""
+        if key.round == 0:  # the grouping has no groups yet, and no result before it
+            check_nothing_given(key, start)
+        else:
+            super().start(key, start)
+
+    def presence(self, key: PhaseKey) -> PresenceBase:
+        """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked.
+
+        A site whose budget does not cover its share of the noise stops here with a :class:`privacy.errors.BudgetError`,
+        before it takes part in the attempt. The share is paid for and drawn here, not at VALUES: the statement's anchor
+        then covers the payment, and a journal and a ledger that are restored together to any later moment hold the same
+        single share.
+        """
+        if key.round == 0:
+            return PresenceBase()
+        stated = super().presence(key)
+        if self._agreement.layout.noisy:
+            self._masks.keep_noise(key, self._learner.draw_noise_share(key.round))
+        return stated
+
+    def step(self, key: PhaseKey, request: bytes) -> Answer:
+        """Answer VALUES of FedPC's grouping in round 0; in later rounds the steps of the protection's half."""
+        if key.round == 0:
+            return self._answer_grouping(key, request)
+        group = self._members.group_of_step(key, request)
+        return self._half.answer(SumStep(key, request, group, partial(self._vector, key)))
+
+    def take_catch_up(self, key: PhaseKey, base: bytes, payload: Payload) -> None:
+        """See :class:`secure_client.exchanges.groups.GroupExchange`."""
+        self._take(key.round - 1, base, payload)
+
+    def take_result(self, key: PhaseKey, base: bytes, payload: Payload) -> Bool:
+        """See :class:`secure_client.exchanges.groups.GroupExchange`."""
+        has = self._take(key.round, base, payload)
+        # Without sums of prototypes, no class is withheld.
+        return has if self._agreement.layout.classes else np.ones_like(has)
+
+    # Values sent
+
+    def _answer_grouping(self, key: PhaseKey, request: bytes) -> ProtectedPayload:
+        """Return all prototypes as one row of norm at most 1, absent classes as zeros (FedPC, section on grouping).
+
+        The coordinator computes inner products of these rows, which a rotation leaves unchanged.
+        """
+        cohort = clustering_cohort(self._participants.verified(key, request), self._agreement)
+        rows, _ = self._learner.train_round(0)
+        longest = self._agreement.norm_bound * np.sqrt(len(rows))
+        row = np.asarray(rows.reshape(1, -1) / longest)
+        return ProtectedPayload(row_protection(self._agreement, self._setup, key), row, self._site, cohort)
+
+    def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
+        """Return the vector (L,) in the order of the layout; zeros for classes withheld in the group's attempt."""
+        layout = self._agreement.layout
+        averaged = self._learner.values.averaged
+        if layout.noisy:
+            # Noise lies in every class, held or not, for this attempt alone: a class without noise would show that the
+            # site lacks it.
+            share = self._masks.take_noise(key)
+            vectors, weights = self._learner.noisy_sum_term(key.round, len(group.cohort.sites), share)
+            return layout.noisy_contribution(
+                vectors.astype(np.float64), weights.astype(np.float64), averaged()
+            )
+        rows, counts = self._learner.train_round(key.round)
+        sent = np.where(classes_sent(group, self._site)[:, None], rows, 0.0) if layout.classes else rows[:0]
+        samples = model_weight(counts, self._agreement.averaging.most_samples)
+        return layout.contribution(sent, averaged(), samples)
+
+    # Results received
+
+    def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
+        """Make a result the base of later rounds; return the classes (K,) that the result has.
+
+        If the decryption is implausible, keep only the result's hash: a site that left would show that it is.
+        """
+        try:
+            means = self._half.read_means(payload)
+        except ImplausibleError as error:
+            _log.error("the result of round %d is discarded: %s", round_number, error)
+            self._learner.keep_base(round_number, base)
+            return np.zeros(len(self._agreement.classes), dtype=np.bool_)
+        rows = means.rows if len(means.rows) else np.zeros((len(means.has), self._agreement.dim))
+        targets, present = self._targets(rows, means.has)
+        self._learner.take_base(round_number, base, targets, present, means.model)
+        return means.has
+
+    def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
+        """Return the targets of the site's features: the means, or the method's own function of these."""
+        method = self._agreement.method
+        make = site_method(method).targets
+        if self._agreement.distributed_noise:  # no site has released its own prototypes
+            return rows, has
+        if make is None or not self._learner.has_trained:
+            return rows, has
+        settings, values = self._agreement.settings_of(method), self._learner.values
+        return run_or_fallback(
+            lambda: make(settings, values.latest(), values.scores(), (rows, has)),
+            lambda: (rows, has),
+            "the fusion of targets",
+        )
