@@ -109,9 +109,11 @@ def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ClusterPl
     check_kept(play, CHANGES[case])
 
 
-def raising(exchange: ClusterExchange, _number: int, _base: bytes, payload: Payload) -> object:
-    """Let an implausible decryption end the session."""
-    return exchange._half.read_result(payload)
+def raising(exchange: ClusterExchange, number: int, base: bytes, payload: Payload) -> object:
+    """Take a result, but let an implausible decryption end the session."""
+    result = exchange._half.read_result(payload)
+    exchange._learner.take_clusters(number, base, result.clusters, result.averaged)
+    return np.isin(np.arange(len(exchange._agreement.classes)), result.clusters.labels)
 
 
 @pytest.mark.parametrize(

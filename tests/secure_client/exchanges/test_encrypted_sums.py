@@ -199,9 +199,12 @@ def emptied(trainee: CheckpointedLearner, number: int, base: bytes) -> None:
     trainee.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
 
 
-def raising(exchange: SumExchange, _number: int, _base: bytes, payload: Payload) -> object:
-    """Let an implausible decryption end the session."""
-    return exchange._half.read_means(payload)
+def raising(exchange: SumExchange, number: int, base: bytes, payload: Payload) -> object:
+    """Take a result, but let an implausible decryption end the session."""
+    means = exchange._half.read_means(payload)
+    rows = means.rows if len(means.rows) else np.zeros((len(means.has), exchange._agreement.dim))
+    exchange._learner.take_base(number, base, *exchange._targets(rows, means.has), means.model)
+    return means.has
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_a_value_beyond_its_bound_is_never_masked(play: MaskedPlay, monkeypatch:
     """Should a value grow between the statement and the sum."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    monkeypatch.setattr(play.site(A).trainee, "averaged", lambda: np.full(PARAMETERS, np.nan))
+    monkeypatch.setattr(play.site(A).trainee.values, "averaged", lambda: np.full(PARAMETERS, np.nan))
     with pytest.raises(BoundError, match="segment 1 holds a value of magnitude nan"):
         begun.mask(A)
 
