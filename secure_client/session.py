@@ -281,15 +281,11 @@ class Session:
             figures = figures.model_copy(update=of_budget)
         self._on_round(figures)
 
-
-class _Stopwatch:
-    """Context manager that adds the seconds spent inside to one entry of a table."""
-
-    def __init__(self, table: dict[str, float], entry: str) -> None:
-        self._table, self._entry = table, entry
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._table[self._entry] += time.perf_counter() - self._start
+    @contextmanager
+    def _timing(self, part: str) -> Iterator[None]:
+        """Add the seconds spent inside to a part of the round's time, also after an error."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[part] += time.perf_counter() - start

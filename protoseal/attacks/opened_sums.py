@@ -22,9 +22,9 @@ import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement
+from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
 from agreement.derived.means import Means
-from agreement.derived.cohorts import group_cohort
 from agreement.derived.payload_forms import limits_of, result_form, sums_form
 from agreement.registry.round_plan import Form
 from algorithms.fedpc.aggregation import Groups, mix_groups

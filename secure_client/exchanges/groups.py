@@ -16,9 +16,8 @@ import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from agreement.derived.cohorts import group_cohort
+from agreement.derived.cohorts import fewest_listed, group_cohort, has_common_group
 from agreement.derived.payload_forms import limits_of, result_form
-from agreement.derived.cohorts import fewest_listed, has_common_group
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import threshold

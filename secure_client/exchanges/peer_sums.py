@@ -28,8 +28,8 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from agreement.derived.payload_forms import longest_mean
 from agreement.derived.cohorts import fewest_listed
+from agreement.derived.payload_forms import longest_mean
 from algorithms.averaging import Counts
 from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl.aggregation import personalise
