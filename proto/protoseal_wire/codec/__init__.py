@@ -1,12 +1,15 @@
 """Codec between values and bytes, which checks every bound; no other code uses message fields.
 
-There are calls (:mod:`~protoseal_wire.codec.calls`), and contents that Upload and Download carry: contents of the
-set-up, of the rounds and of masked sums. Every ``decode_`` of a content raises a :class:`CodecError` and no other
-error, whatever the bytes are. Limit: shapes and sizes are checked here, signatures are not.
+There are calls (:mod:`~protoseal_wire.codec.calls`), and contents that Upload and Download carry
+(:mod:`~protoseal_wire.codec.contents`). Both are tables of :mod:`~protoseal_wire.codec.shapes`, from which ``encode_``
+and ``decode_`` functions follow. Every ``decode_`` of a content raises a :class:`CodecError` and no other error,
+whatever the bytes are. Limit: shapes and sizes are checked here, signatures are not.
 """
 
 from protoseal_wire.codec.assembly import CHUNK_BYTES, Assembly, chunks
 from protoseal_wire.codec.calls import (
+    decode_check,
+    decode_check_reply,
     decode_download,
     decode_download_chunk,
     decode_join,
@@ -16,6 +19,8 @@ from protoseal_wire.codec.calls import (
     decode_task_request,
     decode_upload_chunk,
     decode_upload_header,
+    encode_check,
+    encode_check_reply,
     encode_download,
     encode_download_chunk,
     encode_join,
@@ -26,7 +31,44 @@ from protoseal_wire.codec.calls import (
     encode_upload_chunk,
     encode_upload_header,
 )
-from protoseal_wire.codec.check import decode_check, decode_check_reply, encode_check, encode_check_reply
+from protoseal_wire.codec.contents import (
+    decode_acknowledgement,
+    decode_active_list,
+    decode_assignment,
+    decode_masked_values,
+    decode_payload,
+    decode_presence,
+    decode_received_shares,
+    decode_released_shares,
+    decode_roster,
+    decode_roster_answer,
+    decode_round_start,
+    decode_sealed_secret,
+    decode_shares_made,
+    decode_signed_survivors,
+    decode_statement,
+    decode_sum_members,
+    decode_survivor_set,
+    decode_survivor_signature,
+    encode_acknowledgement,
+    encode_active_list,
+    encode_assignment,
+    encode_masked_values,
+    encode_payload,
+    encode_presence,
+    encode_received_shares,
+    encode_released_shares,
+    encode_roster,
+    encode_roster_answer,
+    encode_round_start,
+    encode_sealed_secret,
+    encode_shares_made,
+    encode_signed_survivors,
+    encode_statement,
+    encode_sum_members,
+    encode_survivor_set,
+    encode_survivor_signature,
+)
 from protoseal_wire.codec.errors import (
     CodecError,
     Corrupted,
@@ -37,48 +79,6 @@ from protoseal_wire.codec.errors import (
     UnknownVersion,
 )
 from protoseal_wire.codec.limits import Limits
-from protoseal_wire.codec.masking import (
-    decode_assignment,
-    decode_masked_values,
-    decode_received_shares,
-    decode_released_shares,
-    decode_shares_made,
-    decode_signed_survivors,
-    decode_sum_members,
-    decode_survivor_set,
-    decode_survivor_signature,
-    encode_assignment,
-    encode_masked_values,
-    encode_received_shares,
-    encode_released_shares,
-    encode_shares_made,
-    encode_signed_survivors,
-    encode_sum_members,
-    encode_survivor_set,
-    encode_survivor_signature,
-)
-from protoseal_wire.codec.rounds import (
-    decode_active_list,
-    decode_payload,
-    decode_presence,
-    decode_round_start,
-    encode_active_list,
-    encode_payload,
-    encode_presence,
-    encode_round_start,
-)
-from protoseal_wire.codec.setup import (
-    decode_acknowledgement,
-    decode_roster,
-    decode_roster_answer,
-    decode_sealed_secret,
-    decode_statement,
-    encode_acknowledgement,
-    encode_roster,
-    encode_roster_answer,
-    encode_sealed_secret,
-    encode_statement,
-)
 
 __all__ = [
     "CHUNK_BYTES",

@@ -1,265 +1,143 @@
-"""Codec of a run's calls: one ``encode_`` and one ``decode_`` for each message.
+"""Codec of a run's calls: a table with one row for each message.
 
 Every ``decode_`` raises a :class:`protoseal_wire.codec.errors.CodecError` for a message with a field out of bounds or
-unknown to this version. The protocol version is checked first, whatever the other fields are.
+unknown to this version. The protocol version is checked first, whatever the other fields are, so that a site of another
+release is told to install a matching one.
+
+Limit: calls are not signed. A coordinator can give any answer to Check; the hash that Join compares and that sites sign
+binds a run.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
 from google.protobuf.message import Message
 
-from protoseal_wire.codec.errors import Malformed, OtherProtocol
-from protoseal_wire.codec.fields import (
-    anchor_message,
-    check_content_size,
-    check_exact,
-    check_known_fields,
-    check_name,
-    check_present,
-    check_seconds,
-    read_anchor,
+from crypto.protection import PayloadForm
+from protoseal_wire import messages
+from protoseal_wire.codec.contents import ANCHOR, STATEMENT
+from protoseal_wire.codec.errors import Malformed, OtherProtocol, TooLarge
+from protoseal_wire.codec.limits import CONTENT_CEILING, Limits
+from protoseal_wire.codec.shapes import (
+    PLAIN,
+    Bounds,
+    Field,
+    check_distinct,
+    checked,
+    exact,
+    member,
+    name,
+    one_of,
+    optional,
+    positive,
+    repeated,
+    scalar,
+    seconds,
+    shape,
+    sole,
 )
-from protoseal_wire.codec.setup import read_statement, statement_message
-from protoseal_wire.messages import (
-    PROTOCOL_VERSION,
-    DownloadRequest,
-    Finished,
-    JoinReply,
-    JoinRequest,
-    LeaveRequest,
-    Phase,
-    PhaseKey,
-    Stopped,
-    Task,
-    TaskRequest,
-    UploadHeader,
-    Wait,
-    Work,
-)
+from protoseal_wire.messages import PROTOCOL_VERSION, Phase, PhaseKey
 from protoseal_wire.v1 import protoseal_pb2 as pb
 
 LONGEST_POLL_SECONDS = 600.0
+MOST_FIELDS = 512
+"""Largest number of an agreement's fields in one reply to Check."""
+LONGEST_TEXT = 160
+"""Largest number of characters of a field's text; the hash covers the rest."""
 _LONGEST_REASON = 500
+_PATH = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_TEXT = re.compile(rf"[ -~]{{1,{LONGEST_TEXT}}}")
 _SETUP = frozenset({Phase.ROSTER, Phase.SECRET})
 _CLUSTERING = frozenset({Phase.PRESENCE, Phase.VALUES})
 _BEFORE_TRAINING = _SETUP | _CLUSTERING
 _IN_ROUNDS = frozenset(Phase) - _SETUP
+_FIXED = Bounds(Limits(classes=1, dim=1), PayloadForm())
+"""Bounds of calls: no field of a call depends on the run."""
+
+M = TypeVar("M", bound=Message)
+V = TypeVar("V")
 
 
-def encode_join(request: JoinRequest) -> pb.JoinRequest:
-    """Encode a site's request to join."""
-    return pb.JoinRequest(
-        protocol=request.protocol,
-        run=request.run,
-        agreement_hash=request.agreement_hash,
-        statement=statement_message(request.statement),
-        anchor=anchor_message(request.anchor),
-        left=None if request.left is None else _key_message(request.left),
-    )
+def call(message: Field[M, V]) -> tuple[Callable[[V], M], Callable[[M], V]]:
+    """Return ``encode`` and ``decode`` of a call's message."""
+
+    def decode(wire: M) -> V:
+        _check_release(wire)
+        return message.read(wire, _FIXED)
+
+    return message.write, decode
 
 
-def decode_join(message: pb.JoinRequest) -> JoinRequest:
-    """Decode a site's request to join."""
-    check_protocol(message.protocol)
-    check_fields(message, "statement")
-    return JoinRequest(
-        message.protocol,
-        check_name("run", message.run),
-        check_exact("agreement_hash", message.agreement_hash),
-        read_statement(message.statement),
-        read_anchor(message.anchor) if message.HasField("anchor") else None,
-        _read_left(message.left) if message.HasField("left") else None,
-    )
-
-
-def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
-    """Encode the coordinator's reply to a join."""
-    return pb.JoinReply(
-        protocol=reply.protocol,
-        poll_seconds=reply.poll_seconds,
-        session=reply.session,
-        anchor=anchor_message(reply.anchor),
-    )
-
-
-def decode_join_reply(message: pb.JoinReply) -> JoinReply:
-    """Decode the coordinator's reply to a join."""
-    check_protocol(message.protocol)
-    check_fields(message)
-    return JoinReply(
-        message.protocol,
-        check_seconds("poll_seconds", message.poll_seconds, LONGEST_POLL_SECONDS),
-        _check_session(message.session),
-        read_anchor(message.anchor) if message.HasField("anchor") else None,
-    )
-
-
-def encode_task_request(request: TaskRequest) -> pb.TaskRequest:
-    """Encode a site's question for its next task."""
-    return pb.TaskRequest(protocol=request.protocol, run=request.run)
-
-
-def decode_task_request(message: pb.TaskRequest) -> TaskRequest:
-    """Decode a site's question for its next task."""
-    check_protocol(message.protocol)
-    check_fields(message)
-    return TaskRequest(message.protocol, check_name("run", message.run))
-
-
-def encode_task(task: Task) -> pb.Task:
-    """Encode a site's task; a reason is cut to 500 printable characters."""
-    match task:
-        case Wait():
-            return pb.Task(wait=pb.Wait())
-        case Work():
-            return pb.Task(work=_work_message(task))
-        case Finished(rounds):
-            return pb.Task(finished=pb.Finished(rounds=rounds))
-        case Stopped(reason):
-            return pb.Task(stopped=pb.Stopped(reason=_printable(reason)))
-
-
-def decode_task(message: pb.Task) -> Task:
-    """Decode a site's task."""
-    check_fields(message)
-    match message.WhichOneof("task"):
-        case "wait":
-            return Wait()
-        case "work":
-            return _read_work(message.work)
-        case "finished":
-            return Finished(message.finished.rounds)
-        case "stopped":
-            return Stopped(_check_reason(message.stopped.reason))
-        case _:
-            raise Malformed("a Task is empty")
-
-
-def encode_upload_header(header: UploadHeader) -> pb.UploadFrame:
-    """Encode the first frame of an upload."""
-    return pb.UploadFrame(
-        header=pb.UploadHeader(key=_key_message(header.key), size=header.size, sha256=header.sha256)
-    )
-
-
-def decode_upload_header(frame: pb.UploadFrame) -> UploadHeader:
-    """Decode the first frame of an upload."""
-    check_fields(frame, "header")
-    check_present(frame.header, "key")
-    return UploadHeader(
-        _read_key(frame.header.key),
-        check_content_size(frame.header.size),
-        check_exact("sha256", frame.header.sha256),
-    )
-
-
-def encode_upload_chunk(chunk: bytes) -> pb.UploadFrame:
-    """Encode a later frame of an upload."""
-    return pb.UploadFrame(chunk=chunk)
-
-
-def decode_upload_chunk(frame: pb.UploadFrame) -> bytes:
-    """Decode a later frame of an upload."""
-    check_fields(frame, "chunk")
-    return frame.chunk
-
-
-def encode_download(request: DownloadRequest) -> pb.DownloadRequest:
-    """Encode a site's question for the request of a phase."""
-    return pb.DownloadRequest(key=_key_message(request.key))
-
-
-def decode_download(message: pb.DownloadRequest) -> DownloadRequest:
-    """Decode a site's question for the request of a phase."""
-    check_fields(message, "key")
-    return DownloadRequest(_read_key(message.key))
-
-
-def encode_download_chunk(chunk: bytes) -> pb.DownloadFrame:
-    """Encode a frame of a download."""
-    return pb.DownloadFrame(chunk=chunk)
-
-
-def decode_download_chunk(frame: pb.DownloadFrame) -> bytes:
-    """Decode a frame of a download."""
-    check_fields(frame)
-    return frame.chunk
-
-
-def encode_leave(request: LeaveRequest) -> pb.LeaveRequest:
-    """Encode a site's notice that it leaves the run."""
-    return pb.LeaveRequest(session=request.session)
-
-
-def decode_leave(message: pb.LeaveRequest) -> LeaveRequest:
-    """Decode a site's notice that it leaves the run."""
-    check_fields(message)
-    return LeaveRequest(_check_session(message.session))
-
-
-def check_protocol(protocol: int) -> None:
-    """Raise :class:`OtherProtocol` for another version than this build's."""
-    if protocol != PROTOCOL_VERSION:
+def _check_release(message: Any) -> None:
+    """Raise for another protocol, and then for a field, at any depth, that the schema does not have."""
+    descriptor = message.DESCRIPTOR
+    if "protocol" in descriptor.fields_by_name and message.protocol != PROTOCOL_VERSION:
         raise OtherProtocol(
-            f"the peer speaks protocol {protocol}, this build {PROTOCOL_VERSION}: install matching releases"
+            f"the peer speaks protocol {message.protocol}, this build {PROTOCOL_VERSION}:"
+            " install matching releases"
         )
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != size:
+        raise Malformed(f"a {descriptor.name} has fields that this version does not know")
 
 
-def check_fields(message: Message, *fields: str) -> None:
-    """Raise :class:`Malformed` for unknown fields, and for a message that lacks one of ``fields``."""
-    check_known_fields(message)
-    check_present(message, *fields)
+# Join and Leave.
 
 
-def _key_message(key: PhaseKey) -> pb.PhaseKey:
-    return pb.PhaseKey(
-        run=key.run, round=key.round, attempt=key.attempt, phase=pb.Phase.ValueType(int(key.phase))
-    )
+def _check_key(key: PhaseKey, _: Limits) -> None:
+    if key.phase not in (_BEFORE_TRAINING if key.round == 0 else _IN_ROUNDS):
+        raise Malformed(f"{key.phase.name} does not belong to round {key.round}")
 
 
-def _read_key(message: pb.PhaseKey) -> PhaseKey:
-    try:
-        phase = Phase(message.phase)
-    except ValueError as error:
-        raise Malformed(f"phase {message.phase} does not exist") from error
-    if phase not in (_BEFORE_TRAINING if message.round == 0 else _IN_ROUNDS):
-        raise Malformed(f"{phase.name} does not belong to round {message.round}")
-    if message.attempt == 0:
-        raise Malformed("an attempt's number must be at least 1")
-    return PhaseKey(check_name("run", message.run), message.round, message.attempt, phase)
-
-
-def _read_left(message: pb.PhaseKey) -> PhaseKey:
-    key = _read_key(message)
+def _check_left(key: PhaseKey) -> None:
     if key.phase is not Phase.PRESENCE:
         raise Malformed(f"left must be the PRESENCE of an attempt, not {key.phase.name}")
-    return key
 
 
-def _check_session(number: int) -> int:
-    if number == 0:
-        raise Malformed("session must be at least 1")
-    return number
+_KEY = shape(
+    pb.PhaseKey,
+    PhaseKey,
+    phase=member("phase", Phase),
+    round=PLAIN,
+    attempt=positive("an attempt's number"),
+    run=name("run"),
+    check=_check_key,
+)
 
-
-def _work_message(work: Work) -> pb.Work:
-    return pb.Work(
-        key=_key_message(work.key), size=work.size, sha256=work.sha256, seconds_left=work.seconds_left
+encode_join, decode_join = call(
+    shape(
+        pb.JoinRequest,
+        messages.JoinRequest,
+        protocol=PLAIN,
+        run=name("run"),
+        agreement_hash=exact("agreement_hash"),
+        statement=STATEMENT,
+        anchor=optional(ANCHOR),
+        left=optional(checked(_KEY, _check_left)),
     )
-
-
-def _read_work(message: pb.Work) -> Work:
-    check_present(message, "key")
-    return Work(
-        _read_key(message.key),
-        check_content_size(message.size),
-        check_exact("sha256", message.sha256),
-        check_seconds("seconds_left", message.seconds_left),
+)
+encode_join_reply, decode_join_reply = call(
+    shape(
+        pb.JoinReply,
+        messages.JoinReply,
+        protocol=PLAIN,
+        poll_seconds=seconds("poll_seconds", LONGEST_POLL_SECONDS),
+        session=positive("session"),
+        anchor=optional(ANCHOR),
     )
+)
+encode_leave, decode_leave = call(shape(pb.LeaveRequest, messages.LeaveRequest, session=positive("session")))
 
 
-def _printable(reason: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in reason[:_LONGEST_REASON])
+# NextTask.
+
+
+def _clean_reason(reason: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in reason[:_LONGEST_REASON])
 
 
 def _check_reason(reason: str) -> str:
@@ -267,3 +145,111 @@ def _check_reason(reason: str) -> str:
     if len(reason) > _LONGEST_REASON or not reason.isprintable():
         raise Malformed(f"a reason must be at most {_LONGEST_REASON} printable characters")
     return reason
+
+
+def _check_size(size: int) -> int:
+    if size > CONTENT_CEILING:
+        raise TooLarge(f"a header announces {size} bytes; at most {CONTENT_CEILING} are allowed")
+    if size == 0:
+        raise Malformed("a header announces an empty content")
+    return size
+
+
+_WORK = shape(
+    pb.Work,
+    messages.Work,
+    key=_KEY,
+    size=scalar(_check_size),
+    sha256=exact("sha256"),
+    seconds_left=seconds("seconds_left"),
+)
+_STOPPED = shape(pb.Stopped, messages.Stopped, reason=scalar(_check_reason, _clean_reason))
+_TASK: Field[pb.Task, messages.Task] = one_of(
+    pb.Task,
+    wait=(messages.Wait, shape(pb.Wait, messages.Wait)),
+    work=(messages.Work, _WORK),
+    finished=(messages.Finished, shape(pb.Finished, messages.Finished, rounds=PLAIN)),
+    stopped=(messages.Stopped, _STOPPED),
+)
+
+encode_task_request, decode_task_request = call(
+    shape(pb.TaskRequest, messages.TaskRequest, protocol=PLAIN, run=name("run"))
+)
+encode_task, decode_task = call(_TASK)
+
+
+# Upload and Download: a header, and then chunks, which :class:`protoseal_wire.codec.assembly.Assembly` checks.
+
+_HEADER = shape(
+    pb.UploadHeader, messages.UploadHeader, key=_KEY, size=scalar(_check_size), sha256=exact("sha256")
+)
+_UPLOAD_CHUNK: Field[pb.UploadFrame, bytes] = sole(pb.UploadFrame, "chunk", PLAIN)
+_DOWNLOAD_CHUNK: Field[pb.DownloadFrame, bytes] = sole(pb.DownloadFrame, "chunk", PLAIN)
+
+encode_upload_header, decode_upload_header = call(sole(pb.UploadFrame, "header", _HEADER))
+encode_upload_chunk, decode_upload_chunk = call(_UPLOAD_CHUNK)
+encode_download, decode_download = call(shape(pb.DownloadRequest, messages.DownloadRequest, key=_KEY))
+encode_download_chunk, decode_download_chunk = call(_DOWNLOAD_CHUNK)
+
+
+# Check, by which a site compares its agreement with the coordinator's before it joins.
+
+
+def _check_path(text: str) -> str:
+    if not _PATH.fullmatch(text):
+        raise Malformed(
+            "the path of an agreement's field must be 1 to 200 of a-z, A-Z, 0-9, '_', '.' and '-'"
+        )
+    return text
+
+
+def _check_text(text: str) -> str:
+    """Return a text of printable ASCII, which canonical JSON always is: terminals show the text."""
+    if not _TEXT.fullmatch(text):
+        raise Malformed(
+            f"the text of an agreement's field must be 1 to {LONGEST_TEXT} printable ASCII characters"
+        )
+    return text
+
+
+def _check_paths(fields: Sequence[messages.AgreementField]) -> None:
+    check_distinct("fields", [field.path for field in fields])
+
+
+_AGREEMENT_FIELD = shape(
+    pb.AgreementField,
+    messages.AgreementField,
+    path=scalar(_check_path),
+    sha256=exact("a field's sha256"),
+    text=scalar(_check_text, lambda text: text[:LONGEST_TEXT]),
+)
+_LISTING = shape(
+    pb.CheckReply,
+    messages.Listing,
+    elsewhere=("protocol", "run", "listed"),
+    stage=member("stage", messages.RunStage),
+    agreement_hash=exact("agreement_hash"),
+    fields=repeated("fields", _AGREEMENT_FIELD, most=lambda _: MOST_FIELDS, check=_check_paths),
+    round=PLAIN,
+    may_join=PLAIN,
+)
+
+encode_check, decode_check = call(shape(pb.CheckRequest, messages.CheckRequest, protocol=PLAIN))
+
+
+def encode_check_reply(reply: messages.CheckReply) -> pb.CheckReply:
+    """Encode the coordinator's reply; a field's text is cut to 160 characters."""
+    message = pb.CheckReply() if reply.listing is None else _LISTING.write(reply.listing)
+    message.protocol = reply.protocol
+    message.run = reply.run
+    message.listed = reply.listing is not None
+    return message
+
+
+def decode_check_reply(message: pb.CheckReply) -> messages.CheckReply:
+    """Decode the coordinator's reply; the reverse of :func:`encode_check_reply`."""
+    _check_release(message)
+    listing = _LISTING.read(message, _FIXED) if message.listed else None
+    if listing is None and (message.fields or message.agreement_hash or message.stage):
+        raise Malformed("a CheckReply must not have an agreement for a site that is not listed")
+    return messages.CheckReply(message.protocol, name("run").read(message.run, _FIXED), listing)

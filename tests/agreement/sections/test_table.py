@@ -9,7 +9,7 @@ import pytest
 from agreement import Agreement, ConfigError, TableSection
 from agreement.schema.differences import differing_fields, fields_of
 from agreement.toml_loading import validate
-from protoseal_wire.codec.check import MOST_FIELDS
+from protoseal_wire.codec.calls import MOST_FIELDS
 from tests.support.config_files import AGREEMENT
 
 AGE = {"name": "age", "scale": [54.0, 9.0]}

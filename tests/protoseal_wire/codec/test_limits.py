@@ -98,7 +98,7 @@ def test_the_largest_fits(kind: str) -> None:
 @pytest.mark.parametrize("kind", LARGEST)
 def test_more_is_refused_by_its_size_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     most = getattr(LARGE, BOUNDS[kind])
-    monkeypatch.setattr("protoseal_wire.codec.canonical.pb.Content", None)
+    monkeypatch.setattr("protoseal_wire.codec.contents.pb.Content", None)
     with pytest.raises(TooLarge):
         decode(kind, bytes(most + 1), LARGE, FORMS.get(kind))
 
