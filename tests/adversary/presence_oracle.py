@@ -25,9 +25,8 @@ from crypto.protection import Payload
 from secure_client.checkpoints.checkpoints import TrainedValues
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import AveragedPart
-from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
-from tests.conformance.grouped_runs import grouped_agreement
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, grouped_agreement
+from tests.conformance.transcripts import ClusterTranscript, record_cluster_run
 from tests.support.small import short_training
 
 DIM, CLASSES, PIXELS = 12, 3, 16
@@ -74,7 +73,7 @@ def agreed(
 def run(folder: Path) -> ClusterTranscript:
     """Four sites with all classes."""
     agreement = agreed()
-    return run_clustered(agreement, data_for(agreement, np.ones((4, CLASSES), dtype=np.bool_)), folder)
+    return record_cluster_run(agreement, data_for(agreement, np.ones((4, CLASSES), dtype=np.bool_)), folder)
 
 
 def classes_with_a_direction(trained: TrainedValues) -> NDArray[np.bool_]:

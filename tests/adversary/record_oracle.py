@@ -26,9 +26,8 @@ from secure_client.data import SiteData
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.exchange import Attempt, Outcome
 from tests.adversary.presence_oracle import CLASSES, DIM, PIXELS, agreed
-from tests.conformance.clustered_runs import run_clustered
-from tests.conformance.grouped_runs import Transcript, run_grouped
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for
+from tests.conformance.transcripts import Transcript, record_cluster_run, record_run
 
 SITES = 4
 GRID = 1.0 / 32.0
@@ -163,7 +162,7 @@ def ask(
 
     with patch.context() as inside:
         inside.setattr(Aggregator, "combine", crafted)
-        run = run_clustered if agreement.clusters else run_grouped
+        run = record_cluster_run if agreement.clusters else record_run
         return Questioned(run(agreement, data, folder), questions, data, opened)
 
 

@@ -14,9 +14,8 @@ import pytest
 from agreement import Method, Protection
 from agreement.derived.payload_forms import limits_of
 from protoseal_wire import codec
-from tests.conformance.clustered_runs import run_clustered
-from tests.conformance.grouped_runs import grouped_agreement
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, grouped_agreement
+from tests.conformance.transcripts import record_cluster_run
 
 
 def read_exactly(folder: Path, *, weighted: bool) -> tuple[int, int]:
@@ -32,7 +31,7 @@ def read_exactly(folder: Path, *, weighted: bool) -> tuple[int, int]:
         norm_bound=40.0,
         fedplcc={"weighted": weighted},
     )
-    run = run_clustered(agreement, data_for(agreement, holds), folder)
+    run = record_cluster_run(agreement, data_for(agreement, holds), folder)
     read = pairs = 0
     for number in (1, 2):
         (told,) = run.told[number, 1]

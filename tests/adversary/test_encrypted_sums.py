@@ -30,9 +30,9 @@ from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encr
 from tests.adversary.encrypted_play import EncryptedAttempt, Vector, hash_of, play_quickly
 from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.masked_play import MaskedPlay
-from tests.conformance.grouped_runs import Tap, Transcript, grouped_agreement, run_into, two_kinds
-from tests.conformance.runs import data_for
-from tests.conformance.stepped_federation import Loss
+from tests.conformance.drop_outs import Loss
+from tests.conformance.federations import data_for, grouped_agreement, two_kinds
+from tests.conformance.transcripts import Tap, Transcript, record_into
 from tests.support import grouped
 from tests.support.grouped import EVERYONE
 from tests.support.small import DIM
@@ -78,7 +78,7 @@ def two_sums(folder: Path) -> LeadersBook:
     """The second group's leader is lost when means are asked, and with it a member of the first group."""
     agreement = grouped_agreement(Protection.CKKS, classes=6, dim=12, rounds=2, norm_bound=40.0)
     losses = [Loss(site, 1, Phase.MEANS) for site in (OTHER_LEADER, VICTIM)]
-    return run_into(LeadersBook(agreement), LeadersTap, data_for(agreement, two_kinds()), folder, losses)
+    return record_into(LeadersBook(agreement), LeadersTap, data_for(agreement, two_kinds()), folder, losses)
 
 
 def sums_of_round_1(transcript: LeadersBook) -> list[Vector]:

@@ -36,9 +36,8 @@ from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.checkpoints import Base
 from secure_client.checkpoints.exchanged_values import ExchangedValues
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
-from tests.conformance.clustered_runs import run_clustered
-from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped
-from tests.conformance.runs import Bool, data_for
+from tests.conformance.federations import Bool, data_for, grouped_agreement
+from tests.conformance.transcripts import Transcript, record_cluster_run, record_run
 
 ROUNDS = 3
 METHODS = (Method.FEDDBP, Method.FEDPC, Method.FEDPLCC)
@@ -70,7 +69,7 @@ def run(method: Method, folder: Path) -> Transcript:
         feddbp=FeddbpSection(own=0.5, top_channels=4),
     )
     data = data_for(agreement, np.ones((4, 3), dtype=np.bool_))
-    return (run_clustered if method is Method.FEDPLCC else run_grouped)(agreement, data, folder)
+    return (record_cluster_run if method is Method.FEDPLCC else record_run)(agreement, data, folder)
 
 
 def tampered_run(method: Method, folder: Path, patch: pytest.MonkeyPatch) -> Transcript:

@@ -13,7 +13,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.checkpoints import TrainedValues
 from tests.adversary.presence_oracle import CLASSES, asking, classes_with_a_direction, run, sealed
-from tests.conformance.clustered_runs import ClusterTranscript
+from tests.conformance.transcripts import ClusterTranscript
 
 APART = 4.0
 """Distance of the bound from the sealed sum, which is about 16."""

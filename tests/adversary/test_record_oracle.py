@@ -31,8 +31,8 @@ from tests.adversary.record_oracle import (
     question_for_one_site,
     turning,
 )
-from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for
+from tests.conformance.transcripts import ClusterTranscript, record_cluster_run
 
 _PIXELS = (5, 6, 9, 10, 13)
 _EQUAL = 1e-6
@@ -204,7 +204,7 @@ def substituted(local: LocalClusters, k: int, seed: bytes) -> tuple[LocalCluster
 def test_the_stated_limit_cosines_tell_zero_prototypes_from_others(tmp_path: Path) -> None:
     agreement = agreed(Protection.MASKED)
     """A bound on the mean cosine with the class's rows at other sites tells 96 % of them; no cosine is negative."""
-    transcript = run_clustered(
+    transcript = record_cluster_run(
         agreement, data_for(agreement, np.ones((SITES, CLASSES), dtype=np.bool_)), tmp_path
     )
     real, zero = [], []

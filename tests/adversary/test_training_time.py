@@ -30,8 +30,8 @@ from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.job import Job, Losses
 from secure_client.training.loop import run_job
-from tests.conformance.grouped_runs import Tap, Transcript, grouped_agreement, run_into
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, grouped_agreement
+from tests.conformance.transcripts import Tap, Transcript, record_into
 from tests.support.small import short_training
 
 _SITES, _CLASSES, _DIM = 4, 3, 64
@@ -145,7 +145,7 @@ def play(folder: Path, bound: float) -> tuple[Transcript, float]:
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SummingServer, "add", forge)
-        run_into(transcript, Watched, data, folder)
+        record_into(transcript, Watched, data, folder)
     return transcript, median(transcript.seconds)  # type: ignore[attr-defined]
 
 

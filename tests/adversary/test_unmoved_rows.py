@@ -27,7 +27,7 @@ from secure_client.output.site_log import SiteRound
 from secure_client.privacy.releases import Releases
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_play import MaskedPlay, Vector
-from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
+from tests.conformance.drop_outs import Clock, Loss, play, set_deadlines
 from tests.support.grouped import EVERYONE, grouped_agreement
 from tests.support.small import short_training, small_agreement, small_data
 

@@ -43,7 +43,7 @@ from secure_client.output.site_log import SiteRound
 from secure_client.training import lost_data
 from secure_client.training.lost_data import RetryingSource
 from secure_server.rounds.state import Stage
-from tests.conformance.stepped_federation import SECONDS, Clock, set_deadlines
+from tests.conformance.drop_outs import SECONDS, Clock, set_deadlines
 from tests.support.marks import full_but
 from tests.support.own_data import preprocessed
 from tests.support.small import short_training, small_agreement, small_data

@@ -15,8 +15,7 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.privacy.kept_releases import read_kept
-from tests.conformance.private_runs import private_agreement
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, private_agreement
 from tests.support.marks import full_but
 
 ROUNDS, DIM, CLASSES = 3, 12, 3

@@ -12,11 +12,16 @@ import pytest
 
 from agreement import PROTECTIONS, Extractor, FeddbpSection, Method, Protection
 from algorithms.pfpl import Weighting
-from tests.conformance import clustered_runs, plain_answers, sum_equations
-from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
-from tests.conformance.grouped_runs import Transcript, compare_predictions, run_grouped, two_kinds
-from tests.conformance.private_runs import PRIVACY, private_agreement
-from tests.conformance.runs import Bool, agreement_for, data_for, run
+from tests.conformance import equations, peer_equations
+from tests.conformance.federations import PRIVACY, Bool, agreement_for, data_for, private_agreement, two_kinds
+from tests.conformance.transcripts import (
+    ClusterTranscript,
+    Transcript,
+    check_predictions,
+    compare_predictions,
+    contributors,
+    record_run,
+)
 from tests.support.marks import full_but
 from tests.support.replayed_noise import replayed_noise
 
@@ -61,17 +66,10 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
             norm_bound=40.0,
             **settings,
         )
-        run_one = run_clustered if method is Method.FEDPLCC else run_grouped
         with replayed_noise():
-            return run_one(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
+            return record_run(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
 
     return transcript
-
-
-def excess(transcript: Transcript, number: int, **options: Any) -> float:
-    if isinstance(transcript, ClusterTranscript):
-        return clustered_runs.excess(transcript, number, **options)
-    return sum_equations.excess(transcript, number, **options)
 
 
 @each_protection
@@ -81,8 +79,8 @@ def test_a_round_is_the_equations_on_the_noisy_values_that_sites_put_in(
 ) -> None:
     transcript = transcripts(protection, case)
     for number in range(1, ROUNDS + 1):
-        assert len(sum_equations.contributors(transcript, number)) == len(CASES[case][2])
-        assert excess(transcript, number) <= 1.0
+        assert len(contributors(transcript, number)) == len(CASES[case][2])
+        assert equations.excess(transcript, number) <= 1.0
 
 
 @each_case
@@ -115,8 +113,8 @@ def test_a_feddbp_site_trains_towards_the_fusion_of_what_it_released(
     transcripts: Transcripts, protection: Protection
 ) -> None:
     transcript = transcripts(protection, "feddbp")
-    for site in sum_equations.contributors(transcript, 2):
-        assert max(sum_equations.fusion_excess(transcript, number, site) for number in (1, 2)) <= 1.0
+    for site in contributors(transcript, 2):
+        assert max(equations.fusion_excess(transcript, number, site) for number in (1, 2)) <= 1.0
 
 
 @each_protection
@@ -139,7 +137,7 @@ def test_one_contribution_less_is_beyond_the_bound(
     transcripts: Transcripts, protection: Protection, case: str
 ) -> None:
     transcript = transcripts(protection, case)
-    assert excess(transcript, 2, without=("site-1",)) > 100.0
+    assert equations.excess(transcript, 2, without=("site-1",)) > 100.0
 
 
 # PFPL
@@ -155,11 +153,11 @@ def test_pfpl_gives_what_plain_gives(tmp_path: Path, protection: Protection) -> 
     records = {}
     for each, agreement in made.items():
         with replayed_noise():
-            records[each] = run(agreement, data_for(agreement, FEW), tmp_path)
+            records[each] = record_run(agreement, data_for(agreement, FEW), tmp_path).taken
     for number in range(1, ROUNDS + 1):
-        assert plain_answers.excess(made[protection], records[protection], number) <= 1.0
+        assert peer_equations.excess(made[protection], records[protection], number) <= 1.0
     for key, taken in records[protection].items():
         plain = records[Protection.PLAIN][key]
         np.testing.assert_array_equal(taken.prototypes.local, plain.prototypes.local)
         np.testing.assert_array_equal(taken.prototypes.has_personal, plain.prototypes.has_personal)
-        plain_answers.check_predictions((taken, plain))
+        check_predictions((taken, plain))

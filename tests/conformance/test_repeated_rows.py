@@ -17,15 +17,16 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import AveragedPart
-from tests.conformance import private_runs, sum_equations
-from tests.conformance.dropout_schedule import EVERYONE, LOST
-from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped, two_kinds
-from tests.conformance.runs import data_for
-from tests.conformance.stepped_federation import Loss
+from tests.conformance import equations, federations
+from tests.conformance.drop_outs import Loss
+from tests.conformance.federations import data_for, grouped_agreement, two_kinds
+from tests.conformance.transcripts import Transcript, contributors, record_run
 from tests.support.marks import full_but
 from tests.support.small import short_training
 
 ROUNDS, DIM = 3, 12
+EVERYONE = tuple(f"site-{i}" for i in range(1, 10))
+LOST = EVERYONE[:2]
 METHODS = (Method.FEDPC, Method.FEDDBP, Method.FEDPROTO)
 LOSSES = tuple(Loss(site, 1, Phase.PRESENCE) for site in LOST)
 """Two of nine sites miss the sum that serves the run, and are back in the round after."""
@@ -43,7 +44,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     @cache
     def transcript(method: Method, protection: Protection, losses: tuple[Loss, ...] = ()) -> Transcript:
         holds = two_kinds()
-        model = SplitModel(*private_runs.build(holds.shape[1], DIM))
+        model = SplitModel(*federations.build_group_norm(holds.shape[1], DIM))
         parameters, buffers = AveragedPart(model, method.traits.averaged).sizes
         agreement = grouped_agreement(
             protection, method=method, classes=holds.shape[1], dim=DIM, rounds=ROUNDS, feddbp=ONE_BRANCH
@@ -53,11 +54,14 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
                 **dict(agreement),
                 "averaging": AveragingSection(parameters=parameters, buffers=buffers),
                 "training": short_training(
-                    "tests.conformance.private_runs:build", batch_size=6, lr=0.05, frozen_extractor=True
+                    "tests.conformance.federations:build_group_norm",
+                    batch_size=6,
+                    lr=0.05,
+                    frozen_extractor=True,
                 ),
             }
         )
-        return run_grouped(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"), losses)
+        return record_run(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"), losses)
 
     return transcript
 
@@ -69,8 +73,8 @@ def test_every_round_is_the_equations_on_rows_that_were_summed_once(
 ) -> None:
     transcript = transcripts(method, protection, ())
     for number in range(1, ROUNDS + 1):
-        assert sum_equations.contributors(transcript, number) == EVERYONE
-        assert sum_equations.excess(transcript, number) <= 1.0
+        assert contributors(transcript, number) == EVERYONE
+        assert equations.sum_excess(transcript, number) <= 1.0
     assert all(got.has.any() for got in transcript.got.values())
 
 
@@ -81,8 +85,8 @@ def test_a_site_that_missed_the_sum_gets_its_rows_and_adds_none(
 ) -> None:
     transcript = transcripts(method, protection, LOSSES)
     assert transcript.summary() == [(number, 1, False) for number in range(1, ROUNDS + 1)]
-    assert set(sum_equations.contributors(transcript, 1)) == set(EVERYONE) - set(LOST)
-    assert sum_equations.excess(transcript, 1) <= 1.0
+    assert set(contributors(transcript, 1)) == set(EVERYONE) - set(LOST)
+    assert equations.sum_excess(transcript, 1) <= 1.0
     for group in transcript.groups:
         first = transcript.got[1, next(site for site in group if site not in LOST)]
         assert first.has.any()

@@ -37,11 +37,9 @@ from secure_client.data import SiteData
 from secure_client.models.prototype_model import compute_outputs
 from secure_client.privacy.releases import Releases
 from tests.algorithms import fedpc_reference as paper
-from tests.conformance.grouped_runs import Transcript, run_grouped, two_kinds
-from tests.conformance.private_runs import private_agreement
-from tests.conformance.runs import data_for
-from tests.conformance.stepped_federation import Loss
-from tests.conformance.sum_equations import contributors
+from tests.conformance.drop_outs import Loss
+from tests.conformance.federations import data_for, private_agreement, two_kinds
+from tests.conformance.transcripts import Transcript, contributors, record_run
 
 DIM, HOLDS = 12, two_kinds()
 SHARED = PrivacySection(clip=3.0, noise_multiplier=0.3, noise=Noise.DISTRIBUTED, colluding=1)
@@ -137,7 +135,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         )
         data, draws = data_for(agreement, HOLDS), Draws()
         with draws.noted():
-            transcript = run_grouped(agreement, data, tmp_path_factory.mktemp("run"), LOST)
+            transcript = record_run(agreement, data, tmp_path_factory.mktemp("run"), LOST)
         return Run(transcript, draws, {site: features(agreement, each) for site, each in data.items()})
 
     return made
@@ -340,5 +338,5 @@ def test_a_class_of_one_site_is_released_unless_min_count_exceeds_what_fewer_hol
         averaging = base.averaging.model_copy(update={"most_samples": most_samples})
         agreement = Agreement.model_validate({**dict(base), "averaging": averaging})
         assert agreement.min_holders == 3
-        got = run_grouped(agreement, data_for(agreement, holds), tmp_path / str(most_samples)).got
+        got = record_run(agreement, data_for(agreement, holds), tmp_path / str(most_samples)).got
         assert np.flatnonzero(got[1, "site-4"].has).tolist() == released

@@ -101,7 +101,7 @@ def missing_attacks(document: str) -> list[str]:
 
 def test_every_test_that_is_named_exists() -> None:
     assert len(_TEST.findall(DOCUMENT)) > 40
-    assert len(_TEST.findall(CONFORMANCE)) > 20
+    assert len(_TEST.findall(CONFORMANCE)) > 10
     assert not missing_tests(DOCUMENT + CONFORMANCE)
 
 

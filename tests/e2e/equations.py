@@ -13,9 +13,8 @@ from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.output.site_files import MODEL
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.round_log import CoordinatorRound
-from tests.conformance import plain_answers, sum_equations
-from tests.conformance.grouped_runs import Float, Got, Put, Transcript
-from tests.conformance.runs import taken_from
+from tests.conformance import equations, peer_equations
+from tests.conformance.transcripts import Float, Got, Put, Transcript, taken_from
 from tests.e2e.expected_run import base_of, open_site, rounds_of
 from tests.support.processes import Federation
 
@@ -35,7 +34,7 @@ def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> floa
         transcript.got[last.round, site] = Got(
             last.attempt, base.rows, base.present, base.averaged, base.hash
         )
-    return sum_equations.excess(transcript, last.round, without=tuple(without))
+    return equations.sum_excess(transcript, last.round, without=tuple(without))
 
 
 def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] = ()) -> float:
@@ -49,7 +48,7 @@ def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] =
         if name not in without:
             transcript.put[last.round, last.attempt, name] = put
     transcript.guides[last.round + 1, 1, site] = base_of(federation, site).rows
-    return sum_equations.fusion_excess(transcript, last.round, site)
+    return equations.fusion_excess(transcript, last.round, site)
 
 
 def _last_round(federation: Federation) -> tuple[Transcript, CoordinatorRound]:
@@ -79,7 +78,7 @@ def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
                 federation.folder(site.name), agreement, site.to_data(agreement.preprocessing), journal
             )
         record[agreement.rounds, site.name] = taken
-    return plain_answers.excess(agreement, record, agreement.rounds)
+    return peer_equations.excess(agreement, record, agreement.rounds)
 
 
 def _averaged(federation: Federation, site: str) -> Float:

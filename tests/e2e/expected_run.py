@@ -23,7 +23,7 @@ from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import open_journal
 from secure_server.app import ROUNDS_LOG, read_rounds
 from secure_server.round_log import CoordinatorRound
-from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
+from tests.conformance.drop_outs import Clock, Loss, play, set_deadlines
 from tests.support.processes import Federation
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from protoseal_wire.messages import Phase
 from secure_server.rounds.state import STEPS
-from tests.conformance.stepped_federation import Loss
+from tests.conformance.drop_outs import Loss
 from tests.e2e.expected_run import Expected
 from tests.support.killed_party import Point, When
 from tests.support.processes import Federation, Running, wait_until

@@ -21,7 +21,7 @@ from agreement.derived.payload_forms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.output.site_files import read_prototypes
-from tests.conformance.stepped_federation import Loss
+from tests.conformance.drop_outs import Loss
 from tests.e2e.equations import fedpc_excess, pfpl_excess
 from tests.e2e.expected_run import check_rounds, check_run, expected
 from tests.e2e.federations import (

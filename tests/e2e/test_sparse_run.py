@@ -11,7 +11,7 @@ import pytest
 
 from agreement import Agreement, MaskingSection, Protection
 from protoseal_wire.messages import Phase
-from tests.conformance.stepped_federation import Loss
+from tests.conformance.drop_outs import Loss
 from tests.e2e.equations import feddbp_excess
 from tests.e2e.expected_run import check_run, expected
 from tests.e2e.federations import feddbp_agreement, small_sites

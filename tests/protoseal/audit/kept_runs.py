@@ -16,8 +16,7 @@ from protoseal.audit.run_checks import Outcome, RunAudit
 from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.data import SiteData
-from tests.conformance.private_runs import private_agreement
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, private_agreement
 
 LEVEL = 1e-5
 """Probability with which a true run is refuted: tests are run often."""

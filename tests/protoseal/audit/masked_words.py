@@ -18,7 +18,7 @@ from crypto.shamir import combine
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import broadcast
 from protoseal_wire.messages import Phase
-from tests.conformance.grouped_runs import Transcript
+from tests.conformance.transcripts import Transcript
 
 FALSE_ALARM = 1e-13
 """Approximate chance of a false alarm at one place of one vector of words. A run has some 3,000 places, so that one run

@@ -24,9 +24,9 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.exchanges import cluster_directions
 from secure_server.exchanges import secure_aggregation as server_side
-from tests.conformance.clustered_runs import ClusterTranscript, excess, run_clustered
-from tests.conformance.grouped_runs import grouped_agreement
-from tests.conformance.runs import data_for
+from tests.conformance.equations import cluster_excess
+from tests.conformance.federations import data_for, grouped_agreement
+from tests.conformance.transcripts import ClusterTranscript, record_cluster_run
 from tests.protoseal.audit.masked_words import OpenedError, check_hidden, sums_of
 
 Vectors = NDArray[np.float64]
@@ -39,7 +39,7 @@ def recorded(protection: Protection, folder: Path) -> ClusterTranscript:
         protection, method=Method.FEDPLCC, classes=3, dim=DIM, rounds=ROUNDS, norm_bound=20.0
     )
     holds = np.ones((SITES, 3), dtype=np.bool_)
-    return run_clustered(agreement, data_for(agreement, holds), folder)
+    return record_cluster_run(agreement, data_for(agreement, holds), folder)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_under_plain_the_same_search_finds_them(plain: ClusterTranscript, secret
 def test_a_direction_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(RotationSite, "rotate_rows", lambda _site, rows, _classes: rows)
     weakened = recorded(Protection.MASKED, tmp_path)
-    assert all(excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
+    assert all(cluster_excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
     assert search_messages(weakened.received, weakened.agreement, prototypes(weakened)).leaks
 
 
@@ -127,7 +127,7 @@ def test_norms_that_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(cluster_directions, "directions", lambda rows: rows / 20.0)
     monkeypatch.setattr("secure_server.exchanges.cluster_assignment.NORM_SLACK", 1.0)
     weakened = recorded(Protection.MASKED, tmp_path)
-    assert all(excess(weakened, number) <= 1.0 for number in (1, 2))
+    assert all(cluster_excess(weakened, number) <= 1.0 for number in (1, 2))
     with pytest.raises(AssertionError):
         check_no_norms(weakened)
 
@@ -157,7 +157,7 @@ def test_words_without_masks_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(masks, "mask", unmasked)
     monkeypatch.setattr(server_side, "unmask", added)
     weakened = recorded(Protection.MASKED, tmp_path)
-    assert all(excess(weakened, number) <= 1.0 for number in (1, 2))
+    assert all(cluster_excess(weakened, number) <= 1.0 for number in (1, 2))
     with pytest.raises(OpenedError, match="upload of"):
         check_hidden(sums_of(weakened, told(weakened))[:1])
 

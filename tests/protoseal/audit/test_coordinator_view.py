@@ -28,8 +28,8 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.output.site_files import SitePrototypes
 from secure_server.storage.store import Received
-from tests.conformance.grouped_runs import Put, Transcript, grouped_agreement, run_grouped, two_kinds
-from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
+from tests.conformance.federations import agreement_for, data_for, grouped_agreement, two_kinds
+from tests.conformance.transcripts import Put, Record, Transcript, record_run, recording_federation
 
 SITES, ROUNDS = ("site-1", "site-2", "site-3"), 2
 OF_EVERY_RUN = {None, Phase.ROSTER, Phase.PRESENCE, Phase.VALUES, Phase.RESULT}
@@ -142,7 +142,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Tr
     for protection in (Protection.MASKED, Protection.PLAIN):
         agreement = grouped_agreement(protection, classes=3, dim=64, rounds=ROUNDS)
         data = data_for(agreement, two_kinds()[:8, 1:4])
-        found[protection] = run_grouped(agreement, data, tmp_path_factory.mktemp("fedpc"))
+        found[protection] = record_run(agreement, data, tmp_path_factory.mktemp("fedpc"))
     return found
 
 
@@ -235,7 +235,7 @@ def branched(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Trans
             protection, method=Method.FEDDBP, classes=3, dim=64, rounds=ROUNDS, feddbp=FeddbpSection(own=0.5)
         )
         data = data_for(agreement, two_kinds()[:6, [0, 2, 4]])
-        found[protection] = run_grouped(agreement, data, tmp_path_factory.mktemp("feddbp"))
+        found[protection] = record_run(agreement, data, tmp_path_factory.mktemp("feddbp"))
     return found
 
 

@@ -21,9 +21,8 @@ from protoseal.audit.coordinator_view import search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
-from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
-from tests.conformance.grouped_runs import Put, Transcript, grouped_agreement, run_grouped
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, grouped_agreement
+from tests.conformance.transcripts import ClusterTranscript, Put, Transcript, record_cluster_run, record_run
 
 Vectors = NDArray[np.float64]
 Transcripts = Callable[[Method, Protection], Transcript]
@@ -53,7 +52,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
             norm_bound=20.0,
             fedpc={"groups": 1},
         )
-        run = run_clustered if method is Method.FEDPLCC else run_grouped
+        run = record_cluster_run if method is Method.FEDPLCC else record_run
         return run(
             agreement,
             data_for(agreement, np.ones((SITES, 3), dtype=np.bool_)),
@@ -243,7 +242,7 @@ def test_directions_that_are_not_turned_are_noticed(
     monkeypatch.setattr(RotationSite, "rotate_rows", lambda _site, rows, _classes: rows)
     agreement = transcripts(Method.FEDPLCC, Protection.CKKS).agreement
     data = data_for(agreement, np.ones((SITES, 3), dtype=np.bool_))
-    transcript = run_clustered(agreement, data, tmp_path_factory.mktemp("weakened"))
+    transcript = record_cluster_run(agreement, data, tmp_path_factory.mktemp("weakened"))
     with pytest.raises(AssertionError):
         check_turned(transcript)
     assert search_messages(searched(transcript), transcript.agreement, prototypes(transcript)).leaks

@@ -34,11 +34,11 @@ from protoseal_wire.messages import Phase
 from secure_client.exchanges import row_protection
 from secure_server.exchanges import secure_aggregation as server_side
 from secure_server.storage.store import Received
-from tests.conformance import sum_equations
-from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped, two_kinds
-from tests.conformance.plain_answers import excess
-from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
-from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
+from tests.conformance import equations
+from tests.conformance.drop_outs import Clock, Loss, play, set_deadlines
+from tests.conformance.federations import agreement_for, data_for, grouped_agreement, two_kinds
+from tests.conformance.peer_equations import excess
+from tests.conformance.transcripts import Record, Transcript, record_run, recording_federation
 from tests.protoseal.audit.masked_words import OpenedError, check_hidden, sums_of, total_of
 from tests.support.marks import full_but
 
@@ -163,7 +163,7 @@ def test_rotations_that_are_used_again_are_noticed(
 def masked_run(folder: Path) -> Transcript:
     """Record FedPC with two groups of four sites, two rounds."""
     agreement = grouped_agreement(Protection.MASKED, classes=3, dim=32, rounds=2)
-    return run_grouped(agreement, data_for(agreement, two_kinds()[:8, 1:4]), folder)
+    return record_run(agreement, data_for(agreement, two_kinds()[:8, 1:4]), folder)
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +287,6 @@ def test_words_with_less_than_their_masks_are_noticed(
     if server is not None:
         monkeypatch.setattr(server_side, "unmask", server)
     weakened = masked_run(tmp_path)
-    assert all(sum_equations.excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
+    assert all(equations.sum_excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
     with pytest.raises(OpenedError, match=where):
         check_hidden(sums_of(weakened))

@@ -25,7 +25,7 @@ from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import MODEL, read_prototypes
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_client.training.evaluation import Evaluation
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for
 from tests.secure_client.journals import journal_at
 from tests.support.small import short_training
 from tests.support.summed import PARTS, method_agreement

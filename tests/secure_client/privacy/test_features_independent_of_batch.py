@@ -17,7 +17,7 @@ from secure_client.training.evaluation import EVALUATION_BATCH
 from secure_client.training.job import Schedule
 from secure_client.training.learner import Learner
 from secure_client.training.recipes import build_recipe
-from tests.conformance.private_runs import PRIVACY, private_agreement
+from tests.conformance.federations import PRIVACY, private_agreement
 
 CLASSES, DIM, SIZE = 3, 8, 16
 COUNT = EVALUATION_BATCH + 1

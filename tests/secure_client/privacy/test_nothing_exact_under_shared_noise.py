@@ -40,8 +40,7 @@ from secure_client.models.prototype_model import compute_outputs
 from secure_client.output.site_log import SiteRound
 from secure_client.training.learner import Learner
 from secure_server.upload_checks import AnswerCheck
-from tests.conformance.private_runs import private_agreement
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, private_agreement
 from tests.secure_client.privacy.kept_files import Traces, kept_by, moved_by_the_seed
 from tests.secure_client.privacy.unmasked_uploads import Sent, differing
 from tests.support.marks import full_but

@@ -36,8 +36,7 @@ from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import planned_epsilon, planned_history
 from secure_client.privacy.releases import open_releases
 from secure_client.protocol.journal import Journal
-from tests.conformance.private_runs import private_agreement
-from tests.conformance.runs import data_for
+from tests.conformance.federations import data_for, private_agreement
 from tests.support.budgets import spent_budget
 from tests.support.replayed_noise import replayed_noise
 

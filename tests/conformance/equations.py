@@ -13,23 +13,40 @@ that P_j has, and δ_j = 2e_j/‖P_j‖, by which its direction moves at most. A
 that of one with itself by nothing, and so the sum S_j ≥ 1 of a row by no more than Δ_j = Σ_k≠j (δ_j + δ_k), and the
 row of ρ, summed over magnitudes, by 2Δ_j. A class is renormalised by the weight s of the groups that have it, which
 makes that twice as much over s at most. What weights multiply is no larger than the largest mean at its coordinate.
+
+Clustered methods: a centre is a sum over the sites of a cluster, divided by its members, or their samples: no fewer
+than these sites, so that r/2 remains. The mean model is a sum over n sites divided by their samples, and so is n·r/2.
+Under `ckks` the error of a sum is divided by the same. Counts are whole numbers, which both have exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from agreement import Protection
+from agreement import Agreement, Method, Protection
+from agreement.derived.encrypted_sums import EncryptedClusterSum
 from tests.algorithms import feddbp_reference as feddbp
 from tests.algorithms import fedpc_reference as paper
+from tests.algorithms import finch_reference as finch
 from tests.algorithms import plain_lists as lists
-from tests.conformance.decrypted_results import mix_errors, sum_errors
-from tests.conformance.grouped_runs import Float, Put, Transcript
-from tests.conformance.runs import Bool
+from tests.algorithms.plain_lists import mean
+from tests.conformance import peer_equations
+from tests.conformance.federations import Bool
+from tests.conformance.transcripts import (
+    At,
+    ClusterTranscript,
+    Float,
+    Put,
+    Transcript,
+    contributors,
+    last_attempt,
+    mix_errors,
+    sum_errors,
+)
 
 _ROUNDING = 1e-14
 """Rounding of float64, relative to the largest value at a coordinate: sums of some dozens of products, reordered."""
@@ -59,18 +76,6 @@ class _Means:
     shares: list[float]
 
 
-def contributors(transcript: Transcript, number: int) -> tuple[str, ...]:
-    """Return the sites whose values arrived in a round's last attempt, by name."""
-    attempt = last_attempt(transcript, number)
-    return tuple(sorted(site for (r, a, site) in transcript.put if (r, a) == (number, attempt)))
-
-
-def last_attempt(transcript: Transcript, number: int) -> int:
-    """Return the attempt in which a round ended."""
-    (attempt,) = {each.attempt for each in transcript.rounds if each.round == number}
-    return attempt
-
-
 def expected(
     transcript: Transcript, number: int, *, without: Iterable[str] = (), rounded: bool = False
 ) -> dict[str, Mixed]:
@@ -88,7 +93,19 @@ def expected(
     return {site: each for group, each in zip(there, mixed, strict=True) for site in group}
 
 
-def excess(transcript: Transcript, number: int, **options: bool | tuple[str, ...]) -> float:
+def excess(transcript: Transcript, number: int, *, without: Sequence[str] = ()) -> float:
+    """Return the largest error of a round's results, in units of its bound, by the equations of the method.
+
+    ``without`` leaves contributions out, which must show.
+    """
+    if transcript.agreement.method is Method.PFPL:
+        return peer_equations.round_excess(transcript, number, without=without)
+    if isinstance(transcript, ClusterTranscript):
+        return cluster_excess(transcript, number, without=without)
+    return sum_excess(transcript, number, without=tuple(without))
+
+
+def sum_excess(transcript: Transcript, number: int, **options: bool | tuple[str, ...]) -> float:
     """Return the largest error of a round's results, in units of its bound; infinite for a wrong ``has``."""
     wanted = expected(transcript, number, **options)  # type: ignore[arg-type]
     worst = 0.0
@@ -253,3 +270,135 @@ def _weights_moved(vectors: Float, halves: Float) -> Float:
     cosines = turned[:, None] + turned[None, :]
     np.fill_diagonal(cosines, 0.0)
     return np.asarray(2.0 * cosines.sum(axis=1))
+
+
+_CLUSTER_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True)
+class ClusterMeans:
+    """A round's result: centres (G, d), their classes and weights, the mean model (P,); how far each may be off."""
+
+    rows: Float
+    labels: list[int]
+    weights: Float
+    averaged: Float
+    rows_bound: Float
+    averaged_bound: Float
+
+
+def expected_local(transcript: ClusterTranscript, at: At) -> list[tuple[int, list[float], int]]:
+    """Return (class, mean, samples) of each local prototype that a site has in an attempt, by class and in order."""
+    own, found = transcript.agreement.clustering, []
+    features, labels = transcript.features[at]
+    for k in sorted(set(labels)):
+        vectors = [row for row, y in zip(features.tolist(), labels, strict=True) if y == k]
+        parts = _parts(vectors, literal=own.literal) if not own.single else [0] * len(vectors)
+        for g in range(max(parts) + 1):
+            members = [row for row, part in zip(vectors, parts, strict=True) if part == g]
+            found.append((k, mean(members), len(members)))
+    return found
+
+
+def expected_clusters(
+    transcript: ClusterTranscript, number: int, *, without: Sequence[str] = ()
+) -> ClusterMeans:
+    """Return the result of a round's last attempt that the finch gives for the inputs of the sites whose values
+    arrived.
+    """
+    attempt, own = last_attempt(transcript, number), transcript.agreement.clustering
+    senders = sorted(transcript.sent[number, attempt])
+    staying = [site for site in senders if (number, attempt, site) in transcript.put and site not in without]
+    local = {site: transcript.local[number, attempt, site] for site in senders}
+    rows: list[list[float]] = []
+    labels: list[int] = []
+    counts: list[float] = []
+    divisors: list[float] = []
+    for k in range(len(transcript.agreement.classes)):
+        members = [
+            (site, row.tolist(), int(count))
+            for site in senders
+            for row, y, count in zip(local[site].rows, local[site].labels, local[site].counts, strict=True)
+            if y == k
+        ]
+        sites = [senders.index(site) for site, _, _ in members]
+        if len(set(sites)) < transcript.agreement.min_holders:
+            continue
+        vectors = [row for _, row, _ in members]
+        parts = finch.merged(
+            vectors,
+            _parts(vectors, literal=own.literal),
+            sites,
+            transcript.agreement.min_holders,
+            _most(transcript.agreement, len(vectors)),
+        )
+        for g in range(max(parts) + 1):
+            inside = [each for each, part in zip(members, parts, strict=True) if part == g]
+            there = [(row, count) for site, row, count in inside if site in staying]
+            rows.append(mean([row for row, _ in there]))
+            labels.append(k)
+            counts.append(1.0 if own.uniform else float(sum(count for _, count in there)))
+            divisors.append(len(there))
+    of_class = [sum(c for c, y in zip(counts, labels, strict=True) if y == k) for k in labels]
+    weights = [count / total for count, total in zip(counts, of_class, strict=True)]
+    puts = [transcript.put[number, attempt, site] for site in staying]
+    samples = sum(put.samples for put in puts)
+    model = np.asarray(sum(put.samples * put.averaged for put in puts) / samples)
+    centres = np.array(rows).reshape(len(rows), transcript.agreement.dim)  # also of none
+    steps, model_steps = _steps(transcript, len(rows), centres.shape, model.size)
+    encrypted = transcript.agreement.protection is Protection.CKKS
+    return ClusterMeans(
+        centres,
+        labels,
+        np.array(weights),
+        model,
+        steps / np.array(divisors)[:, None] ** encrypted
+        + _CLUSTER_ROUNDING * np.abs(centres).max(initial=0.0),
+        model_steps * (1 if encrypted else len(puts)) / samples + _CLUSTER_ROUNDING * np.abs(model).max(),
+    )
+
+
+def cluster_excess(transcript: ClusterTranscript, number: int, *, without: Sequence[str] = ()) -> float:
+    """Return the largest error of a round's results, in units of its bound; infinite for other clusters."""
+    want, worst = expected_clusters(transcript, number, without=without), 0.0
+    for (round_number, _), (rows, labels, weights, averaged) in transcript.results.items():
+        if round_number != number:
+            continue
+        if rows.shape != want.rows.shape or labels.tolist() != want.labels:
+            return float("inf")
+        off = (
+            np.abs(rows - want.rows) / want.rows_bound,
+            np.abs(averaged - want.averaged) / want.averaged_bound,
+            np.abs(weights - want.weights) / _CLUSTER_ROUNDING,
+        )
+        worst = max(worst, *(float(each.max(initial=0.0)) for each in off))
+    return worst
+
+
+def _parts(vectors: list[list[float]], *, literal: bool) -> list[int]:
+    return [0] if len(vectors) == 1 else finch.coarsest(finch.levels(vectors, literal=literal))
+
+
+def _most(agreement: Agreement, rows: int) -> int:
+    """Return the most clusters of a class of so many prototypes."""
+    most = agreement.clustering.most_clusters
+    if agreement.protection is Protection.MASKED:
+        while most > 1 and most * (most + 1) / 2 >= rows:
+            most -= 1
+    return most
+
+
+def _steps(
+    transcript: Transcript, clusters: int, shape: tuple[int, ...], parameters: int
+) -> tuple[Float, Float]:
+    """Return how far a contribution or an encrypted sum may be off: in each sum's numbers (G, d), and models' (P,)."""
+    agreement, steps, model_steps = transcript.agreement, np.zeros(shape), np.zeros(parameters)
+    if agreement.protection is Protection.MASKED:
+        half = agreement.fixed_point(clusters).resolution / 2.0
+        steps = half[: steps.size].reshape(shape)
+        model_steps = half[-agreement.layout.length :][:parameters]
+    if agreement.protection is Protection.CKKS:
+        errors = EncryptedClusterSum(agreement, clusters).form.error(len({at[2] for at in transcript.put}))
+        steps = errors[: steps.size].reshape(shape)
+        model_steps = errors[-agreement.layout.length - 1 :][:parameters]
+    return steps, model_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from algorithms.pfpl.aggregation import peer_weights, personalise
 from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer
 from crypto.protection import Cohort, Payload
-from tests.conformance.runs import Record, Taken
+from tests.conformance.transcripts import Record, Transcript, last_attempt
 
 Stack = NDArray[np.float64]
 
@@ -37,9 +37,6 @@ at most.
 
 _SUMMED = 1e-13
 """Rounding in float64 of a sum of some tens of rows, of a subtraction and a division, in units of the norm bound."""
-
-_TIE = 1e-3
-"""A lead of less than this is a tie, which noise of 1e-5 in a target may break either way in later rounds."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +111,21 @@ def excess(agreement: Agreement, record: Record, number: int, pfpl: PfplSection 
     return excess_over(agreement, inputs, got, pfpl)
 
 
+def round_excess(transcript: Transcript, number: int, *, without: Sequence[str] = ()) -> float:
+    """Return :func:`excess_over` of all that have a round's result, over the inputs to the round's last attempt."""
+    put = {
+        site: (put.rows, put.holds)
+        for (*at, site), put in transcript.put.items()
+        if at == [number, last_attempt(transcript, number)] and site not in without
+    }
+    got = {
+        site: taken.targets
+        for (at_round, site), taken in transcript.taken.items()
+        if at_round == number and site not in without
+    }
+    return excess_over(transcript.agreement, inputs_from(transcript.agreement, put), got)
+
+
 def excess_over(
     agreement: Agreement, inputs: Inputs, got: Mapping[str, Stack], pfpl: PfplSection | None = None
 ) -> float:
@@ -124,12 +136,29 @@ def excess_over(
     return float((off / bounds(agreement, inputs)[given])[inputs.cohort.holds[given]].max())
 
 
-def check_predictions(*pairs: tuple[Taken, Taken]) -> None:
-    """``AssertionError`` unless the first of each pair predicts what the second, the reference, does.
+def guide_excess(
+    transcript: Transcript,
+    number: int,
+    site: str,
+    own: Stack,
+    holds: NDArray[np.bool_],
+    *,
+    subtracts: bool = True,
+) -> float:
+    """Return how far a site's targets of the *next* round are from equation 4 over a masked sum of peers, in bounds.
 
-    Wherever the reference has made up its mind, which over all pairs is nearly always.
+    ``own`` (K, d) is what the site had trained, of the classes that it ``holds`` (K,). A target takes the mean of the
+    peers whose values came, from whose sum the site subtracts its own row; ``subtracts`` leaves that out.
     """
-    decided = [reference.margins > _TIE for _, reference in pairs]
-    assert np.mean(np.concatenate(decided, axis=1)) > 0.95
-    for (got, reference), clear in zip(pairs, decided, strict=True):
-        np.testing.assert_array_equal(got.predictions[clear], reference.predictions[clear])
+    agreement, attempt = transcript.agreement, last_attempt(transcript, number)
+    put = {name: put for (*at, name), put in transcript.put.items() if at == [number, attempt]}
+    targets, given = np.zeros_like(own), np.zeros(len(own), dtype=np.bool_)
+    for k in range(len(own)):
+        holders = [name for name in put if put[name].holds[k]]
+        peers = [put[name].rows[k] for name in holders if name != site or not subtracts]
+        if len(holders) >= agreement.min_holders:
+            given[k] = True
+            targets[k] = agreement.own_share * own[k] + (1.0 - agreement.own_share) * np.mean(peers, axis=0)
+    half_step = agreement.fixed_point().resolution.max() / 2.0 + 1e-12
+    off = np.abs(transcript.guides[number + 1, 1, site] - targets)[given & holds]
+    return float(off.max() / ((1.0 - agreement.own_share) * half_step))
