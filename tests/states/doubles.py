@@ -21,6 +21,7 @@ from privacy.ledger.budget_account import Account
 from protoseal_files import append_only_file
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
+from secure_client.checkpoints.checkpoints import Checkpoints
 from secure_client.errors import Violation
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.releases import Releases
@@ -149,6 +150,11 @@ def _keeps_no_result() -> AbstractContextManager[object]:
     return patch.object(CheckpointedLearner, "_take", wrong)
 
 
+def _keeps_no_targets() -> AbstractContextManager[object]:
+    """A site's targets of a combination of peers are in memory alone."""
+    return patch.object(Checkpoints, "put_targets", lambda *_: None)
+
+
 def _forgets_uploads() -> AbstractContextManager[object]:
     """The coordinator acknowledges the receipt of a result and stores its state without it."""
     save = Store.save
@@ -250,6 +256,7 @@ DOUBLES: Mapping[str, Double] = {
     "takes any attempt": Double(_takes_any_attempt, (Promise.CURRENT,), "fedavg", 145),
     "forgets survivors": Double(_forgets_survivors, (Promise.NO_REFUSAL, Promise.ONE_SUM), "fedavg"),
     "keeps no result": Double(_keeps_no_result, (Promise.KEPT,), "plain"),
+    "keeps no targets": Double(_keeps_no_targets, (Promise.KEPT,), "rotated", 5),
     "forgets uploads": Double(_forgets_uploads, (Promise.KEPT,), "plain"),
     "leaves masks in": Double(_leaves_masks_in, (Promise.RIGHT_SUM,), "fedavg", 33),
     "asks too few on": Double(_needs_one_fewer, (Promise.NO_REFUSAL,), "fedavg"),

@@ -90,7 +90,7 @@ class Surroundings(Protocol):
         ...
 
     def opened(self, site: SiteProcess, result: int, base: bytes) -> None:
-        """A site's process has read its disk: the last round whose result it has, and what it trains from."""
+        """A site's process has read its disk: the last round whose result it has, and the hash of what it trains from."""
         ...
 
     def restored(self, store: Store) -> None:
@@ -194,6 +194,15 @@ class SiteProcess:
         """True if the process was started so often that nobody starts it again."""
         return self.starts >= MOST_STARTS and not self.is_up
 
+    @property
+    def start_of_training(self) -> bytes:
+        """Hash of the base and the targets that the site would train from; empty before the process has a model."""
+        if self.trainee is None:
+            return b""
+        guide = self.trainee.guide
+        targets = b"" if guide is None else guide.rows.numpy().tobytes()
+        return hashlib.sha256(self.trainee.base_hash + targets).digest()
+
     def pause(self) -> None:
         """Let others act; called from within the process."""
         if self.strand is None:
@@ -260,7 +269,7 @@ class SiteProcess:
                 tests_in=lambda number: False,
                 exact=open_exact(agreement, budget),
             )
-            world.opened(self, rounds_received(journal), self.trainee.base_hash)
+            world.opened(self, rounds_received(journal), self.start_of_training)
             if rounds_received(journal) == agreement.rounds:
                 session.finish()
                 outcome: Finished | Stopped = Finished(agreement.rounds)

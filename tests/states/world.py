@@ -273,9 +273,7 @@ class World:
             self.scene.monitor.taken(site.name, key, self._before[0])
 
     def acknowledged(self, site: SiteProcess, key: PhaseKey) -> None:
-        self.scene.monitor.acknowledged(
-            site.name, key, b"" if site.trainee is None else site.trainee.base_hash
-        )
+        self.scene.monitor.acknowledged(site.name, key, site.start_of_training)
 
     def opened(self, site: SiteProcess, result: int, base: bytes) -> None:
         self.scene.monitor.restarted(site.name, result, base)
