@@ -82,7 +82,7 @@ def embed(model: PrototypeModel, dataset: Dataset[object], dim: int) -> tuple[Fl
     for inputs, classes in source.batches(batch_in_order(len(source), _BATCH)):
         rows = _features(model, inputs)
         if rows is None:
-            alone = [_features(model, inputs[at : at + 1]) for at in range(len(inputs))]
+            alone = [_features(model, inputs[pair_of : pair_of + 1]) for pair_of in range(len(inputs))]
             rows = torch.cat([torch.zeros(1, dim) if row is None else row for row in alone])
         features.append(torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0).double().numpy())
         labels.append(classes.numpy().astype(np.int64))
@@ -121,7 +121,7 @@ class AddedParts:
 
 def added_parts(records: Records, claim: Claim, cells: Cells | None) -> AddedParts:
     """Return what records add to the sums over classes, or over cells around public centres."""
-    parts = records.labels if cells is None else _cells_of(records, cells)
+    parts = records.labels if cells is None else _assign_cells(records, cells)
     norms = np.linalg.norm(records.features, axis=1, keepdims=True)
     # The mechanism rounds the clip down, and each record towards zero, to a grid; over many records that adds up.
     step = claim.deviation / _STEPS
@@ -137,14 +137,14 @@ def exact_sums(records: Records, claim: Claim, classes: int, cells: Cells | None
     number = classes if cells is None else len(cells)
     added = added_parts(records, claim, cells)
     counts = np.bincount(added.parts, weights=added.shares, minlength=number).astype(np.float64)
-    late = _summed(added.unclipped, added.parts, number)
-    lengths = np.linalg.norm(late, axis=1)
+    sums_of_unclipped = _sum_by_part(added.unclipped, added.parts, number)
+    lengths = np.linalg.norm(sums_of_unclipped, axis=1)
     return ExactSums(
-        _summed(added.clipped, added.parts, number),
+        _sum_by_part(added.clipped, added.parts, number),
         counts,
-        _summed(records.features, added.parts, number),
-        _summed(added.one_by_one, added.parts, number),
-        late * np.minimum(1.0, claim.clip * counts / np.maximum(lengths, 1e-300))[:, None],
+        _sum_by_part(records.features, added.parts, number),
+        _sum_by_part(added.one_by_one, added.parts, number),
+        sums_of_unclipped * np.minimum(1.0, claim.clip * counts / np.maximum(lengths, 1e-300))[:, None],
     )
 
 
@@ -154,12 +154,15 @@ def _shares(records: Records, parts: Ints) -> Float:
         return np.ones(len(parts))
     _, owners = np.unique(records.owners, return_inverse=True)
     number = int(parts.max(initial=0)) + 1
-    pairs, at, alike = np.unique(owners * number + parts, return_inverse=True, return_counts=True)
+    # Joint clipping bounds an owner as a whole: each of its k parts gets a mean of records, and 1/√k of the bound.
+    pairs, pair_of, records_in_pair = np.unique(
+        owners * number + parts, return_inverse=True, return_counts=True
+    )
     kinds = np.bincount(pairs // number)
-    return np.asarray(1.0 / (alike[at] * np.sqrt(kinds[owners])))
+    return np.asarray(1.0 / (records_in_pair[pair_of] * np.sqrt(kinds[owners])))
 
 
-def _cells_of(records: Records, cells: Cells) -> Ints:
+def _assign_cells(records: Records, cells: Cells) -> Ints:
     """Return the cell (N,) of each record: of its class, with the largest cosine of its centre; the first on a tie."""
     lengths = np.linalg.norm(cells.centres, axis=1, keepdims=True)
     products = records.features @ (cells.centres / np.where(lengths > 0, lengths, 1.0)).T
@@ -167,7 +170,7 @@ def _cells_of(records: Records, cells: Cells) -> Ints:
     return np.asarray(products.argmax(axis=1), dtype=np.int64)
 
 
-def _summed(rows: Float, parts: Ints, number: int) -> Float:
+def _sum_by_part(rows: Float, parts: Ints, number: int) -> Float:
     total = np.zeros((number, rows.shape[1]))
     np.add.at(total, parts, rows)
     return total

@@ -74,8 +74,10 @@ def likeness(
     spread = float(_spread(np.abs(vectors).sum(axis=1), np.abs(vectors).max(axis=1)).min())
     # NumPy releases the interpreter's lock in the arithmetic, so threads use all cores.
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(partial(_best_of, units=units, least_spread=spread / 2), _sources(messages, series))
-        best = np.maximum.reduce([np.zeros(len(units)), *found])
+        by_source = pool.map(
+            partial(_compare_source, units=units, least_spread=spread / 2), _sources(messages, series)
+        )
+        best = np.maximum.reduce([np.zeros(len(units)), *by_source])
     twins = float(best[len(vectors) :].max())
     return Likeness(float(best[: len(vectors)].max()), twins, leak_threshold(twins, vectors.shape[1]))
 
@@ -98,11 +100,11 @@ def best_cosines(values: Vectors, units: Vectors, least_spread: float) -> Vector
         return best.astype(np.float64)
     sizes = np.abs(values)
     largest = _sliding(np.maximum, sizes, dim)
-    kept = np.flatnonzero(_spread(_sliding(np.add, sizes, dim), largest) >= least_spread)
+    spread_out = np.flatnonzero(_spread(_sliding(np.add, sizes, dim), largest) >= least_spread)
     windows = np.lib.stride_tricks.sliding_window_view(values, dim)
     targets = np.where(np.abs(units) < _NOTHING, 0.0, units).astype(np.float32)
-    for start in range(0, len(kept), _CHUNK):
-        chunk = kept[start : start + _CHUNK]
+    for start in range(0, len(spread_out), _CHUNK):
+        chunk = spread_out[start : start + _CHUNK]
         scaled = np.empty((len(chunk), dim), dtype=np.float32)
         np.divide(windows[chunk], largest[chunk, None], out=scaled, casting="same_kind")
         scaled /= np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
@@ -139,7 +141,7 @@ def _sliding(combine: np.ufunc, values: Vectors, dim: int) -> Vectors:
     return np.asarray(values if result is None else result)
 
 
-def _best_of(readings: Iterable[Vectors], units: Vectors, least_spread: float) -> Vectors:
+def _compare_source(readings: Iterable[Vectors], units: Vectors, least_spread: float) -> Vectors:
     """Return the best cosines, (V,), over all readings of one source."""
     best = np.zeros(len(units))
     for values in readings:

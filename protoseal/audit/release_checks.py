@@ -103,15 +103,15 @@ def check_deviation(parts: Sequence[Float], level: float) -> Check:
     }
     where, p = min(chances.items(), key=lambda item: item[1])
     p = min(1.0, p * len(chances))
-    seen = f"deviation {measured:.4g} of the claimed one over {numbers} values"
+    observed = f"deviation {measured:.4g} of the claimed one over {numbers} values"
     if p < level:
-        return refute(NOISE, seen + (where if overall * len(chances) >= level else ""), p)
+        return refute(NOISE, observed + (where if overall * len(chances) >= level else ""), p)
     level /= len(chances)
     for part, factor in (("half", 1 / 2), ("two thirds", 2 / 3)):
         if _missed(factor, numbers, level) > 1 - POWER:
-            return leave_open(NOISE, f"too few values: {part} of the noise might pass ({seen})", p)
+            return leave_open(NOISE, f"too few values: {part} of the noise might pass ({observed})", p)
     least = least_factor_refuted(numbers, level / 2, POWER)
-    return uphold(NOISE, f"{seen}; {least:.2g} of it would have been found", p)
+    return uphold(NOISE, f"{observed}; {least:.2g} of it would have been found", p)
 
 
 def _square_p(total: float, numbers: float) -> float:
@@ -129,12 +129,14 @@ def check_counts(parts: Sequence[Float], level: float) -> Check:
     """Test the mean square of the noise on counts alone, which are few beside the sums."""
     counts = np.concatenate([part[:, -1] for part in parts])
     p = _square_p(float(np.square(counts).sum()), len(counts))
-    seen = f"deviation {np.sqrt(np.square(counts).mean()):.3g} of the claimed one over {len(counts)} counts"
+    observed = (
+        f"deviation {np.sqrt(np.square(counts).mean()):.3g} of the claimed one over {len(counts)} counts"
+    )
     if p < level:
-        return refute(COUNTS, seen, p)
+        return refute(COUNTS, observed, p)
     if _missed(1 / 2, len(counts), level) > 1 - POWER:
-        return leave_open(COUNTS, f"too few counts: half of the noise might pass ({seen})", p)
-    return uphold(COUNTS, seen, p)
+        return leave_open(COUNTS, f"too few counts: half of the noise might pass ({observed})", p)
+    return uphold(COUNTS, observed, p)
 
 
 def check_shape(parts: Sequence[Float], level: float) -> Check:
@@ -212,14 +214,14 @@ def check_repeats(weakness: str, sites: Sequence[Sequence[Float]], level: float)
     p = min(1.0, p * len(tests))
     if p < level:
         return refute(weakness, reason, p)
-    seen = f"{len(values)} values"
+    observed = f"{len(values)} values"
     if pairs:
         chance = level / len(tests) / pairs
         least = math.sqrt(float(stats.beta.isf(chance, 0.5, (length - 1) / 2)))
         if least > _ALIKE:
             return leave_open(weakness, f"too few values ({length}) to tell draws apart", p)
-        seen += f" of {len(draws)} draws; a correlation of {least:.2g} would have been found"
-    return uphold(weakness, seen, p)
+        observed += f" of {len(draws)} draws; a correlation of {least:.2g} would have been found"
+    return uphold(weakness, observed, p)
 
 
 def _check_clipping(evidence: SiteEvidence, level: float) -> Iterator[Check]:
@@ -275,9 +277,9 @@ def _check_single_record(evidence: SiteEvidence, level: float) -> Check:
     squares: list[Float] = []
     for draw, noise in zip(evidence.draws, evidence.noise, strict=True):
         added = added_parts(evidence.records(draw.model), evidence.claim, draw.cells)
-        again = np.column_stack([added.clipped, evidence.claim.weight * added.shares])
-        unclipped = np.column_stack([added.unclipped - added.clipped, np.zeros(len(again))])
-        directions = np.stack([again, unclipped]) / evidence.claim.deviation
+        once_more = np.column_stack([added.clipped, evidence.claim.weight * added.shares])
+        unclipped = np.column_stack([added.unclipped - added.clipped, np.zeros(len(once_more))])
+        directions = np.stack([once_more, unclipped]) / evidence.claim.deviation
         dots.append(np.einsum("kni,ni->kn", directions, noise[added.parts]))
         squares.append(np.einsum("kni,kni->kn", directions, directions))
     if len({dot.shape for dot in dots}) > 1:
@@ -290,9 +292,9 @@ def _check_single_record(evidence: SiteEvidence, level: float) -> Check:
     if p < level:
         return refute(SINGLE, "the noise follows one record more than chance allows", p)
     reach = float(stats.norm.isf(level / tried / 2)) + float(stats.norm.ppf(POWER))
-    twice, not_clipped = (lengths > reach).sum(axis=1)
+    counted_twice, not_clipped = (lengths > reach).sum(axis=1)
     total = lengths.shape[1]
-    if twice == total:
+    if counted_twice == total:
         return uphold(SINGLE, f"none of {total} records", p)
-    words = f"counted twice, {twice} of {total} records would show; not clipped, {not_clipped} would"
+    words = f"counted twice, {counted_twice} of {total} records would show; not clipped, {not_clipped} would"
     return leave_open(SINGLE, words, p)

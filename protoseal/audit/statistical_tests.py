@@ -1,20 +1,15 @@
-"""Statistical tests of recorded samples and noise, each against the distribution that DP-SGD claims.
+"""Statistical tests of samples, steps and noise, each against the distribution that is claimed.
 
 A p-value is the probability, if the claim holds, of a value as far out as the recorded one. Functions return p-values
-of both tails, or a single one where only one direction is a fault.
+of both tails, or a single one where only one direction is a fault. Values of noise are in units of its deviation, which
+is 2^20 steps of the grid. Noise that repeats, or is a combination of other noise, cancels in a difference that anybody
+may take, however large its deviation is.
 
 Limits. Tails of binomial spreads are exact up to rounding to a grid that is widened by its own error; those of overlaps
-are normal with a continuity correction from a variance of 400 on, and exact below.
-
-Statistical tests of noise on a grid: values that occur again, depend on others, or have another distribution.
-
-Noise that repeats, or is a combination of other noise, cancels in a difference that anybody may take, however large its
-deviation is. Values are in units of the deviation, which is 2^20 steps of the grid. A p-value is the probability, if
-the noise is drawn as claimed, of a result as far out.
-
-Limits. P-values of coincidences are those of a negative binomial law with the exact mean, and a variance that allows
-for triples; those of correlations are Chernoff bounds; those of dependence are exact. Correlations at single distances
-show only if they add up over all values.
+are normal with a continuity correction from a variance of 400 on, and exact below. P-values of coincidences are those
+of a negative binomial law with the exact mean, and a variance that allows for triples; those of correlations are
+Chernoff bounds; those of dependence are exact. Correlations at single distances show only if they add up over all
+values.
 """
 
 from __future__ import annotations
@@ -34,8 +29,8 @@ Ints = NDArray[np.int64]
 
 _CELLS = 2**19
 _EXACT_VARIANCE = 400.0
-_AT_ONCE = 1000
-_ALIKE = 0.9999
+_ROWS_AT_ONCE = 1000
+_EQUAL_COSINE = 0.9999
 """Cosine of two equal noises' projections, less float32's rounding."""
 
 
@@ -155,7 +150,7 @@ def alike_p(cosine: float, pairs: int, directions: int) -> float:
 
 def repeats_would_show(pairs: int, directions: int, level: float) -> bool:
     """Return True if equal noise in one of the pairs has a p-value below ``level``."""
-    return alike_p(_ALIKE, pairs, directions) < level
+    return alike_p(_EQUAL_COSINE, pairs, directions) < level
 
 
 def largest_cosine(projections: Float) -> float:
@@ -163,8 +158,8 @@ def largest_cosine(projections: Float) -> float:
     lengths = np.linalg.norm(projections, axis=1, keepdims=True)
     rows = projections / np.maximum(lengths, np.finfo(np.float64).tiny)
     largest = 0.0
-    for first in range(0, len(rows), _AT_ONCE):
-        cosines = np.abs(rows[first : first + _AT_ONCE] @ rows.T)
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        cosines = np.abs(rows[first : first + _ROWS_AT_ONCE] @ rows.T)
         cosines[np.arange(len(cosines)), first + np.arange(len(cosines))] = 0.0
         largest = max(largest, float(cosines.max()))
     return largest
@@ -190,11 +185,11 @@ def successive_p(parts: Iterable[Float]) -> float:
 
 WINDOWS = (8, 256)
 """Largest differences of two magnitudes that coincide, in steps: exact sums may be some steps off by rounding."""
-_EACH = 1 / math.sqrt(math.pi)
+_MEAN_DENSITY = 1 / math.sqrt(math.pi)
 """Mean of the density of a magnitude, at another magnitude."""
-_TRIPLES = 4 / (2 * math.pi * math.sqrt(3)) - _EACH**2
+_DENSITY_VARIANCE = 4 / (2 * math.pi * math.sqrt(3)) - _MEAN_DENSITY**2
 """Variance of that density."""
-_RATES = np.geomspace(1e-5, 0.495, 200)
+_CHERNOFF_RATES = np.geomspace(1e-5, 0.495, 200)
 """Rates t of Chernoff bounds P(S ≥ s) ≤ E(exp(tS))/exp(ts), of which the best is taken."""
 _SHAPES = {"uniform": (math.sqrt(3) / 2, 0.158), "Laplace": (math.sqrt(0.5), 0.354)}
 """Mean and deviation, in 1/√n, of Geary's ratio for noise of the claimed deviation and another distribution."""
@@ -210,10 +205,10 @@ def coincidences(values: Float, window: int) -> int:
 def coincidences_p(seen: float, numbers: float, window: int, draws: int = 1) -> float:
     """Return the p-value of so many coincidences in ``draws`` sets of ``numbers`` values, or of more."""
     density = (2 * window + 1) / SIGMA
-    mean = draws * numbers * (numbers - 1) / 2 * density * _EACH
+    mean = draws * numbers * (numbers - 1) / 2 * density * _MEAN_DENSITY
     if not mean:
         return 1.0
-    spread = 2 * (numbers - 2) * density * _TRIPLES / _EACH
+    spread = 2 * (numbers - 2) * density * _DENSITY_VARIANCE / _MEAN_DENSITY
     if spread <= 1e-9:
         return float(stats.poisson.sf(seen - 1, mean))
     return float(stats.nbinom.sf(seen - 1, mean / spread, 1 / (1 + spread)))
@@ -228,7 +223,9 @@ def copies_p(values: Float) -> float:
 def products_p(total: float, count: int) -> float:
     """Return a bound on the p-value of Σ x_i·x_{i+k} over ``count`` values, in either direction, for one distance k."""
     # The quadratic form is one of paths, whose eigenvalues are cosines. Its tails are heavier than a normal law's.
-    exponents = -_RATES * abs(total) - count / 2 * np.log((1 + np.sqrt(1 - 4 * _RATES**2)) / 2)
+    exponents = -_CHERNOFF_RATES * abs(total) - count / 2 * np.log(
+        (1 + np.sqrt(1 - 4 * _CHERNOFF_RATES**2)) / 2
+    )
     return 2 * math.exp(min(0.0, float(exponents.min())))
 
 
@@ -241,10 +238,10 @@ def shifts_p(values: Float) -> float:
     if count < 3:
         return 1.0
     forward = signal.fftconvolve(values, values[::-1])[count:]
-    turned = signal.fftconvolve(values, values)
+    mirrored = signal.fftconvolve(values, values)
     # A value's square is no product of two values.
-    turned[::2] -= values**2
-    mirrors = -_RATES * np.abs(turned).max() - count / 4 * np.log(1 - 4 * _RATES**2)
+    mirrored[::2] -= values**2
+    mirrors = -_CHERNOFF_RATES * np.abs(mirrored).max() - count / 4 * np.log(1 - 4 * _CHERNOFF_RATES**2)
     distances = count * products_p(float(np.abs(forward).max()), count)
     places = 4 * count * math.exp(min(0.0, float(mirrors.min())))
     return min(1.0, 2 * min(distances, places))

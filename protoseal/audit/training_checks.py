@@ -77,14 +77,14 @@ def check_training(records: Sequence[TrainingRecord], claim: TrainingClaim, leve
             )
         ]
     return [
-        *_payments(records, claim),
-        *_samples(records, claim.agreed, level),
-        *_gradients(records, claim.agreed),
-        *_noise(records, level),
+        *_check_payments(records, claim),
+        *_check_samples(records, claim.agreed, level),
+        *_check_gradients(records, claim.agreed),
+        *_check_noise(records, level),
     ]
 
 
-def _payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterator[Check]:
+def _check_payments(records: Sequence[TrainingRecord], claim: TrainingClaim) -> Iterator[Check]:
     name = PAID
     executions = Counter(record.round for record in records)
     unpaid = [number for number, count in executions.items() if count > len(claim.paid.get(number, ()))]
@@ -133,14 +133,16 @@ def check_succession(
     model by the ledger. Tensors with ``averaged`` names come from a result when a round starts. A training that failed
     is undone, so that the model before it counts too.
     """
+    # The states that recorded trainings began or ended with: whole, and without the tensors that results replace.
     whole, local = set[frozenset[tuple[str, str]]](), set[frozenset[tuple[str, str]]]()
     left = list(records)
     while left:
-        linked = [record.start == initial or _local(record, averaged) in local for record in left]
+        # Records are in no order that could be trusted: link those that start from a state reached so far.
+        linked = [record.start == initial or _local_tensors(record, averaged) in local for record in left]
         if not any(linked):
             words = f"the training of round {left[0].round} starts from a model of no recorded training"
-            late = averaged and not local
-            return leave_open(SUCCESSION, words) if late else refute(SUCCESSION, words)
+            # A result may have replaced tensors before the first recorded training, which no record contradicts.
+            return leave_open(SUCCESSION, words) if averaged and not local else refute(SUCCESSION, words)
         for record in itertools.compress(left, linked):
             for hashes in (record.began, record.ended):
                 state = frozenset(zip(record.names.tolist(), hashes.tolist(), strict=True))
@@ -153,7 +155,7 @@ def check_succession(
     return uphold(SUCCESSION, f"{len(records)} trainings and {len(models)} releases follow from each other")
 
 
-def _local(record: TrainingRecord, averaged: AbstractSet[str]) -> frozenset[tuple[str, str]]:
+def _local_tensors(record: TrainingRecord, averaged: AbstractSet[str]) -> frozenset[tuple[str, str]]:
     pairs = zip(record.names.tolist(), record.began.tolist(), strict=True)
     return frozenset(pair for pair in pairs if pair[0] not in averaged)
 
@@ -161,19 +163,19 @@ def _local(record: TrainingRecord, averaged: AbstractSet[str]) -> frozenset[tupl
 # Samples
 
 
-def _samples(records: Sequence[TrainingRecord], agreed: DpSgd, level: float) -> Iterator[Check]:
+def _check_samples(records: Sequence[TrainingRecord], agreed: DpSgd, level: float) -> Iterator[Check]:
     rate = agreed.sampling_rate
-    yield _duplicates(records)
-    yield _rate(records, rate, level)
+    yield _check_duplicates(records)
+    yield _check_rate(records, rate, level)
     if rate >= 1.0:
         yield uphold("samples that are not independent", "the rate is 1, so that each step has every unit")
         return
-    yield _fixed_sizes(records, rate, level)
-    yield from _batches(records, rate, level)
-    yield from _alike(records, rate, level)
+    yield _check_fixed_sizes(records, rate, level)
+    yield from _check_batches(records, rate, level)
+    yield from _check_equal_rows(records, rate, level)
 
 
-def _duplicates(records: Sequence[TrainingRecord]) -> Check:
+def _check_duplicates(records: Sequence[TrainingRecord]) -> Check:
     name = "a unit counted more than once in a step"
     for record in records:
         if (record.sampled != record.distinct).any():
@@ -186,28 +188,28 @@ def _duplicates(records: Sequence[TrainingRecord]) -> Check:
     return uphold(name, "each step added one clipped gradient for each unit of its sample")
 
 
-def _rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
+def _check_rate(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
     name = RATE
     trials = sum(record.units * len(record.sampled) for record in records)
     sampled = sum(int(record.sampled.sum()) for record in records)
     p = float(stats.binom.sf(sampled - 1, trials, min(1.0, rate)))
-    seen = f"{sampled / trials:.4g} sampled, {rate:g} agreed"
+    observed = f"{sampled / trials:.4g} sampled, {rate:g} agreed"
     alone = [
         stats.binom.sf(record.sampled.sum() - 1, record.units * len(record.sampled), min(1.0, rate))
         for record in records
     ]
     in_one = min(1.0, len(records) * float(min(alone)))
     if 2 * in_one < level <= 2 * p:
-        seen = f"more than {rate:g} sampled in round {records[int(np.argmin(alone))].round}"
+        observed = f"more than {rate:g} sampled in round {records[int(np.argmin(alone))].round}"
     p, level_of_all = min(1.0, 2 * min(p, in_one)), level / 2
     if p < level:
-        return refute(name, seen, p)
+        return refute(name, observed, p)
     margin = float(stats.norm.isf(level_of_all) + stats.norm.ppf(POWER))
     least = rate + margin * sqrt(rate * (1 - rate) / trials)
-    return uphold(name, f"{seen}; a rate of {least:.3g} would have been found", p)
+    return uphold(name, f"{observed}; a rate of {least:.3g} would have been found", p)
 
 
-def _fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
+def _check_fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -> Check:
     """Compare the spread of sample sizes with the binomial's; sites' numbers of units do not change in a run."""
     name = "samples of a fixed size"
     sizes = np.concatenate([record.sampled for record in records])
@@ -216,62 +218,64 @@ def _fixed_sizes(records: Sequence[TrainingRecord], rate: float, level: float) -
     law = BinomialSpread(len(sizes), records[0].units, rate)
     spread = law.of(sizes)
     p = law.tails(spread).both
-    seen = f"variance of {len(sizes)} sizes {spread / len(sizes):.3g} of the binomial's"
+    observed = f"variance of {len(sizes)} sizes {spread / len(sizes):.3g} of the binomial's"
     if p < level:
-        return refute(name, seen, p)
+        return refute(name, observed, p)
     if not law.tails(law.of_one_size).low < level / 2:
-        return leave_open(name, f"too few steps ({seen})", p)
-    return uphold(name, seen, p)
+        return leave_open(name, f"too few steps ({observed})", p)
+    return uphold(name, observed, p)
 
 
-def _batches(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
+def _check_batches(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
     """Look for batches of shuffled epochs: by how often a unit takes part, and by the overlap of successive steps."""
-    for process, own in _by_process(records).items():
+    for process, records_of_process in _by_process(records).items():
         among = f" of process {process}" if len(_by_process(records)) > 1 else ""
-        watched = np.concatenate([record.watched for record in own])
+        watched = np.concatenate([record.watched for record in records_of_process])
         steps, units = watched.shape
         law = BinomialSpread(units, steps, rate)
         spread = law.of(watched.sum(axis=0))
         p = law.tails(spread).both
         name = "batches of epochs, or the same batches again"
-        seen = f"variance of {units} units' numbers of steps{among} {spread / units:.3g} of the binomial's"
+        observed = (
+            f"variance of {units} units' numbers of steps{among} {spread / units:.3g} of the binomial's"
+        )
         if p < level:
-            yield refute(name, seen, p)
+            yield refute(name, observed, p)
         elif law.tails(law.of_one_size).low < level / 2:
-            yield uphold(name, seen, p)
+            yield uphold(name, observed, p)
         else:
-            yield leave_open(name, f"too few steps or units ({seen})", p)
-        yield _overlap([record.watched for record in own], among, level)
+            yield leave_open(name, f"too few steps or units ({observed})", p)
+        yield _check_overlap([record.watched for record in records_of_process], among, level)
 
 
-def _overlap(watched: Sequence[NDArray[np.bool_]], among: str, level: float) -> Check:
+def _check_overlap(watched: Sequence[NDArray[np.bool_]], among: str, level: float) -> Check:
     name = "successive steps that share too few or too many units"
     rows = np.concatenate(watched)
     sizes = rows.sum(axis=1).astype(np.int64)
     overlap = int((rows[1:] & rows[:-1]).sum())
     expected = float((sizes[1:] * sizes[:-1]).sum() / rows.shape[1])
-    seen = f"{overlap} units shared by successive steps{among}, {expected:.3g} expected"
+    observed = f"{overlap} units shared by successive steps{among}, {expected:.3g} expected"
     p = overlap_tails(sizes, rows.shape[1], overlap).both
     if p < level:
-        return refute(name, seen, p)
+        return refute(name, observed, p)
     least = int(np.maximum(sizes[1:] + sizes[:-1] - rows.shape[1], 0).sum())
     if not overlap_tails(sizes, rows.shape[1], least).low < level / 2:
-        return leave_open(name, f"too few steps or units ({seen})", p)
-    return uphold(name, seen, p)
+        return leave_open(name, f"too few steps or units ({observed})", p)
+    return uphold(name, observed, p)
 
 
-def _alike(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
+def _check_equal_rows(records: Sequence[TrainingRecord], rate: float, level: float) -> Iterator[Check]:
     """Look for equal samples in two steps, and for two units that take part in the same steps."""
-    steps, units = _Alike(), _Alike()
-    for own in _by_process(records).values():
-        rows = np.concatenate([record.watched for record in own])
+    steps, units = _EqualRows(), _EqualRows()
+    for records_of_process in _by_process(records).values():
+        rows = np.concatenate([record.watched for record in records_of_process])
         steps.add(rows, rate)
         units.add(rows.T, rate)
     yield steps.check("the same sample in two steps", level)
     yield units.check("units that are sampled together", level)
 
 
-class _Alike:
+class _EqualRows:
     """Counts of equal rows of bits, and of the most that there can be, with the number that chance makes expect."""
 
     def __init__(self) -> None:
@@ -287,12 +291,12 @@ class _Alike:
     def check(self, name: str, level: float) -> Check:
         """Return the check; the p-value is Markov's bound on so many equal rows."""
         p = min(1.0, self._expected / max(1, self._equal))
-        seen = f"{self._equal} equal to another, {self._expected:.2g} expected"
+        observed = f"{self._equal} equal to another, {self._expected:.2g} expected"
         if self._equal and p < level:
-            return refute(name, seen, p)
+            return refute(name, observed, p)
         if self._expected >= level * self._most:
-            return leave_open(name, f"too few steps or units ({seen})", p)
-        return uphold(name, seen, p)
+            return leave_open(name, f"too few steps or units ({observed})", p)
+        return uphold(name, observed, p)
 
 
 def _by_process(records: Sequence[TrainingRecord]) -> dict[str, list[TrainingRecord]]:
@@ -306,19 +310,19 @@ def _by_process(records: Sequence[TrainingRecord]) -> dict[str, list[TrainingRec
 # Gradients
 
 
-def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Check]:
+def _check_gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Check]:
     name = "gradients longer than the clip"
     bound = SIGMA / agreed.noise_multiplier
     largest = max(float(record.largest.max()) for record in records)
-    seen = f"the longest added gradient has {largest / bound:.6g} of the clip"
+    observed = f"the longest added gradient has {largest / bound:.6g} of the clip"
     if largest > bound * (1 + _ROUNDING):
-        yield refute(name, seen)
+        yield refute(name, observed)
     elif largest < 0.99 * bound:
         yield leave_open(
-            name, f"no gradient reached the clip, so that a missing clip would not show ({seen})"
+            name, f"no gradient reached the clip, so that a missing clip would not show ({observed})"
         )
     else:
-        yield uphold(name, seen)
+        yield uphold(name, observed)
     yield leave_open(
         "gradients that depend on other records", "gradients of single records are not computed again"
     )
@@ -328,18 +332,18 @@ def _gradients(records: Sequence[TrainingRecord], agreed: DpSgd) -> Iterator[Che
 # Noise
 
 
-def _noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Check]:
+def _check_noise(records: Sequence[TrainingRecord], level: float) -> Iterator[Check]:
     sizes = records[0].sizes
     if any(not np.array_equal(record.sizes, sizes) for record in records):
         yield leave_open(NOISE, "the number of parameters changed between trainings")
         return
-    yield _deviation(records, level)
-    yield _shape(records, level)
-    yield _repeats([record.projections for record in records], level)
-    yield _copies(records, level)
+    yield _check_deviation(records, level)
+    yield _check_shape(records, level)
+    yield _check_repeats([record.projections for record in records], level)
+    yield _check_copies(records, level)
 
 
-def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
+def _check_deviation(records: Sequence[TrainingRecord], level: float) -> Check:
     """Test the mean square of the noise: over all parameters and steps, of each tensor, and of each in each step."""
     name = NOISE
     sizes = records[0].sizes
@@ -349,20 +353,22 @@ def _deviation(records: Sequence[TrainingRecord], level: float) -> Check:
     of_tensors = stats.chi2.cdf(sums.sum(axis=0), len(sums) * sizes).min() * len(sizes)
     of_steps = stats.chi2.cdf(sums, np.broadcast_to(sizes, sums.shape)).min() * sums.size
     p = min(1.0, 2 * tails.low, 2 * tails.high, 4 * float(of_tensors), 4 * float(of_steps))
-    seen = f"deviation {sqrt(float(sums.sum()) / numbers):.4g} of the claimed one over {numbers:.3g} numbers"
+    observed = (
+        f"deviation {sqrt(float(sums.sum()) / numbers):.4g} of the claimed one over {numbers:.3g} numbers"
+    )
     if p < level:
         if p < 2 * min(tails.low, tails.high):
-            seen += ", and less on a part of the parameters or in a step"
+            observed += ", and less on a part of the parameters or in a step"
         elif tails.high < tails.low:
-            seen += ": the noisy sum has more than the clipped gradients and the noise"
-        return refute(name, seen, p)
+            observed += ": the noisy sum has more than the clipped gradients and the noise"
+        return refute(name, observed, p)
     factor = least_factor_refuted(numbers, level / 2, POWER)
     if factor < 0.5:
-        return leave_open(name, f"too few steps and parameters ({seen})", p)
-    return uphold(name, f"{seen}; {factor:.3g} of it would have been found", p)
+        return leave_open(name, f"too few steps and parameters ({observed})", p)
+    return uphold(name, f"{observed}; {factor:.3g} of it would have been found", p)
 
 
-def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
+def _check_shape(records: Sequence[TrainingRecord], level: float) -> Check:
     name = "training's noise that is not normal, or equal in neighbouring parameters"
     count = int(records[0].sizes.sum())
     fourths = np.concatenate([record.fourths for record in records])
@@ -370,15 +376,15 @@ def _shape(records: Sequence[TrainingRecord], level: float) -> Check:
     by_fourth = fourth_p(float(fourths.mean()), count * len(fourths))
     by_neighbour = normal_p(float(neighbours.mean()), sqrt(1 / (max(1, count - 1) * len(neighbours))))
     p = min(1.0, 2 * by_fourth, 2 * by_neighbour)
-    seen = f"mean fourth power {fourths.mean():.4g} (3 claimed), product of neighbours {neighbours.mean():.2g} (0)"
+    observed = f"mean fourth power {fourths.mean():.4g} (3 claimed), product of neighbours {neighbours.mean():.2g} (0)"
     if p < level:
-        return refute(name, seen, p)
+        return refute(name, observed, p)
     if count * len(fourths) < 1000:
-        return leave_open(name, f"too few steps and parameters ({seen})", p)
-    return uphold(name, seen, p)
+        return leave_open(name, f"too few steps and parameters ({observed})", p)
+    return uphold(name, observed, p)
 
 
-def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
+def _check_repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     """Look for noise that comes again, with either sign, that steps have in common, or that follows the step before."""
     name = "training's noise that repeats"
     rows = np.concatenate(parts)
@@ -400,42 +406,44 @@ def _repeats(parts: Sequence[NDArray[np.float64]], level: float) -> Check:
     return uphold(name, f"the noise of {len(rows)} steps has cosines of {cosine:.2g} at most", p)
 
 
-def _copies(records: Sequence[TrainingRecord], level: float) -> Check:
+def _check_copies(records: Sequence[TrainingRecord], level: float) -> Check:
     """Look for equal magnitudes of the noise in one step, or the same ones in two steps, in whatever order and sign."""
     name = "training's noise that occurs again in another order"
     steps = [np.asarray(record.coincidences) for record in records]
-    seen, count = int(np.concatenate(steps).sum()), int(records[0].sizes.sum())
+    observed, count = int(np.concatenate(steps).sum()), int(records[0].sizes.sum())
     draws = sum(map(len, steps))
-    p = coincidences_p(seen, count, COINCIDENT, draws)
+    p = coincidences_p(observed, count, COINCIDENT, draws)
     if p < level:
-        return refute(name, f"{seen} pairs of parameters in a step have noise of one magnitude", p)
+        return refute(name, f"{observed} pairs of parameters in a step have noise of one magnitude", p)
     if _has_same_peaks(records):
         return refute(name, "the largest magnitudes of two steps are the same")
     # A step whose noise is half copied has a coincidence for two parameters.
     if coincidences_p(draws * (count // 2), count, COINCIDENT, draws) >= level or count <= PEAKS:
         return leave_open(name, "too few steps and parameters", p)
-    return uphold(name, f"{seen} pairs of equal magnitudes in {draws} steps", p)
+    return uphold(name, f"{observed} pairs of equal magnitudes in {draws} steps", p)
 
 
 def _has_same_peaks(records: Sequence[TrainingRecord]) -> bool:
     """Return True if two steps have the same largest magnitudes; steps with noise of their own never do."""
     peaks = np.concatenate([record.peaks for record in records])
     ordered = peaks[np.argsort(peaks[:, 0])]
-    apart = np.abs(np.diff(ordered, axis=0)).max(axis=1, initial=0.0)
-    return peaks.shape[1] == PEAKS and bool((apart < 2 * (COINCIDENT + 0.5) / SIGMA).any())
+    gaps = np.abs(np.diff(ordered, axis=0)).max(axis=1, initial=0.0)
+    return peaks.shape[1] == PEAKS and bool((gaps < 2 * (COINCIDENT + 0.5) / SIGMA).any())
 
 
 def check_shared(sites: Sequence[Sequence[TrainingRecord]], level: float) -> Check:
     """Look for noise that two sites have in common: only sites with models of one size can be compared."""
     name = "training's noise that sites share"
-    alike: dict[int, list[NDArray[np.float64]]] = {}
+    projections_by_size: dict[int, list[NDArray[np.float64]]] = {}
     of_size: dict[int, list[TrainingRecord]] = {}
     for records in sites:
         for size in {int(record.sizes.sum()) for record in records}:
             fitting = [record for record in records if int(record.sizes.sum()) == size]
             of_size.setdefault(size, []).extend(fitting)
-            alike.setdefault(size, []).append(np.concatenate([record.projections for record in fitting]))
-    groups = [parts for parts in alike.values() if len(parts) > 1]
+            projections_by_size.setdefault(size, []).append(
+                np.concatenate([record.projections for record in fitting])
+            )
+    groups = [parts for parts in projections_by_size.values() if len(parts) > 1]
     if not groups:
         return leave_open(name, "no two sites have records of models of one size")
     rows = [np.concatenate(parts) for parts in groups]

@@ -339,10 +339,10 @@ def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any
     from protoseal.commands.budget_inputs import NO_GUARANTEE
     from protoseal.reports.privacy_statement import (
         FALSE_ALARMS,
-        members_of,
-        observers,
-        provided,
-        to_read_aloud,
+        describe_conditions,
+        describe_guarantee,
+        describe_observers,
+        describe_unit,
     )
 
     if NO_GUARANTEE in asked.warnings:
@@ -359,10 +359,10 @@ def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any
     curve = composed_trade_off(made.history)
     recognised = {alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS}
     return {
-        "statement": to_read_aloud(
-            provided(colluding, "planned noise is", "has not seen these records"),
-            members_of(made.query.unit, "the data set"),
-            observers(colluding, "the planned releases"),
+        "statement": describe_guarantee(
+            describe_conditions(colluding, "planned noise is", "has not seen these records"),
+            describe_unit(made.query.unit, "the data set"),
+            describe_observers(colluding, "the planned releases"),
             recognised,
             f"{cost}; a lower ε is safer.",
         ),

@@ -21,7 +21,7 @@ from secure_client.privacy.ledger_anchors import missing_anchor, shown_anchor
 
 if TYPE_CHECKING:
     from agreement import Agreement
-    from protoseal.reports.ledger_facts import Facts, Recognised
+    from protoseal.reports.ledger_facts import RecognisedShares, StatementFacts
 
 FALSE_ALARMS = (0.001, 0.01, 0.1)
 """Shares of false alarms for which a statement says how many members are recognised."""
@@ -51,7 +51,7 @@ def statement_command(*, ledger: Path | None, config: Path | None, out: Path | N
     OpenDP registry of deployments. `client run` writes the same files into the folder of its results. The ledger stays
     as it is.
     """
-    from protoseal.reports.statement_files import fields_of, text_of, write_statement
+    from protoseal.reports.statement_files import statement_text, statement_to_json, write_statement
 
     if (ledger is None) is (config is None):
         raise click.UsageError("give either LEDGER or --config SITE.toml")
@@ -61,18 +61,18 @@ def statement_command(*, ledger: Path | None, config: Path | None, out: Path | N
     if out is not None:
         click.echo(f"The statement is in {write_statement(out, facts)}")
     elif as_json:
-        click.echo(json.dumps(fields_of(facts), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(statement_to_json(facts), indent=2, ensure_ascii=False))
     else:
-        click.echo(text_of(facts))
+        click.echo(statement_text(facts))
 
 
-def of_site(config: SiteConfig) -> Facts:
+def of_site(config: SiteConfig) -> StatementFacts:
     """Return the facts of a site's ledger and its agreement. Raises ``LedgerError`` for a ledger that is not there."""
     if config.privacy is not None:
         return replace(of_ledger(config.privacy.ledger, config.agreement), site=config.name)
-    from protoseal.reports.ledger_facts import Facts
+    from protoseal.reports.ledger_facts import StatementFacts
 
-    return Facts(
+    return StatementFacts(
         made=now()[:10],
         site=config.name,
         agreement=config.agreement,
@@ -84,14 +84,14 @@ def of_site(config: SiteConfig) -> Facts:
     )
 
 
-def of_ledger(ledger: Path, agreement: Agreement | None = None) -> Facts:
+def of_ledger(ledger: Path, agreement: Agreement | None = None) -> StatementFacts:
     """Return the facts of a ledger, with the ``agreement`` whose run it may have."""
     return facts_of(read_account(ledger), agreement)
 
 
-def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
+def facts_of(account: Account, agreement: Agreement | None = None) -> StatementFacts:
     """Return the facts of a ledger that was read."""
-    from protoseal.reports.ledger_facts import Facts, runs_of, why_none
+    from protoseal.reports.ledger_facts import StatementFacts, list_runs, why_none
 
     epsilon = accountant_for(account.limit.accountant)
     spent = spent_epsilon(account.history, account.limit, epsilon)
@@ -100,19 +100,19 @@ def facts_of(account: Account, agreement: Agreement | None = None) -> Facts:
     torn = bool(account.unfinished) and shown_anchor(account) is None
     if none is None and (torn or not isfinite(spent)):
         none = _TORN if torn else _NO_BOUND
-    return Facts(
+    return StatementFacts(
         made=now()[:10],
         site=None,
         agreement=agreement,
         account=account,
-        runs=runs_of(account, epsilon),
+        runs=list_runs(account, epsilon),
         epsilon=spent,
         recognised=recognised_of(account, spent) if none is None and account.entries else None,
         why_none=none,
     )
 
 
-def recognised_of(account: Account, spent: float) -> Recognised:
+def recognised_of(account: Account, spent: float) -> RecognisedShares:
     """Return how many members attacks recognise at most, by the composed curve of all entries.
 
     Agreements with DP-SGD that follow from earlier results have no composed curve: the Rényi filter that covers them
@@ -122,14 +122,14 @@ def recognised_of(account: Account, spent: float) -> Recognised:
 
     from privacy.accounting.accountant import Composed
     from protoseal.audit.trade_off import PairsTradeOff, composed_trade_off, most_recognised
-    from protoseal.reports.ledger_facts import Recognised, filtered
+    from protoseal.reports.ledger_facts import RecognisedShares, renyi_filter_pair
 
     composed = Composed.of(account.history)
     agreements = {entry.spending.agreement_hash for entry in account.entries}
     adaptive = (
         account.limit.accountant is Accounting.RENYI and bool(composed.training) and len(agreements) > 1
     )
-    pair = filtered(account, spent) if adaptive else None
+    pair = renyi_filter_pair(account, spent) if adaptive else None
     curve = (
         composed_trade_off(composed)
         if pair is None
@@ -137,7 +137,7 @@ def recognised_of(account: Account, spent: float) -> Recognised:
     )
     # Ten records change a release ten times as much as one; training has no such closed form.
     ten = replace(composed, squares=100 * composed.squares)
-    return Recognised(
+    return RecognisedShares(
         shares={alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS},
         of_ten=most_recognised(composed_trade_off(ten), 0.01) if not composed.training else None,
         filtered=pair,

@@ -15,11 +15,11 @@ from privacy.ledger.budget_account import Account
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.lines import ABOUT_RECORDS, GUARANTEE, OVERLAPS, Allowance, Entry, Exposure, Fact, Limit
 from privacy.ledger.remaining_budget import describe_remaining, spent_epsilon
-from protoseal.reports.privacy_statement import Members, members_of
+from protoseal.reports.privacy_statement import Members, describe_unit
 
 
 @dataclass(frozen=True)
-class Released:
+class PaidItem:
     """Equal entries of one run: ``what`` was paid for in ``rounds``, by one mechanism with the same ``facts``."""
 
     what: str
@@ -42,7 +42,7 @@ class RunFacts:
     agreement_hash: bytes
     first: str
     last: str
-    released: tuple[Released, ...]
+    released: tuple[PaidItem, ...]
     epsilon: float
     exact: bool
 
@@ -52,7 +52,7 @@ class RunFacts:
         return self.first if self.first == self.last else f"{self.first} to {self.last}"
 
 
-def runs_of(account: Account, epsilon: Accountant) -> tuple[RunFacts, ...]:
+def list_runs(account: Account, epsilon: Accountant) -> tuple[RunFacts, ...]:
     """Return the runs of a ledger, in the order of their first lines; equal names under two agreements are two runs."""
     lines: dict[tuple[str, bytes], list[Entry | Exposure]] = {}
     for line in account.lines:
@@ -60,10 +60,12 @@ def runs_of(account: Account, epsilon: Accountant) -> tuple[RunFacts, ...]:
             lines.setdefault((line.spending.release.run, line.spending.agreement_hash), []).append(line)
         elif isinstance(line, Exposure):
             lines.setdefault((line.run, line.agreement_hash), []).append(line)
-    return tuple(_run(name, agreed, of_run, account, epsilon) for (name, agreed), of_run in lines.items())
+    return tuple(
+        _summarise_run(name, agreed, of_run, account, epsilon) for (name, agreed), of_run in lines.items()
+    )
 
 
-def _run(
+def _summarise_run(
     name: str, agreement: bytes, lines: Sequence[Entry | Exposure], account: Account, epsilon: Accountant
 ) -> RunFacts:
     entries = [line for line in lines if isinstance(line, Entry)]
@@ -73,13 +75,13 @@ def _run(
         agreement_hash=agreement,
         first=days[0],
         last=days[-1],
-        released=_released(entries),
+        released=_group_entries(entries),
         epsilon=spent_epsilon([entry.spending.event for entry in entries], account.limit, epsilon),
         exact=len(entries) < len(lines),
     )
 
 
-def _released(entries: Sequence[Entry]) -> tuple[Released, ...]:
+def _group_entries(entries: Sequence[Entry]) -> tuple[PaidItem, ...]:
     rounds: dict[tuple[str, Event, tuple[tuple[str, Fact], ...]], list[int]] = {}
     for entry in entries:
         spending = entry.spending
@@ -87,7 +89,7 @@ def _released(entries: Sequence[Entry]) -> tuple[Released, ...]:
         kind = (spending.release.what, spending.event, tuple(sorted(facts.items())))
         rounds.setdefault(kind, []).append(spending.release.round)
     return tuple(
-        Released(what, event, dict(facts), tuple(of_kind)) for (what, event, facts), of_kind in rounds.items()
+        PaidItem(what, event, dict(facts), tuple(of_kind)) for (what, event, facts), of_kind in rounds.items()
     )
 
 
@@ -96,13 +98,13 @@ def day(time: str) -> str:
     return time[:10]
 
 
-def other_unit(account: Account) -> Unit | None:
+def find_other_unit(account: Account) -> Unit | None:
     """Return a unit of privacy that an entry states and the ledger's limit does not, or None."""
     stated = (entry.spending.facts.get(GUARANTEE) for entry in account.entries)
     return next((Unit(unit) for unit in stated if unit in list(Unit) and unit != account.limit.unit), None)
 
 
-def colluding_of(account: Account) -> int | None:
+def fewest_colluding(account: Account) -> int | None:
     """Return the fewest colluding sites that shared noise of an entry holds off; None if no entry has shared noise."""
     shared = [
         int(entry.spending.facts.get("colluding", 0))
@@ -152,7 +154,7 @@ def limit_changes(account: Account) -> Iterator[LimitChange]:
         before = allowance.limit
 
 
-def filtered(account: Account, spent: float) -> tuple[float, float]:
+def renyi_filter_pair(account: Account, spent: float) -> tuple[float, float]:
     """Return the (ε, δ) that holds under the Rényi filter if agreements with DP-SGD follow from earlier results.
 
     The filter guarantees the limit, and not what happens to be spent. A limit that was lowered may have been lowered
@@ -177,7 +179,7 @@ def why_none(account: Account, lacking: Anchor | None) -> str | None:
         return f"an earlier ledger, which had come to entry {account.losses[0].seq}, is lost"
     if not account.guaranteed:
         return "something was released of features that no guarantee covers"
-    unit = other_unit(account)
+    unit = find_other_unit(account)
     if unit is not None:
         return f"an entry counts for one {unit}, and the limit for one {account.limit.unit}"
     if lacking is not None:
@@ -186,7 +188,7 @@ def why_none(account: Account, lacking: Anchor | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Recognised:
+class RecognisedShares:
     """Largest shares of members that any attack picks out: ``shares`` by the share of wrong picks (false alarms).
 
     ``of_ten`` is the share of people with ten units each (records) at 1 % of false alarms; None with DP-SGD, whose cost
@@ -205,7 +207,7 @@ class Recognised:
 
 
 @dataclass(frozen=True)
-class Facts:
+class StatementFacts:
     """All that a statement is made of. ``recognised`` is None where nothing is guaranteed (``why_none``) or was spent.
 
     ``account`` is None for a site without a ledger. ``site`` and ``agreement`` are those of the site's file, and None
@@ -218,7 +220,7 @@ class Facts:
     account: Account | None
     runs: tuple[RunFacts, ...]
     epsilon: float
-    recognised: Recognised | None
+    recognised: RecognisedShares | None
     why_none: str | None
 
     @property
@@ -234,15 +236,15 @@ class Facts:
     @property
     def members(self) -> Members:
         """Words for the unit."""
-        return members_of(self.unit, self.data)
+        return describe_unit(self.unit, self.data)
 
     @property
     def colluding(self) -> int | None:
         """Colluding sites that shared noise holds off; None where all noise is the site's own."""
-        return None if self.account is None else colluding_of(self.account)
+        return None if self.account is None else fewest_colluding(self.account)
 
     @property
-    def released(self) -> list[Released]:
+    def released(self) -> list[PaidItem]:
         """All that was paid for, in any run."""
         return [released for run in self.runs for released in run.released]
 

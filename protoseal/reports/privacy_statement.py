@@ -37,7 +37,7 @@ class Members:
     limit: str
 
 
-def members_of(unit: Unit, place: str) -> Members:
+def describe_unit(unit: Unit, place: str) -> Members:
     """Return the words for one ``unit`` of the data set that ``place`` names."""
     return {
         Unit.RECORD: Members(
@@ -67,7 +67,7 @@ def members_of(unit: Unit, place: str) -> Members:
     }[unit]
 
 
-def observers(colluding: int | None, sent: str) -> str:
+def describe_observers(colluding: int | None, sent: str) -> str:
     """Return from whom a guarantee protects; ``colluding`` is None for noise of each site's own.
 
     ``sent`` describes the values that an observer sees where the site adds all of the noise by itself.
@@ -87,7 +87,7 @@ def observers(colluding: int | None, sent: str) -> str:
     )
 
 
-def provided(colluding: int | None, noise: str, model: str) -> str:
+def describe_conditions(colluding: int | None, noise: str, model: str) -> str:
     """Return the conditions of a guarantee as a clause, which holds for noise of each site's own and for shared noise.
 
     ``noise`` and ``model`` say that noise is added, and that the initial model has not seen the records.
@@ -96,7 +96,7 @@ def provided(colluding: int | None, noise: str, model: str) -> str:
     return f"If the {noise} really added{shared} and the initial model {model}"
 
 
-def to_read_aloud(
+def describe_guarantee(
     condition: str, members: Members, observer: str, found: Mapping[float, float], cost: str
 ) -> str:
     """Return the sentences of a guarantee that holds under the clause ``condition``.
@@ -104,7 +104,7 @@ def to_read_aloud(
     ``found`` has the largest share of members that any attack picks out, by its share of :data:`FALSE_ALARMS`; ``cost``
     is a sentence on ε and δ.
     """
-    few, many = (of_hundred(found[alarms]) for alarms in FALSE_ALARMS)
+    few, many = (out_of_hundred(found[alarms]) for alarms in FALSE_ALARMS)
     return (
         f"{condition}, then whether {members.fact} is protected from {observer}. When such an attacker wrongly picks"
         f" out 1 in 100 {members.outside}, it correctly picks out at most {few} in 100 {members.inside} (blind"
@@ -112,7 +112,7 @@ def to_read_aloud(
     )
 
 
-def of_hundred(share: float) -> str:
+def out_of_hundred(share: float) -> str:
     """Return a share as a number out of 100, rounded up, so that "at most" stays true."""
     hundredths = 100 * share - 1e-6  # what float64 loses
     return f"{math.ceil(hundredths)}" if hundredths >= 10 else f"{math.ceil(10 * hundredths) / 10:g}"
@@ -124,7 +124,7 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
         return (f"Nothing left a site: “{result.method}” trains each site by itself.",)
     agreed = result.config["privacy"]
     if agreed is None:
-        return (_exact(),)
+        return (_describe_exact(),)
     spent = [site for site in result.sites if site.epsilon is not None]
     if not spent:
         return (f"{NO_GUARANTEE}: no site has recorded a round, so no spending is known.",)
@@ -132,16 +132,16 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
     lost = [site for site in result.sites if site not in kept]
     shared = agreed["noise"] == Noise.DISTRIBUTED
     return (
-        *([_unbounded(lost, result)] if lost else []),
+        *([_describe_unbounded(lost, result)] if lost else []),
         *(
-            [_bounded(kept, result, Unit(agreed["unit"]), agreed["colluding"] if shared else None)]
+            [_describe_bounded(kept, result, Unit(agreed["unit"]), agreed["colluding"] if shared else None)]
             if kept
             else []
         ),
     )
 
 
-def _exact() -> str:
+def _describe_exact() -> str:
     return (
         f"{NO_GUARANTEE}: this run is not differentially private. Its agreement has no [privacy] section, so "
         "the sites' contributions and results have no noise, and no ε bounds what other parties learn from "
@@ -149,28 +149,30 @@ def _exact() -> str:
     )
 
 
-def _unbounded(sites: Sequence[SiteFigures], result: RunResult) -> str:
+def _describe_unbounded(sites: Sequence[SiteFigures], result: RunResult) -> str:
     return (
-        f"{NO_GUARANTEE} for {_names(sites, result)}: features were trained on the records without noise, this "
+        f"{NO_GUARANTEE} for {_name_sites(sites, result)}: features were trained on the records without noise, this "
         "or another run on the same data released exact values, or no round is recorded. An ε beside such a "
         "site counts only its noisy releases and bounds nothing."
     )
 
 
-def _bounded(sites: Sequence[SiteFigures], result: RunResult, unit: Unit, colluding: int | None) -> str:
+def _describe_bounded(
+    sites: Sequence[SiteFigures], result: RunResult, unit: Unit, colluding: int | None
+) -> str:
     epsilon = max(site.epsilon or 0.0 for site in sites)
     deltas = [site.delta for site in sites if site.delta is not None]
     at = f" at δ = {max(deltas):g}" if deltas else ""
-    members = members_of(unit, "a site's data set")
+    members = describe_unit(unit, "a site's data set")
     return (
-        f"{provided(colluding, 'recorded noise was', 'had not seen these records before')}, then whether"
-        f" {members.fact} is protected from {observers(colluding, 'what the ledgers record as sent')}. At most"
-        f" ε = {epsilon:.3g}{at} was spent by {_names(sites, result)} by the end of this run, over all runs in the"
+        f"{describe_conditions(colluding, 'recorded noise was', 'had not seen these records before')}, then whether"
+        f" {members.fact} is protected from {describe_observers(colluding, 'what the ledgers record as sent')}. At most"
+        f" ε = {epsilon:.3g}{at} was spent by {_name_sites(sites, result)} by the end of this run, over all runs in the"
         " ledger of the same data."
         f" Adding or removing {members.one} changes the probability of anything that they see by a factor of e^ε at"
         f" most, and by δ besides. {members.limit}"
     ).rstrip()
 
 
-def _names(sites: Sequence[SiteFigures], result: RunResult) -> str:
+def _name_sites(sites: Sequence[SiteFigures], result: RunResult) -> str:
     return "every site" if len(sites) == len(result.sites) else ", ".join(site.name for site in sites)

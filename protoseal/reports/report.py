@@ -36,11 +36,11 @@ from protoseal.reports.tables import (
     has_personalised,
     is_private,
     lacks_prototypes,
-    of_seed,
-    of_unit,
     paired_text,
     points,
+    seed_suffix,
     spread_text,
+    unit_suffix,
 )
 from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.output.site_log import SiteLog, read_site_log
@@ -68,11 +68,11 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         seconds={name: _site_seconds(log) for name, log in _read_each(run, result, read_site_log).items()},
         split=_split_figure(run, result),
         metrics=METRICS,
-        of_seed=of_seed(result),
+        of_seed=seed_suffix(result),
         personalised=has_personalised(result),
         private=is_private(result),
         privacy=privacy_statement(result),
-        unit=of_unit(result),
+        unit=unit_suffix(result),
         no_global_model=NO_GLOBAL_MODEL,
         no_prototype=NO_PROTOTYPE if lacks_prototypes(result) else None,
         config=json_text(result.config),

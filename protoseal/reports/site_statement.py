@@ -15,19 +15,19 @@ from privacy.accounting.events import DpSgd, GaussianRelease, Unit
 from privacy.ledger.budget_account import Account
 from privacy.ledger.lines import NEIGHBOURS, Entry, Limit
 from protoseal.reports.ledger_facts import (
-    Facts,
-    Released,
+    PaidItem,
     RunFacts,
+    StatementFacts,
     charged_elsewhere,
     day,
     limit_changes,
 )
 from protoseal.reports.privacy_statement import (
     NO_GUARANTEE,
-    observers,
-    of_hundred,
-    provided,
-    to_read_aloud,
+    describe_conditions,
+    describe_guarantee,
+    describe_observers,
+    out_of_hundred,
 )
 from secure_client.privacy.cost import PROTOTYPES, TRAINING, planned_epsilon
 from secure_client.privacy.kept_releases import FOLDER as RELEASES
@@ -52,7 +52,7 @@ class Section:
     items: tuple[str, ...] = ()
 
 
-def headline(facts: Facts) -> str:
+def headline(facts: StatementFacts) -> str:
     """Return the sentences to read aloud: what is protected from whom, how surely, at what cost; or NO GUARANTEE."""
     if facts.why_none is not None:
         return f"{NO_GUARANTEE} for any {facts.unit} of {facts.data}: {facts.why_none}."
@@ -61,42 +61,46 @@ def headline(facts: Facts) -> str:
     limit = facts.account.limit
     cost = (
         f"Spent is ε = {facts.epsilon:.4g} of the {limit.epsilon:g} that this site allows, at δ = {limit.delta:g}"
-        f" ({_between(facts.runs)}). Lower is safer; the limit is the site's choice and no legal threshold."
+        f" ({_describe_dates(facts.runs)}). Lower is safer; the limit is the site's choice and no legal threshold."
     )
-    condition = provided(facts.colluding, "recorded noise was", "had not seen these records before")
+    condition = describe_conditions(
+        facts.colluding, "recorded noise was", "had not seen these records before"
+    )
     if limit.accountant is Accounting.PLANNED:
         condition += ", and if all agreements were fixed before anything was released"
     condition += ", and if the site confirms the other points below"
-    sentence = to_read_aloud(
-        condition, facts.members, observers(facts.colluding, SENT), facts.recognised.shares, cost
+    sentence = describe_guarantee(
+        condition, facts.members, describe_observers(facts.colluding, SENT), facts.recognised.shares, cost
     )
     if charged_elsewhere(facts.account) is None:
         return sentence
     return f"{sentence} Other ledgers charge some of these records too, and for them the costs add up."
 
 
-def _between(runs: Sequence[RunFacts]) -> str:
+def _describe_dates(runs: Sequence[RunFacts]) -> str:
     first, last = min(run.first for run in runs), max(run.last for run in runs)
     dates = f"on {first}" if first == last else f"from {first} to {last}"
     return f"{len(runs)} run{'s' * (len(runs) != 1)}, {dates}"
 
 
-def sections(facts: Facts) -> tuple[Section, ...]:
+def sections(facts: StatementFacts) -> tuple[Section, ...]:
     """Return the parts of the page after its headline."""
-    guaranteed = [_protected(facts), _how_surely(facts)] if facts.recognised is not None else []
-    recorded = [] if facts.account is None else [_spent(facts, facts.account)]
-    mechanism = [_mechanism(facts)] if facts.released else []
-    confirmed = tuple(to_confirm(facts))
+    guaranteed = (
+        [_protected_section(facts), _certainty_section(facts)] if facts.recognised is not None else []
+    )
+    recorded = [] if facts.account is None else [_spent_section(facts, facts.account)]
+    mechanism = [_mechanism_section(facts)] if facts.released else []
+    confirmed = tuple(list_to_confirm(facts))
     return (
         *([Section(CONFIRM, (), items=confirmed)] if confirmed else []),
         *guaranteed,
         *recorded,
-        Section("What is not covered", (), items=tuple(not_covered(facts))),
+        Section("What is not covered", (), items=tuple(list_not_covered(facts))),
         *mechanism,
     )
 
 
-def _protected(facts: Facts) -> Section:
+def _protected_section(facts: StatementFacts) -> Section:
     trained = ", and the model, which was trained by DP-SGD" if facts.trains else ""
     return Section(
         "What is protected, and from whom",
@@ -110,12 +114,12 @@ def _protected(facts: Facts) -> Section:
             " counts as two changes, one unit removed and one added.",
             "The guarantee holds whatever the attacker knows already, even if all records, the one in question too, are"
             " known and only whether that one was used is not.",
-            *_shared(facts.colluding),
+            *_describe_shared(facts.colluding),
         ),
     )
 
 
-def _shared(colluding: int | None) -> Iterator[str]:
+def _describe_shared(colluding: int | None) -> Iterator[str]:
     if colluding is None:
         return
     yield (
@@ -124,12 +128,12 @@ def _shared(colluding: int | None) -> Iterator[str]:
     )
 
 
-def _how_surely(facts: Facts) -> Section:
+def _certainty_section(facts: StatementFacts) -> Section:
     recognised = facts.recognised
     if recognised is None:
         raise ValueError("nothing is guaranteed")
     rows = tuple(
-        (f"1 of {1 / alarms:g} {facts.members.outside}", of_hundred(share))
+        (f"1 of {1 / alarms:g} {facts.members.outside}", out_of_hundred(share))
         for alarms, share in recognised.shares.items()
     )
     ground = (
@@ -151,7 +155,7 @@ def _how_surely(facts: Facts) -> Section:
     )
 
 
-def _spent(facts: Facts, account: Account) -> Section:
+def _spent_section(facts: StatementFacts, account: Account) -> Section:
     limit = account.limit
     rows = tuple(
         (
@@ -169,23 +173,23 @@ def _spent(facts: Facts, account: Account) -> Section:
             f"All runs together have spent ε = {facts.epsilon:.4g} of a limit of {limit.epsilon:g}, at"
             f" δ = {limit.delta:g}.{counts}",
             *([_NOT_A_SUM] if len(facts.runs) > 1 else []),
-            *_limits(account),
-            *_planned(facts),
+            *_describe_limits(account),
+            *_describe_plan(facts),
         ),
         table=(("run", "dates", "paid for", "ε of this run alone"), *rows) if rows else (),
     )
 
 
-def _limits(account: Account) -> Iterator[str]:
+def _describe_limits(account: Account) -> Iterator[str]:
     """Yield when the limit was set, and each change of it with its reason."""
     first, began = account.budget.limit, account.budget.time
-    yield f"The limit was set {'' if began is None else f'on {_moment(began)}, '}before the first release: {first}."
+    yield f"The limit was set {'' if began is None else f'on {_minute(began)}, '}before the first release: {first}."
     for change in limit_changes(account):
         allowance = change.allowance
         lines = account.lines[: account.lines.index(allowance)]
         paid = sum(isinstance(line, Entry) for line in lines)
         yield (
-            f"It was {change.verb} on {_moment(allowance.time)}, after {paid} of {len(account.entries)} payments, to"
+            f"It was {change.verb} on {_minute(allowance.time)}, after {paid} of {len(account.entries)} payments, to"
             f" {allowance.limit}. The reason given was: {allowance.reason!r}."
         )
         if change.to_filter:
@@ -196,12 +200,12 @@ def _limits(account: Account) -> Iterator[str]:
             )
 
 
-def _moment(time: str) -> str:
+def _minute(time: str) -> str:
     """Return a line's time, as YYYY-MM-DD at HH:MM UTC."""
     return f"{day(time)} at {time[11:16]} UTC"
 
 
-def _planned(facts: Facts) -> Iterator[str]:
+def _describe_plan(facts: StatementFacts) -> Iterator[str]:
     """Yield how the spending of the agreement's run compares with its plan, as far as it has one."""
     agreement, account = facts.agreement, facts.account
     if agreement is None or account is None:
@@ -232,15 +236,19 @@ def _planned(facts: Facts) -> Iterator[str]:
     )
 
 
-def _mechanism(facts: Facts) -> Section:
+def _mechanism_section(facts: StatementFacts) -> Section:
     limit = Limit(1.0, 0.5) if facts.account is None else facts.account.limit
     return Section(
         "Mechanism and composition, for specialists",
-        (*mechanisms(facts), f"Composition: {composition(limit)}", *_factor(facts, limit)),
+        (
+            *list_mechanisms(facts),
+            f"Composition: {describe_composition(limit)}",
+            *_describe_factor(facts, limit),
+        ),
     )
 
 
-def _factor(facts: Facts, limit: Limit) -> Iterator[str]:
+def _describe_factor(facts: StatementFacts, limit: Limit) -> Iterator[str]:
     if facts.recognised is None:
         return
     epsilon, delta = facts.recognised.filtered or (facts.epsilon, limit.delta)
@@ -252,12 +260,12 @@ def _factor(facts: Facts, limit: Limit) -> Iterator[str]:
         yield "This pair follows from the same noise as the table, which is the sharper bound."
 
 
-def mechanisms(facts: Facts) -> list[str]:
+def list_mechanisms(facts: StatementFacts) -> list[str]:
     """Return each mechanism of the ledger once, in words."""
-    return list(dict.fromkeys(_mechanism_of(released, facts.unit) for released in facts.released))
+    return list(dict.fromkeys(_describe_mechanism(released, facts.unit) for released in facts.released))
 
 
-def _mechanism_of(released: Released, unit: Unit) -> str:
+def _describe_mechanism(released: PaidItem, unit: Unit) -> str:
     """Return the mechanism of a release or of training in words, with the numbers that its entry states."""
     event, stated = released.event, released.facts
     if isinstance(event, DpSgd):
@@ -267,10 +275,10 @@ def _mechanism_of(released: Released, unit: Unit) -> str:
             f" and adds Gaussian noise to the sum of their gradients{clip} of {event.noise_multiplier:g} times what one"
             " of them changes."
         )
-    return f"Releases: {_query(stated, event, unit)}"
+    return f"Releases: {_describe_query(stated, event, unit)}"
 
 
-def _query(stated: Mapping[str, object], event: GaussianRelease, unit: Unit) -> str:
+def _describe_query(stated: Mapping[str, object], event: GaussianRelease, unit: Unit) -> str:
     clip, weight = stated.get("clip"), stated.get("count_weight")
     noise = f"discrete Gaussian noise of {event.noise_multiplier:g} times what one {unit} changes"
     if isinstance(clip, float) and isinstance(weight, float):
@@ -286,7 +294,7 @@ def _query(stated: Mapping[str, object], event: GaussianRelease, unit: Unit) -> 
     return f"sums of features and counts of {unit}s{of} with {noise}.{shortened}"
 
 
-def composition(limit: Limit) -> str:
+def describe_composition(limit: Limit) -> str:
     """Return how the costs of all entries add up under the ledger's accountant, and what it assumes."""
     if limit.accountant is Accounting.RENYI:
         return (
@@ -300,7 +308,7 @@ def composition(limit: Limit) -> str:
     return f"{together}. The classes of one release partition the records and cost as much as one."
 
 
-def not_covered(facts: Facts) -> Iterator[str]:
+def list_not_covered(facts: StatementFacts) -> Iterator[str]:
     """Yield the quantities and losses that the guarantee leaves out."""
     if facts.why_none is not None:
         yield (
@@ -308,7 +316,7 @@ def not_covered(facts: Facts) -> Iterator[str]:
             " agreement has them, keep some of it from some parties; noise bounds nothing."
         )
     else:
-        yield from _of_unit(facts)
+        yield from _name_left_out(facts)
     yield (
         "What is true of everybody. The releases show which classes of records exist here and what their averages"
         " look like, and from that something may follow about a person who is in no data set."
@@ -331,7 +339,7 @@ def not_covered(facts: Facts) -> Iterator[str]:
             yield "That the limit was raised, if somebody raised it after looking at results."
 
 
-def to_confirm(facts: Facts) -> Iterator[str]:
+def list_to_confirm(facts: StatementFacts) -> Iterator[str]:
     """Yield the conditions of a guarantee that no ledger shows; none where nothing is guaranteed."""
     if facts.why_none is not None:
         return
@@ -340,7 +348,7 @@ def to_confirm(facts: Facts) -> Iterator[str]:
             "That the recorded noise was really added. “protoseal budget audit run” looks for it in what was sent,"
             " and names what it does not cover. The ledger does not record whether there was an audit."
         )
-        yield _initial_model(facts)
+        yield _confirm_initial_model(facts)
     yield (
         "That nothing else about the same records was sent: in a run in which privacy protection was switched off (no"
         " [privacy] in the site's file), or under another ledger or name of the data set. If anything was, every number"
@@ -352,14 +360,14 @@ def to_confirm(facts: Facts) -> Iterator[str]:
     )
 
 
-def _of_unit(facts: Facts) -> Iterator[str]:
+def _name_left_out(facts: StatementFacts) -> Iterator[str]:
     """Yield what is left out because of the unit, and of shared noise."""
     if facts.unit is Unit.RECORD:
         ten = None if facts.recognised is None else facts.recognised.of_ten
         picked = (
             ""
             if ten is None
-            else f" Of 100 people with ten records each, up to {of_hundred(ten)} are picked out"
+            else f" Of 100 people with ten records each, up to {out_of_hundred(ten)} are picked out"
             " when 1 in 100 others is, wrongly."
         )
         useless = ten is not None and ten > USELESS
@@ -383,7 +391,7 @@ def _of_unit(facts: Facts) -> Iterator[str]:
         )
 
 
-def _initial_model(facts: Facts) -> str:
+def _confirm_initial_model(facts: StatementFacts) -> str:
     weights = dict.fromkeys(
         str(release.facts[WEIGHTS]) for release in facts.released if WEIGHTS in release.facts
     )

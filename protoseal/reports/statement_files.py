@@ -17,19 +17,19 @@ from textwrap import TextWrapper
 from agreement.storage.run_files import write_text
 from privacy.ledger.budget_account import Account
 from privacy.ledger.lines import NEIGHBOURS
-from protoseal.reports.ledger_facts import Facts, RunFacts
+from protoseal.reports.ledger_facts import RunFacts, StatementFacts
 from protoseal.reports.pages import write_page
-from protoseal.reports.privacy_statement import observers, of_hundred
+from protoseal.reports.privacy_statement import describe_observers, out_of_hundred
 from protoseal.reports.site_statement import (
     CONFIRM,
     SENT,
     Section,
-    composition,
+    describe_composition,
     headline,
-    mechanisms,
-    not_covered,
+    list_mechanisms,
+    list_not_covered,
+    list_to_confirm,
     sections,
-    to_confirm,
 )
 
 PAGE, FIELDS = "privacy-statement.html", "privacy-statement.json"
@@ -40,13 +40,13 @@ _ITEM = TextWrapper(
 )
 
 
-def title(facts: Facts) -> str:
+def title(facts: StatementFacts) -> str:
     """Return the title of the statement."""
     whose = "" if facts.site is None else f" of site {facts.site!r}"
     return f"Privacy statement{whose} on {facts.data}"
 
 
-def source(facts: Facts) -> str:
+def source(facts: StatementFacts) -> str:
     """Return when the statement was made, and from what."""
     account = facts.account
     made = f"Made on {facts.made}"
@@ -59,7 +59,7 @@ def source(facts: Facts) -> str:
     )
 
 
-def text_of(facts: Facts) -> str:
+def statement_text(facts: StatementFacts) -> str:
     """Return the statement as text."""
     lines = [title(facts), "", *_WRAPPED.wrap(headline(facts)), "", *_WRAPPED.wrap(source(facts))]
     for section in sections(facts):
@@ -82,7 +82,7 @@ def _lines(section: Section) -> Iterator[str]:
         yield from _ITEM.wrap(item)
 
 
-def fields_of(facts: Facts) -> dict[str, object]:
+def statement_to_json(facts: StatementFacts) -> dict[str, object]:
     """Return the statement's facts as JSON, with the ``registry``'s fields; these are None without a guarantee."""
     account, recognised = facts.account, facts.recognised
     limit = None if account is None else account.limit
@@ -101,8 +101,8 @@ def fields_of(facts: Facts) -> dict[str, object]:
         if recognised is None
         else {f"{at:g}": share for at, share in recognised.shares.items()},
         "runs": [run_to_json(run) for run in facts.runs],
-        "not_covered": list(not_covered(facts)),
-        "to_confirm": list(to_confirm(facts)),
+        "not_covered": list(list_not_covered(facts)),
+        "to_confirm": list(list_to_confirm(facts)),
         "registry": registry_fields(facts),
     }
 
@@ -119,9 +119,9 @@ def run_to_json(run: RunFacts) -> dict[str, object]:
     }
 
 
-def write_statement(folder: Path, facts: Facts) -> Path:
+def write_statement(folder: Path, facts: StatementFacts) -> Path:
     """Write the page and its JSON into ``folder``, and return the page's path."""
-    write_text(folder / FIELDS, json.dumps(fields_of(facts), indent=2, ensure_ascii=False))
+    write_text(folder / FIELDS, json.dumps(statement_to_json(facts), indent=2, ensure_ascii=False))
     return write_page(
         folder / PAGE,
         "statement.html",
@@ -137,7 +137,7 @@ ASK = "to be filled in by the site"
 TIER = 3
 
 
-def registry_fields(facts: Facts) -> dict[str, object] | None:
+def registry_fields(facts: StatementFacts) -> dict[str, object] | None:
     """Return the record of one deployment; None where nothing is guaranteed, or nothing was released."""
     if facts.recognised is None or facts.account is None:
         return None
@@ -150,7 +150,9 @@ def registry_fields(facts: Facts) -> dict[str, object] | None:
             "dp_variant": {
                 "variant_name": "Approximate DP",
                 "data_domain": f"All data sets of labelled examples that {facts.data} might have been.",
-                "unprotected_quantities": " ".join([*not_covered(facts), f"{CONFIRM}:", *to_confirm(facts)]),
+                "unprotected_quantities": " ".join(
+                    [*list_not_covered(facts), f"{CONFIRM}:", *list_to_confirm(facts)]
+                ),
             },
             "privacy_loss": _privacy_loss(facts, facts.account),
             "deployment_model": _deployment_model(facts, facts.account),
@@ -159,13 +161,13 @@ def registry_fields(facts: Facts) -> dict[str, object] | None:
                     "Division of sums by counts, absence of classes with a small count, shortening of rows, sums and"
                     " mixtures with other sites' values, training of models by the results."
                 ),
-                "composition": composition(facts.account.limit),
+                "composition": describe_composition(facts.account.limit),
             },
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": (
                     f"Any choice made by looking at the records is not accounted for. Which were: {ASK}."
                 ),
-                "mechanisms": " ".join([*mechanisms(facts), _implementation()]),
+                "mechanisms": " ".join([*list_mechanisms(facts), _implementation()]),
                 "justification": ASK,
             },
             "administrative": {
@@ -177,7 +179,7 @@ def registry_fields(facts: Facts) -> dict[str, object] | None:
     }
 
 
-def _basic(facts: Facts) -> dict[str, object]:
+def _basic(facts: StatementFacts) -> dict[str, object]:
     agreement = facts.agreement
     by = "" if agreement is None else f" by {agreement.method.value} under {agreement.protection.value}"
     product = (
@@ -194,7 +196,7 @@ def _basic(facts: Facts) -> dict[str, object]:
     }
 
 
-def _privacy_loss(facts: Facts, account: Account) -> dict[str, object]:
+def _privacy_loss(facts: StatementFacts, account: Account) -> dict[str, object]:
     limit, recognised = account.limit, facts.recognised
     if recognised is None:
         raise ValueError("nothing is guaranteed")
@@ -208,13 +210,13 @@ def _privacy_loss(facts: Facts, account: Account) -> dict[str, object]:
         "privacy_parameters": {"epsilon": epsilon, "delta": delta},
         "privacy_parameters_details": (
             f"Spent: ε = {facts.epsilon:.4g} over {len(facts.runs)} runs, of a limit of ε = {limit.epsilon:g}."
-            f" Of 100 {facts.members.inside}, an attacker picks out at most {of_hundred(recognised.usual)}"
+            f" Of 100 {facts.members.inside}, an attacker picks out at most {out_of_hundred(recognised.usual)}"
             " at 1 % of false alarms."
         ),
     }
 
 
-def _deployment_model(facts: Facts, account: Account) -> dict[str, object]:
+def _deployment_model(facts: StatementFacts, account: Account) -> dict[str, object]:
     once = len(facts.released) == 1 and len(facts.released[0].rounds) == 1 and not facts.trains
     shared = facts.colluding is not None
     return {
@@ -226,7 +228,7 @@ def _deployment_model(facts: Facts, account: Account) -> dict[str, object]:
         ),
         "actors": (
             "The site, which is trusted with its records; the coordinator and other sites, which are not. The guarantee"
-            f" holds against {observers(facts.colluding, SENT)}."
+            f" holds against {describe_observers(facts.colluding, SENT)}."
         ),
         "release_type": "One release" if once else "Many releases",
         "release_type_details": (

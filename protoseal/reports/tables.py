@@ -55,7 +55,7 @@ def result_tables(result: RunResult) -> list[Table]:
     return tables
 
 
-def of_seed(result: RunResult) -> str:
+def seed_suffix(result: RunResult) -> str:
     """Return the name of the seed of these figures, where there are several."""
     return f", seed {result.seed} of {len(result.seeds)} seeds" if len(result.seeds) > 1 else ""
 
@@ -66,7 +66,7 @@ def sites_table(result: RunResult) -> Table:
     until = f", as of round {result.best_round}" if result.best_round else ""
     how = f", by {result.inference.value}" if result.inference else ""
     table = new_table(
-        f"{result.method} under {result.protection}, {result.dataset}{of_seed(result)}{until}{how}"
+        f"{result.method} under {result.protection}, {result.dataset}{seed_suffix(result)}{until}{how}"
     )
     add_columns(
         table,
@@ -75,7 +75,7 @@ def sites_table(result: RunResult) -> Table:
     )
     private = is_private(result)
     if private:
-        table.add_column(f"epsilon{of_unit(result)}")
+        table.add_column(f"epsilon{unit_suffix(result)}")
     table.add_column("withheld")
     for site in result.sites:
         beside = [percent(site.compared.get(name)) for name in others]
@@ -99,7 +99,7 @@ def is_private(result: RunResult) -> bool:
     return any(site.epsilon is not None for site in result.sites)
 
 
-def of_unit(result: RunResult) -> str:
+def unit_suffix(result: RunResult) -> str:
     """Return the unit of ε if it is not a record: " (subject)", " (site)"."""
     privacy = result.config["privacy"]
     return "" if privacy is None or privacy["unit"] == Unit.RECORD else f" ({privacy['unit']})"
@@ -128,7 +128,7 @@ def has_personalised(result: RunResult) -> bool:
 
 def metrics_table(result: RunResult) -> Table:
     """Return every accuracy of each method that ran, means over the sites."""
-    table = new_table(f"means over the sites, %{of_seed(result)}")
+    table = new_table(f"means over the sites, %{seed_suffix(result)}")
     add_columns(table, ["method"], list(METRICS.values()))
     for name, means in result.metrics.items():
         table.add_row(name, *(percent(getattr(means, metric)) for metric in METRICS))
@@ -138,7 +138,7 @@ def metrics_table(result: RunResult) -> Table:
 
 def classes_table(result: RunResult) -> Table:
     """Return the method's accuracy on each class at each site, and the number of sites that tested it."""
-    table = new_table(f"{result.method} by class, %{of_seed(result)}")
+    table = new_table(f"{result.method} by class, %{seed_suffix(result)}")
     tested = [name for name in result.classes if any(name in site.per_class for site in result.sites)]
     add_columns(table, ["site"], tested)
     for site in result.sites:
@@ -177,7 +177,7 @@ def pairs_table(title: str, differences: Mapping[str, Mapping[str, Paired]]) -> 
 
 def groups_table(result: RunResult) -> Table:
     """Return the groups of sites that averaged with each other."""
-    table = new_table(f"groups{of_seed(result)}")
+    table = new_table(f"groups{seed_suffix(result)}")
     add_columns(table, ["group", "sites"], [])
     for number, group in enumerate(result.groups, start=1):
         table.add_row(str(number), ", ".join(group))
@@ -186,7 +186,7 @@ def groups_table(result: RunResult) -> Table:
 
 def rounds_table(result: RunResult) -> Table:
     """Return mean accuracy and seconds of each round: the slowest site's training and protection, the coordinator's."""
-    table = new_table(f"rounds{of_seed(result)}")
+    table = new_table(f"rounds{seed_suffix(result)}")
     add_columns(table, ["round"], ["mean %", "train s", "protect s", "aggregate s", "total s"])
     for done in result.rounds:
         seconds = (done.seconds.train, done.seconds.protect, done.seconds.aggregate, done.seconds.total)

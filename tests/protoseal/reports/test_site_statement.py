@@ -23,10 +23,10 @@ from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Fact, Limit, ReleaseName, Spending
 from privacy.mechanisms.cell_query import Cells
 from protoseal.commands.budget_statement import of_ledger
-from protoseal.reports.ledger_facts import Facts
-from protoseal.reports.privacy_statement import of_hundred
+from protoseal.reports.ledger_facts import StatementFacts
+from protoseal.reports.privacy_statement import out_of_hundred
 from protoseal.reports.site_statement import headline
-from protoseal.reports.statement_files import fields_of, text_of
+from protoseal.reports.statement_files import statement_text, statement_to_json
 from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside
 from secure_client.privacy.releases import Releases, open_releases
@@ -66,10 +66,10 @@ class Recorded:
 
 
 @pytest.fixture
-def stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorded], Facts]:
+def stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorded], StatementFacts]:
     """Return the facts that a statement has of a ledger with the recorded content."""
 
-    def state(recorded: Recorded) -> Facts:
+    def state(recorded: Recorded) -> StatementFacts:
         path = tmp_path / "scans.jsonl"
         path.unlink(missing_ok=True)
         days = iter([recorded.days[0], *recorded.days])
@@ -91,9 +91,9 @@ def stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorde
     return state
 
 
-def sentences(facts: Facts) -> str:
+def sentences(facts: StatementFacts) -> str:
     """Return all text of a statement, and of its fields, without line breaks."""
-    return " ".join(text_of(facts).split()) + json.dumps(fields_of(facts), ensure_ascii=False)
+    return " ".join(statement_text(facts).split()) + json.dumps(statement_to_json(facts), ensure_ascii=False)
 
 
 def lose_last_entry(ledger: Ledger, path: Path) -> None:
@@ -432,7 +432,7 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ALTERED)
-def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Recorded], Facts]) -> None:
+def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Recorded], StatementFacts]) -> None:
     before, after, once, now = ALTERED[name]
     was, is_now = sentences(stated(before)), sentences(stated(after))
     assert once in was
@@ -442,7 +442,7 @@ def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Record
 
 
 def test_records_that_another_ledger_charges_are_named_and_alter_nothing_else(
-    stated: Callable[[Recorded], Facts],
+    stated: Callable[[Recorded], StatementFacts],
 ) -> None:
     told = "data set 'x-rays' in x-rays.jsonl"
     noted = stated(BASE.but(records="a sketch", records_elsewhere=told))
@@ -460,7 +460,7 @@ def test_records_that_another_ledger_charges_are_named_and_alter_nothing_else(
     [(0.01, "1"), (0.0100004, "1.1"), (0.0231, "2.4"), (0.2831, "29"), (0.99001, "100"), (1.0, "100")],
 )
 def test_a_share_is_rounded_up(share: float, said: str) -> None:
-    assert of_hundred(share) == said
+    assert out_of_hundred(share) == said
 
 
 NOTHING = [name for name, (_, _, _, now) in ALTERED.items() if now.startswith("NO GUARANTEE")]
@@ -468,10 +468,10 @@ NOTHING = [name for name, (_, _, _, now) in ALTERED.items() if now.startswith("N
 
 @pytest.mark.parametrize("name", NOTHING)
 def test_without_a_guarantee_nothing_in_the_statement_claims_one(
-    name: str, stated: Callable[[Recorded], Facts]
+    name: str, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     facts = stated(ALTERED[name][1])
-    fields = fields_of(facts)
+    fields = statement_to_json(facts)
     assert (fields["guaranteed"], fields["recognised"], fields["registry"]) == (False, None, None)
     assert headline(facts).startswith("NO GUARANTEE")
     text = sentences(facts)
@@ -491,16 +491,16 @@ PRIVATE = AGREEMENT | {
 }
 
 
-def planning(facts: Facts, tmp_path: Path, **changes: object) -> tuple[Facts, str]:
+def planning(facts: StatementFacts, tmp_path: Path, **changes: object) -> tuple[StatementFacts, str]:
     """Return the facts with an agreement, as if the ledger's run were its own, and the sentence on its plan."""
     agreement = load_agreement(write(tmp_path / "agreement.toml", PRIVATE | changes))
     runs = tuple(replace(run, agreement_hash=agreement.hash()) for run in facts.runs)
     found = replace(facts, agreement=agreement, runs=runs)
-    return found, " ".join(text_of(found).split())
+    return found, " ".join(statement_text(found).split())
 
 
 def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_whole_one(
-    tmp_path: Path, stated: Callable[[Recorded], Facts]
+    tmp_path: Path, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     plans = "Run 'run-1' (method pfpl, protection ckks) planned to spend ε = "
     _, whole = planning(stated(BASE), tmp_path)
@@ -528,15 +528,15 @@ def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_who
 
 
 def test_a_run_of_another_agreement_does_not_count_as_the_planned_one(
-    tmp_path: Path, stated: Callable[[Recorded], Facts]
+    tmp_path: Path, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     agreement = load_agreement(write(tmp_path / "agreement.toml", PRIVATE))
-    text = " ".join(text_of(replace(stated(BASE), agreement=agreement)).split())
+    text = " ".join(statement_text(replace(stated(BASE), agreement=agreement)).split())
     assert "Paid for are 0 of 2 planned releases; the run" in text
 
 
 def test_an_agreement_without_noise_is_told_whether_exact_values_left(
-    tmp_path: Path, stated: Callable[[Recorded], Facts]
+    tmp_path: Path, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     exposed = stated(
         replace(BASE, events=(), then=lambda ledger, path: ledger.record_exposure("run-1", HASH))
@@ -549,9 +549,9 @@ def test_an_agreement_without_noise_is_told_whether_exact_values_left(
         runs=tuple(replace(run, agreement_hash=agreement.hash()) for run in exposed.runs),
     )
     assert "(method pfpl, protection ckks) adds no noise: exact values left in it." in " ".join(
-        text_of(own).split()
+        statement_text(own).split()
     )
-    assert "no exact value has left in it yet" in " ".join(text_of(replace(own, runs=())).split())
+    assert "no exact value has left in it yet" in " ".join(statement_text(replace(own, runs=())).split())
 
 
 # Ledgers that a site's own releases write
@@ -619,7 +619,7 @@ def test_what_a_sites_releases_record_is_what_its_statement_says(name: str, tmp_
     assert releases is not None
     releases.begin_with("abc")
     release(releases, [(np.eye(8), np.arange(8, dtype=np.int64) % 3)])
-    text = " ".join(text_of(of_ledger(budget.ledger)).split())
+    text = " ".join(statement_text(of_ledger(budget.ledger)).split())
     assert [sentence for sentence in said if sentence not in text] == []
 
 
@@ -687,10 +687,10 @@ def flat(table: object, before: str = "") -> dict[str, object]:
     "recorded", [BASE, replace(BASE, events=TRAINED), SHARED], ids=["local", "dp-sgd", "shared"]
 )
 def test_the_fields_are_those_of_the_registrys_highest_tier(
-    recorded: Recorded, stated: Callable[[Recorded], Facts]
+    recorded: Recorded, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     facts = stated(recorded)
-    fields = flat(fields_of(facts)["registry"])
+    fields = flat(statement_to_json(facts)["registry"])
     assert set(fields) == TIER_3
     assert {name for name, allowed in ENUMERATIONS.items() if fields[name] not in allowed} == set()
     assert all(isinstance(value, str | list | float | int) and value != "" for value in fields.values())
@@ -699,8 +699,8 @@ def test_the_fields_are_those_of_the_registrys_highest_tier(
     assert fields["deployment.basic.publication_date"] == "2026-03-02"
 
 
-def test_one_release_is_told_from_many(stated: Callable[[Recorded], Facts]) -> None:
-    once = flat(fields_of(stated(replace(BASE, events=BASE.events[:1])))["registry"])
-    many = flat(fields_of(stated(BASE))["registry"])
+def test_one_release_is_told_from_many(stated: Callable[[Recorded], StatementFacts]) -> None:
+    once = flat(statement_to_json(stated(replace(BASE, events=BASE.events[:1])))["registry"])
+    many = flat(statement_to_json(stated(BASE))["registry"])
     name = "deployment.deployment_model.release_type"
     assert (once[name], many[name]) == ("One release", "Many releases")
