@@ -214,23 +214,22 @@ def test_an_interrupt_of_the_command_ends_every_process(
         said = running.stderr.read()
     assert running.returncode == 1
     assert "Traceback" not in said
-    assert not [each for each in parties if is_running(each)]
-    assert demo(tmp_path / "out").exit_code == 0
+    assert not [party for party in parties if is_running(party)]
 
 
 @pytest.mark.full
-def test_the_command_starts_all_parties_by_itself(tmp_path: Path) -> None:
-    """Twice into one folder, of which the second run clears what the first one left."""
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-m", "protoseal", "demo", "--out", "out", "--rounds", "1", "--json"],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert RunResult.model_validate(json.loads(done.stdout)) == check_left(tmp_path / "out")
-        (tmp_path / "out" / "sites" / "left-over").mkdir()
+def test_the_command_starts_all_parties_by_itself(tmp_path: Path, started: Started) -> None:
+    """It runs into the folder of an earlier demo, and clears what that one left."""
+    assert demo(tmp_path / "out").exit_code == 0
+    (tmp_path / "out" / "sites" / "left-over").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "protoseal", "demo", "--out", "out", "--rounds", "1", "--json"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert RunResult.model_validate(json.loads(done.stdout)) == check_left(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out" / "sites").iterdir()) == ["left-over", *SITES]
