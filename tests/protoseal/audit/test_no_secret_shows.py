@@ -30,8 +30,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party, Setup
 from secure_client.session import Session
-from tests.protoseal.audit.secret_places import Logs, Provoking, coordinator_files, said_by
-from tests.protoseal.audit.secret_search import Needles
+from tests.protoseal.audit.secret_places import Logs, Needles, Provoking, coordinator_files, said_by
 from tests.support.small import small_data
 from tests.support.summed import method_agreement
 

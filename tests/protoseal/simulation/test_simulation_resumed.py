@@ -1,4 +1,8 @@
-"""A simulation that is ended in the middle goes on where it was, and comes to the same, bit for bit."""
+"""A simulation that was killed resumes where it was, and comes to the same result, bit for bit.
+
+Sites that train in one batch form a smaller batch when some have trained already; then the result is the same up to
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 from agreement import Method
 from agreement.errors import UserError
@@ -24,6 +30,7 @@ from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFo
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import DataError, SiteError
+from secure_client.output.site_files import MODEL
 from secure_client.protocol.journal import Journal
 from secure_client.training.learner import Learner
 from secure_server.storage.store import Store
@@ -341,3 +348,37 @@ def test_a_damaged_claim_is_one_line(tmp_path: Path) -> None:
     (out / CLAIM).write_text("{", encoding="utf-8")
     with pytest.raises(OtherSimulation, match="damaged"):
         simulate(config_for(out))
+
+
+def models(out: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{path.parent.name}.{name}": each
+        for path in sorted(out.glob(f"sites/*/{MODEL}"))
+        for name, each in safetensors.torch.load_file(path).items()
+    }
+
+
+@pytest.mark.parametrize("batched", full_but(["always", "never"], "always"))
+def test_simulate_killed_in_round_resumes_to_same_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batched: str
+) -> None:
+    """Up to rounding as a smaller program, bit for bit one by one; ended with one of the four sites to go."""
+    smooth = DIGITS.replace(
+        "small-cnn", "tests.support.small:build"
+    )  # no ReLU at a tie, which rounding would decide
+    reference, out = tmp_path / "reference", tmp_path / "out"
+    flags = {"method": "fedavg", "rounds": 2, "batched": batched}
+    simulate(config_in(smooth, reference, **flags))
+    with monkeypatch.context() as patch:
+        fail_at(patch, CheckpointedLearner, "finish", 3, after=True)
+        with pytest.raises(Killed):
+            simulate(config_in(smooth, out, **flags))
+    simulate(config_in(smooth, out, **flags))
+    wanted, got = models(reference), models(out)
+    assert wanted.keys() == got.keys()
+    for name, each in got.items():
+        if batched == "never":
+            assert torch.equal(each, wanted[name])
+        else:
+            torch.testing.assert_close(each, wanted[name], rtol=1e-3, atol=1e-4)
+    assert [each.round for each in read_result(out).rounds] == [1, 2]
