@@ -21,8 +21,7 @@ from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.site import CkksSite
-from crypto.protection import Cohort, Combination, Payload
-from crypto.work_pool import Pool
+from crypto.protection import Cohort, Combination, Payload, Pool
 
 Array = NDArray[np.float64]
 Switch = tuple[str, int]

@@ -16,7 +16,7 @@ from agreement import MaskingSection
 from agreement.errors import UserError
 from benchmarks.masked_round import MaskedRound, play
 from benchmarks.record import Case, Spent, Value, draw_growth, json_option, machine, recorded, show
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import COUNT, FILE, counts, example
 from protoseal_wire.messages import Phase

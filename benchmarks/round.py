@@ -17,7 +17,7 @@ import click
 from agreement import Method, Protection, method_named
 from algorithms.pfpl import Weighting
 from benchmarks.record import Case, Spent, Value, json_option, machine, recorded, show, spent_on
-from crypto.work_pool import Pool
+from crypto.protection import Pool
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import COUNT, example
 from protoseal.simulation.config import SimulationConfig, load_simulation

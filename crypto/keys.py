@@ -1,11 +1,18 @@
-"""Keys of a run: channel keys (X25519), keys derived from secrets (HKDF), keys for storage at rest.
+"""Keys of a run, and the canonical encoding of what is signed, hashed or bound to a key.
 
-Every random value comes from the operating system. Limit: Python cannot wipe memory, so whoever can read the memory of
-the process can read every key here.
+Channel keys are X25519, keys derived from secrets HKDF, keys for storage at rest ChaCha20-Poly1305. Every random value
+comes from the operating system. Limit: Python cannot wipe memory, so whoever can read the memory of the process can
+read every key here.
+
+The encoding (:func:`encode`) is ``protoseal/v1/<label>`` followed by each field, prefixed with its length (8 bytes,
+big-endian). A label has no zero byte and every length starts with a zero byte (no field reaches 2^56 bytes), so two
+different calls never give the same bytes. The label contains the version, so that bytes of another version of this
+encoding never verify as this version's.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,7 +25,23 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
-from crypto.signed_encoding import encode
+
+_PREFIX = "protoseal/v1/"
+_ENCODING_LABEL = re.compile(r"[a-z0-9-]+")
+
+
+def encode(label: str, *fields: bytes) -> bytes:
+    """Return the canonical bytes of ``fields`` for the purpose ``label`` (lower-case letters, digits, hyphens).
+
+    Raises ``ValueError`` for any other label; labels are constants of the calling code.
+    """
+    if not _ENCODING_LABEL.fullmatch(label):
+        raise ValueError(f"label {label!r} must consist of a-z, 0-9 and hyphens")
+    parts = [f"{_PREFIX}{label}".encode()]
+    for field in fields:
+        parts += [len(field).to_bytes(8, "big"), field]
+    return b"".join(parts)
+
 
 __all__ = ["KEY_BYTES", "derive"]
 
@@ -167,7 +190,11 @@ class StorageKey:
         """Return version marker, nonce and ciphertext; ``associated`` (e.g. the secret's name) is bound, not stored."""
         # A counter would repeat nonces when an older copy of the disk is restored; random nonces do not.
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return _STORED_MARKER + nonce + self._cipher.encrypt(nonce, plaintext, _stored_context(associated))
+        return (
+            _STORED_MARKER
+            + nonce
+            + self._cipher.encrypt(nonce, plaintext, encode("stored-secret", associated))
+        )
 
     def decrypt(self, stored: bytes, associated: bytes) -> bytes:
         """Return the plaintext of :meth:`encrypt`.
@@ -179,7 +206,9 @@ class StorageKey:
             raise UnknownSchemeError("a stored secret lacks this build's version marker")
         body = stored.removeprefix(_STORED_MARKER)
         try:
-            return self._cipher.decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], _stored_context(associated))
+            return self._cipher.decrypt(
+                body[:_NONCE_BYTES], body[_NONCE_BYTES:], encode("stored-secret", associated)
+            )
         except (InvalidTag, ValueError) as error:
             raise DecryptionError(
                 "a stored secret does not decrypt: it was altered, or stored under another storage key"
@@ -187,7 +216,3 @@ class StorageKey:
 
     def __repr__(self) -> str:
         return "StorageKey(<redacted>)"
-
-
-def _stored_context(associated: bytes) -> bytes:
-    return encode("stored-secret", associated)

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import MalformedError, UnknownSchemeError
-from crypto.protection import Cohort, Payload, Rows
-from crypto.prototype_row_checks import check_rows, rows_to_send
+from crypto.protection import Cohort, Payload, Rows, check_rows, rows_to_send
 
 SCHEME = "plain/1"
 

@@ -19,11 +19,10 @@ from types import MappingProxyType
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import VerificationError
-from crypto.keys import check_channel_public, check_distinct
+from crypto.keys import check_channel_public, check_distinct, encode
 from crypto.pki import Credentials, Identity, Role, TrustAnchor, verify
 from crypto.pki.identity import load_certificate, p256_key
 from crypto.pki.trust import fingerprint
-from crypto.signed_encoding import encode
 
 _LABEL = "channel-key"
 

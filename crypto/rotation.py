@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from crypto.errors import MalformedError
 from crypto.keys import KEY_BYTES, derive
 from crypto.plain import read_rows
-from crypto.protection import Cohort, Payload, Rows
-from crypto.prototype_row_checks import check_values, rows_to_send
+from crypto.protection import Cohort, Payload, Rows, check_values, rows_to_send
 
 Float = NDArray[np.float64]
 

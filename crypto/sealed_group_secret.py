@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from crypto.errors import VerificationError
-from crypto.keys import ChannelKey, seal
+from crypto.keys import ChannelKey, encode, seal
 from crypto.pki import Credentials, verify
 from crypto.roster import Roster
-from crypto.signed_encoding import encode
 
 _LABEL = "group-secret"
 

@@ -22,8 +22,7 @@ from crypto.ckks import peer_server
 from crypto.ckks.peer_server import CkksServer
 from crypto.errors import MalformedError
 from crypto.plain import PlainServer, Weights
-from crypto.protection import Combination, ServerHalf
-from crypto.work_pool import Pool
+from crypto.protection import Combination, Pool, ServerHalf
 from protoseal_files import durable_files
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from crypto.process_memory import keep_memory_private
-from crypto.work_pool import Pool
+from crypto.protection import Pool
 
 _log = logging.getLogger("protoseal.coordinator")
 _P = ParamSpec("_P")

@@ -9,7 +9,7 @@ from agreement.registry.round_plan import ONE_STEP
 from agreement.schema.agreement import Agreement
 from algorithms.gram_matrix import Bool
 from algorithms.min_holders import active_classes
-from crypto.pairwise.attempt_binding import fewest_against
+from crypto.pairwise.attempt import fewest_against
 from crypto.protection import Cohort
 from protoseal_wire.messages import ActiveList, Phase
 

@@ -10,8 +10,7 @@ import numpy as np
 from agreement.registry.round_plan import Form
 from agreement.schema.agreement import CKKS_SLOTS, Agreement
 from crypto.fixed_point import MIN_FRACTION_BITS
-from crypto.protection import Axis, PayloadForm, UpTo
-from crypto.prototype_row_checks import NORM_SLACK
+from crypto.protection import NORM_SLACK, Axis, PayloadForm, UpTo
 from protoseal_wire.codec import Limits
 
 

@@ -12,8 +12,8 @@ from agreement.sections.averaging import AveragingSection
 from agreement.sections.privacy import USUAL_DEVIATIONS, PrivacySection
 from algorithms.gram_matrix import Bool, Float
 from crypto.fixed_point import Segment
-from crypto.pairwise.attempt_binding import fewest_against, threshold
-from crypto.prototype_row_checks import NORM_SLACK
+from crypto.pairwise.attempt import fewest_against, threshold
+from crypto.protection import NORM_SLACK
 from privacy.mechanisms.grid import SIGMA, Grid, noise_share
 
 Vector = NDArray[np.float64]
@@ -179,7 +179,7 @@ class NoisySum:
         """Return the noisy sum for features (d,) and a list of n ``listed`` sites.
 
         Raises ``ValueError`` for a list that ``colluding`` sites can open by themselves, or that has no other sites
-        (:func:`crypto.pairwise.attempt_binding.fewest_against`), and for noise without a grid.
+        (:func:`crypto.pairwise.attempt.fewest_against`), and for noise without a grid.
         """
         least = fewest_against(agreed.colluding)
         if listed < least:

@@ -28,7 +28,7 @@ from agreement.sections.training import PreprocessingSection, TrainingSection
 from agreement.toml_loading import Count, Positive, Section
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
-from crypto.pairwise.attempt_binding import fewest_against
+from crypto.pairwise.attempt import fewest_against
 
 FEWEST_SAFE_HOLDERS = 3
 """Fewest safe holders: with two, each one's answer is the other's prototype; one has no other to hide behind."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from agreement.toml_loading import Positive, Section
-from crypto.pairwise.attempt_binding import fewest_against, threshold
+from crypto.pairwise.attempt import fewest_against, threshold
 from crypto.pairwise.neighbour_graph import Graph, choose_graph, complete_graph
 
 Elements = Annotated[int, Field(ge=0, le=2**26)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from agreement.errors import UserError
-from crypto.signed_encoding import encode
+from crypto.keys import encode
 from protoseal_files.sqlite import DatabaseOwner, closed_on_error, transaction
 from protoseal_wire.messages import LedgerAnchor
 

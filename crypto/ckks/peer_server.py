@@ -30,8 +30,7 @@ from crypto.ckks.parameters import CORRECTION, PROTOTYPE, SCHEME, Ciphertext, co
 from crypto.ckks.peer_combination import Combining, Pair, needs_bare_sum, needs_distances
 from crypto.ckks.precision import check_cohort_size
 from crypto.ckks.serialization import dump, read_ciphertext, read_payload
-from crypto.protection import Cohort, Combination, Payload
-from crypto.work_pool import Pool
+from crypto.protection import Cohort, Combination, Payload, Pool
 
 
 @dataclass(frozen=True)

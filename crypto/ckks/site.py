@@ -17,8 +17,7 @@ from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.errors import ImplausibleError
 from crypto.fixed_point import Float
-from crypto.protection import Cohort, Combination, Payload, Rows
-from crypto.prototype_row_checks import rows_to_send
+from crypto.protection import Cohort, Combination, Payload, Rows, rows_to_send
 
 Counts = NDArray[np.int64]
 

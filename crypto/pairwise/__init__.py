@@ -1,9 +1,8 @@
 """Pairwise masks: a protocol that reveals the sum of a group's vectors and nothing else (Bonawitz et al. 2017, CCS).
 
     wire_values               public keys, sealed and released shares, which members exchange, and the payload
-    attempt_binding           the attempt that every key, mask, share and signature is bound to
+    attempt                   the attempt that every key, mask, share and signature is bound to; a site's secrets
     neighbour_graph           who holds shares of whose secrets, and which pairs have a mask; sparse in large groups
-    attempt_secrets           a site's fresh secrets of one attempt
     shares                    their shares for the other members, and the release of one kind for each owner
     masks                     a vector under a mask for every peer and a self-mask
     member_signatures         the members' signatures on the survivors and, for a sparse graph, on the sharers

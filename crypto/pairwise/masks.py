@@ -20,8 +20,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Float
 from crypto.keys import derive
-from crypto.pairwise.attempt_binding import Binding, check_sharers
-from crypto.pairwise.attempt_secrets import AttemptSecrets, agree, agreement_with, check_own, check_public
+from crypto.pairwise.attempt import (
+    AttemptSecrets,
+    Binding,
+    agree,
+    agreement_with,
+    check_own,
+    check_public,
+    check_sharers,
+)
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
 from crypto.pairwise.wire_values import MaskKeys, masked_payload
 from crypto.protection import Payload, Words
@@ -138,7 +145,7 @@ def pair_keys(
 ) -> dict[str, bytes]:
     """Return :func:`pair_key` for each of ``peers`` that has a mask with ``site``, never for the site itself.
 
-    ``private`` is the site's mask key. :func:`crypto.pairwise.attempt_secrets.check_public` must have accepted
+    ``private`` is the site's mask key. :func:`crypto.pairwise.attempt.check_public` must have accepted
     ``public``.
     """
     chance = graph_among(len(binding.group), graph).linked

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from crypto.errors import VerificationError
-from crypto.pairwise.attempt_binding import Binding, check_sharers, check_survivors, encode_names
+from crypto.pairwise.attempt import Binding, check_sharers, check_survivors, encode_names
 from crypto.pki import Credentials, verify
 from crypto.roster import Member
 

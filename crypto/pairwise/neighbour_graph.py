@@ -28,7 +28,7 @@ from functools import lru_cache
 from math import comb
 
 from crypto.errors import GraphError
-from crypto.pairwise import attempt_binding
+from crypto.pairwise import attempt
 
 HOLDER_BITS, LINK_BITS, OPENING_BITS = 60, 40, 20
 """Bits b of the failure probabilities 2^-b: of the holders of any member, of the masks, of opening the sum."""
@@ -69,7 +69,7 @@ def graph_among(members: int, graph: Graph | None) -> Graph:
 
 def complete_graph(members: int) -> Graph:
     """Return the graph that links all members, with the threshold of a group."""
-    return Graph(members, members - 1, attempt_binding.threshold(members), CERTAIN)
+    return Graph(members, members - 1, attempt.threshold(members), CERTAIN)
 
 
 @lru_cache(maxsize=256)
@@ -79,7 +79,7 @@ def sparse_graph(members: int, colluding: int, dropped: int) -> Graph:
     Raises :class:`GraphError` if none has fewer holders than the complete graph, e.g. if either number is large or
     ``members`` is small.
     """
-    quorum = attempt_binding.threshold(members)
+    quorum = attempt.threshold(members)
     honest = quorum - colluding
     if not 0 <= colluding < 2 * quorum - members or not 0 <= dropped <= members - quorum or honest < 2:
         raise GraphError(

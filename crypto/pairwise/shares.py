@@ -16,15 +16,21 @@ from collections.abc import Collection, Mapping, Sequence
 from secrets import SystemRandom
 
 from crypto.errors import MalformedError, VerificationError
-from crypto.keys import seal
-from crypto.pairwise.attempt_binding import Binding, check_member, check_survivors
-from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair, check_own, check_public
+from crypto.keys import encode, seal
+from crypto.pairwise.attempt import (
+    AttemptSecrets,
+    Binding,
+    SharePair,
+    check_member,
+    check_own,
+    check_public,
+    check_survivors,
+)
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
 from crypto.pki import Credentials, verify
 from crypto.roster import Member
 from crypto.shamir import check_share, split, split_among
-from crypto.signed_encoding import encode
 
 _LABEL = "mask-share"
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt_binding import Binding, check_survivors
-from crypto.pairwise.attempt_secrets import check_public, public_half
+from crypto.pairwise.attempt import Binding, check_public, check_survivors, public_half
 from crypto.pairwise.masks import add_streams, check_words, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.shares import check_released

@@ -10,11 +10,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import KeyStoreError, VerificationError
-from crypto.keys import KEY_BYTES
+from crypto.keys import KEY_BYTES, encode
 from crypto.pki.identity import certificates_in, load_certificate, subject_text
 from crypto.pki.key_files import errors_name_file, read, read_key
 from crypto.pki.trust import claimed_identity, fingerprint
-from crypto.signed_encoding import encode
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 

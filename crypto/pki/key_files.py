@@ -33,9 +33,8 @@ from crypto.errors import (
     UnknownSchemeError,
     VerificationError,
 )
-from crypto.keys import KEY_BYTES, StorageKey
+from crypto.keys import KEY_BYTES, StorageKey, encode
 from crypto.pki import pem
-from crypto.signed_encoding import encode
 from crypto.text_decoding import near_name
 from protoseal_files import durable_files
 

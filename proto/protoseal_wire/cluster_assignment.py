@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import MalformedError
-from crypto.signed_encoding import encode
+from crypto.keys import encode
 from protoseal_wire.messages import Assignment
 
 _LABEL = "assigned"

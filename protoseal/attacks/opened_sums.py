@@ -36,8 +36,7 @@ from crypto.ckks.sums import SummingSite
 from crypto.keys import KEY_BYTES
 from crypto.pki.identity import load_certificate, p256_key
 from crypto.pki.trust import fingerprint
-from crypto.protection import Payload
-from crypto.prototype_row_checks import whole_numbers
+from crypto.protection import Payload, whole_numbers
 from crypto.roster import Member, Roster
 from protoseal.attacks.recorded_run import RecordedRun, Rows, cached_in_run
 from protoseal_wire import codec

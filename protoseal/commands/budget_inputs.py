@@ -14,7 +14,7 @@ from agreement.schema.run_settings import InputSection, RunSettings
 from agreement.sections.privacy import DpSgdSection, Extractor, PrivacySection
 from agreement.sections.training import PreprocessingSection
 from agreement.toml_loading import parse_toml
-from crypto.pairwise.attempt_binding import fewest_against, threshold
+from crypto.pairwise.attempt import fewest_against, threshold
 from privacy.accounting.events import Unit
 from protoseal.simulation.config import SimulationConfig, load_simulation
 

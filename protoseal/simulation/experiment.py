@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch.utils.data import Dataset
 
 from agreement import CONTROLS, Agreement, ConfigError, Method
-from crypto.work_pool import Pool
+from crypto.protection import Pool
 from protoseal.reports.result_files import RunResult, write_record, write_result
 from protoseal.reports.run_results import run_result
 from protoseal.reports.seed_statistics import over_seeds

@@ -31,7 +31,7 @@ from crypto.pki import (
     create_authority,
     create_request,
 )
-from crypto.work_pool import Pool
+from crypto.protection import Pool
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SitePool, SiteTesting, SiteTraining

@@ -19,8 +19,7 @@ from agreement.schema.layout import counted_samples
 from algorithms.fedplcc import WITHHELD, Contribution, LocalClusters, contribution, has_direction
 from algorithms.gram_matrix import Float
 from crypto.keys import KEY_BYTES, derive
-from crypto.protection import ProtectedPayload
-from crypto.prototype_row_checks import directions
+from crypto.protection import ProtectedPayload, directions
 from crypto.rotation import RotatedDirections, rotate
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import broadcast, clusters_of

@@ -40,8 +40,7 @@ from crypto.errors import ImplausibleError, MalformedError
 from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.plain import PlainValues
-from crypto.protection import Payload, ProtectedPayload
-from crypto.prototype_row_checks import whole_numbers
+from crypto.protection import Payload, ProtectedPayload, whole_numbers
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.error_containment import hide_decryption_errors
 from secure_client.errors import Violation

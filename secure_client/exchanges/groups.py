@@ -20,7 +20,7 @@ from agreement.derived.cohorts import fewest_listed, group_cohort, has_common_gr
 from agreement.derived.payload_forms import limits_of, result_form
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.class_presence import check_keys_given

@@ -34,11 +34,10 @@ from algorithms.averaging import Counts
 from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import CryptoError
-from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt import Binding
 from crypto.pairwise.member_signatures import verify_signed_survivors
 from crypto.pairwise.wire_values import SCHEME as PAIRWISE
-from crypto.protection import Payload
-from crypto.prototype_row_checks import whole_numbers
+from crypto.protection import Payload, whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, SumMembers
 from secure_client.errors import Violation

@@ -10,10 +10,10 @@ from agreement import Agreement
 from agreement.registry.round_plan import Form
 from crypto import plain
 from crypto.ckks.site import CkksSite
+from crypto.keys import encode
 from crypto.plain import PlainSite
 from crypto.protection import Cohort, Combination, DeclaredHalf, SiteHalf
 from crypto.rotation import RotationSite
-from crypto.signed_encoding import encode
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.protocol.sent_values import check_cleartext_agreed
 from secure_client.protocol.setup import Setup

@@ -26,8 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crypto.keys import StorageKey
-from crypto.signed_encoding import encode
+from crypto.keys import StorageKey, encode
 from protoseal_files.durable_files import make_state_folder
 from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey

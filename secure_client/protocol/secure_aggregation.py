@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from agreement import Agreement
 from agreement.derived.payload_forms import limits_of
 from crypto.errors import CryptoError, VerificationError
-from crypto.pairwise.attempt_binding import Binding, check_sharers, check_survivors
-from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
+from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair, check_sharers, check_survivors
 from crypto.pairwise.masks import MaskingSite
 from crypto.pairwise.member_signatures import (
     sign_sharers,

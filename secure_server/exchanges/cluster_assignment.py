@@ -20,8 +20,7 @@ from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import WITHHELD, Contribution, FinchAssignment, assign
 from algorithms.gram_matrix import Bool, Float
 from crypto.errors import MalformedError, UnknownSchemeError
-from crypto.protection import Payload
-from crypto.prototype_row_checks import NORM_SLACK, whole_numbers
+from crypto.protection import NORM_SLACK, Payload, whole_numbers
 from crypto.rotation import SCHEME
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of

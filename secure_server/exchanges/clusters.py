@@ -30,8 +30,7 @@ from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
-from crypto.protection import Payload
-from crypto.prototype_row_checks import NORM_SLACK, whole_numbers
+from crypto.protection import NORM_SLACK, Payload, whole_numbers
 from protoseal_wire.cluster_assignment import broadcast
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase

@@ -20,7 +20,7 @@ from agreement.derived.payload_forms import result_form, values_form
 from agreement.registry.round_plan import Form
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.attempt_binding import Binding, threshold
+from crypto.pairwise.attempt import Binding, threshold
 from crypto.pairwise.member_signatures import verify_sharers, verify_survivor
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.shares import check_released, verify_share

@@ -27,8 +27,7 @@ from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.sums import SummingServer
 from crypto.errors import MalformedError
 from crypto.plain import SCHEME, only_array
-from crypto.protection import Payload
-from crypto.prototype_row_checks import NORM_SLACK
+from crypto.protection import NORM_SLACK, Payload
 from crypto.sum_protection import SumServerHalf
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits

@@ -25,8 +25,8 @@ COHORT_INDEX = "crypto.protection.Cohort.index"
 SEALED_INFO = "crypto.sealed_group_secret._info"
 
 THRESHOLD, BINDING_FIELDS = (
-    "crypto.pairwise.attempt_binding.threshold",
-    "crypto.pairwise.attempt_binding.Binding.fields",
+    "crypto.pairwise.attempt.threshold",
+    "crypto.pairwise.attempt.Binding.fields",
 )
 BROADCAST = "secure_client.exchanges.cluster_directions.broadcast"
 GROUPS_UNCHANGED = "secure_client.exchanges.groups.RoundStartCheck._check_unchanged"

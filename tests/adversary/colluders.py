@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2, ncx2  # type: ignore[import-untyped]  # it ships no types
 
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt_secrets import public_half
+from crypto.pairwise.attempt import public_half
 from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets
 from crypto.pairwise.masks import pair_key
 from crypto.pairwise.shares import make_shares, open_share
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
@@ -294,7 +294,7 @@ def share_of_another_attempt(play: MaskedPlay) -> None:
 _MASKED = "secure_client.protocol.secure_aggregation.SecureAggregation."
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
 CHECK_KEYS = "secure_client.exchanges.groups.GroupMembers._check_keys"
-_QUORUM = "crypto.pairwise.attempt_binding._check_quorum"
+_QUORUM = "crypto.pairwise.attempt._check_quorum"
 _TWICE = "again with different content"
 SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
 _SHARE = "a share with sender .* is refused: a signature .* does not hold"

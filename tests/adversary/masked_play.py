@@ -12,8 +12,7 @@ from agreement.derived.cohorts import group_cohort
 from agreement.derived.payload_forms import values_form
 from agreement.registry.round_plan import Form
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import SharePair
+from crypto.pairwise.attempt import Binding, SharePair
 from crypto.pairwise.masks import add_streams, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.unmask import unmask

@@ -82,7 +82,7 @@ SPARSE_ATTACKS: dict[str, MaskedAttack] = {
         attempt_without_those_that_can_open_the_last, _SPARSE, _LIKE_TEN,
     ),
     "tells one site of other sharers": MaskedAttack(
-        ("crypto.pairwise.attempt_binding._check_quorum", _MASKED + "_verify_owners"), A, Phase.VALUES,
+        ("crypto.pairwise.attempt._check_quorum", _MASKED + "_verify_owners"), A, Phase.VALUES,
         "those who made shares are 3; the threshold is 7", other_sharers_to_one_site, _SPARSE, dict.fromkeys(TEN, A),
     ),
 }  # fmt: skip

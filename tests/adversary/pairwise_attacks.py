@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from crypto.errors import CryptoError
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
+from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair
 from crypto.pairwise.masks import add_streams, pair_key, self_key
 from crypto.pairwise.unmask import unmask
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
@@ -32,13 +31,13 @@ SECRET: Words = np.random.default_rng(7).integers(0, 2**64, LENGTH, dtype=np.uin
 """The victim's vector. That of every other member is zero, which gives the attacker every advantage."""
 
 KINDS = "crypto.pairwise.shares._released_kinds"
-QUORUM = "crypto.pairwise.attempt_binding._check_quorum"
-NAMES = "crypto.pairwise.attempt_binding._check_names"
+QUORUM = "crypto.pairwise.attempt._check_quorum"
+NAMES = "crypto.pairwise.attempt._check_names"
 SIGNERS = "crypto.pairwise.member_signatures._check_survivor"
 SIGNATURES_ENOUGH = "crypto.pairwise.member_signatures._check_enough"
 SURVIVOR_SIGNATURE = "crypto.pairwise.member_signatures.verify"
 RELEASERS = "crypto.pairwise.shares._check_is_survivor"
-FIELDS = "crypto.pairwise.attempt_binding.Binding.fields"
+FIELDS = "crypto.pairwise.attempt.Binding.fields"
 FRESH = "tests.crypto.masked_group.fresh_secrets"
 SELF_KEY = "crypto.pairwise.masks.self_key"
 STATEMENT = "protoseal_wire.class_presence.verify"

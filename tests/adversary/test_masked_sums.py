@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import AveragingSection, FedpcSection
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets
 from crypto.pairwise.wire_values import ShareKind
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_play import MaskedPlay, Vector

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crypto.errors import MalformedError, VerificationError
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from tests.adversary.pairwise_attacks import (
     ATTACKS,
     HELD_OFF,

@@ -29,7 +29,7 @@ from agreement import (
     PrivacySection,
     Protection,
 )
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.learner_factory import build_agreed_model

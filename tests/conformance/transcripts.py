@@ -27,8 +27,7 @@ from algorithms.prototypes import Clusters, Guide
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.pairwise.wire_values import MaskKeys
-from crypto.protection import Payload
-from crypto.prototype_row_checks import whole_numbers
+from crypto.protection import Payload, whole_numbers
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import clusters_of

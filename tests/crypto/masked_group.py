@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
+from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair
 from crypto.pairwise.masks import mask
 from crypto.pairwise.member_signatures import (
     sign_sharers,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import crypto.keys
 from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
-from crypto.keys import ChannelKey, StorageKey, check_channel_public, check_distinct, derive, seal
-from crypto.signed_encoding import encode
+from crypto.keys import ChannelKey, StorageKey, check_channel_public, check_distinct, derive, encode, seal
 
 ENCODING_VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "vectors" / "encoding.json").read_text()

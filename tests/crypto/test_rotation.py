@@ -18,11 +18,10 @@ from algorithms.pfpl import Weighting
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import rotation
 from crypto.errors import MalformedError
+from crypto.keys import encode
 from crypto.plain import GramServer, PlainServer, PlainSite
-from crypto.protection import Cohort, Payload, Rows, SiteHalf
-from crypto.prototype_row_checks import directions, whole_numbers
+from crypto.protection import Cohort, Payload, Rows, SiteHalf, directions, whole_numbers
 from crypto.rotation import SCHEME, RotationSite, class_key, rotate
-from crypto.signed_encoding import encode
 from tests.crypto.bad_rows import BAD_ROWS, check_payload_refused, check_rows_refused, other_payloads
 from tests.crypto.noise_checks import check_independent, check_shape, check_sigma
 

@@ -16,8 +16,7 @@ import crypto.pairwise.shares
 import crypto.sealed_group_secret
 from crypto import errors
 from crypto.keys import ChannelKey
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets, Binding
 from crypto.pairwise.shares import open_share, verify_share
 from crypto.pairwise.wire_values import SealedShare
 from crypto.roster import Member, Roster

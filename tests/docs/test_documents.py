@@ -14,7 +14,7 @@ from agreement import Agreement, MaskingSection, Method
 from agreement.registry.methods import DEPLOYABLE, METHODS
 from agreement.sections.training import BUILT_IN_MODELS
 from crypto.ckks import parameters
-from crypto.pairwise.attempt_binding import fewest_against
+from crypto.pairwise.attempt import fewest_against
 from crypto.pki.authority import DEFAULT_DAYS
 from crypto.pki.identity import Role
 from protoseal.cli import COMMANDS, main

@@ -9,7 +9,7 @@ from crypto.ckks import parameters
 from crypto.ckks.group_mixing import MixForm
 from crypto.ckks.parameters import Form
 from crypto.fixed_point import Segment
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from crypto.shamir import PRIME
 from protoseal_wire.codec.assembly import CHUNK_BYTES
 from protoseal_wire.messages import PROTOCOL_VERSION, Phase

@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agreement.storage.anchor_record import anchor_key
 from crypto import errors
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import SharePair
+from crypto.pairwise.attempt import Binding, SharePair
 from crypto.pairwise.member_signatures import verify_signed_survivors
 from crypto.pairwise.shares import check_released, release
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind

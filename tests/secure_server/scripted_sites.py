@@ -19,8 +19,7 @@ from agreement import Agreement, AveragingSection, FedpcSection, Method, Protect
 from agreement.derived.cohorts import clustering_cohort, group_cohort
 from agreement.derived.payload_forms import limits_of, result_form
 from crypto.keys import ChannelKey
-from crypto.pairwise.attempt_binding import Binding, threshold
-from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
+from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair, threshold
 from crypto.pairwise.masks import mask
 from crypto.pairwise.member_signatures import sign_survivors
 from crypto.pairwise.shares import make_shares, open_share, release

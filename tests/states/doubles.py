@@ -189,7 +189,7 @@ def _opens_too_few() -> Iterator[None]:
         patches.enter_context(_needs_one_fewer())
         for check in ("_check_enough", "_check_class_holders"):
             patches.enter_context(patch.object(SecureAggregation, check, lambda *told: None))
-        patches.enter_context(patch("crypto.pairwise.attempt_binding.threshold", lambda members: 2))
+        patches.enter_context(patch("crypto.pairwise.attempt.threshold", lambda members: 2))
         yield
 
 

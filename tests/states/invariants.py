@@ -15,7 +15,7 @@ from agreement import Protection
 from agreement.derived.cohorts import has_common_group, steps_of
 from agreement.derived.payload_forms import limits_of, result_form, values_form
 from agreement.registry.round_plan import MASKED_SUM
-from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt import Binding
 from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words
 from privacy.errors import LedgerError

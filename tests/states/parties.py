@@ -90,7 +90,7 @@ class Surroundings(Protocol):
         ...
 
     def opened(self, site: SiteProcess, result: int, base: bytes) -> None:
-        """A site's process has read its disk: the last round whose result it has, and the hash of what it trains from."""
+        """A site's process has read its disk: the round of its last result, and the hash of what it trains from."""
         ...
 
     def restored(self, store: Store) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agreement.registry.round_plan import MASKED_SUM
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import machine

@@ -19,8 +19,7 @@ import torch
 import crypto.pairwise.masks as site_masks
 import secure_client.checkpoints.checkpointed_learner
 import secure_server.exchanges.secure_aggregation as server_masks
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets, Binding
 from crypto.protection import Words
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import Ledger

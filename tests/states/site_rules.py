@@ -13,7 +13,7 @@ from typing import NamedTuple
 from agreement import Agreement
 from agreement.derived.payload_forms import limits_of, result_form
 from agreement.registry.round_plan import MASKED_SUM
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
-from crypto.work_pool import Pool
+from crypto.protection import Pool
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -9,7 +9,7 @@ import pytest
 
 from agreement import ConfigError, MaskingSection, Protection
 from agreement.derived.cohorts import fewest_listed
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, load_party, write
 from tests.support.grouped import grouped_agreement
 from tests.support.simulations import config_in

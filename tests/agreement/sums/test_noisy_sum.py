@@ -25,7 +25,7 @@ from agreement import (
 )
 from agreement.derived.cohorts import fewest_listed, stated_classes
 from agreement.schema.layout import NoisySum
-from crypto.pairwise.attempt_binding import fewest_against, threshold
+from crypto.pairwise.attempt import fewest_against, threshold
 from privacy.mechanisms.grid import SIGMA
 from secure_client.privacy.budget import BudgetSection
 from tests.support.grouped import grouped_agreement

@@ -13,15 +13,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto import errors
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt_binding import Binding, fewest_against, threshold
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.keys import encode
+from crypto.pairwise.attempt import AttemptSecrets, Binding, fewest_against, threshold
 from crypto.pairwise.masks import add_streams, mask, pair_key, pair_keys, self_key
 from crypto.pairwise.member_signatures import verify_sharers
 from crypto.pairwise.neighbour_graph import Graph, sparse_graph
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 from crypto.roster import Member
-from crypto.signed_encoding import encode
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "vectors" / "pairwise.json").read_text())
 WORDS = {32: np.uint32, 64: np.uint64}

@@ -12,7 +12,7 @@ from scipy.stats import hypergeom  # type: ignore[import-untyped]  # it ships no
 
 from crypto.errors import GraphError
 from crypto.pairwise import neighbour_graph as under_test
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from crypto.pairwise.neighbour_graph import (
     CERTAIN,
     HOLDER_BITS,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.pairwise import SCHEME
-from crypto.pairwise.attempt_secrets import SharePair
+from crypto.pairwise.attempt import SharePair
 from crypto.pairwise.member_signatures import sign_survivors, verify_signed_survivors, verify_survivor
 from crypto.pairwise.shares import check_released, release
 from crypto.pairwise.unmask import unmask

@@ -13,8 +13,7 @@ from scipy.stats import binom  # type: ignore[import-untyped]  # it ships no typ
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Segment
-from crypto.pairwise.attempt_binding import threshold
-from crypto.pairwise.attempt_secrets import AttemptSecrets, agree
+from crypto.pairwise.attempt import AttemptSecrets, agree, threshold
 from crypto.pairwise.masks import have_mask, pair_key, pair_keys
 from crypto.pairwise.member_signatures import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph

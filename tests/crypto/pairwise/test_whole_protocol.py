@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Segment
-from crypto.pairwise.attempt_binding import Binding, threshold
+from crypto.pairwise.attempt import Binding, threshold
 from crypto.pairwise.masks import add_streams
 from crypto.pairwise.unmask import unmask
 from crypto.protection import Words

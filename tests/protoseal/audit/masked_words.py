@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import chi2  # type: ignore[import-untyped]  # it ships no types
 
 from agreement.derived.payload_forms import limits_of, values_form
-from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt import Binding
 from crypto.pairwise.masks import add_streams, self_key
 from crypto.pairwise.wire_values import ReleasedShare
 from crypto.protection import Words

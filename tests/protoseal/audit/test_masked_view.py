@@ -23,8 +23,7 @@ from algorithms.pfpl import Weighting
 from crypto import rotation
 from crypto.keys import derive
 from crypto.pairwise import masks
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets, Binding
 from crypto.pairwise.masks import add_streams, mask
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.wire_values import MaskKeys

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from agreement import Method, PfplSection, Protection
 from algorithms.pfpl import Weighting
 from crypto.keys import KEY_BYTES
-from crypto.pairwise.attempt_secrets import SharePair
+from crypto.pairwise.attempt import SharePair
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.protocol.journal import Journal

@@ -29,7 +29,7 @@ from agreement import (
     PrivacySection,
     Protection,
 )
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.exchanged_values import ExchangedValues

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement, Method, Noise, PrivacySection
-from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.attempt import threshold
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.cost import simulated_budget
 from secure_client.privacy.releases import Releases

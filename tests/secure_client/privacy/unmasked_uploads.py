@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement
 from agreement.derived.payload_forms import limits_of, values_form
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets, Binding
 from crypto.pairwise.masks import mask
 from crypto.pairwise.wire_values import masked_words
 from crypto.protection import Words

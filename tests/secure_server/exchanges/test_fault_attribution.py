@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from crypto.pairwise.attempt_binding import Binding
-from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.attempt import AttemptSecrets, Binding
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
 from crypto.shamir import split
 from secure_server.exchanges.fault_attribution import suspicions

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agreement import Protection
-from crypto.work_pool import Pool
+from crypto.protection import Pool
 from secure_server.aggregator import Aggregator
 from secure_server.process_pool import Workers
 from secure_server.rounds.state import Stage
