@@ -57,7 +57,6 @@ from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.ledger_anchors import check_recorded
 from secure_client.privacy.record_overlap import RECORDS_KEY, compare_records
 from secure_client.privacy.releases import count_units, open_releases
-from secure_client.protocol.journal import Journal
 from secure_client.protocol.setup import Party
 from secure_client.proxy import find_proxy, split_target
 from secure_client.training.batches import open_source
@@ -384,13 +383,9 @@ def check_state(config: SiteConfig, party: Party) -> str:
             refuse_link(path)
             shutil.copy2(path, copies)
         with open_journal_of(config, Path(copies) / JOURNAL, party) as copy:
-            return _describe_progress(config, copy)
-
-
-def _describe_progress(config: SiteConfig, journal: Journal) -> str:
-    check_out(config, begun=not journal.unused)
-    secrets, last = journal.check_secrets(), rounds_received(journal)
-    return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets can be decrypted"
+            check_out(config, begun=not copy.unused)
+            secrets, last = copy.check_secrets(), rounds_received(copy)
+            return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets can be decrypted"
 
 
 def _check_writable(folder: Path) -> None:

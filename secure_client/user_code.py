@@ -37,11 +37,13 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
         as_module = _find_module(module_name)
         such_as = f"my_{purpose}:build" if as_module is None else f"{as_module}:{function_name or 'build'}"
         raise PluginError(f"{purpose} {spec!r} is not of the form module:function, such as {such_as}")
-    _make_working_directory_importable()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and _begins_with(module_name, error.name):
+        # The module itself, or a package that has it, is missing; not a module that it imports.
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             as_module = _find_module(module_name)
             if as_module is not None:
                 raise PluginError(
@@ -146,16 +148,5 @@ def _find_module(path: str) -> str | None:
     return name if name != path and _is_module_name(name) and file.is_file() else None
 
 
-def _begins_with(module_name: str, missing: str | None) -> bool:
-    """Return True if the module, or a package that has it, is the ``missing`` one."""
-    return f"{module_name}.".startswith(f"{missing}.")
-
-
 def _is_module_name(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
-
-
-def _make_working_directory_importable() -> None:
-    directory = os.getcwd()
-    if directory not in sys.path:
-        sys.path.append(directory)

@@ -10,10 +10,10 @@ CIFAR is read here, from the "binary version" of its archive. Nothing is downloa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,27 +107,40 @@ CLOTHES = (
 )
 RGB_32 = 3 * 32 * 32
 """Bytes of an image of CIFAR: 32×32, first all red, then green, then blue."""
-
 Part = tuple[Inputs, Any]
+"""Images (N, H, W[, C]) and labels of one part."""
 
 
-class Reader(Protocol):
-    """Reader of one published data set, or of several with the same file layout."""
+@dataclass(frozen=True)
+class PublishedSet:
+    """A published data set: its ``folder`` below the data root, and its ``files`` below that folder.
+
+    ``read_part`` reads the training part (True) or the test part from the data root. The agreed preprocessing matters
+    only to a data set with images of many sizes, which are resized as they are read. ``read_classes`` returns the class
+    names in label order, None where labels are only numbers. ``refuse`` returns what is wrong with files below the root
+    that must not be read, and the remedy; None if there are none.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    read_part: Callable[[Path, bool, PreprocessingSection | None], Part]
+    read_classes: Callable[[Path], tuple[str, ...] | None]
+    refuse: Callable[[Path], str | None] = lambda _: None
 
     def check(self, name: str, root: Path) -> None:
-        """Raise :class:`DataError` for a missing file."""
-        ...
-
-    def classes(self, root: Path) -> tuple[str, ...] | None:
-        """Return the class names in label order; None where the labels are only numbers."""
-        ...
-
-    def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
-        """Read images (N, H, W[, C]) and labels of the training or the test part.
-
-        ``agreed`` matters only to a data set with images of many sizes, which are resized as they are read.
-        """
-        ...
+        """Raise :class:`DataError` for a missing file, and for one that must not be read instead."""
+        refusal = self.refuse(root)
+        if refusal is not None:
+            raise DataError(f"{name}: {refusal}")
+        for file in self.files:
+            path = root / self.folder / file
+            if path.is_file():
+                continue
+            packed = path.with_name(path.name + ".gz")
+            remedy = "copy the file there or correct --data-root"
+            if packed.is_file():
+                remedy = f"run: gunzip -k {packed}"
+            raise DataError(f"{name}: {path} is missing; {remedy}")
 
 
 def read_published(
@@ -140,176 +153,19 @@ def read_published(
     """
     if data_root is None:
         raise DataError(f"{name}: needs a folder with its files; set --data-root or data_root")
-    reader = PUBLISHED[name]
-    reader.check(name, data_root)
-    train, test = (_read_part(name, reader, data_root, part, agreed) for part in (True, False))
-    return StoredData(name, train, test, reader.classes(data_root), (name,))
-
-
-@dataclass(frozen=True)
-class MnistLike:
-    """IDX files by torchvision's MNIST class or one derived from it, in a folder of the class's name."""
-
-    folder: str
-    names: tuple[str, ...]
-
-    def check(self, name: str, root: Path) -> None:
-        """Raise :class:`DataError` for a missing file, and for older files that torchvision would read instead."""
-        for file in ("training.pt", "test.pt"):
-            path = root / self.folder / "processed" / file
-            if (
-                path.exists()
-            ):  # torchvision would prefer this file to the IDX files, and read the file by torch.load
-                raise DataError(f"{name}: {path} is never read; remove the file, {self.folder}/raw is enough")
-        parts = [
-            f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-        ]
-        _check_files(name, root, (f"{self.folder}/raw/{part}" for part in parts))
-
-    def classes(self, _: Path) -> tuple[str, ...]:
-        """Return the class names in label order."""
-        return self.names
-
-    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Read images (N, 28, 28) and labels."""
-        data = getattr(_import_datasets(), self.folder)(root, train=train, download=False)
-        return data.data.numpy(), data.targets.numpy()
-
-
-class Usps:
-    """LIBSVM text, compressed, by torchvision's USPS class."""
-
-    def check(self, name: str, root: Path) -> None:
-        """Raise :class:`DataError` for a missing file."""
-        _check_files(name, root, ("usps.bz2", "usps.t.bz2"))
-
-    def classes(self, _: Path) -> tuple[str, ...]:
-        """Return the class names in label order."""
-        return DIGIT_NAMES
-
-    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Read images (N, 16, 16) and labels."""
-        data = _import_datasets().USPS(root, train=train, download=False)
-        return data.data, data.targets
-
-
-class Svhn:
-    """MATLAB files by torchvision's SVHN class, which checks the published hashes."""
-
-    def check(self, name: str, root: Path) -> None:
-        """Raise :class:`DataError` for a missing file."""
-        _check_files(name, root, ("train_32x32.mat", "test_32x32.mat"))
-
-    def classes(self, _: Path) -> tuple[str, ...]:
-        """Return the class names in label order."""
-        return DIGIT_NAMES
-
-    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Read images (N, 32, 32, 3) and labels."""
-        data = _import_datasets().SVHN(root, split="train" if train else "test", download=False)
-        return data.data.transpose(0, 2, 3, 1), data.labels
-
-
-class Flowers:
-    """Oxford's 102 flowers by torchvision's class: images of many sizes, and MATLAB files with labels and parts.
-
-    The published training and validation parts, each with 10 images a class, are the training part here.
-    """
-
-    folder = "flowers-102"
-
-    def check(self, name: str, root: Path) -> None:
-        """Raise :class:`DataError` for a missing file; of the images, only the first is checked."""
-        files = ("imagelabels.mat", "setid.mat", "jpg/image_00001.jpg")
-        _check_files(name, root, (f"{self.folder}/{file}" for file in files))
-
-    def classes(self, _: Path) -> tuple[str, ...] | None:
-        """Return the class names in label order, if torchvision is new enough to have them."""
-        names = getattr(_import_datasets().Flowers102, "classes", None)
-        return None if names is None else tuple(names)
-
-    def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
-        """Read images (N, S, S, 3) of the agreed size, and labels.
-
-        :func:`secure_client.data.sources.join_sources` converts channels.
-        """
-        where = f"flowers102 in {root / self.folder}"
-        sized = None if agreed is None else agreed.model_copy(update={"channels": 3})
-        parts = [
-            _import_datasets().Flowers102(
-                root,
-                split=split,
-                transform=lambda picture: fit_image(np.array(picture), sized, where=where),
-                download=False,
-            )
-            for split in (("train", "val") if train else ("test",))
-        ]
-        labels: list[int] = []
-
-        def images() -> Iterator[Inputs]:
-            for part in parts:
-                for index in range(len(part)):
-                    image, label = part[index]
-                    labels.append(label)
-                    yield image
-
-        return stack_images(images(), range(sum(map(len, parts))), where), labels
-
-
-@dataclass(frozen=True)
-class Cifar:
-    """CIFAR's binary version: records of ``label_bytes`` labels, the finest last, and the pixels."""
-
-    folder: str
-    pickled_folder: str
-    train_files: tuple[str, ...]
-    test_file: str
-    names_file: str
-    label_bytes: int
-
-    def check(self, name: str, root: Path) -> None:
-        """Raise :class:`DataError` for a missing file, naming the archive that has the file."""
-        if not (root / self.folder).is_dir() and (root / self.pickled_folder).is_dir():
+    published = PUBLISHED[name]
+    published.check(name, data_root)
+    parts: list[Samples] = []
+    for is_training in (True, False):
+        where = f"{name} ({'training' if is_training else 'test'} part in {data_root})"
+        try:
+            images, labels = published.read_part(data_root, is_training, agreed)
+        except (RuntimeError, ValueError, IndexError, OSError, EOFError) as error:
             raise DataError(
-                f"{name}: {root / self.pickled_folder} holds pickles, which are never read; get the archive's"
-                f" binary version, {self.folder}"
-            )
-        files = (*self.train_files, self.test_file, self.names_file)
-        _check_files(name, root, (f"{self.folder}/{file}" for file in files))
-
-    def classes(self, root: Path) -> tuple[str, ...]:
-        """Return the class names in label order, from the archive's own list."""
-        return tuple((root / self.folder / self.names_file).read_text(encoding="ascii").split())
-
-    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Read images (N, 32, 32, 3) and labels."""
-        files = self.train_files if train else (self.test_file,)
-        content = np.concatenate([np.fromfile(root / self.folder / file, dtype=np.uint8) for file in files])
-        records = content.reshape(-1, self.label_bytes + RGB_32)
-        images = records[:, self.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        return images, records[:, self.label_bytes - 1]
-
-
-CIFAR10 = Cifar(
-    "cifar-10-batches-bin",
-    "cifar-10-batches-py",
-    tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-    "test_batch.bin",
-    "batches.meta.txt",
-    label_bytes=1,
-)
-CIFAR100 = Cifar(
-    "cifar-100-binary", "cifar-100-python", ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2
-)
-PUBLISHED: dict[str, Reader] = {
-    "mnist": MnistLike("MNIST", DIGIT_NAMES),
-    "fashion-mnist": MnistLike("FashionMNIST", CLOTHES),
-    "usps": Usps(),
-    "svhn": Svhn(),
-    "cifar10": CIFAR10,
-    "cifar100": CIFAR100,
-    "flowers102": Flowers(),
-}
+                f"{where}: is damaged or not as published ({error}); download the files again"
+            ) from error
+        parts.append(make_samples(images, np.asarray(labels, dtype=np.int64), where=where))
+    return StoredData(name, parts[0], parts[1], published.read_classes(data_root), (name,))
 
 
 def _import_datasets() -> Any:
@@ -319,27 +175,130 @@ def _import_datasets() -> Any:
     return torchvision.datasets
 
 
-def _read_part(
-    name: str, reader: Reader, root: Path, train: bool, agreed: PreprocessingSection | None
-) -> Samples:
-    where = f"{name} ({'training' if train else 'test'} part in {root})"
-    try:
-        images, labels = reader.read(root, train, agreed)
-    except (RuntimeError, ValueError, IndexError, OSError, EOFError) as error:
-        raise DataError(
-            f"{where}: is damaged or not as published ({error}); download the files again"
-        ) from error
-    return make_samples(images, np.asarray(labels, dtype=np.int64), where=where)
+def _mnist_like(folder: str, classes: tuple[str, ...]) -> PublishedSet:
+    """Return IDX files by torchvision's MNIST class or one derived from it, in a folder of the class's name."""
+
+    def read_part(root: Path, is_training: bool, _: PreprocessingSection | None) -> Part:
+        data = getattr(_import_datasets(), folder)(root, train=is_training, download=False)
+        return data.data.numpy(), data.targets.numpy()
+
+    files = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+
+    def refuse(root: Path) -> str | None:
+        for path in (root / folder / "processed" / file for file in ("training.pt", "test.pt")):
+            if (
+                path.exists()
+            ):  # torchvision would prefer this file to the IDX files, and read it by torch.load
+                return f"{path} is never read; remove the file, {folder}/raw is enough"
+        return None
+
+    return PublishedSet(f"{folder}/raw", tuple(files), read_part, lambda _: classes, refuse)
 
 
-def _check_files(name: str, root: Path, files: Iterable[str]) -> None:
-    for file in files:
-        path = root / file
-        if not path.is_file():
-            packed = path.with_name(path.name + ".gz")
-            remedy = (
-                f"run: gunzip -k {packed}"
-                if packed.is_file()
-                else "copy the file there or correct --data-root"
-            )
-            raise DataError(f"{name}: {path} is missing; {remedy}")
+def _read_usps(root: Path, is_training: bool, _: PreprocessingSection | None) -> Part:
+    """Read images (N, 16, 16) from compressed LIBSVM text."""
+    data = _import_datasets().USPS(root, train=is_training, download=False)
+    return data.data, data.targets
+
+
+def _read_svhn(root: Path, is_training: bool, _: PreprocessingSection | None) -> Part:
+    """Read images (N, 32, 32, 3) from MATLAB files, whose published hashes torchvision checks."""
+    data = _import_datasets().SVHN(root, split="train" if is_training else "test", download=False)
+    return data.data.transpose(0, 2, 3, 1), data.labels
+
+
+def _read_flowers(root: Path, is_training: bool, agreed: PreprocessingSection | None) -> Part:
+    """Read images (N, S, S, 3) of the agreed size; :func:`secure_client.data.sources.join_sources` converts channels.
+
+    The published training and validation parts, each with 10 images a class, are the training part here.
+    """
+    where = f"flowers102 in {root / 'flowers-102'}"
+    sized = None if agreed is None else agreed.model_copy(update={"channels": 3})
+    parts = [
+        _import_datasets().Flowers102(
+            root,
+            split=split,
+            transform=lambda picture: fit_image(np.array(picture), sized, where=where),
+            download=False,
+        )
+        for split in (("train", "val") if is_training else ("test",))
+    ]
+    labels: list[int] = []
+
+    def read_images() -> Iterator[Inputs]:
+        for part in parts:
+            for index in range(len(part)):
+                image, label = part[index]
+                labels.append(label)
+                yield image
+
+    return stack_images(read_images(), range(sum(map(len, parts))), where), labels
+
+
+def _name_flowers(_: Path) -> tuple[str, ...] | None:
+    """Return the class names, if torchvision is new enough to have them."""
+    names = getattr(_import_datasets().Flowers102, "classes", None)
+    return None if names is None else tuple(names)
+
+
+def _cifar(
+    folder: str,
+    pickled_folder: str,
+    train_files: tuple[str, ...],
+    test_file: str,
+    names_file: str,
+    *,
+    label_bytes: int,
+) -> PublishedSet:
+    """Return CIFAR's binary version: records of ``label_bytes`` labels, the finest last, and the pixels."""
+
+    def read_part(root: Path, is_training: bool, _: PreprocessingSection | None) -> Part:
+        files = train_files if is_training else (test_file,)
+        content = np.concatenate([np.fromfile(root / folder / file, dtype=np.uint8) for file in files])
+        records = content.reshape(-1, label_bytes + RGB_32)
+        images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return images, records[:, label_bytes - 1]
+
+    def read_classes(root: Path) -> tuple[str, ...]:
+        return tuple((root / folder / names_file).read_text(encoding="ascii").split())
+
+    def refuse(root: Path) -> str | None:
+        if (root / folder).is_dir() or not (root / pickled_folder).is_dir():
+            return None
+        return (
+            f"{root / pickled_folder} holds pickles, which are never read; get the archive's binary version,"
+            f" {folder}"
+        )
+
+    files = (*train_files, test_file, names_file)
+    return PublishedSet(folder, files, read_part, read_classes, refuse)
+
+
+PUBLISHED: Mapping[str, PublishedSet] = {
+    "mnist": _mnist_like("MNIST", DIGIT_NAMES),
+    "fashion-mnist": _mnist_like("FashionMNIST", CLOTHES),
+    "usps": PublishedSet(".", ("usps.bz2", "usps.t.bz2"), _read_usps, lambda _: DIGIT_NAMES),
+    "svhn": PublishedSet(".", ("train_32x32.mat", "test_32x32.mat"), _read_svhn, lambda _: DIGIT_NAMES),
+    "cifar10": _cifar(
+        "cifar-10-batches-bin",
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "test_batch.bin",
+        "batches.meta.txt",
+        label_bytes=1,
+    ),
+    "cifar100": _cifar(
+        "cifar-100-binary",
+        "cifar-100-python",
+        ("train.bin",),
+        "test.bin",
+        "fine_label_names.txt",
+        label_bytes=2,
+    ),
+    "flowers102": PublishedSet(
+        "flowers-102",
+        ("imagelabels.mat", "setid.mat", "jpg/image_00001.jpg"),  # of the images, only the first is checked
+        _read_flowers,
+        _name_flowers,
+    ),
+}

@@ -121,7 +121,7 @@ def _load_own(
     labels = user_data.agree(agreement.classes, class_names, allow_unused_names=allow_unused_names)
     images = agreement.preprocessing
 
-    def prepared(part: UserPart, where: str) -> Dataset[Any]:
+    def prepare(part: UserPart, where: str) -> Dataset[Any]:
         if isinstance(part, Samples):
             part = replace(part, labels=labels.number_all(part.labels, where))
             dataset = to_dataset(part, images, where=where, convert_channels=convert_channels)
@@ -130,13 +130,16 @@ def _load_own(
             return dataset
         return PreprocessedDataset(part, images, labels, convert_channels=convert_channels)
 
-    train = prepared(user_data.train, f"{spec}: train")
-    test = None if user_data.test is None else prepared(user_data.test, f"{spec}: test")
+    subjects: Subjects | None = user_data.train.subjects
+    if subjects is not None:
+        subjects = check_subjects(subjects, len(user_data.train), spec)
+    train = prepare(user_data.train, f"{spec}: train")
+    test = None if user_data.test is None else prepare(user_data.test, f"{spec}: test")
     of_images = (user_data.train, user_data.test, train, test)
     return SiteData(
         train,
         test,
-        subjects=number_subjects(_own_subjects(user_data.train, spec)),
+        subjects=number_subjects(subjects),
         root=None if isinstance(user_data.train, Samples) else data_root,
         where=spec,
         label_notes=log_labels([(spec, labels)]),
@@ -147,8 +150,3 @@ def _load_own(
 def number_subjects(subjects: Subjects | None) -> NDArray[np.int64] | None:
     """Return the subjects numbered from 0: names of subjects do not matter."""
     return None if subjects is None else np.unique(subjects, return_inverse=True)[1].astype(np.int64)
-
-
-def _own_subjects(part: UserPart, where: str) -> Subjects | None:
-    subjects = part.subjects
-    return None if subjects is None else check_subjects(subjects, len(part), where)

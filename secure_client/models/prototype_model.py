@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from agreement import Norm
 from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
-from secure_client.models.backbones import BACKBONES, MLP, SMALL_CNN, mlp
+from secure_client.models.backbones import BACKBONES, MLP, mlp
 from secure_client.models.image_shape import Shape
 from secure_client.user_code import call_function, describe_failure, describe_value, load_function
 
@@ -114,11 +114,6 @@ def copy_model(model: PrototypeModel) -> PrototypeModel:
         raise describe_failure(ModelError, "a copy of the model, which copy.deepcopy makes", error) from error
 
 
-def small_cnn(classes: int, dim: int, channels: int, image_size: int) -> SplitModel:
-    """:func:`secure_client.models.backbones.small_cnn` and a linear classifier."""
-    return _with_classifier(SMALL_CNN, Shape(dim, channels, image_size), classes)
-
-
 def build_model(
     spec: str,
     *,
@@ -146,7 +141,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if spec in BACKBONES:
-            return _with_classifier(spec, Shape(dim, channels, image_size, norm), classes)
+            backbone = BACKBONES[spec](Shape(dim, channels, image_size, norm))
+            return SplitModel(backbone, nn.Linear(dim, classes))
         if spec == MLP and inputs:
             return SplitModel(mlp(inputs, dim), nn.Linear(dim, classes))
         if ":" in spec:
@@ -157,10 +153,6 @@ def build_model(
     if spec == MLP:
         raise ModelError(f"{MLP} takes rows of a table: agree on [table], or name another model")
     raise ModelError(f"no model is called {spec!r}; use {', '.join(BACKBONES)}, {MLP} or module:function")
-
-
-def _with_classifier(name: str, shape: Shape, classes: int) -> SplitModel:
-    return SplitModel(BACKBONES[name](shape), nn.Linear(shape.dim, classes))
 
 
 def hash_weights(state: Mapping[str, Tensor]) -> str:
@@ -287,7 +279,7 @@ def _check_initial(model: PrototypeModel, spec: str) -> None:
 def _adopt(built: object, spec: str) -> PrototypeModel:
     """Return a site's module or pair of modules as a :class:`PrototypeModel`."""
     match built:
-        case nn.Module() if _has_both_halves(built):
+        case nn.Module() if all(callable(getattr(built, half, None)) for half in ("features", "classifier")):
             return cast("PrototypeModel", built)  # the module keeps the contract without deriving from it
         case (nn.Module() as backbone, nn.Module() as classifier):
             return SplitModel(backbone, classifier)
@@ -295,7 +287,3 @@ def _adopt(built: object, spec: str) -> PrototypeModel:
         f"{spec}: returned {describe_value(built)}; return a module with features(x) and classifier(z),"
         " or the pair (backbone, classifier)"
     )
-
-
-def _has_both_halves(module: nn.Module) -> bool:
-    return all(callable(getattr(module, name, None)) for name in ("features", "classifier"))

@@ -93,7 +93,10 @@ class AveragedPart:
             return
         ends = np.cumsum([tensor.numel() for tensor in tensors], dtype=np.int64)
         parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
-        rounded = [_round_to(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+        rounded = []
+        for part, tensor in zip(parts, tensors, strict=True):
+            largest = torch.finfo(tensor.dtype).max
+            rounded.append(part.clamp(-largest, largest).to(tensor.dtype).reshape(tensor.shape))
         # A negative variance would make NaN of the features. The error that follows could show the coordinator, who
         # chooses the vector, on which side of 0 a hidden mean lies.
         names = [*self._parameters, *self._buffers]
@@ -132,12 +135,6 @@ def _require_classifier(model: PrototypeModel) -> nn.Module:
             " make model.classifier an nn.Module"
         )
     return model.classifier
-
-
-def _round_to(part: Tensor, like: Tensor) -> Tensor:
-    """Round numbers to another tensor's precision and shape, those beyond its range to its largest."""
-    largest = torch.finfo(like.dtype).max
-    return part.clamp(-largest, largest).to(like.dtype).reshape(like.shape)
 
 
 def _count_numbers(tensors: Iterable[Tensor]) -> int:

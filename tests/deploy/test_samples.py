@@ -19,7 +19,7 @@ from privacy.accounting.events import DpSgd
 from protoseal.simulation.config import SimulationConfig
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.config import load_site
-from secure_client.models.prototype_model import small_cnn
+from secure_client.models.prototype_model import build_model
 from secure_client.privacy.cost import planned_epsilon, training_event
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.config import load_coordinator
@@ -185,7 +185,14 @@ def test_fedplcc_averages_a_whole_model() -> None:
     assert agreed.training.model == "small-cnn"
     assert agreed.preprocessing is not None
     shape = agreed.preprocessing
-    model = small_cnn(len(agreed.classes), agreed.dim, shape.channels, shape.image_size)
+    model = build_model(
+        "small-cnn",
+        classes=len(agreed.classes),
+        dim=agreed.dim,
+        channels=shape.channels,
+        image_size=shape.image_size,
+        seed=0,
+    )
     assert agreed.averaging.parameters == sum(each.numel() for each in model.parameters())
     assert agreed.averaging.buffers == sum(each.numel() for each in model.buffers()) == 0
 

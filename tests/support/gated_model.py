@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from secure_client.models.prototype_model import PrototypeModel, small_cnn
+from secure_client.models.backbones import small_cnn
+from secure_client.models.image_shape import Shape
+from secure_client.models.prototype_model import PrototypeModel
 
 HOLD, HELD = Path("hold"), Path("held")
 
@@ -24,8 +26,8 @@ class GatedModel(PrototypeModel):
 
     def __init__(self, classes: int, dim: int) -> None:
         super().__init__()
-        plain = small_cnn(classes, dim, channels=1, image_size=8)
-        self.backbone, self.classifier = plain.backbone, plain.classifier
+        self.backbone = small_cnn(Shape(dim, channels=1, image_size=8))
+        self.classifier = nn.Linear(dim, classes)
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return small-cnn's features, once the gate is open."""

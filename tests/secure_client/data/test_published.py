@@ -17,8 +17,6 @@ from sklearn.datasets import load_digits
 from agreement import PreprocessingSection
 from secure_client.data.published import (
     APPEARANCES,
-    CIFAR10,
-    CIFAR100,
     CLOTHES,
     make_digit_domains,
     read_published,
@@ -137,7 +135,7 @@ def test_published_cifar10_is_read_from_its_binary_version(tmp_path: Path) -> No
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     (folder / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
-    for number, file in enumerate((*CIFAR10.train_files, CIFAR10.test_file)):
+    for number, file in enumerate([*(f"data_batch_{batch}.bin" for batch in range(1, 6)), "test_batch.bin"]):
         (folder / file).write_bytes(record([number % 2], (number, 50, 200)))
     source = read_published("cifar10", tmp_path)
     assert sizes(source) == ((5, 32, 32, 3), (1, 32, 32, 3))
@@ -153,7 +151,7 @@ def test_published_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
     (folder / "train.bin").write_bytes(record([7, 1], (1, 2, 3)) + record([3, 0], (4, 5, 6)))
     (folder / "test.bin").write_bytes(record([9, 1], (7, 8, 9)))
     assert read_published("cifar100", tmp_path).train.labels.tolist() == [1, 0]
-    (folder / CIFAR100.test_file).write_bytes(record([9, 1], (7, 8, 9))[:-1])
+    (folder / "test.bin").write_bytes(record([9, 1], (7, 8, 9))[:-1])
     with pytest.raises(DataError, match=r"cifar100 \(test part in .*\): is damaged"):
         read_published("cifar100", tmp_path)
 
