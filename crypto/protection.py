@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from crypto.errors import MalformedError
 
-__all__ = ["Axis", "Cohort", "Payload", "PayloadForm", "Rows", "ServerHalf", "SiteHalf", "UpTo", "Words"]
+__all__ = ["Axis", "Cohort", "Payload", "PayloadShape", "Rows", "ServerHalf", "SiteHalf", "UpTo", "Words"]
 
 Rows = NDArray[np.float64]
 """A site's rows (K, d), one for each class."""
@@ -72,7 +72,7 @@ Axis = int | UpTo
 
 
 @dataclass(frozen=True)
-class PayloadForm:
+class PayloadShape:
     """Required form of a payload, from public facts alone; one of the three fields is not empty.
 
     ``arrays`` are the shapes, ``words`` (bits, length) of each vector of words, ``blobs`` the largest number of blobs.

@@ -23,7 +23,7 @@ import numpy as np
 
 from agreement import Agreement
 from agreement.derived.cohorts import stated_classes
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from agreement.registry.round_plan import ExchangeKind
 from agreement.storage.anchor_record import AnchorRecord
 from protoseal_wire import codec
@@ -218,7 +218,7 @@ class Session:
             return encoded
 
     def _answer_presence(self, key: PhaseKey, request: bytes) -> bytes:
-        start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
+        start = codec.decode_round_start(request, self._limits, result_shape(self._agreement))
         # Every attempt brings vectors of the model's length, so that repeated attempts would fill the disk.
         self._journal.forget_contents(key.round)
         self._journal.forget_attempts(key)

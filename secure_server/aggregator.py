@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of
-from agreement.registry.round_plan import ExchangeKind, Form
+from agreement.derived.payload_shapes import limits_of
+from agreement.registry.round_plan import ExchangeKind, PayloadKind
 from algorithms.gram_matrix import convex
 from algorithms.pfpl.aggregation import peer_weights
 from crypto.ckks import peer_server
@@ -53,10 +53,10 @@ class ExchangeInputs:
 def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) -> ServerHalf:
     """Return the server's half of the agreed protection for a method of ``PEERS``, with the method's weights."""
     plan, protection = agreement.plan, agreement.protection
-    if plan.values is Form.CIPHERTEXTS:
+    if plan.values is PayloadKind.CIPHERTEXTS:
         return CkksServer(Combination(agreement.pfpl.weighting.value), keys_path, executor)
     weights = weights_of(agreement)
-    if plan.values is not Form.EXTENSION:
+    if plan.values is not PayloadKind.EXTENSION:
         return PlainServer(weights, plan.row_scheme)
     if protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
@@ -143,15 +143,15 @@ def build_exchange(run: ExchangeInputs) -> Exchange:
 def _build_sums(run: ExchangeInputs) -> Exchange:
     agreement, limits, protection = run.agreement, run.limits, run.agreement.protection
     match agreement.plan.values:
-        case Form.VECTOR:
+        case PayloadKind.VECTOR:
             return PlainSums(agreement, limits)
-        case Form.WORDS:
+        case PayloadKind.WORDS:
             return MaskedSumExchange(agreement, limits)
-        case Form.CIPHERTEXTS if Phase.MEANS in agreement.plan.phases:
+        case PayloadKind.CIPHERTEXTS if Phase.MEANS in agreement.plan.phases:
             return EncryptedGroupSums(agreement, limits, run.keys_path, run.executor)
-        case Form.CIPHERTEXTS:
+        case PayloadKind.CIPHERTEXTS:
             return EncryptedSums(agreement, limits)
-        case Form.EXTENSION if protection.sums is not None:
+        case PayloadKind.EXTENSION if protection.sums is not None:
             server = protection.sums.server(agreement.settings_of(protection), agreement.sum_facts)
             return EncryptedSums(agreement, limits, server)
         case _:
@@ -160,10 +160,10 @@ def _build_sums(run: ExchangeInputs) -> Exchange:
             )
 
 
-_CLUSTERS: Mapping[Form, Callable[[Agreement, Limits], Exchange]] = {
-    Form.LOCAL_CLUSTERS: PlainClusters,
-    Form.WORDS: MaskedClusters,
-    Form.CIPHERTEXTS: EncryptedClusters,
+_CLUSTERS: Mapping[PayloadKind, Callable[[Agreement, Limits], Exchange]] = {
+    PayloadKind.LOCAL_CLUSTERS: PlainClusters,
+    PayloadKind.WORDS: MaskedClusters,
+    PayloadKind.CIPHERTEXTS: EncryptedClusters,
 }
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import replace
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from agreement.storage.anchor_record import AnchorRecord
 from crypto.pki import TrustAnchor
 from crypto.roster import Roster

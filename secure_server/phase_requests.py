@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from crypto.keys import comparable
 from protoseal_wire import codec
 from protoseal_wire.messages import (
@@ -96,7 +96,7 @@ class Requests:
             content = self._store.content(base.sha256)
         catch_up = None
         if content is not None:
-            catch_up = codec.decode_payload(content, self._limits, result_form(self._agreement))
+            catch_up = codec.decode_payload(content, self._limits, result_shape(self._agreement))
         return RoundStart(state.groups, base.sha256, catch_up)
 
     def base_of(self, state: State, site: str) -> bytes:

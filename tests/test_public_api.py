@@ -36,7 +36,7 @@ NAMES = {
     "crypto.fixed_point": "FixedPoint Float Segment",
     "crypto.keys": "KEY_BYTES derive",
     "crypto.pairwise.masks": "add_streams",
-    "crypto.protection": "Axis Cohort Payload PayloadForm Rows ServerHalf SiteHalf UpTo Words",
+    "crypto.protection": "Axis Cohort Payload PayloadShape Rows ServerHalf SiteHalf UpTo Words",
     "crypto.sum_protection": "SumFacts SumServerHalf SumSiteHalf Values",
 }
 """The public names. To change this table is to change what third parties' code can rely on: say so in CHANGELOG.md."""

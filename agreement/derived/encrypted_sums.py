@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement.derived.means import Means, check_samples, check_total, cluster_means, means_of
-from agreement.derived.payload_forms import longest_mean
+from agreement.derived.payload_shapes import longest_mean
 from agreement.schema.agreement import Agreement
 from algorithms.averaging import Counts
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedpc.clustering import MOST_GROUPS
 from algorithms.fedplcc import Contribution, GlobalClusters
 from algorithms.gram_matrix import Bool, Float
-from crypto.ckks.group_mixing import MixForm
-from crypto.ckks.sums import SumForm
+from crypto.ckks.group_mixing import MixLayout
+from crypto.ckks.sums import SumLayout
 from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError
 from crypto.fixed_point import Segment
 
@@ -106,7 +106,7 @@ class EncryptedSum(CountedSum):
 
     def __init__(self, agreement: Agreement) -> None:
         facts = agreement.sum_facts
-        self.form = SumForm(facts.segments, terms=facts.terms)
+        self.form = SumLayout(facts.segments, terms=facts.terms)
         super().__init__(agreement, self.form.error(facts.terms))
 
 
@@ -126,7 +126,7 @@ class EncryptedClusterSum:
             *agreement.layout.segments(agreement.norm_bound, averaging),
             Segment(1, 1.0),
         )
-        self.form = SumForm(segments, terms=agreement.max_sites)
+        self.form = SumLayout(segments, terms=agreement.max_sites)
 
     def vector(self, part: Contribution, model: Float) -> NDArray[np.float64]:
         """Return the vector of a site's part in the clusters and its model (p + q + 1,)."""
@@ -175,7 +175,7 @@ class EncryptedGroups:
             Segment(averaging.buffers, averaging.buffer_bound * (1.0 + _SLACK)),
             Segment(len(agreement.classes) + 1, 1.0),
         )
-        self.form = MixForm(self._rows, segments, groups=agreement.fedpc.groups or MOST_GROUPS)
+        self.form = MixLayout(self._rows, segments, groups=agreement.fedpc.groups or MOST_GROUPS)
 
     def parts(self, means: Means) -> tuple[Float, Float]:
         """Return the direction (M,), not scaled, and the vector (L,) of a group's means.

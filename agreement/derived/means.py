@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.derived.payload_forms import longest_mean
+from agreement.derived.payload_shapes import longest_mean
 from agreement.schema.agreement import Agreement
 from algorithms.averaging import Counts, prototype_means, weighted_mean
 from algorithms.clustering.kmeans import Labels

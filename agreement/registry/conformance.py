@@ -24,7 +24,7 @@ from algorithms.pfpl import Weighting, peer_weights
 from crypto.errors import BoundError, CryptoError, MalformedError
 from crypto.fixed_point import Segment
 from crypto.plain import PlainServer, PlainSite
-from crypto.protection import Cohort, Payload, PayloadForm
+from crypto.protection import Cohort, Payload, PayloadShape
 from crypto.sum_protection import SumFacts
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
@@ -170,7 +170,7 @@ def _check_refused(name: str, act: Callable[[], Payload], expected: type[CryptoE
     raise NotConforming(f"{name}: values beyond their bound must raise {expected.__name__}, but were sent")
 
 
-def _travelled(payload: Payload, form: PayloadForm) -> Payload:
+def _travelled(payload: Payload, form: PayloadShape) -> Payload:
     """Encode and decode a payload; raise :class:`NotConforming` for a payload without the declared form."""
     try:
         return codec.decode_payload(codec.encode_payload(payload), _LIMITS, form)

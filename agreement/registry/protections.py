@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from agreement.registry.named_component import Named
 from crypto.keys import KEY_BYTES, LEAST_SECRET_BYTES
 from crypto.plain import Weights
-from crypto.protection import Offer, PayloadForm, ServerHalf, SiteHalf
+from crypto.protection import Offer, PayloadShape, ServerHalf, SiteHalf
 from crypto.sum_protection import SumFacts, SumServerHalf, SumSiteHalf
 
 MOST_SECRET_BYTES = 1 << 16
@@ -27,7 +27,7 @@ class PeersHalves:
 
     site: Callable[[Any, bytes, bytes], SiteHalf]
     server: Callable[[Any, Weights], ServerHalf]
-    form: Callable[[Any, int, int], PayloadForm]
+    form: Callable[[Any, int, int], PayloadShape]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class SumHalves:
 
     site: Callable[[Any, bytes, SumFacts], SumSiteHalf]
     server: Callable[[Any, SumFacts], SumServerHalf]
-    form: Callable[[Any, SumFacts], PayloadForm]
+    form: Callable[[Any, SumFacts], PayloadShape]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

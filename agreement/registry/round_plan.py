@@ -3,7 +3,7 @@
 This table is the only place that says which pair does what, whether a run adds up values, and whether its sites share
 a secret. A party maps ``RoundPlan.exchange`` to its class
 (:mod:`secure_client.session`, :mod:`secure_server.aggregator`), and ``RoundPlan.values`` to the protection's half;
-:mod:`agreement.derived.payload_forms` maps a :class:`Form` to sizes.
+:mod:`agreement.derived.payload_shapes` maps a :class:`PayloadKind` to sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENCRYPTED_GROUPS = (Phase.VALUES, Phase.MEANS)
 
 
 class ExchangeKind(Enum):
-    """Exchanges between sites and coordinator. :class:`Form` tells apart what protects the values."""
+    """Exchanges between sites and coordinator. :class:`PayloadKind` tells apart what protects the values."""
 
     PEERS = auto()
     """Each site's rows in, for each site a combination of its peers' rows out."""
@@ -44,8 +44,8 @@ class ExchangeKind(Enum):
     """Local prototypes are assigned to clusters, and added up in them."""
 
 
-class Form(Enum):
-    """Forms of uploads and results; :mod:`agreement.derived.payload_forms` derives the sizes."""
+class PayloadKind(Enum):
+    """Forms of uploads and results; :mod:`agreement.derived.payload_shapes` derives the sizes."""
 
     ROWS = auto()
     """One row for each class."""
@@ -81,8 +81,8 @@ class RoundPlan:
     """
 
     exchange: ExchangeKind
-    values: Form
-    result: Form
+    values: PayloadKind
+    result: PayloadKind
     carries: str
     phases: tuple[Phase, ...] = ONE_STEP
     row_scheme: str = rotation.SCHEME
@@ -97,26 +97,35 @@ class RoundPlan:
 
 _PLAIN_SUMS = RoundPlan(
     ExchangeKind.SUMS,
-    Form.VECTOR,
-    Form.MEANS,
+    PayloadKind.VECTOR,
+    PayloadKind.MEANS,
     "values in clear",
     ONE_STEP,
     plain.SCHEME,
     shares_secret=False,
 )
 _PLAIN_PEERS = replace(
-    _PLAIN_SUMS, exchange=ExchangeKind.PEERS, values=Form.ROWS, result=Form.ROWS, sums=False
+    _PLAIN_SUMS, exchange=ExchangeKind.PEERS, values=PayloadKind.ROWS, result=PayloadKind.ROWS, sums=False
 )
 _MASKED_SUMS = RoundPlan(
-    ExchangeKind.SUMS, Form.WORDS, Form.MEANS, "pairwise masked sums", MASKED_SUM, shares_secret=False
+    ExchangeKind.SUMS,
+    PayloadKind.WORDS,
+    PayloadKind.MEANS,
+    "pairwise masked sums",
+    MASKED_SUM,
+    shares_secret=False,
 )
-_MASKED_PEER_SUMS = replace(_MASKED_SUMS, exchange=ExchangeKind.PEER_SUMS, result=Form.PEER_SUMS)
-_ENCRYPTED_SUMS = RoundPlan(ExchangeKind.SUMS, Form.CIPHERTEXTS, Form.CIPHERTEXTS, "CKKS ciphertexts")
-_EXTENSION_SUMS = RoundPlan(ExchangeKind.SUMS, Form.EXTENSION, Form.EXTENSION, "the extension's own payloads")
+_MASKED_PEER_SUMS = replace(_MASKED_SUMS, exchange=ExchangeKind.PEER_SUMS, result=PayloadKind.PEER_SUMS)
+_ENCRYPTED_SUMS = RoundPlan(
+    ExchangeKind.SUMS, PayloadKind.CIPHERTEXTS, PayloadKind.CIPHERTEXTS, "CKKS ciphertexts"
+)
+_EXTENSION_SUMS = RoundPlan(
+    ExchangeKind.SUMS, PayloadKind.EXTENSION, PayloadKind.EXTENSION, "the extension's own payloads"
+)
 _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
     (Family.PEERS, Protection.PLAIN): _PLAIN_PEERS,
     (Family.PEERS, Protection.MASKED): RoundPlan(
-        ExchangeKind.PEERS, Form.ROWS, Form.ROWS, "rotated rows", sums=False
+        ExchangeKind.PEERS, PayloadKind.ROWS, PayloadKind.ROWS, "rotated rows", sums=False
     ),
     (Family.PEERS, Protection.CKKS): replace(_ENCRYPTED_SUMS, exchange=ExchangeKind.PEERS, sums=False),
     (Family.PEERS, None): replace(_EXTENSION_SUMS, exchange=ExchangeKind.PEERS, sums=False),
@@ -134,19 +143,22 @@ _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
         phases=ENCRYPTED_GROUPS,
     ),
     (Family.CLUSTERS, Protection.PLAIN): replace(
-        _PLAIN_SUMS, exchange=ExchangeKind.CLUSTERS, values=Form.LOCAL_CLUSTERS, result=Form.CLUSTERS
+        _PLAIN_SUMS,
+        exchange=ExchangeKind.CLUSTERS,
+        values=PayloadKind.LOCAL_CLUSTERS,
+        result=PayloadKind.CLUSTERS,
     ),
     (Family.CLUSTERS, Protection.MASKED): RoundPlan(
         ExchangeKind.CLUSTERS,
-        Form.WORDS,
-        Form.CLUSTERS,
+        PayloadKind.WORDS,
+        PayloadKind.CLUSTERS,
         "rotated directions, then pairwise masked sums",
         CLUSTERED_SUM,
     ),
     (Family.CLUSTERS, Protection.CKKS): RoundPlan(
         ExchangeKind.CLUSTERS,
-        Form.CIPHERTEXTS,
-        Form.LABELLED_CIPHERTEXTS,
+        PayloadKind.CIPHERTEXTS,
+        PayloadKind.LABELLED_CIPHERTEXTS,
         "rotated directions, then CKKS ciphertexts",
         ENCRYPTED_CLUSTERS,
     ),

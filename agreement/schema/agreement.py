@@ -20,7 +20,7 @@ from agreement.registry.extensions import (
 )
 from agreement.registry.methods import SIMULATED, Method, simulated_only
 from agreement.registry.protections import Protection
-from agreement.registry.round_plan import Form, RoundPlan
+from agreement.registry.round_plan import PayloadKind, RoundPlan
 from agreement.schema.layout import Clustering, Layout, NoisySum
 from agreement.schema.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
 from agreement.sections.methods import Family, FedplccSection, ModelPart
@@ -142,7 +142,7 @@ class Agreement(RunSettings):
     @model_validator(mode="after")
     def _protection_serves_method(self) -> Self:
         self.check_served(self.method)
-        if self.clustering.literal and self.plan.values is not Form.LOCAL_CLUSTERS:
+        if self.clustering.literal and self.plan.values is not PayloadKind.LOCAL_CLUSTERS:
             raise ValueError(
                 f"literal in [fedplcc] needs vectors with their norms, but protection {self.protection.value!r} shows"
                 " only their directions; set literal = false, or choose protection 'plain'"

@@ -8,7 +8,8 @@ ciphertext, and from them the sums. The divisors are computed in the same way: f
 The coordinator sees neither values nor cosines; members of group j learn its sums. Limits: sites share the key, and a
 cosine below 0 cannot be set to 0 under encryption, so directions must have no negative components.
 
-:class:`MixForm` has the public facts, :class:`MixingSite` is a site's half and :class:`MixingServer` the coordinator's.
+:class:`MixLayout` has the public facts, :class:`MixingSite` is a site's half and :class:`MixingServer` the
+coordinator's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from crypto.ckks.packing import (
     BoundedVector,
     Complex,
 )
-from crypto.ckks.parameters import SCHEME, SLOTS, Ciphertext, CkksLevel, Form, dropped_prime
+from crypto.ckks.parameters import SCHEME, SLOTS, Ciphertext, CiphertextShape, CkksLevel, dropped_prime
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_ciphertext, read_ciphertexts, read_payload
 from crypto.errors import BoundError, MalformedError, PrecisionError
@@ -53,7 +54,7 @@ _COSINE_ERROR = SURE_DEVIATIONS * FRESH_ERROR * math.sqrt(2.0) / _UNIT_SCALE + _
 _LEAST_SCALE_BITS = 30
 
 
-class MixForm:
+class MixLayout:
     """Public facts of a mixing of up to ``groups`` groups: directions of M components and vectors of ``segments``."""
 
     def __init__(self, components: int, segments: Sequence[Segment], *, groups: int) -> None:
@@ -73,17 +74,17 @@ class MixForm:
         return -(-self.components * COPIES // SLOTS)
 
     @property
-    def uploads(self) -> tuple[Form, ...]:
+    def uploads(self) -> tuple[CiphertextShape, ...]:
         """Forms of a leader's upload: the group's direction, then its vector."""
-        direction = Form(CkksLevel.UPLOAD, _UNIT_SCALE, polynomials=1)
-        vector = Form(CkksLevel.PRODUCT, self._scale, polynomials=1)
+        direction = CiphertextShape(CkksLevel.UPLOAD, _UNIT_SCALE, polynomials=1)
+        vector = CiphertextShape(CkksLevel.PRODUCT, self._scale, polynomials=1)
         return (direction,) * self.direction_parts + (vector,) * self.vector.parts
 
     @property
-    def answers(self) -> tuple[Form, ...]:
+    def answers(self) -> tuple[CiphertextShape, ...]:
         """Forms of each group's answer."""
         scale = COSINE_SCALE * self._scale / dropped_prime(CkksLevel.PRODUCT)
-        return (Form(CkksLevel.ANSWER, scale, polynomials=2),) * self.vector.parts
+        return (CiphertextShape(CkksLevel.ANSWER, scale, polynomials=2),) * self.vector.parts
 
     def error(self, magnitudes: Float) -> Float:
         """Return a bound on the error of each mixed value (L,), from ``magnitudes`` (L,) of at least Σ_k |w_k|."""
@@ -113,13 +114,13 @@ class MixForm:
 class MixingSite:
     """Site half: a leader calls :meth:`protect`, every member :meth:`unprotect`."""
 
-    def __init__(self, secret: CkksSecret, form: MixForm) -> None:
+    def __init__(self, secret: CkksSecret, form: MixLayout) -> None:
         self._secret, self._form = secret, form
 
     def protect(self, direction: Float, values: Float) -> Payload:
         """Encrypt a direction (M,), of any length, and values (L,).
 
-        Raises as :meth:`MixForm.pack_direction` and :meth:`crypto.ckks.packing.BoundedVector.pack`, before
+        Raises as :meth:`MixLayout.pack_direction` and :meth:`crypto.ckks.packing.BoundedVector.pack`, before
         anything is sent.
         """
         slots: list[Float | Complex] = list(self._form.pack_direction(direction))
@@ -128,7 +129,7 @@ class MixingSite:
         return Payload(SCHEME, blobs=tuple(self._secret.encrypt(vector, form) for vector, form in pairs))
 
     def unprotect(self, answer: Payload) -> Float:
-        """Return the mixed values (L,), within :meth:`MixForm.error` of the exact ones.
+        """Return the mixed values (L,), within :meth:`MixLayout.error` of the exact ones.
 
         Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator can see too,
         and :class:`crypto.errors.ImplausibleError` for values beyond any mix of that many groups, which the coordinator
@@ -158,14 +159,14 @@ _PARTS_AT_ONCE = 8
 class Columns:
     """Parts of the vectors of all groups: ``parts``[p][j] is part p of group j, in the form ``form``."""
 
-    form: Form
+    form: CiphertextShape
     parts: Sequence[Sequence[bytes]] = field(repr=False)
 
 
 class MixingServer:
     """Server half that mixes groups without the sites' secret key."""
 
-    def __init__(self, form: MixForm, keys_path: Path, executor: Executor | None) -> None:
+    def __init__(self, form: MixLayout, keys_path: Path, executor: Executor | None) -> None:
         """Take the evaluation keys' file and an executor, as :class:`crypto.ckks.peer_server.CkksServer`."""
         self._form, self._keys_path = form, keys_path
         self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
@@ -204,7 +205,7 @@ class MixingServer:
         return payload.blobs[:split], payload.blobs[split:]
 
 
-def _cosine(keys: KeysFile, form: Form, sides: tuple[Sequence[bytes], Sequence[bytes]]) -> bytes:
+def _cosine(keys: KeysFile, form: CiphertextShape, sides: tuple[Sequence[bytes], Sequence[bytes]]) -> bytes:
     """Return ⟨u_j, u_k⟩ in every slot, at the level of products."""
     circuit = load_circuit(keys)
     with seal_errors_as_malformed():
@@ -225,7 +226,7 @@ def _mix_columns(keys: KeysFile, cosines: Cosines, columns: Columns) -> list[lis
 
 
 def _mix_part(
-    circuit: Circuit, cosines: Mapping[Pair, Ciphertext], blobs: Sequence[bytes], form: Form
+    circuit: Circuit, cosines: Mapping[Pair, Ciphertext], blobs: Sequence[bytes], form: CiphertextShape
 ) -> list[bytes]:
     vectors = [read_ciphertext(blob, form) for blob in blobs]
     totals = [circuit.scale_up(vector, COSINE_SCALE) for vector in vectors]

@@ -71,7 +71,7 @@ def dropped_prime(level: CkksLevel) -> float:
 
 
 @dataclass(frozen=True)
-class Form:
+class CiphertextShape:
     """Required form of a ciphertext at one place on the wire.
 
     SEAL's own ``load`` accepts any level and any scale, so a sender could otherwise choose how a value is read.
@@ -91,20 +91,20 @@ class Form:
 _DISTANCE_SCALE = SCALE * SCALE / dropped_prime(CkksLevel.UPLOAD) * 2.0**DOUBLINGS
 _RESCALED = dropped_prime(CkksLevel.PRODUCT)
 
-PROTOTYPE = Form(CkksLevel.UPLOAD, SCALE, polynomials=1)
-CORRECTION = Form(CkksLevel.PRODUCT, _DISTANCE_SCALE, polynomials=1)
-NUMERATOR = Form(CkksLevel.ANSWER, _DISTANCE_SCALE * SCALE / _RESCALED, polynomials=2)
-DENOMINATOR = Form(CkksLevel.ANSWER, _DISTANCE_SCALE * UNIT_SCALE / _RESCALED, polynomials=2)
-SUM = Form(CkksLevel.ANSWER, SCALE, polynomials=2)
+PROTOTYPE = CiphertextShape(CkksLevel.UPLOAD, SCALE, polynomials=1)
+CORRECTION = CiphertextShape(CkksLevel.PRODUCT, _DISTANCE_SCALE, polynomials=1)
+NUMERATOR = CiphertextShape(CkksLevel.ANSWER, _DISTANCE_SCALE * SCALE / _RESCALED, polynomials=2)
+DENOMINATOR = CiphertextShape(CkksLevel.ANSWER, _DISTANCE_SCALE * UNIT_SCALE / _RESCALED, polynomials=2)
+SUM = CiphertextShape(CkksLevel.ANSWER, SCALE, polynomials=2)
 
 
-def upload_forms(combination: Combination, parts: int) -> tuple[Form, ...]:
+def upload_shapes(combination: Combination, parts: int) -> tuple[CiphertextShape, ...]:
     """Return the forms of a site's payload: prototypes in ``parts`` ciphertexts, for ``complement`` a correction."""
     correction = (CORRECTION,) if combination is Combination.COMPLEMENT else ()
     return (PROTOTYPE,) * parts + correction
 
 
-def answer_forms(combination: Combination, parts: int) -> tuple[Form, ...]:
+def answer_shapes(combination: Combination, parts: int) -> tuple[CiphertextShape, ...]:
     """Return the forms of an answer: numerators in ``parts`` ciphertexts and a denominator, or a bare sum."""
     if combination is Combination.UNIFORM:
         return (SUM,) * parts

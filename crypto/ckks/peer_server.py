@@ -26,7 +26,7 @@ from crypto.ckks.circuit import Ciphertexts, KeysFile, load_circuit, seal_errors
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import CORRECTION, PROTOTYPE, SCHEME, Ciphertext, context, upload_forms
+from crypto.ckks.parameters import CORRECTION, PROTOTYPE, SCHEME, Ciphertext, context, upload_shapes
 from crypto.ckks.peer_combination import Combining, Pair, needs_bare_sum, needs_distances
 from crypto.ckks.precision import check_cohort_size
 from crypto.ckks.serialization import dump, read_ciphertext, read_payload
@@ -131,7 +131,7 @@ def finish(
 ) -> dict[int, list[bytes]]:
     """Return the answers of the sites in ``lacks``, by the classes (K,) they lack, from the results of all blocks."""
     combining, parts = _combining(setting), setting.packing.parts
-    blobs, answers = len(upload_forms(setting.combination, parts)), {}
+    blobs, answers = len(upload_shapes(setting.combination, parts)), {}
     totals = [scratch.take(f"total-{number}", parts) for number in range(blocks)]
     with seal_errors_as_malformed():
         total = combining.sum(filter(None, totals))
@@ -196,7 +196,7 @@ class CkksServer:
         spoil the answers of the others.
         """
         cohort.index(site)
-        read_payload(payload, upload_forms(self._combination, _packing(cohort).parts))
+        read_payload(payload, upload_shapes(self._combination, _packing(cohort).parts))
 
     def combine(self, payloads: Mapping[str, Payload], cohort: Cohort) -> dict[str, Payload]:
         """Return one answer for each site; noise floods the classes that the site does not hold.

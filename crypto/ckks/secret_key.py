@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks.evaluation_keys import GALOIS_ELEMENTS, EvaluationKeys
-from crypto.ckks.parameters import Ciphertext, Form, context, level_id
+from crypto.ckks.parameters import Ciphertext, CiphertextShape, context, level_id
 from crypto.ckks.serialization import dump, load
 from crypto.errors import UnknownSchemeError
 from crypto.fixed_point import Float
@@ -59,7 +59,7 @@ class CkksSecret:
         """Return the *secret* key, about 232 kB, which may only be sealed to another site or stored encrypted."""
         return _MARKER + dump(self._key)
 
-    def encrypt(self, slots: Float | NDArray[np.complex128], form: Form) -> bytes:
+    def encrypt(self, slots: Float | NDArray[np.complex128], form: CiphertextShape) -> bytes:
         """Encrypt a vector (4096,), with the second polynomial as a seed, which halves the size.
 
         The encryption is symmetric, so that a site never encrypts under a public key that the coordinator relayed.

@@ -8,7 +8,7 @@ from typing import Any
 
 from tenseal import sealapi
 
-from crypto.ckks.parameters import SCHEME, Ciphertext, Form, context, level_id
+from crypto.ckks.parameters import SCHEME, Ciphertext, CiphertextShape, context, level_id
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import Payload
 
@@ -50,7 +50,7 @@ def load(item: Any, content: bytes) -> Any:
     return item
 
 
-def read_payload(payload: Payload, forms: Sequence[Form]) -> list[Ciphertext]:
+def read_payload(payload: Payload, forms: Sequence[CiphertextShape]) -> list[Ciphertext]:
     """Return the ciphertexts of a payload; raise :class:`MalformedError` unless they have these forms, in order."""
     if payload.scheme != SCHEME:
         raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
@@ -62,12 +62,12 @@ def read_payload(payload: Payload, forms: Sequence[Form]) -> list[Ciphertext]:
     return read_ciphertexts(payload.blobs, forms)
 
 
-def read_ciphertexts(blobs: Sequence[bytes], forms: Sequence[Form]) -> list[Ciphertext]:
+def read_ciphertexts(blobs: Sequence[bytes], forms: Sequence[CiphertextShape]) -> list[Ciphertext]:
     """Return each blob's ciphertext; raise :class:`MalformedError` unless each has its form."""
     return [read_ciphertext(blob, form) for blob, form in zip(blobs, forms, strict=True)]
 
 
-def read_ciphertext(content: bytes, form: Form) -> Ciphertext:
+def read_ciphertext(content: bytes, form: CiphertextShape) -> Ciphertext:
     """Return a ciphertext; raise :class:`MalformedError` unless it has exactly this ``form``.
 
     Limit: the encrypted content cannot be checked; a well-formed ciphertext under another key decrypts to noise.
@@ -82,7 +82,7 @@ def read_ciphertext(content: bytes, form: Form) -> Ciphertext:
     return ciphertext
 
 
-def check_length(content: bytes, form: Form) -> None:
+def check_length(content: bytes, form: CiphertextShape) -> None:
     """Raise for too long a content, or a length other than the header declares."""
     if len(content) > form.max_bytes:
         raise MalformedError(f"a ciphertext has {len(content)} bytes; at most {form.max_bytes} are allowed")
@@ -90,7 +90,7 @@ def check_length(content: bytes, form: Form) -> None:
         raise MalformedError("a ciphertext's length is not what its header declares")
 
 
-def check_level(ciphertext: Ciphertext, form: Form) -> None:
+def check_level(ciphertext: Ciphertext, form: CiphertextShape) -> None:
     """Raise for another level, at which the circuit would fail, or rescale to another scale."""
     if list(ciphertext.parms_id()) != level_id(form.level):
         raise MalformedError("a ciphertext has another level than prescribed")
@@ -102,7 +102,7 @@ def check_size(ciphertext: Ciphertext) -> None:
         raise MalformedError(f"a ciphertext has {ciphertext.size()} polynomials instead of 2")
 
 
-def check_scale(ciphertext: Ciphertext, form: Form) -> None:
+def check_scale(ciphertext: Ciphertext, form: CiphertextShape) -> None:
     """Raise unless the scale is exact, because decrypted values are divided by it."""
     if ciphertext.scale != form.scale:
         raise MalformedError("a ciphertext has another scale than prescribed")

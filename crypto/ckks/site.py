@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.ckks.packing import Complex, Packing
-from crypto.ckks.parameters import SCHEME, answer_forms, upload_forms
+from crypto.ckks.parameters import SCHEME, answer_shapes, upload_shapes
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
@@ -49,7 +49,7 @@ class CkksSite:
         vectors: list[Complex | Float] = [*packing.pack(sent)]
         if self._combination is Combination.COMPLEMENT:
             vectors.append(packing.replicate(_correction(sent, site, cohort)))
-        forms = upload_forms(self._combination, packing.parts)
+        forms = upload_shapes(self._combination, packing.parts)
         blobs = [self._secret.encrypt(vector, form) for vector, form in zip(vectors, forms, strict=True)]
         return Payload(SCHEME, blobs=tuple(blobs))
 
@@ -66,7 +66,7 @@ class CkksSite:
         """
         sent = rows_to_send(rows, site, cohort)
         packing = Packing(cohort.classes, cohort.dim)
-        ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
+        ciphertexts = read_payload(answer, answer_shapes(self._combination, packing.parts))
         vectors = [self._secret.decrypt(ciphertext) for ciphertext in ciphertexts]
         holds = cohort.holds[cohort.index(site)]
         combined = self._combination_of_peers(vectors, sent, holds, cohort)

@@ -17,7 +17,7 @@ import numpy as np
 from tenseal import sealapi
 
 from crypto.ckks.packing import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE_DEVIATIONS, BoundedVector
-from crypto.ckks.parameters import SCHEME, Ciphertext, CkksLevel, Form, context
+from crypto.ckks.parameters import SCHEME, Ciphertext, CiphertextShape, CkksLevel, context
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
 from crypto.errors import MalformedError, PrecisionError
@@ -29,7 +29,7 @@ _COARSE = 2.0**26
 _STEP = 2.0**-20
 
 
-class SumForm:
+class SumLayout:
     """Public facts of a sum: vectors consist of ``segments``, and up to ``terms`` are added.
 
     A ciphertext's error is proportional to a segment's bound. For a bound above 2^26 each value is sent as two: a
@@ -52,14 +52,14 @@ class SumForm:
         self.scale = _scale(terms)
 
     @property
-    def uploads(self) -> tuple[Form, ...]:
+    def uploads(self) -> tuple[CiphertextShape, ...]:
         """Forms of a site's upload: fresh ciphertexts, whose second polynomial is sent as a seed."""
-        return (Form(CkksLevel.ANSWER, self.scale, polynomials=1),) * self.vector.parts
+        return (CiphertextShape(CkksLevel.ANSWER, self.scale, polynomials=1),) * self.vector.parts
 
     @property
-    def answers(self) -> tuple[Form, ...]:
+    def answers(self) -> tuple[CiphertextShape, ...]:
         """Forms of the sum's ciphertexts."""
-        return (Form(CkksLevel.ANSWER, self.scale, polynomials=2),) * self.vector.parts
+        return (CiphertextShape(CkksLevel.ANSWER, self.scale, polynomials=2),) * self.vector.parts
 
     @property
     def length(self) -> int:
@@ -101,7 +101,7 @@ class SumForm:
 class SummingSite:
     """Site half: encrypts the site's vector and decrypts the sum."""
 
-    def __init__(self, secret: CkksSecret, form: SumForm) -> None:
+    def __init__(self, secret: CkksSecret, form: SumLayout) -> None:
         self._secret, self._form = secret, form
 
     def protect(self, values: Float) -> Payload:
@@ -114,7 +114,7 @@ class SummingSite:
         return Payload(SCHEME, blobs=tuple(self._secret.encrypt(vector, form) for vector, form in vectors))
 
     def unprotect(self, answer: Payload, terms: int) -> Float:
-        """Return the sum (L,) of ``terms`` vectors, within :meth:`SumForm.error` of the exact sum.
+        """Return the sum (L,) of ``terms`` vectors, within :meth:`SumLayout.error` of the exact sum.
 
         Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator can see too,
         :class:`crypto.errors.ImplausibleError` for values beyond any sum of ``terms`` vectors, which the coordinator
@@ -130,7 +130,7 @@ class SummingSite:
 class SummingServer:
     """Server half: additions of ciphertexts, which need no keys."""
 
-    def __init__(self, form: SumForm) -> None:
+    def __init__(self, form: SumLayout) -> None:
         self._form = form
         self._evaluator = sealapi.Evaluator(context())
 

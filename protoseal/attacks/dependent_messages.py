@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import Case, Measurement, share_interval
 from protoseal.attacks.readings import Adversary, decode_upload

@@ -15,7 +15,7 @@ import numpy as np
 
 from agreement import Agreement
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedSum
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from protoseal.attacks.opened_sums import decrypt_sum, find_group, find_means, open_clusters, open_means
 from protoseal.attacks.readings import Adversary, choose_accomplice, colluding_sites, decode_upload
 from protoseal.attacks.recorded_run import RecordedRun, Rows
@@ -81,9 +81,9 @@ def _read_upload(run: RecordedRun, victim: str) -> ExchangedModel:
     payload = decode_upload(run.upload(victim), agreement)
     length = agreement.layout.length
     match agreement.plan.values:
-        case Form.VECTOR | Form.LOCAL_CLUSTERS:
+        case PayloadKind.VECTOR | PayloadKind.LOCAL_CLUSTERS:
             return ExchangedModel("its model", _divide_by_weight(agreement, payload.arrays[-1]))
-        case Form.WORDS:
+        case PayloadKind.WORDS:
             words = payload.words[0][-length:]
             signed = words.view(np.int64 if words.dtype == np.uint64 else np.int32).astype(np.float64)
             numbers = signed * agreement.fixed_point().resolution

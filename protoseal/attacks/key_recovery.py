@@ -20,9 +20,17 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CkksLevel, Form, answer_forms, context, level_id
+from crypto.ckks.parameters import (
+    POLY_DEGREE,
+    Ciphertext,
+    CiphertextShape,
+    CkksLevel,
+    answer_shapes,
+    context,
+    level_id,
+)
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_payload
 from crypto.keys import KEY_BYTES
@@ -50,7 +58,7 @@ class NoKey(Exception):
     """Failure of the coordinator to find a secret key in what it was told."""
 
 
-def recover_key(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
+def recover_key(sent: Ciphertext, form: CiphertextShape, came_back: bytes) -> CkksSecret:
     """Return the group's secret key, or raise :class:`NoKey`.
 
     ``sent`` is the first ciphertext of a result, of that ``form``, and ``came_back`` its acknowledgement.
@@ -83,7 +91,7 @@ def _solve_key(sent: Ciphertext, message: Sequence[int]) -> CkksSecret:
     return make_key(ternary_coefficients(key))
 
 
-def encode_slots(slots: Slots, form: Form) -> Sequence[int]:
+def encode_slots(slots: Slots, form: CiphertextShape) -> Sequence[int]:
     """Return a decryption as the polynomial that it was, modulo the last prime: exactly, since a double has 53 bits."""
     plaintext = sealapi.Plaintext()
     sealapi.CKKSEncoder(context()).encode(slots.tolist(), level_id(CkksLevel.ANSWER), form.scale, plaintext)
@@ -206,14 +214,14 @@ def _with_key(run: RecordedRun, secret: CkksSecret) -> RecordedRun:
     return replace(run, setups=setups)
 
 
-def _first_ciphertext(run: RecordedRun, result: bytes) -> tuple[Ciphertext, Form]:
+def _first_ciphertext(run: RecordedRun, result: bytes) -> tuple[Ciphertext, CiphertextShape]:
     agreement = run.agreement
-    payload = codec.decode_payload(result, limits_of(agreement), result_form(agreement))
+    payload = codec.decode_payload(result, limits_of(agreement), result_shape(agreement))
     if agreement.method.is_grouped:
         forms = EncryptedGroups(agreement).form.answers
     elif agreement.sums:
         forms = EncryptedSum(agreement).form.answers
     else:
         parts = Packing(len(agreement.classes), agreement.dim).parts
-        forms = answer_forms(Combination(agreement.pfpl.weighting.value), parts)
+        forms = answer_shapes(Combination(agreement.pfpl.weighting.value), parts)
     return read_payload(payload, forms)[0], forms[0]

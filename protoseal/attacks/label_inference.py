@@ -26,8 +26,8 @@ from scipy.stats import rankdata  # type: ignore[import-untyped]  # it ships no 
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from agreement import ModelPart
-from agreement.derived.payload_forms import limits_of
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import limits_of
+from agreement.registry.round_plan import PayloadKind
 from protoseal.attacks.cases import Case, Measurement, measure_over_clusters, share_interval
 from protoseal.attacks.readings import (
     Adversary,
@@ -181,7 +181,7 @@ def _mean_lengths(learned: LearnedRows, classes: int) -> Rows:
 
 def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
     agreement, classes = run.agreement, len(run.agreement.classes)
-    if agreement.plan.values is Form.LOCAL_CLUSTERS:
+    if agreement.plan.values is PayloadKind.LOCAL_CLUSTERS:
         arrays = {site: decode_upload(run.upload(site), agreement).arrays for site in run.sites}
         counts = {site: np.bincount(a[1].astype(np.int64), a[2], classes) for site, a in arrays.items()}
         counts = {site: np.where(count > 0, count, np.nan) for site, count in counts.items()}
@@ -194,7 +194,7 @@ def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
             s: np.bincount(a.astype(np.int64), minlength=classes) * 1.0 for s, a in classes_of_rows.items()
         }
         yield Estimate("its numbers of local prototypes of each class", numbers)
-    uploads_model = agreement.plan.values in (Form.VECTOR, Form.LOCAL_CLUSTERS)
+    uploads_model = agreement.plan.values in (PayloadKind.VECTOR, PayloadKind.LOCAL_CLUSTERS)
     if uploads_model and agreement.method.traits.averaged in (ModelPart.MODEL, ModelPart.NOT_NORMS):
         biases = {site: _read_biases(run, site) for site in run.sites}
         mean = np.mean(list(biases.values()), axis=0)

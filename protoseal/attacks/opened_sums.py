@@ -25,8 +25,8 @@ from agreement import Agreement
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
 from agreement.derived.means import Means
-from agreement.derived.payload_forms import limits_of, result_form, sums_form
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import limits_of, result_shape, sums_shape
+from agreement.registry.round_plan import PayloadKind
 from algorithms.fedpc.aggregation import Groups, mix_groups
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool
@@ -57,12 +57,12 @@ def open_means(run: RecordedRun, site: str, content: bytes) -> Means:
     """Return the means in a result that the site received, of a method that sums without clusters."""
     agreement, payload = run.agreement, _decode_result(run, content)
     match agreement.plan.result:
-        case Form.CIPHERTEXTS if agreement.method.is_grouped:
+        case PayloadKind.CIPHERTEXTS if agreement.method.is_grouped:
             groups = EncryptedGroups(agreement)
             return groups.mixed(MixingSite(load_ckks_key(run, site), groups.form).unprotect(payload))
-        case Form.CIPHERTEXTS:
+        case PayloadKind.CIPHERTEXTS:
             return _decrypt_means(run, site, payload)
-        case Form.PEER_SUMS:
+        case PayloadKind.PEER_SUMS:
             total, holders = payload.arrays
             rows, model = agreement.layout.split(total)
             return Means(rows / holders.clip(1.0)[:, None], holders > 0.0, model)
@@ -73,7 +73,7 @@ def open_means(run: RecordedRun, site: str, content: bytes) -> Means:
 def open_clusters(run: RecordedRun, site: str, content: bytes) -> tuple[GlobalClusters, Rows]:
     """Return the clusters and the mean model (p + q,) in a result that the site received."""
     agreement, payload = run.agreement, _decode_result(run, content)
-    if agreement.plan.result is Form.CLUSTERS:
+    if agreement.plan.result is PayloadKind.CLUSTERS:
         rows, classes, weights, averaged = payload.arrays
         return GlobalClusters(rows, classes.astype(np.int64), weights), averaged
     labels = whole_numbers(payload.arrays[0], len(agreement.classes))
@@ -95,7 +95,7 @@ def _decrypt_means(run: RecordedRun, site: str, payload: Payload) -> Means:
 
 
 def _decode_result(run: RecordedRun, content: bytes) -> Payload:
-    return codec.decode_payload(content, limits_of(run.agreement), result_form(run.agreement))
+    return codec.decode_payload(content, limits_of(run.agreement), result_shape(run.agreement))
 
 
 def _split_means(agreement: Agreement, payload: Payload) -> Means:
@@ -115,7 +115,7 @@ def find_group(run: RecordedRun, site: str) -> tuple[str, ...]:
 @cached_in_run
 def list_groups(run: RecordedRun) -> tuple[tuple[str, ...], ...]:
     """Return the participants of the last round by their groups, as every site was told."""
-    limits, form = limits_of(run.agreement), result_form(run.agreement)
+    limits, form = limits_of(run.agreement), result_shape(run.agreement)
     content = _find_request(run, min(run.sites), Phase.PRESENCE)
     there = {statement.site for statement in _read_active_list(run).statements}
     groups = codec.decode_round_start(content, limits, form).groups
@@ -161,7 +161,7 @@ def decrypt_leader_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
     """
     leader = min(group)
     content = _find_request(run, leader, Phase.MEANS)
-    payload = codec.decode_payload(content, limits_of(run.agreement), sums_form(run.agreement))
+    payload = codec.decode_payload(content, limits_of(run.agreement), sums_shape(run.agreement))
     return _decrypt_means(run, leader, payload)
 
 

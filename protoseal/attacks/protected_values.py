@@ -17,7 +17,7 @@ from itertools import combinations, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import Case, Measurement, measure_over_clusters
 from protoseal.attacks.readings import (
@@ -97,7 +97,7 @@ class KnownRows(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (the interface's)
         """Recover each site's row from all other holders' rows, and as a curve from fewer of them."""
-        if run.agreement.plan.values is not Form.ROWS:
+        if run.agreement.plan.values is not PayloadKind.ROWS:
             return []
         classes = [
             number

@@ -35,11 +35,11 @@ import numpy as np
 
 from agreement import Agreement, Family
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedSum
-from agreement.derived.payload_forms import directions_form, limits_of, values_form
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
+from agreement.registry.round_plan import PayloadKind
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import upload_forms
+from crypto.ckks.parameters import upload_shapes
 from crypto.ckks.serialization import read_payload
 from crypto.keys import KEY_BYTES
 from crypto.plain import SCHEME as PLAIN
@@ -135,7 +135,9 @@ def decode_upload(received: Received, agreement: Agreement) -> Payload:
     key = received.key
     if key is None:
         raise ValueError("a statement is no upload of values")
-    form = directions_form(agreement) if key.phase is Phase.DIRECTIONS else values_form(agreement, key.round)
+    form = (
+        directions_shape(agreement) if key.phase is Phase.DIRECTIONS else values_shape(agreement, key.round)
+    )
     try:
         return codec.decode_payload(received.content, limits_of(agreement), form)
     except Malformed:  # from a large group, with a signature beside it
@@ -149,16 +151,16 @@ def _read_upload(run: RecordedRun, victim: str) -> Iterator[LearnedRows]:
         return
     payload = decode_upload(run.upload(victim), agreement)
     match agreement.plan.values:
-        case Form.ROWS:
+        case PayloadKind.ROWS:
             rotated = payload.scheme != PLAIN
             words = "its rows, rotated by a secret matrix, as they are" if rotated else "its prototypes"
             yield LearnedRows(words, payload.arrays[0][held] * agreement.norm_bound, held)
-        case Form.VECTOR:
+        case PayloadKind.VECTOR:
             yield LearnedRows("its prototypes", agreement.layout.split(payload.arrays[0])[0][held], held)
-        case Form.LOCAL_CLUSTERS:
+        case PayloadKind.LOCAL_CLUSTERS:
             rows, labels, *_ = payload.arrays
             yield LearnedRows("its local prototypes", rows, labels.astype(np.int64))
-        case Form.WORDS:
+        case PayloadKind.WORDS:
             yield LearnedRows(
                 "its masked words, read as numbers", _read_words_as_rows(payload, agreement)[held], held
             )
@@ -215,14 +217,14 @@ def _read_with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterat
     upload = run.upload(victim)
     payload = decode_upload(upload, agreement)
     match agreement.plan.values:
-        case Form.ROWS if payload.scheme != PLAIN:
+        case PayloadKind.ROWS if payload.scheme != PLAIN:
             rows = _rotate_back(run, accomplice, upload, payload.arrays[0], np.arange(len(agreement.classes)))
             yield LearnedRows(
                 "its prototypes, rotated back by a site's seed", rows[held] * agreement.norm_bound, held
             )
-        case Form.ROWS | Form.VECTOR | Form.LOCAL_CLUSTERS:
+        case PayloadKind.ROWS | PayloadKind.VECTOR | PayloadKind.LOCAL_CLUSTERS:
             yield from _read_upload(run, victim)
-        case Form.CIPHERTEXTS if not agreement.clusters:
+        case PayloadKind.CIPHERTEXTS if not agreement.clusters:
             yield LearnedRows(
                 "its prototypes, decrypted by a site's key",
                 _decrypt_rows(run, accomplice, payload)[held],
@@ -335,7 +337,7 @@ def _decrypt_rows(run: RecordedRun, site: str, payload: Payload) -> Rows:
         values = decrypt_sum(run, site, payload, EncryptedSum(agreement))
         return agreement.layout.split(values[: agreement.layout.length])[0]
     packing = Packing(len(agreement.classes), agreement.dim)
-    forms = upload_forms(Combination(agreement.pfpl.weighting.value), packing.parts)
+    forms = upload_shapes(Combination(agreement.pfpl.weighting.value), packing.parts)
     vectors = [secret.decrypt(ciphertext) for ciphertext in read_payload(payload, forms)[: packing.parts]]
     return packing.unpack(vectors) * agreement.norm_bound
 
@@ -506,5 +508,5 @@ def add_length_readings(run: RecordedRun, learned: Sequence[LearnedRows]) -> lis
 
 
 def _lengths_kept(run: RecordedRun, learned: LearnedRows) -> Iterator[LearnedRows]:
-    if run.agreement.plan.values is Form.ROWS and "as they are" in learned.reading:
+    if run.agreement.plan.values is PayloadKind.ROWS and "as they are" in learned.reading:
         yield replace(learned, reading=LENGTHS, rows=np.linalg.norm(learned.rows, axis=1, keepdims=True))

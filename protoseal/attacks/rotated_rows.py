@@ -34,7 +34,7 @@ import torch
 from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import divide_test_samples
 from protoseal.attacks.readings import LENGTHS, Adversary, decode_upload
@@ -376,7 +376,7 @@ def _list_rows_of_round(run: RecordedRun, number: int) -> Iterator[RotatedRow]:
     """Yield every site's rotated rows of a round, in feature units; directions have length 1."""
     agreement = run.agreement
     directions = Phase.DIRECTIONS in agreement.plan.phases
-    if number and not (directions or agreement.plan.values is Form.ROWS):
+    if number and not (directions or agreement.plan.values is PayloadKind.ROWS):
         return
     for name in run.sites:
         upload = run.upload(name, Phase.DIRECTIONS if directions else Phase.VALUES, number)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agreement import Agreement, Family, ModelPart
-from agreement.derived.payload_forms import directions_form, limits_of, values_form
+from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
 from crypto.pairwise import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
@@ -96,7 +96,9 @@ def search_messages(received: Sequence[Received], agreement: Agreement, vectors:
 
 def read_upload(agreement: Agreement, key: PhaseKey, content: bytes) -> Payload:
     """Return the payload of an upload of VALUES or DIRECTIONS; raise :class:`protoseal_wire.codec.Malformed`."""
-    form = directions_form(agreement) if key.phase is Phase.DIRECTIONS else values_form(agreement, key.round)
+    form = (
+        directions_shape(agreement) if key.phase is Phase.DIRECTIONS else values_shape(agreement, key.round)
+    )
     try:
         return codec.decode_payload(content, limits_of(agreement), form)
     except Malformed:  # from a large group, with a signature beside it

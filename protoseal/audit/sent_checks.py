@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from agreement.sections.privacy import Extractor
 from privacy.accounting.accounting_rules import pld_cost
 from privacy.accounting.events import GaussianRelease
@@ -202,7 +202,7 @@ def _select_asked(agreement: Agreement, answer: Sent, prototypes: Prototypes) ->
     if not answer.round:
         return prototypes
     by_class = answer.asked is not None and len(answer.asked) == len(agreement.classes)
-    sums_clusters = agreement.clusters and agreement.plan.values is not Form.LOCAL_CLUSTERS
+    sums_clusters = agreement.clusters and agreement.plan.values is not PayloadKind.LOCAL_CLUSTERS
     if sums_clusters and answer.phase is Phase.VALUES:
         by_class = False
     elif not by_class:
@@ -267,7 +267,7 @@ def _compare_clusters(
     samples = max(1.0, min(total, limit))
     if total > limit:
         prototypes = replace(prototypes, counts=np.maximum(prototypes.counts * limit // total, 1.0))
-    if agreement.plan.values is Form.LOCAL_CLUSTERS:
+    if agreement.plan.values is PayloadKind.LOCAL_CLUSTERS:
         rows, labels, counts, model = arrays
         _compare_local(prototypes, rows, labels.astype(np.int64), counts)
         weight = model[-1]

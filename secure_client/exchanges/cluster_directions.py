@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from agreement.schema.layout import counted_samples
 from algorithms.fedplcc import WITHHELD, Contribution, LocalClusters, contribution, has_direction
 from algorithms.gram_matrix import Float

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from agreement import Agreement
 from agreement.derived.encrypted_sums import EncryptedClusterSum
-from agreement.derived.payload_forms import longest_mean
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import longest_mean
+from agreement.registry.round_plan import PayloadKind
 from algorithms.fedplcc import GlobalClusters
 from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.sums import SummingSite
@@ -130,11 +130,11 @@ class ClusterHalf(ABC):
 def build_cluster_half(parts: ExchangeParts, members: GroupMembers) -> ClusterHalf:
     """Return the agreed protection's half; raise ``ValueError`` if the protection has none for clusters."""
     match parts.agreement.plan.values:
-        case Form.LOCAL_CLUSTERS:
+        case PayloadKind.LOCAL_CLUSTERS:
             return PlainClusterHalf(parts, members)
-        case Form.WORDS:
+        case PayloadKind.WORDS:
             return MaskedClusterHalf(parts, members)
-        case Form.CIPHERTEXTS:
+        case PayloadKind.CIPHERTEXTS:
             return CkksClusterHalf(parts, members)
         case other:
             raise ValueError(f"no protection clusters values of form {other.name}")

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from agreement.derived.cohorts import fewest_listed, group_cohort, has_common_group
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt import threshold
@@ -276,7 +276,7 @@ class GroupExchange(SiteExchange):
 
     def result(self, key: PhaseKey, request: bytes) -> ResultSummary:
         """Take the base that the group's members train from next."""
-        payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
+        payload = codec.decode_payload(request, self._limits, result_shape(self._agreement))
         classes = self.take_result(key, hashlib.sha256(request).digest(), payload)
         # The attempt is over: its secrets could open its uploads later.
         self._masks.forget(key)

@@ -29,7 +29,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from agreement.derived.cohorts import fewest_listed
-from agreement.derived.payload_forms import longest_mean
+from agreement.derived.payload_shapes import longest_mean
 from algorithms.averaging import Counts
 from algorithms.gram_matrix import Bool, Float
 from algorithms.pfpl.aggregation import personalise

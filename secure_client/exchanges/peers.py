@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from agreement.derived.cohorts import cohort_of
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Payload, ProtectedPayload, Rows, SiteHalf
@@ -63,7 +63,7 @@ class PeerExchange(SiteExchange):
 
         In a round without rows the targets stay.
         """
-        payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
+        payload = codec.decode_payload(request, self._limits, result_shape(self._agreement))
         # This is the list for which this site protected its values.
         cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
         if not self._agreement.sends_rows(key.round):

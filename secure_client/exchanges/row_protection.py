@@ -7,7 +7,7 @@ attempts have in common.
 from __future__ import annotations
 
 from agreement import Agreement
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from crypto import plain
 from crypto.ckks.site import CkksSite
 from crypto.keys import encode
@@ -22,9 +22,9 @@ from secure_client.protocol.setup import Setup
 def check_peer_half(agreement: Agreement) -> None:
     """Raise ``ValueError`` unless the agreed protection has a half for rows, before a run takes any value from data."""
     form, protection = agreement.plan.values, agreement.protection
-    if form not in {Form.EXTENSION, Form.CIPHERTEXTS, Form.ROWS}:
+    if form not in {PayloadKind.EXTENSION, PayloadKind.CIPHERTEXTS, PayloadKind.ROWS}:
         raise ValueError(f"uploads of form {form.name} are no rows")
-    if form is Form.EXTENSION and protection.peers is None:
+    if form is PayloadKind.EXTENSION and protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
 
 
@@ -34,12 +34,12 @@ def peer_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort)
     Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
     """
     match agreement.plan.values:
-        case Form.EXTENSION:
+        case PayloadKind.EXTENSION:
             return _declared_half(agreement, setup, attempt_context(agreement, setup, key, cohort))
-        case Form.CIPHERTEXTS:
+        case PayloadKind.CIPHERTEXTS:
             weighting = Combination(agreement.pfpl.weighting.value)
             return CkksSite(setup.ckks_key(), weighting, agreement.agreement_threshold)
-        case Form.ROWS:
+        case PayloadKind.ROWS:
             return row_protection(agreement, setup, key)
         case _:
             raise ValueError(f"uploads of form {agreement.plan.values.name} are no rows")

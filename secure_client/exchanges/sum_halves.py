@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from agreement import Agreement
 from agreement.derived.encrypted_sums import CountedSum, EncryptedGroups, EncryptedSum, ExtensionSum
 from agreement.derived.means import Means
-from agreement.derived.payload_forms import limits_of, longest_mean, sums_form
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import limits_of, longest_mean, sums_shape
+from agreement.registry.round_plan import PayloadKind
 from algorithms.gram_matrix import Bool, Float
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
@@ -84,15 +84,15 @@ def build_sum_half(parts: ExchangeParts) -> SumHalf:
     """Return the agreed protection's half; raise ``ValueError`` if the protection has none for sums."""
     plan = parts.agreement.plan
     match plan.values:
-        case Form.VECTOR:
+        case PayloadKind.VECTOR:
             return PlainSumHalf(parts.agreement)
-        case Form.WORDS:
+        case PayloadKind.WORDS:
             return MaskedSumHalf(parts)
-        case Form.CIPHERTEXTS if Phase.MEANS in plan.phases:
+        case PayloadKind.CIPHERTEXTS if Phase.MEANS in plan.phases:
             return MixedGroupsHalf(parts)
-        case Form.CIPHERTEXTS:
+        case PayloadKind.CIPHERTEXTS:
             return CkksSumHalf(parts)
-        case Form.EXTENSION:
+        case PayloadKind.EXTENSION:
             return DeclaredSumHalf(parts)
         case _:
             raise ValueError(f"no protection adds up values of form {plan.values.name}")
@@ -176,7 +176,7 @@ class MixedGroupsHalf(SumHalf):
         if step.key.phase is not Phase.MEANS:
             return self._sums.answer(step)
         self._check_leads(step.group)
-        payload = codec.decode_payload(step.request, self._limits, sums_form(self._agreement))
+        payload = codec.decode_payload(step.request, self._limits, sums_shape(self._agreement))
         layout = EncryptedGroups(self._agreement)
         direction, means = self._direction_and_means(step.key, layout, payload)
         return ProtectedPayload(MixingSite(self._setup.ckks_key(), layout.form), direction, means)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
 from protoseal_wire import codec

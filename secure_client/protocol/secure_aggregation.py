@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from crypto.errors import CryptoError, VerificationError
 from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair, check_sharers, check_survivors
 from crypto.pairwise.masks import MaskingSite

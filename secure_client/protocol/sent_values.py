@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement, Protection
-from agreement.derived.payload_forms import limits_of, values_form
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import limits_of, values_shape
+from agreement.registry.round_plan import PayloadKind
 from crypto import plain, rotation
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.site import CkksSite
@@ -39,12 +39,12 @@ _ROWS: Mapping[str, type] = {
     rotation.SCHEME: rotation.RotationSite,
 }
 """Half by the scheme of rows of which the coordinator takes inner products."""
-_VALUES: Mapping[Form, tuple[type, ...]] = {
-    Form.VECTOR: (plain.PlainValues,),
-    Form.LOCAL_CLUSTERS: (plain.PlainValues,),
-    Form.WORDS: (MaskingSite,),
-    Form.CIPHERTEXTS: (CkksSite, SummingSite),
-    Form.EXTENSION: (DeclaredHalf,),
+_VALUES: Mapping[PayloadKind, tuple[type, ...]] = {
+    PayloadKind.VECTOR: (plain.PlainValues,),
+    PayloadKind.LOCAL_CLUSTERS: (plain.PlainValues,),
+    PayloadKind.WORDS: (MaskingSite,),
+    PayloadKind.CIPHERTEXTS: (CkksSite, SummingSite),
+    PayloadKind.EXTENSION: (DeclaredHalf,),
 }
 """Halves by the agreed form of VALUES."""
 
@@ -97,7 +97,7 @@ def keep_values(
     if isinstance(protected, ProtectedPayload) and key.phase is not Phase.MEANS:
         arrays = [value for value in protected.values if isinstance(value, np.ndarray)]
         if agreement.protection is Protection.PLAIN:
-            form = values_form(agreement, key.round)
+            form = values_shape(agreement, key.round)
             arrays = list(codec.decode_payload(encoded, limits_of(agreement), form).arrays)
         kept.keep_sent(key, released, *arrays, asked=asked)
 
@@ -148,7 +148,7 @@ def _agreed_makers(agreement: Agreement, key: PhaseKey) -> tuple[type, ...]:
             return (rotation.RotatedDirections,)
         case Phase.MEANS:
             return (MixingSite,)
-        case Phase.VALUES if key.round == 0 or plan.values is Form.ROWS:
+        case Phase.VALUES if key.round == 0 or plan.values is PayloadKind.ROWS:
             return (_ROWS[plan.row_scheme],)
         case Phase.VALUES:
             return _VALUES[plan.values]

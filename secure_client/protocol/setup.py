@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agreement import Agreement, Protection
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import CryptoError, MalformedError
 from crypto.keys import KEY_BYTES, ChannelKey, StorageKey

@@ -15,7 +15,7 @@ import numpy as np
 from agreement import Agreement
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.means import cluster_means
-from agreement.derived.payload_forms import directions_form, result_form
+from agreement.derived.payload_shapes import directions_shape, result_shape
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import WITHHELD, Contribution, FinchAssignment, assign
 from algorithms.gram_matrix import Bool, Float
@@ -105,7 +105,7 @@ def result_of(
 def with_last_clusters(agreement: Agreement, attempt: Attempt, result: Payload, limits: Limits) -> Payload:
     """Return a result with the last clusters, in a round whose sums have no prototypes; otherwise the same result."""
     (group,) = attempt.groups
-    last = repeated_sum(agreement, attempt, group, result_form(agreement), limits)
+    last = repeated_sum(agreement, attempt, group, result_shape(agreement), limits)
     if last is None:
         return result
     return replace(result, arrays=(*last.arrays[:3], result.arrays[3]))
@@ -172,7 +172,7 @@ class RotatedClusters:
         return LocalPrototypes(rows, classes.astype(np.int64))
 
     def _decoded(self, content: bytes) -> tuple[Float, Float]:
-        payload = codec.decode_payload(content, self._limits, directions_form(self._agreement))
+        payload = codec.decode_payload(content, self._limits, directions_shape(self._agreement))
         if payload.scheme != SCHEME:
             raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
         rows, classes = payload.arrays

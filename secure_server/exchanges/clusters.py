@@ -22,7 +22,7 @@ from agreement import Agreement
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedClusterSum
 from agreement.derived.means import check_samples
-from agreement.derived.payload_forms import result_form
+from agreement.derived.payload_shapes import result_shape
 from algorithms.fedplcc import Contribution, LocalClusters, contribution
 from algorithms.gram_matrix import Float
 from crypto.ckks.sums import SummingServer
@@ -238,7 +238,7 @@ class EncryptedClusters(SinglePhaseExchange):
         result = Payload(total.scheme, (labels,), total.blobs)
         if self._agreement.repeats_rows(attempt.key.round):
             return for_members(attempt.groups, [result], [result])
-        last = repeated_sum(self._agreement, attempt, group, result_form(self._agreement), self._limits)
+        last = repeated_sum(self._agreement, attempt, group, result_shape(self._agreement), self._limits)
         if last is None:
             return for_members(attempt.groups, [result])
         # The last clusters' sum, with the models of its round, precedes the sum of this round's models alone.

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from agreement import Agreement, Protection
-from agreement.derived.payload_forms import values_form
+from agreement.derived.payload_shapes import values_shape
 from crypto import plain
 from crypto.errors import UnknownSchemeError
-from crypto.protection import Payload, PayloadForm
+from crypto.protection import Payload, PayloadShape
 from crypto.roster import Roster
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
@@ -78,7 +78,7 @@ class Attempt:
 
 
 def repeated_sum(
-    agreement: Agreement, attempt: Attempt, group: tuple[str, ...], form: PayloadForm, limits: Limits
+    agreement: Agreement, attempt: Attempt, group: tuple[str, ...], form: PayloadShape, limits: Limits
 ) -> Payload | None:
     """Return the group's last sum of rows, in a round whose sums have no prototypes.
 
@@ -195,4 +195,4 @@ class SinglePhaseExchange(ABC):
         """Return the outcome of everyone's values."""
 
     def _decoded(self, attempt: Attempt, content: bytes) -> Payload:
-        return codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))
+        return codec.decode_payload(content, self._limits, values_shape(self._agreement, attempt.key.round))

@@ -13,7 +13,7 @@ from agreement.derived.means import check_total, means_of, noisy_rows
 from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups
 from algorithms.gram_matrix import Bool
 from crypto.plain import SCHEME
-from crypto.protection import Cohort, Payload, PayloadForm
+from crypto.protection import Cohort, Payload, PayloadShape
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.exchange import Attempt, Outcome, repeated_sum
 from secure_server.rounds.state import Groups as SiteGroups
@@ -56,7 +56,7 @@ def rows_of(agreement: Agreement, each: GroupSum) -> Payload:
 def with_last_rows(agreement: Agreement, attempt: Attempt, each: GroupSum, limits: Limits) -> GroupSum:
     """Return a sum with its group's last rows, in a round whose sums have no prototypes; otherwise the same sum."""
     classes = len(agreement.classes)
-    form = PayloadForm(arrays=((classes, agreement.dim), (classes,)))
+    form = PayloadShape(arrays=((classes, agreement.dim), (classes,)))
     last = repeated_sum(agreement, attempt, each.cohort.sites, form, limits)
     if last is None:
         return each

@@ -16,8 +16,8 @@ import numpy as np
 
 from agreement import Agreement
 from agreement.derived.cohorts import group_cohort
-from agreement.derived.payload_forms import result_form, values_form
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import result_shape, values_shape
+from agreement.registry.round_plan import PayloadKind
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt import Binding, threshold
@@ -26,7 +26,7 @@ from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.shares import check_released, verify_share
 from crypto.pairwise.unmask import unmask
 from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, masked_words
-from crypto.protection import Payload, PayloadForm, Words
+from crypto.protection import Payload, PayloadShape, Words
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import (
@@ -104,14 +104,14 @@ class MaskedSumExchange:
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return each group's result: of PFPL the sum itself, from which each member subtracts its own term."""
-        if self._agreement.plan.result is Form.PEER_SUMS:
+        if self._agreement.plan.result is PayloadKind.PEER_SUMS:
             return [self._peer_sum(attempt, group_sum) for group_sum in sums]
         repeated = [with_last_rows(self._agreement, attempt, group_sum, self._limits) for group_sum in sums]
         return results_of(self._agreement, repeated, SCHEME)
 
     def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:
         """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
-        if self._agreement.plan.result is Form.PEER_SUMS:
+        if self._agreement.plan.result is PayloadKind.PEER_SUMS:
             return results
         return [rows_of(self._agreement, group_sum) for group_sum in sums]
 
@@ -121,7 +121,7 @@ class MaskedSumExchange:
         In a round whose sums have no prototypes this is the last sum, with the members of that sum.
         """
         group = group_sum.cohort.sites
-        last = repeated_sum(self._agreement, attempt, group, result_form(self._agreement), self._limits)
+        last = repeated_sum(self._agreement, attempt, group, result_shape(self._agreement), self._limits)
         if last is not None:
             return last
         members = SumMembers(
@@ -337,8 +337,8 @@ class MaskedSumExchange:
         """Answer to VALUES of a site in a sparse graph."""
         return codec.decode_masked_values(content, self._limits, self._form(attempt))
 
-    def _form(self, attempt: Attempt) -> PayloadForm:
-        return values_form(self._agreement, attempt.key.round)
+    def _form(self, attempt: Attempt) -> PayloadShape:
+        return values_shape(self._agreement, attempt.key.round)
 
     def _graph(self, attempt: Attempt, group: tuple[str, ...]) -> Graph:
         return self._agreement.masking.graph(len(attempt.roster.members), len(group))

@@ -21,7 +21,7 @@ import numpy as np
 from agreement import Agreement, AveragingSection
 from agreement.derived.cohorts import group_cohort
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.derived.payload_forms import sums_form, values_form
+from agreement.derived.payload_shapes import sums_shape, values_shape
 from algorithms.gram_matrix import Bool
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.sums import SummingServer
@@ -120,7 +120,7 @@ class EncryptedSums(SinglePhaseExchange):
 
     def last_sum(self, attempt: Attempt, group: tuple[str, ...]) -> Payload | None:
         """Return the group's :func:`repeated_sum`."""
-        form = values_form(self._agreement, attempt.key.round)
+        form = values_shape(self._agreement, attempt.key.round)
         return repeated_sum(self._agreement, attempt, group, form, self._limits)
 
     def sum_over(self, attempt: Attempt, group: tuple[str, ...]) -> Payload:
@@ -167,4 +167,4 @@ class EncryptedGroupSums(EncryptedSums):
         )
 
     def _means(self, content: bytes) -> Payload:
-        return codec.decode_payload(content, self._limits, sums_form(self._agreement))
+        return codec.decode_payload(content, self._limits, sums_shape(self._agreement))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from grpc import StatusCode
 
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError

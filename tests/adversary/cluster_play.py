@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from agreement import Agreement, AveragingSection, Method
-from agreement.derived.payload_forms import directions_form
+from agreement.derived.payload_shapes import directions_shape
 from algorithms.fedplcc import LocalClusters, contribution
 from crypto.fixed_point import FixedPoint
 from crypto.protection import Payload
@@ -59,7 +59,7 @@ class ClusterAttempt(Attempt):
     def ask_directions(self, name: str) -> None:
         """DIRECTIONS."""
         answer = self.ask(name, Phase.DIRECTIONS, codec.encode_active_list(self.active))
-        form = directions_form(self.play.agreement)
+        form = directions_shape(self.play.agreement)
         self.directions[name] = codec.decode_payload(answer, self.play.limits, form)
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from agreement import Agreement, Protection
 from agreement.derived.encrypted_sums import EncryptedClusterSum
-from crypto.ckks.sums import SumForm, SummingServer, SummingSite
+from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Assignment, Phase
@@ -40,7 +40,7 @@ class EncryptedClusterAttempt(ClusterAttempt):
             self.uploads[name] = self.play.payload(answer, self.round)
 
     @property
-    def form(self) -> SumForm:
+    def form(self) -> SumLayout:
         """Form of the sum, with as many clusters as the sites were told."""
         return EncryptedClusterSum(self.play.agreement, len(self.clusters.labels)).form
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from agreement import Protection
 from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
-from agreement.derived.payload_forms import sums_form
+from agreement.derived.payload_shapes import sums_shape
 from crypto.ckks.group_mixing import MixingServer
 from crypto.ckks.secret_key import CkksSecret
-from crypto.ckks.sums import SumForm, SummingServer, SummingSite
+from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
@@ -47,7 +47,7 @@ def key_of(play: MaskedPlay) -> CkksSecret:
     return play.site(EVERYONE[0]).session._setup.ckks_key()
 
 
-def forged(secret: CkksSecret, form: SumForm, values: Vector) -> Payload:
+def forged(secret: CkksSecret, form: SumLayout, values: Vector) -> Payload:
     """Return a sum that decrypts to these values (L,), in the form of an honest one."""
     term = SummingSite(secret, form).protect(values / _TERMS)
     return SummingServer(form).add([term] * _TERMS)
@@ -96,7 +96,7 @@ class EncryptedAttempt(Attempt):
     def means(self, leader: str, total: Payload) -> Payload:
         """MEANS of a group's leader."""
         answer = self.ask(leader, Phase.MEANS, codec.encode_payload(total))
-        return codec.decode_payload(answer, self.play.limits, sums_form(self.play.agreement))
+        return codec.decode_payload(answer, self.play.limits, sums_shape(self.play.agreement))
 
     def give(self, name: str, result: Payload) -> bytes:
         """RESULT."""

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from agreement import Agreement
 from agreement.derived.cohorts import cohort_of
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import upload_forms
+from crypto.ckks.parameters import upload_shapes
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.pki import Credentials
@@ -231,7 +231,7 @@ class Hostile:
 
     def payload(self, answer: bytes, round_number: int) -> Payload:
         """Return an answer to VALUES."""
-        return codec.decode_payload(answer, self.limits, values_form(self.agreement, round_number))
+        return codec.decode_payload(answer, self.limits, values_shape(self.agreement, round_number))
 
     def all_values(
         self, active: ActiveList, *, round_number: int = 1, attempt: int = 1
@@ -261,6 +261,6 @@ class Hostile:
         """Read an upload with a group secret, (K, d)."""
         cohort = cohort_of(active, self.agreement)
         packing = Packing(cohort.classes, cohort.dim)
-        forms = upload_forms(Combination(self.agreement.pfpl.weighting.value), packing.parts)
+        forms = upload_shapes(Combination(self.agreement.pfpl.weighting.value), packing.parts)
         vectors = [secret.decrypt(each) for each in read_payload(payload, forms)]
         return packing.unpack(vectors[: packing.parts])

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement.derived.cohorts import group_cohort
-from agreement.derived.payload_forms import values_form
-from agreement.registry.round_plan import Form
+from agreement.derived.payload_shapes import values_shape
+from agreement.registry.round_plan import PayloadKind
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.attempt import Binding, SharePair
 from crypto.pairwise.masks import add_streams, pair_keys, self_key
@@ -79,7 +79,7 @@ class MaskedPlay(Hostile):
         members = tuple(survivors)
         stay = [begun.cohort.index(site) for site in members]
         holders = begun.cohort.holds[stay].sum(axis=0)
-        if self.agreement.plan.result is Form.PEER_SUMS:
+        if self.agreement.plan.result is PayloadKind.PEER_SUMS:
             signed = SignedSurvivors(
                 members, tuple(begun.signed[site] for site in members if site in begun.signed)
             )
@@ -192,7 +192,7 @@ class Attempt:
     def _payload(self, name: str, answer: bytes) -> Payload:
         if not self.graph.sparse:
             return self.play.payload(answer, self.round)
-        form = values_form(self.play.agreement, self.round)
+        form = values_shape(self.play.agreement, self.round)
         values = codec.decode_masked_values(answer, self.play.limits, form)
         self.masks_with[name] = SurvivorSignature(name, values.signature)
         return values.payload

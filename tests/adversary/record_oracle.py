@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from agreement import Agreement, Method, Protection
-from agreement.derived.payload_forms import directions_form, limits_of
+from agreement.derived.payload_shapes import directions_shape, limits_of
 from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
@@ -116,7 +116,7 @@ class Questioned:
     def directions(self) -> dict[tuple[int, str], tuple[Float, Float]]:
         """Rotated directions (M, d) and their classes (M,)."""
         agreement = self.transcript.agreement
-        limits, form = limits_of(agreement), directions_form(agreement)
+        limits, form = limits_of(agreement), directions_shape(agreement)
         found = {}
         for at, content in self._received(Phase.DIRECTIONS).items():
             rows, classes = codec.decode_payload(content, limits, form).arrays

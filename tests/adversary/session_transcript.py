@@ -19,7 +19,7 @@ from tenseal import sealapi
 from torch.utils.data import TensorDataset
 
 from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection
-from agreement.derived.payload_forms import directions_form, limits_of, values_form
+from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
 from crypto.ckks.parameters import context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
@@ -170,10 +170,10 @@ def public_form(agreement: Agreement, key: PhaseKey, content: bytes) -> object:
         anchor = None if stated.anchor is None else stated.anchor.seq
         return stated.site, tuple(stated.holds.tolist()), stated.keys is None, len(stated.base), anchor
     if key.phase is Phase.DIRECTIONS:
-        return _classes(codec.decode_payload(content, limits_of(agreement), directions_form(agreement)))
+        return _classes(codec.decode_payload(content, limits_of(agreement), directions_shape(agreement)))
     if key.phase is Phase.VALUES and agreement.clusters and agreement.protection is Protection.PLAIN:
         return _classes(
-            codec.decode_payload(content, limits_of(agreement), values_form(agreement, key.round))
+            codec.decode_payload(content, limits_of(agreement), values_shape(agreement, key.round))
         )
     return content if key.phase is Phase.RESULT else None
 

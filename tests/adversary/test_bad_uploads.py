@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from agreement import Agreement, Protection
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from algorithms.pfpl import Weighting
 from crypto.ckks.serialization import dump, load
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
@@ -158,7 +158,7 @@ PRESENCE: dict[str, Case] = {
 def _values(change: Callable[[Payload], Payload]) -> Callable[[Scene], Upload]:
     def upload(scene: Scene) -> Upload:
         agreement = scene.federation.agreement
-        payload = codec.decode_payload(scene.honest, limits_of(agreement), values_form(agreement, 1))
+        payload = codec.decode_payload(scene.honest, limits_of(agreement), values_shape(agreement, 1))
         return scene.upload(codec.encode_payload(change(payload)))
 
     return upload

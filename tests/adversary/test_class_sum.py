@@ -19,7 +19,7 @@ from agreement import Protection
 from algorithms.pfpl import Weighting
 from crypto.ckks.circuit import Ciphertexts
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import SUM, Ciphertext, CkksLevel, answer_forms
+from crypto.ckks.parameters import SUM, Ciphertext, CkksLevel, answer_shapes
 from crypto.ckks.peer_combination import Combining
 from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
@@ -74,7 +74,7 @@ def seen(play: Hostile, rows: Mapping[str, Rows], round_number: int) -> Seen:
         trainee.train_round = lambda _, trained=trained: trained  # type: ignore[method-assign,misc]
     active = play.begin(*HOLDERS, round_number=round_number)
     answer = play.combine(play.all_values(active, round_number=round_number), active)[A]
-    forms = [*answer_forms(Combination(play.agreement.pfpl.weighting.value), _PACKING.parts), SUM]
+    forms = [*answer_shapes(Combination(play.agreement.pfpl.weighting.value), _PACKING.parts), SUM]
     key = play.site(A).session._setup.ckks_key()
     ciphertexts = read_ciphertexts(answer.blobs, forms[: len(answer.blobs)])
     return [key.decrypt(each) for each in ciphertexts]

@@ -17,7 +17,7 @@ from agreement import Method, Protection
 from agreement.derived.cohorts import cohort_of
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import context, upload_forms
+from crypto.ckks.parameters import context, upload_shapes
 from crypto.ckks.serialization import dump, read_payload
 from crypto.errors import MalformedError
 from crypto.protection import Combination, Payload
@@ -84,7 +84,7 @@ def play_key(play: Hostile) -> PhaseKey:
 def doubled(play: Hostile, payload: Payload) -> Payload:
     """Return the upload of rows twice as long: a fresh ciphertext's seed does not survive the doubling."""
     packing = Packing(len(play.agreement.classes), DIM)
-    forms = upload_forms(Combination(play.agreement.pfpl.weighting.value), packing.parts)
+    forms = upload_shapes(Combination(play.agreement.pfpl.weighting.value), packing.parts)
     evaluator = sealapi.Evaluator(context())
     blobs = []
     for ciphertext in read_payload(payload, forms):

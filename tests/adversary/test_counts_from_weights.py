@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agreement import Method, Protection
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from protoseal_wire import codec
 from tests.conformance.federations import data_for, grouped_agreement
 from tests.conformance.transcripts import record_cluster_run

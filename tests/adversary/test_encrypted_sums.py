@@ -17,7 +17,7 @@ from agreement import Method, Protection
 from agreement.derived import encrypted_sums
 from agreement.derived.encrypted_sums import DecryptedSum, EncryptedSum
 from agreement.derived.means import Means, means_of
-from agreement.derived.payload_forms import limits_of, sums_form
+from agreement.derived.payload_shapes import limits_of, sums_shape
 from crypto.ckks.sums import SummingSite
 from protoseal_wire import codec
 from protoseal_wire.messages import Assignment, Phase, Work
@@ -64,7 +64,7 @@ class LeadersTap(Tap):
         content = super().download(work)
         if work.key.phase is Phase.MEANS:
             agreement = self._book.agreement
-            payload = codec.decode_payload(content, limits_of(agreement), sums_form(agreement))
+            payload = codec.decode_payload(content, limits_of(agreement), sums_shape(agreement))
             key, form = self._at.session._setup.ckks_key(), EncryptedSum(agreement).form
             values = SummingSite(key, form).unprotect(payload, agreement.max_sites)
             self._book.read[work.key.round, work.key.attempt, self._at.name] = values

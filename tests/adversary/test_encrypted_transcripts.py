@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from agreement import FeddbpSection, Method, Protection
-from agreement.derived.payload_forms import directions_form, limits_of, sums_form
+from agreement.derived.payload_shapes import directions_shape, limits_of, sums_shape
 from crypto.ckks.group_mixing import MixingServer
-from crypto.ckks.parameters import Form, context, level_id
+from crypto.ckks.parameters import CiphertextShape, context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
@@ -46,7 +46,7 @@ Place = tuple[str, int, Phase]
 Pair = tuple[Transcript, Transcript]
 
 
-def added_to(payload: Payload, forms: tuple[Form, ...]) -> Payload:
+def added_to(payload: Payload, forms: tuple[CiphertextShape, ...]) -> Payload:
     """Add a thousandth of the bound to four numbers of the first prototype: the coordinator needs no key for that."""
     first, *others = read_payload(payload, forms)
     plaintext, slots = sealapi.Plaintext(), np.zeros(4096)
@@ -119,10 +119,10 @@ def said(transcript: Transcript, key: PhaseKey, content: bytes, limits: Any) -> 
             statement = codec.decode_presence(content, limits)
             return statement.site, statement.holds.tolist(), statement.keys, len(statement.base)
         case Phase.VALUES | Phase.MEANS:
-            payload = codec.decode_payload(content, limits, sums_form(transcript.agreement))
+            payload = codec.decode_payload(content, limits, sums_shape(transcript.agreement))
             return payload.scheme, len(payload.arrays), len(payload.blobs)
         case Phase.DIRECTIONS:
-            return codec.decode_payload(content, limits, directions_form(transcript.agreement)).scheme
+            return codec.decode_payload(content, limits, directions_shape(transcript.agreement)).scheme
         case _:
             return content
 
@@ -172,7 +172,7 @@ def test_encryptions_are_as_long_as_each_other_and_never_the_same(
         limits = limits_of(transcript.agreement)
         for each in transcript.received:
             if each.key is not None and each.key.round and each.key.phase is Phase.VALUES:
-                blobs = codec.decode_payload(each.content, limits, sums_form(transcript.agreement)).blobs
+                blobs = codec.decode_payload(each.content, limits, sums_shape(transcript.agreement)).blobs
                 sizes += [len(blob) for blob in blobs]
                 contents += blobs
     assert len(set(contents)) == len(contents)
@@ -193,7 +193,7 @@ def test_the_stated_limit_directions_follow_from_what_was_trained(
 
 def cosines(transcript: Transcript) -> dict[tuple[int, str], Float]:
     """Return the cosines between a site's own directions, as the coordinator sees them, by round and site."""
-    limits, form, found = limits_of(transcript.agreement), directions_form(transcript.agreement), {}
+    limits, form, found = limits_of(transcript.agreement), directions_shape(transcript.agreement), {}
     for each in transcript.received:
         if each.key is not None and each.key.phase is Phase.DIRECTIONS:
             rows, classes = codec.decode_payload(each.content, limits, form).arrays

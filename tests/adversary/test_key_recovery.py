@@ -17,7 +17,7 @@ from agreement import Method, Protection
 from agreement.derived.encrypted_sums import EncryptedGroups
 from algorithms.pfpl import Weighting
 from crypto.ckks.group_mixing import MixingServer
-from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CkksLevel, Form, answer_forms
+from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, CiphertextShape, CkksLevel, answer_shapes
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import load, read_payload
 from crypto.ckks.sums import SummingSite
@@ -76,7 +76,7 @@ def of_peers(weighting: Weighting, open_play: Open) -> Attack:
         active = play.begin(*EVERYONE)
         uploads = play.all_values(active)
         result = play.combine(uploads, active)[A]
-        forms = answer_forms(Combination(weighting.value), 1)
+        forms = answer_shapes(Combination(weighting.value), 1)
         secret = recover_key(read_payload(result, forms)[0], forms[0], play.give_result(A, result))
         return play.decrypt(secret, uploads[B], active), play.rows(B)
 
@@ -145,7 +145,7 @@ def test_sites_return_nothing_that_reveals_the_key(attack: Attack) -> None:
 def test_the_decryption_of_another_ciphertext_gives_no_key() -> None:
     """A second ciphertext of the same values has other noise, and the noise is what gives the key away."""
     secret, _ = CkksSecret.generate()
-    form = Form(CkksLevel.ANSWER, 2.0**40, polynomials=2)
+    form = CiphertextShape(CkksLevel.ANSWER, 2.0**40, polynomials=2)
     values = np.random.default_rng(1).uniform(-1.0, 1.0, POLY_DEGREE // 2)
     one, other = (load(sealapi.Ciphertext(), secret.encrypt(values, form)) for _ in range(2))
     told = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement
-from agreement.derived.payload_forms import directions_form, limits_of
+from agreement.derived.payload_shapes import directions_shape, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.checkpoints import TrainedValues
@@ -56,7 +56,7 @@ def stated(transcript: ClusterTranscript) -> set[tuple[bool, ...]]:
 def least_cosine(transcript: ClusterTranscript) -> float:
     """Return the least cosine between a site's directions of a class in the second round and another site's."""
     agreement: Agreement = transcript.agreement
-    limits, form = limits_of(agreement), directions_form(agreement)
+    limits, form = limits_of(agreement), directions_shape(agreement)
     sent = [
         codec.decode_payload(each.content, limits, form).arrays
         for each in transcript.received

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import Protection
-from agreement.derived.payload_forms import directions_form, limits_of
+from agreement.derived.payload_shapes import directions_shape, limits_of
 from algorithms.fedplcc import LocalClusters
 from algorithms.prototypes import Clusters
 from crypto.errors import MalformedError
@@ -178,7 +178,7 @@ def test_plain_withholds_a_class_whose_prototypes_are_zero_at_too_many_sites(
 def test_the_coordinator_refuses_a_direction_of_another_length(length: float) -> None:
     agreement = clustered_agreement()
     with stopped_at(agreement, B, Phase.DIRECTIONS) as scene:
-        form = directions_form(agreement)
+        form = directions_shape(agreement)
         rows, classes = codec.decode_payload(scene.honest, limits_of(agreement), form).arrays
         short = np.concatenate([rows[:1] * length, rows[1:]])
         with pytest.raises(MalformedError, match="a direction does not have length 1"):

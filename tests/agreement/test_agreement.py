@@ -21,7 +21,7 @@ from agreement import (
     Protection,
     load_agreement,
 )
-from agreement.derived.payload_forms import values_form
+from agreement.derived.payload_shapes import values_shape
 from crypto.protection import Offer
 from protoseal.simulation.config import load_simulation
 from secure_client.config import load_site
@@ -216,7 +216,7 @@ def test_words_are_as_narrow_as_bounds_and_sites_allow(
     """2^14 over the sites that a run may have is where 32 bits end; one part of a sum that is beyond it decides."""
     agreed = agreement(tmp_path, **FEDPC | {"norm_bound": 10.0} | changes)
     assert (agreed.ring_bits, agreed.fixed_point().ring_bits) == (ring, ring)
-    assert values_form(agreed, 1).words == ((ring, agreed.layout.length),)
+    assert values_shape(agreed, 1).words == ((ring, agreed.layout.length),)
     again = Agreement.from_json(agreed.to_json(), source="written")
     assert (again.hash(), again.ring_bits) == (agreed.hash(), ring)
 

@@ -9,7 +9,7 @@ import pytest
 
 from agreement import DEPLOYABLE, METHODS, PROTECTIONS, Family, Method, Protection
 from agreement.registry.methods import CONTROLS
-from agreement.registry.round_plan import _PLANS, ExchangeKind, Form, plan_for
+from agreement.registry.round_plan import _PLANS, ExchangeKind, PayloadKind, plan_for
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
 from secure_client.session import _EXCHANGES
@@ -55,7 +55,7 @@ def test_no_protection_but_plain_has_cleartext_rounds(family: Family, protection
     plan = _PLANS.get((family, protection))
     if plan is not None:
         assert plan.row_scheme != PLAIN
-        assert plan.values not in (Form.VECTOR, Form.LOCAL_CLUSTERS)
+        assert plan.values not in (PayloadKind.VECTOR, PayloadKind.LOCAL_CLUSTERS)
 
 
 def test_site_knows_every_exchange() -> None:

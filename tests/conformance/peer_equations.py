@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Agreement, PfplSection, Protection
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from algorithms.gram_matrix import squared_distances
 from algorithms.min_holders import active_classes
 from algorithms.pfpl import Weighting
@@ -84,7 +84,7 @@ def bounds(agreement: Agreement, inputs: Inputs) -> Stack:
     (1 − α)·R times the bound on a combination of peers. In a masked sum each peer's row is off by half a step of the
     ring at most, and so is the mean of h − 1 peers; the sums and the subtraction are exact, but for float64's rounding.
     """
-    if agreement.plan.result is Form.PEER_SUMS:
+    if agreement.plan.result is PayloadKind.PEER_SUMS:
         half = float(agreement.fixed_point().resolution.max()) / 2.0 + agreement.norm_bound * _SUMMED
         return np.full(inputs.cohort.holds.shape, (1.0 - agreement.pfpl.alpha) * half)
     scale = agreement.norm_bound * (1.0 - agreement.pfpl.alpha)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agreement import PROTECTIONS, Agreement, FeddbpSection, Method, PrivacySection, Protection
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase

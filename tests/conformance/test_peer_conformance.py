@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from agreement import Agreement, Method, PfplSection, Protection
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from algorithms.pfpl import Weighting
 from protoseal.audit.coordinator_view import search_messages
 from protoseal.simulation.local_federation import LocalFederation

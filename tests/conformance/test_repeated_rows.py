@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agreement import PROTECTIONS, AveragingSection, FeddbpSection, Method, Protection
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.models.prototype_model import SplitModel

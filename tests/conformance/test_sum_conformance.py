@@ -22,7 +22,7 @@ from agreement import (
     Method,
     Protection,
 )
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from protoseal.audit.coordinator_view import search_messages
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
@@ -393,7 +393,7 @@ def test_sparse_graph_has_a_signature_with_each_contribution(
     ]
     assert len(contents) == len(case.holds) * ROUNDS
     for content in contents:
-        assert codec.decode_masked_values(content, limits, values_form(transcript.agreement, 1)).signature
+        assert codec.decode_masked_values(content, limits, values_shape(transcript.agreement, 1)).signature
 
 
 # The power of the checks

@@ -10,7 +10,7 @@ import pytest
 
 from agreement import PROTECTIONS, Method, Protection
 from agreement.derived import cohorts
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import PROTOTYPE
@@ -129,7 +129,7 @@ def lose_after_values(folder: Path) -> RepeatedRound:
         session.__dict__["finish"] = session.end  # a site that finishes erases the key
         play(federation, clock, [Loss("site-3", 1, Phase.VALUES)])
         transcript.rounds, secret = federation.rounds, session._setup.ckks_key()
-        form, limits = values_form(agreement, 1), limits_of(agreement)
+        form, limits = values_shape(agreement, 1), limits_of(agreement)
         uploads = {
             (received.key.attempt, received.site): codec.decode_payload(received.content, limits, form).blobs
             for received in federation.store.received()

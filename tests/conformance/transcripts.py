@@ -18,7 +18,7 @@ from torch import Tensor
 from agreement import Agreement, Method, Protection
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
 from agreement.derived.means import Means
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from algorithms.alignment_loss import units
 from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.inference import by_prototype
@@ -236,7 +236,7 @@ class Tap(DirectTransport):
         """See :class:`DirectTransport`, here and below."""
         content = super().download(work)
         if work.key.phase is Phase.PRESENCE and work.key.round:
-            limits, form = limits_of(self._book.agreement), result_form(self._book.agreement)
+            limits, form = limits_of(self._book.agreement), result_shape(self._book.agreement)
             start = codec.decode_round_start(content, limits, form)
             self._book.starts[_at(work.key, self._at.name)] = start
         if work.key.phase is Phase.RESULT:
@@ -261,7 +261,7 @@ class Tap(DirectTransport):
         agreement, found = self._book.agreement, hashlib.sha256(content).digest()
         if not agreement.sums:  # each site's combination of its peers is its own
             return Got(key.attempt, np.zeros(0), np.zeros(0, np.bool_), np.zeros(0), found)
-        payload = codec.decode_payload(content, limits_of(agreement), result_form(agreement))
+        payload = codec.decode_payload(content, limits_of(agreement), result_shape(agreement))
         if agreement.protection is Protection.CKKS:
             means = means_in(agreement, self._at, payload)
             return Got(key.attempt, means.rows, means.has, means.model, found)
@@ -356,7 +356,7 @@ class ClusterTap(Tap):
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement = self._book.agreement
-        payload = codec.decode_payload(content, limits_of(agreement), result_form(agreement))
+        payload = codec.decode_payload(content, limits_of(agreement), result_shape(agreement))
         arrays = payload.arrays
         if agreement.protection is Protection.CKKS:
             clusters, mean = clusters_in(agreement, self._at, payload)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from crypto.ckks import parameters
-from crypto.ckks.group_mixing import MixForm
-from crypto.ckks.parameters import Form
+from crypto.ckks.group_mixing import MixLayout
+from crypto.ckks.parameters import CiphertextShape
 from crypto.fixed_point import Segment
 from crypto.pairwise.attempt import threshold
 from crypto.shamir import PRIME
@@ -83,9 +83,9 @@ def test_ciphertexts_have_the_forms_of_the_table() -> None:
         parameters.DENOMINATOR: (1, corr * 2.0**39 / q1, 2),
         parameters.SUM: (1, 2.0**40, 2),
     }
-    mixing = MixForm(3, [Segment(2, 1.0)], groups=10)
+    mixing = MixLayout(3, [Segment(2, 1.0)], groups=10)
     direction, numbers = mixing.uploads
     expected[direction], expected[numbers] = (3, 2.0**45, 1), (2, numbers.scale, 1)
     expected[mixing.answers[0]] = (1, 2.0**45 * 2.0**45 / q2 * numbers.scale / q1, 2)
     for form, (primes, scale, polynomials) in expected.items():
-        assert form == Form(parameters.CkksLevel(primes), scale, polynomials)
+        assert form == CiphertextShape(parameters.CkksLevel(primes), scale, polynomials)

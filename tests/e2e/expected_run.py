@@ -10,7 +10,7 @@ import numpy as np
 import safetensors.numpy
 
 from agreement import Agreement
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.splits import SiteArrays
@@ -87,7 +87,7 @@ def check_site(federation: Federation, site: str, wanted: Expected) -> None:
     folder, simulated = federation.folder(site), wanted.site(site)
     for file in (PROTOTYPES, MODEL):
         check_equal_tensors(folder / file, simulated / file, site)
-    if federation.agreement.plan.result is not Form.PEER_SUMS:  # whose signatures no two runs share
+    if federation.agreement.plan.result is not PayloadKind.PEER_SUMS:  # whose signatures no two runs share
         assert base_of(federation, site).hash == wanted.bases[site]
     logged = [_figures(each) for each in read_site_log(folder).rounds]
     assert logged == [_figures(each) for each in read_site_log(simulated).rounds], site

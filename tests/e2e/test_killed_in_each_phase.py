@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from agreement import Protection
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.output.site_files import read_prototypes

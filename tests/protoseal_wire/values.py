@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
-from crypto.protection import Axis, Payload, PayloadForm, UpTo
+from crypto.protection import Axis, Payload, PayloadShape, UpTo
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire.codec import Limits
@@ -56,15 +56,15 @@ LIMITS = Limits(classes=3, dim=2, sites=4, parameters=2)
 LENGTH = LIMITS.classes * LIMITS.dim + LIMITS.parameters
 
 FORMS = {
-    "round_start": PayloadForm(arrays=((LENGTH,), (LIMITS.classes,))),
-    "payload: rows": PayloadForm(arrays=((LIMITS.classes, LIMITS.dim),)),
-    "payload: a vector and which classes it has": PayloadForm(arrays=((LENGTH,), (LIMITS.classes,))),
-    "payload: ciphertexts": PayloadForm(blobs=4),
-    "payload: words of 64 bits": PayloadForm(words=((64, LENGTH),)),
-    "payload: words of 32 bits": PayloadForm(words=((32, LENGTH),)),
-    "payload: rows of a free number": PayloadForm(arrays=((UpTo(3), LIMITS.dim), (UpTo(3),), (LENGTH,))),
-    "payload: words of a free number": PayloadForm(words=((64, UpTo(LENGTH)),)),
-    "masked_values": PayloadForm(words=((32, LENGTH),)),
+    "round_start": PayloadShape(arrays=((LENGTH,), (LIMITS.classes,))),
+    "payload: rows": PayloadShape(arrays=((LIMITS.classes, LIMITS.dim),)),
+    "payload: a vector and which classes it has": PayloadShape(arrays=((LENGTH,), (LIMITS.classes,))),
+    "payload: ciphertexts": PayloadShape(blobs=4),
+    "payload: words of 64 bits": PayloadShape(words=((64, LENGTH),)),
+    "payload: words of 32 bits": PayloadShape(words=((32, LENGTH),)),
+    "payload: rows of a free number": PayloadShape(arrays=((UpTo(3), LIMITS.dim), (UpTo(3),), (LENGTH,))),
+    "payload: words of a free number": PayloadShape(words=((64, UpTo(LENGTH)),)),
+    "masked_values": PayloadShape(words=((32, LENGTH),)),
 }
 """The forms of what :data:`contents` draws, by the same names. What stands before a colon is the kind."""
 
@@ -81,7 +81,7 @@ def floats(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
 
 
 @st.composite
-def payloads(draw: st.DrawFn, form: PayloadForm) -> Payload:
+def payloads(draw: st.DrawFn, form: PayloadShape) -> Payload:
     """Draw payloads whose free lengths are all the same."""
     axes = [axis for shape in (*form.arrays, *form.words) for axis in shape if isinstance(axis, UpTo)]
     free = draw(st.integers(0, min((axis.most for axis in axes), default=0)))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement, AveragingSection, FedpcSection, Method, Protection
 from agreement.derived.cohorts import clustering_cohort, group_cohort
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from crypto.keys import ChannelKey
 from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair, threshold
 from crypto.pairwise.masks import mask
@@ -206,7 +206,7 @@ class ScriptedSite:
         return GroupKeys(public, sealed)
 
     def _presence(self, key: PhaseKey, request: bytes) -> bytes:
-        start = codec.decode_round_start(request, self.limits, result_form(self.agreement))
+        start = codec.decode_round_start(request, self.limits, result_shape(self.agreement))
         self.starts.append(start)
         if start.catch_up is not None:
             self.caught_up.append(codec.encode_payload(start.catch_up))

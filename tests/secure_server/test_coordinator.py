@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from crypto.sealed_group_secret import SealedSecret
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, make_parties
 from protoseal_wire import codec

@@ -13,7 +13,7 @@ import numpy as np
 
 from agreement import Protection
 from agreement.derived.cohorts import has_common_group, steps_of
-from agreement.derived.payload_forms import limits_of, result_form, values_form
+from agreement.derived.payload_shapes import limits_of, result_shape, values_shape
 from agreement.registry.round_plan import MASKED_SUM
 from crypto.pairwise.attempt import Binding
 from crypto.pairwise.wire_values import ShareKind
@@ -121,7 +121,7 @@ class Monitor:
         """A site has its request."""
         self._requests[site, key] = request
         if key.phase is Phase.PRESENCE:
-            start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
+            start = codec.decode_round_start(request, self._limits, result_shape(self._agreement))
             self._groups = start.groups or self._groups
         if key.phase is Phase.RESULT and self._is_common:
             results = self._results[key.round, self._group_of(site)]
@@ -153,7 +153,7 @@ class Monitor:
 
     def _masked(self, key: PhaseKey, content: bytes) -> bytes:
         """Return the masked vector itself; in a sparse graph a signature comes with it, which is another each time."""
-        form = values_form(self._agreement, key.round)
+        form = values_shape(self._agreement, key.round)
         try:
             return codec.encode_payload(codec.decode_masked_values(content, self._limits, form).payload)
         except CodecError:  # the graph is complete, and the vector comes alone

@@ -11,7 +11,7 @@ import hashlib
 from typing import NamedTuple
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of, result_form
+from agreement.derived.payload_shapes import limits_of, result_shape
 from agreement.registry.round_plan import MASKED_SUM
 from crypto.pairwise.attempt import threshold
 from protoseal_wire import codec
@@ -141,7 +141,7 @@ class Shadow:
         limits = self._limits
         match key.phase:
             case Phase.PRESENCE:
-                return codec.decode_round_start(request, limits, result_form(self._agreement)).base
+                return codec.decode_round_start(request, limits, result_shape(self._agreement)).base
             case Phase.SHARES:
                 return tuple(each.site for each in codec.decode_active_list(request, limits).statements)
             case Phase.VALUES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agreement import PeersHalves, Protection
 from crypto.keys import KEY_BYTES
 from crypto.plain import PlainServer
-from crypto.protection import PayloadForm
+from crypto.protection import PayloadShape
 from crypto.rotation import SCHEME, RotationSite
 
 rotated = Protection(
@@ -14,6 +14,6 @@ rotated = Protection(
     peers=PeersHalves(
         site=lambda settings, secret, context: RotationSite(secret, context),
         server=lambda settings, weights: PlainServer(weights, SCHEME),
-        form=lambda settings, classes, dim: PayloadForm(arrays=((classes, dim),)),
+        form=lambda settings, classes, dim: PayloadShape(arrays=((classes, dim),)),
     ),
 )

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from crypto.protection import PayloadForm
+from crypto.protection import PayloadShape
 from protoseal_wire import messages
 from protoseal_wire.codec.contents import ANCHOR, STATEMENT
 from protoseal_wire.codec.errors import Malformed, OtherProtocol, TooLarge
@@ -54,7 +54,7 @@ _SETUP = frozenset({Phase.ROSTER, Phase.SECRET})
 _CLUSTERING = frozenset({Phase.PRESENCE, Phase.VALUES})
 _BEFORE_TRAINING = _SETUP | _CLUSTERING
 _IN_ROUNDS = frozenset(Phase) - _SETUP
-_FIXED = Bounds(Limits(classes=1, dim=1), PayloadForm())
+_FIXED = Bounds(Limits(classes=1, dim=1), PayloadShape())
 """Bounds of calls: no field of a call depends on the run."""
 
 M = TypeVar("M", bound=Message)

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
-from crypto.protection import Payload, PayloadForm, UpTo
+from crypto.protection import Payload, PayloadShape, UpTo
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire import messages
@@ -69,7 +69,7 @@ _kinds: set[str] = set()
 
 def content_with_form(
     kind: str, most: Callable[[Limits], int], body: Field[Any, V]
-) -> tuple[Callable[[V], bytes], Callable[[bytes, Limits, PayloadForm], V]]:
+) -> tuple[Callable[[V], bytes], Callable[[bytes, Limits, PayloadShape], V]]:
     """Return ``encode`` and ``decode`` of a kind of content with a payload; ``most`` is its largest size in bytes.
 
     ``decode`` raises a ``CodecError``, and no other error, for all bytes that ``encode`` does not return. The payload
@@ -83,7 +83,7 @@ def content_with_form(
         message.version = CONTENT_VERSION
         return message.SerializeToString(deterministic=True)
 
-    def decode(content: bytes, limits: Limits, form: PayloadForm) -> V:
+    def decode(content: bytes, limits: Limits, form: PayloadShape) -> V:
         return body.read(getattr(_parse(content, kind, most(limits)), kind), Bounds(limits, form))
 
     return encode, decode
@@ -94,7 +94,7 @@ def content(
 ) -> tuple[Callable[[V], bytes], Callable[[bytes, Limits], V]]:
     """Return ``encode`` and ``decode`` of a kind of content without a payload; see :func:`content_with_form`."""
     encode, decode = content_with_form(kind, most, body)
-    return encode, lambda content, limits: decode(content, limits, PayloadForm())
+    return encode, lambda content, limits: decode(content, limits, PayloadShape())
 
 
 def _parse(content: bytes, kind: str, most: int) -> pb.Content:

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from crypto.pki.identity import NAME
-from crypto.protection import PayloadForm
+from crypto.protection import PayloadShape
 from protoseal_wire.codec.errors import Malformed, TooLarge
 from protoseal_wire.codec.limits import HASH_BYTES, SIGNATURE_BYTES, Limits
 
@@ -42,7 +42,7 @@ class Bounds:
     """Bounds that a field is read with: the sizes of the run, and the form of the payload, empty if there is none."""
 
     limits: Limits
-    form: PayloadForm
+    form: PayloadShape
 
 
 @dataclass(frozen=True)

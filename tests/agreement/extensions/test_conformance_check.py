@@ -14,7 +14,7 @@ from agreement import PeersHalves, Protection, method_named
 from agreement.registry.conformance import NotConforming, check_protection, check_weights
 from algorithms.gram_matrix import Bool, Float
 from crypto.plain import PlainServer, PlainSite
-from crypto.protection import Cohort, Payload, PayloadForm
+from crypto.protection import Cohort, Payload, PayloadShape
 from crypto.rotation import SCHEME, RotationSite
 from tests.support.rotation_extension import rotated
 
@@ -111,7 +111,7 @@ def _promises_nothing(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _another_form(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "form", lambda facts: PayloadForm(words=((64, facts.length), (64, 5))))
+    monkeypatch.setattr(module, "form", lambda facts: PayloadShape(words=((64, facts.length), (64, 5))))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,10 @@ class FreshAtFirst(RotationSite):
             {"site": lambda settings, secret, context: FreshAtFirst(secret, context)},
             "site 'b' protects two attempts alike",
         ),
-        ({"form": lambda settings, classes, dim: PayloadForm(arrays=((classes, dim + 1),))}, "declared form"),
+        (
+            {"form": lambda settings, classes, dim: PayloadShape(arrays=((classes, dim + 1),))},
+            "declared form",
+        ),
     ],
 )
 def test_peers_that_are_weakened_are_noticed(changes: dict[str, Any], said: str) -> None:

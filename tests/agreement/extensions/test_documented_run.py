@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort
 from protoseal.reports.result_files import site_folder
@@ -58,7 +58,7 @@ def recorded(agreement: Agreement) -> Mapping[tuple[int, str], Sent]:
         rows = {site.name: site.trainee.values.latest()[0] for site in federation.sites}
         for each in federation.store.received():
             if each.key is not None and each.key.phase is Phase.VALUES:
-                form = values_form(agreement, each.key.round)
+                form = values_shape(agreement, each.key.round)
                 payload = codec.decode_payload(each.content, limits_of(agreement), form)
                 found[each.key.round, each.site] = Sent(payload.words[0].astype(np.uint64), rows[each.site])
     return found

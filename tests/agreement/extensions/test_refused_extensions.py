@@ -33,10 +33,10 @@ from agreement import Method, Family, Traits
 method = Method(name="{name}", traits=Traits(Family.SUMS, prototypes=True), objective=lambda settings: None)
 """
 PROTECTION = """
-from crypto.protection import PayloadForm
+from crypto.protection import PayloadShape
 from agreement import Protection, SumHalves
 
-form = PayloadForm(words=((64, 1),))
+form = PayloadShape(words=((64, 1),))
 halves = SumHalves(site=None, server=None, form=lambda settings, facts: form)
 method = Protection(name="{name}", secret_bytes=0, sums=halves)
 """

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from agreement import Agreement, Clustering, Method, Protection
 from agreement.derived.cohorts import steps_of
-from agreement.derived.payload_forms import limits_of, result_form, values_form
+from agreement.derived.payload_shapes import limits_of, result_shape, values_shape
 from agreement.registry.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ONE_STEP
 from tests.support.summed import method_agreement
 
@@ -114,7 +114,7 @@ def test_the_most_that_a_site_may_add_has_room_in_the_words(method: Method) -> N
 def test_the_largest_messages_fit_their_limits(method: Method, protection: Protection) -> None:
     agreed = agreement(method, protection=protection)
     limits = limits_of(agreed)
-    for form in (values_form(agreed, 1), result_form(agreed)):
+    for form in (values_shape(agreed, 1), result_shape(agreed)):
         numbers = sum(_numbers(axes) for axes in form.arrays) + sum(_numbers(axes[1:]) for axes in form.words)
         assert 8 * numbers <= limits.payload
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agreement import METHODS, AveragingSection, Layout, Method, Protection
-from agreement.derived.payload_forms import result_form, values_form
+from agreement.derived.payload_shapes import result_shape, values_shape
 from crypto.errors import BoundError
 from crypto.fixed_point import FixedPoint, Segment
 from tests.support.summed import method_agreement, sizes_of
@@ -102,10 +102,10 @@ def test_a_methods_layout_is_what_its_traits_say(method: Method) -> None:
     assert layout.classes == (3 if traits.prototypes else 0)
     assert (layout.parameters, layout.buffers) == sizes_of(traits.averaged)
     assert layout.length == 3 * 8 * traits.prototypes + sum(sizes_of(traits.averaged)) + traits.weighted
-    assert values_form(agreement, 1).arrays == ((layout.length,),)
-    assert result_form(agreement).arrays == ((layout.length - traits.weighted,), (3,))
+    assert values_shape(agreement, 1).arrays == ((layout.length,),)
+    assert result_shape(agreement).arrays == ((layout.length - traits.weighted,), (3,))
     masked = method_agreement(method, Protection.MASKED, masking={"ring_bits": 64})
-    assert values_form(masked, 1).words == ((64, layout.length),)
+    assert values_shape(masked, 1).words == ((64, layout.length),)
     assert masked.fixed_point().length == layout.length
 
 

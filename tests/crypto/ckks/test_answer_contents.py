@@ -9,7 +9,7 @@ from crypto.ckks.circuit import IMAGINARY_UNIT
 from crypto.ckks.noise_flooding import BOUND, SIGMA, flood_replicated, flood_rows
 from crypto.ckks.packed_sums import PackedSums
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import Ciphertext, answer_forms
+from crypto.ckks.parameters import Ciphertext, answer_shapes
 from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_payload
 from crypto.protection import Combination
@@ -63,7 +63,7 @@ def hardly_any_rows(packing: Packing, flooded: NDArray[np.bool_]) -> list[NDArra
 def slots(combination: Combination) -> list[NDArray[np.complex128]]:
     """Return the first site's answer, decrypted: every slot of every ciphertext."""
     answer = server_half(combination).combine(uploads(STACK, COHORT, combination), COHORT)[COHORT.sites[0]]
-    ciphertexts = read_payload(answer, answer_forms(combination, PACKING.parts))
+    ciphertexts = read_payload(answer, answer_shapes(combination, PACKING.parts))
     return [group().secret.decrypt(ciphertext) for ciphertext in ciphertexts]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from crypto.ckks.group_mixing import MixForm, MixingServer, MixingSite
+from crypto.ckks.group_mixing import MixingServer, MixingSite, MixLayout
 from crypto.ckks.parameters import SLOTS
 from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import BoundError, ImplausibleError, KeyStoreError, MalformedError, PrecisionError
@@ -40,13 +40,13 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> tuple[CkksSecret, Path]:
     return secret, path
 
 
-def _drawn(groups: int, components: int, form: MixForm, seed: int) -> tuple[Array, Array]:
+def _drawn(groups: int, components: int, form: MixLayout, seed: int) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     directions = np.abs(rng.normal(size=(groups, components))) * 10.0 ** rng.integers(-6, 6, size=(groups, 1))
     return directions, rng.uniform(-1.0, 1.0, size=(groups, form.vector.length)) * form.vector.bounds
 
 
-def _mixed(keyed: tuple[CkksSecret, Path], form: MixForm, directions: Array, values: Array) -> Array:
+def _mixed(keyed: tuple[CkksSecret, Path], form: MixLayout, directions: Array, values: Array) -> Array:
     secret, path = keyed
     site, server = MixingSite(secret, form), MixingServer(form, path, None)
     payloads = [site.protect(*each) for each in zip(directions, values, strict=True)]
@@ -62,7 +62,7 @@ def _mixed(keyed: tuple[CkksSecret, Path], form: MixForm, directions: Array, val
 def test_mix_within_stated_error(
     keyed: tuple[CkksSecret, Path], groups: int, components: int, lengths: tuple[int, ...]
 ) -> None:
-    form = MixForm(components, [Segment(n, 64.0 * 1e4**i) for i, n in enumerate(lengths)], groups=10)
+    form = MixLayout(components, [Segment(n, 64.0 * 1e4**i) for i, n in enumerate(lengths)], groups=10)
     directions, values = _drawn(groups, components, form, 5)
     wrong = np.abs(_mixed(keyed, form, directions, values) - _exact(directions, values))
     assert (wrong <= form.error(np.abs(values).sum(axis=0))).all()
@@ -70,7 +70,7 @@ def test_mix_within_stated_error(
 
 def test_mix_stated_error_tight(keyed: tuple[CkksSecret, Path]) -> None:
     """Less than 1e-8 of a value's bound, and no more than a thousand times what occurs."""
-    form = MixForm(64, [Segment(4 * SLOTS, 1.0)], groups=10)
+    form = MixLayout(64, [Segment(4 * SLOTS, 1.0)], groups=10)
     directions, values = _drawn(10, 64, form, 6)
     wrong = np.abs(_mixed(keyed, form, directions, values) - _exact(directions, values))
     stated = form.error(np.abs(values).sum(axis=0))
@@ -79,7 +79,7 @@ def test_mix_stated_error_tight(keyed: tuple[CkksSecret, Path]) -> None:
 
 
 def test_mix_group_without_direction_unmixed(keyed: tuple[CkksSecret, Path]) -> None:
-    form = MixForm(8, [Segment(3, 1.0)], groups=4)
+    form = MixLayout(8, [Segment(3, 1.0)], groups=4)
     directions, values = _drawn(3, 8, form, 7)
     directions[1] = 0.0
     mixed = _mixed(keyed, form, directions, values)
@@ -88,7 +88,7 @@ def test_mix_group_without_direction_unmixed(keyed: tuple[CkksSecret, Path]) -> 
 
 
 def test_mix_value_one_gives_divisor(keyed: tuple[CkksSecret, Path]) -> None:
-    form = MixForm(8, [Segment(1, 1.0)], groups=4)
+    form = MixLayout(8, [Segment(1, 1.0)], groups=4)
     directions, _ = _drawn(4, 8, form, 8)
     units = directions / np.linalg.norm(directions, axis=1, keepdims=True)
     mixed = _mixed(keyed, form, directions, np.ones((4, 1)))
@@ -98,7 +98,7 @@ def test_mix_value_one_gives_divisor(keyed: tuple[CkksSecret, Path]) -> None:
 def test_mix_in_processes_equals_inline(keyed: tuple[CkksSecret, Path]) -> None:
     """Ciphertexts are computed without randomness: the same bytes."""
     secret, path = keyed
-    form = MixForm(8, [Segment(20 * SLOTS, 1.0)], groups=2)
+    form = MixLayout(8, [Segment(20 * SLOTS, 1.0)], groups=2)
     directions, values = _drawn(2, 8, form, 9)
     site = MixingSite(secret, form)
     payloads = [site.protect(*each) for each in zip(directions, values, strict=True)]
@@ -109,7 +109,7 @@ def test_mix_in_processes_equals_inline(keyed: tuple[CkksSecret, Path]) -> None:
 
 
 def test_protect_values_that_cannot_be_mixed_refused(keyed: tuple[CkksSecret, Path]) -> None:
-    form = MixForm(3, [Segment(2, 1.0)], groups=2)
+    form = MixLayout(3, [Segment(2, 1.0)], groups=2)
     site = MixingSite(keyed[0], form)
     for bad in (-1e-9, np.nan, np.inf):
         with pytest.raises(BoundError, match="direction"):
@@ -122,7 +122,7 @@ def test_protect_values_that_cannot_be_mixed_refused(keyed: tuple[CkksSecret, Pa
 
 def test_mix_other_forms_refused(keyed: tuple[CkksSecret, Path]) -> None:
     secret, path = keyed
-    form, other = (MixForm(3, [Segment(2, 1.0)], groups=groups) for groups in (2, 50))
+    form, other = (MixLayout(3, [Segment(2, 1.0)], groups=groups) for groups in (2, 50))
     site, server = MixingSite(secret, form), MixingServer(form, path, None)
     good = site.protect(np.ones(3), np.zeros(2))
     foreign = MixingSite(secret, other).protect(np.ones(3), np.zeros(2))
@@ -141,7 +141,7 @@ def test_mix_other_forms_refused(keyed: tuple[CkksSecret, Path]) -> None:
 
 def test_unprotect_sum_of_too_many_groups_implausible(keyed: tuple[CkksSecret, Path]) -> None:
     secret, path = keyed
-    form = MixForm(3, [Segment(2, 1.0)], groups=2)
+    form = MixLayout(3, [Segment(2, 1.0)], groups=2)
     site = MixingSite(secret, form)
     payloads = [site.protect(np.ones(3), np.ones(2))] * 3
     with pytest.raises(ImplausibleError):
@@ -149,7 +149,7 @@ def test_unprotect_sum_of_too_many_groups_implausible(keyed: tuple[CkksSecret, P
 
 
 def test_mix_without_evaluation_keys_refused(keyed: tuple[CkksSecret, Path], tmp_path: Path) -> None:
-    form = MixForm(3, [Segment(2, 1.0)], groups=2)
+    form = MixLayout(3, [Segment(2, 1.0)], groups=2)
     payload = MixingSite(keyed[0], form).protect(np.ones(3), np.zeros(2))
     with pytest.raises(KeyStoreError, match="evaluation keys"):
         MixingServer(form, tmp_path / "none.bin", None).mix([payload])
@@ -157,6 +157,6 @@ def test_mix_without_evaluation_keys_refused(keyed: tuple[CkksSecret, Path], tmp
 
 def test_mix_form_too_many_groups_refused() -> None:
     with pytest.raises(PrecisionError, match="cannot be mixed"):
-        MixForm(3, [Segment(2, 1.0)], groups=2**30)
+        MixLayout(3, [Segment(2, 1.0)], groups=2**30)
     with pytest.raises(ValueError, match="at least 1"):
-        MixForm(0, [Segment(2, 1.0)], groups=2)
+        MixLayout(0, [Segment(2, 1.0)], groups=2)

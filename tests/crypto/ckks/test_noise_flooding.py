@@ -18,7 +18,7 @@ from tenseal import sealapi
 
 from crypto.ckks import noise_flooding
 from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit, KeysFile, load_circuit
-from crypto.ckks.group_mixing import COPIES, MixForm, MixingServer, MixingSite
+from crypto.ckks.group_mixing import COPIES, MixingServer, MixingSite, MixLayout
 from crypto.ckks.noise_flooding import Receiver
 from crypto.ckks.packing import BoundedVector, Complex, Packing
 from crypto.ckks.parameters import (
@@ -28,15 +28,15 @@ from crypto.ckks.parameters import (
     SCHEME,
     SLOTS,
     Ciphertext,
-    Form,
-    answer_forms,
+    CiphertextShape,
+    answer_shapes,
     context,
-    upload_forms,
+    upload_shapes,
 )
 from crypto.ckks.peer_combination import Combining
 from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext, read_payload
-from crypto.ckks.sums import SumForm, SummingServer, SummingSite
+from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.fixed_point import Segment
 from crypto.protection import Combination, Payload
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
@@ -48,7 +48,7 @@ LENGTH, TERMS, COMPONENTS = 9, 4, 6
 """An odd number of values, so that the last one's slot has an imaginary part that is nobody's."""
 
 
-def decrypted(payload: Payload, forms: tuple[Form, ...]) -> Float:
+def decrypted(payload: Payload, forms: tuple[CiphertextShape, ...]) -> Float:
     """Return every slot's both parts, those of values first: (2·4096 for each ciphertext,)."""
     slots: Float = np.concatenate([group().secret.decrypt(each) for each in read_payload(payload, forms)])
     return slots.view(np.float64)
@@ -57,9 +57,9 @@ def decrypted(payload: Payload, forms: tuple[Form, ...]) -> Float:
 # Sums
 
 
-def summed() -> tuple[Float, Float, SumForm]:
+def summed() -> tuple[Float, Float, SumLayout]:
     """Return all that decrypts of a sum of ``TERMS`` vectors of bound 2, and the vectors."""
-    form = SumForm([Segment(LENGTH, 2.0)], terms=TERMS)
+    form = SumLayout([Segment(LENGTH, 2.0)], terms=TERMS)
     vectors = np.random.default_rng(3).uniform(-2.0, 2.0, size=(TERMS, LENGTH))
     site = SummingSite(group().secret, form)
     total = SummingServer(form).add([site.protect(vector) for vector in vectors])
@@ -96,9 +96,9 @@ DIRECTIONS = np.abs(np.random.default_rng(4).normal(size=(2, COMPONENTS)))
 DIRECTIONS /= np.linalg.norm(DIRECTIONS, axis=1, keepdims=True)
 
 
-def mixed() -> tuple[Float, MixForm]:
+def mixed() -> tuple[Float, MixLayout]:
     """Return all that decrypts of the first of two groups' answers; each mixes a single 1."""
-    form = MixForm(COMPONENTS, [Segment(1, 1.0)], groups=2)
+    form = MixLayout(COMPONENTS, [Segment(1, 1.0)], groups=2)
     site, server = MixingSite(group().secret, form), MixingServer(form, group().keys_path, None)
     answers = server.mix([site.protect(direction, np.ones(1)) for direction in DIRECTIONS])
     return decrypted(answers[0], form.answers), form
@@ -114,14 +114,14 @@ def test_mix_unused_slots_hold_noise() -> None:
 def test_mix_imaginary_cosine_double_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directions packed as prototypes are, two components in a slot, leave another product of the two groups there."""
 
-    def as_prototypes(_form: MixForm, vector: Float) -> list[Complex]:
+    def as_prototypes(_form: MixLayout, vector: Float) -> list[Complex]:
         slots = np.zeros(SLOTS, dtype=np.complex128)
         slots[: COPIES * COMPONENTS // 2] = np.repeat(
             vector[: COMPONENTS // 2] + 1j * vector[COMPONENTS // 2 :], COPIES
         )
         return [slots]
 
-    monkeypatch.setattr(MixForm, "pack_direction", as_prototypes)
+    monkeypatch.setattr(MixLayout, "pack_direction", as_prototypes)
     slots, form = mixed()
     halves = DIRECTIONS.reshape(2, 2, COMPONENTS // 2)
     crossed = halves[0, 0] @ halves[1, 1] + halves[0, 1] @ halves[1, 0]
@@ -163,7 +163,7 @@ def payload(lie: Lie, combination: Combination) -> Payload:
     vectors: list[Complex | Float] = [*PACKING.pack(rows)]
     if combination is Combination.COMPLEMENT:
         vectors.append(PACKING.replicate(correction))
-    pairs = zip(vectors, upload_forms(combination, PACKING.parts), strict=True)
+    pairs = zip(vectors, upload_shapes(combination, PACKING.parts), strict=True)
     return Payload(SCHEME, blobs=tuple(group().secret.encrypt(vector, form) for vector, form in pairs))
 
 
@@ -174,7 +174,7 @@ def answered(lie: Lie, combination: Combination, pool: InlinePool | None = None)
     for site, each in sent.items():
         server.validate(each, site, COHORT)
     answer = server.combine(sent, COHORT)[COHORT.sites[0]]
-    ciphertexts = read_payload(answer, answer_forms(combination, PACKING.parts))
+    ciphertexts = read_payload(answer, answer_shapes(combination, PACKING.parts))
     return [PACKING.replicas(group().secret.decrypt(each))[LACKED] for each in ciphertexts]
 
 
@@ -321,13 +321,13 @@ def test_complement_colluding_holder_limit() -> None:
     rows[1, LACKED] *= 2.0**12
     sent = uploads(STACK, COHORT, Combination.COMPLEMENT)
     vectors: list[Complex | Float] = [*PACKING.pack(rows[1]), PACKING.replicate(np.zeros(CLASSES))]
-    forms = upload_forms(Combination.COMPLEMENT, PACKING.parts)
+    forms = upload_shapes(Combination.COMPLEMENT, PACKING.parts)
     pairs = zip(vectors, forms, strict=True)
     blobs = tuple(group().secret.encrypt(vector, form) for vector, form in pairs)
     sent[COHORT.sites[1]] = Payload(SCHEME, blobs=blobs)
     server = CkksServer(Combination.COMPLEMENT, group().keys_path, None)
     answer = read_payload(
-        server.combine(sent, COHORT)[COHORT.sites[0]], answer_forms(Combination.COMPLEMENT, 1)
+        server.combine(sent, COHORT)[COHORT.sites[0]], answer_shapes(Combination.COMPLEMENT, 1)
     )
     slots = PACKING.replicas(group().secret.decrypt(answer[0]))[LACKED]
     known = STACK[1, LACKED] / np.linalg.norm(STACK[1, LACKED])

@@ -21,9 +21,9 @@ from crypto.ckks.parameters import (
     PROTOTYPE,
     SCALE,
     Ciphertext,
+    CiphertextShape,
     CkksLevel,
-    Form,
-    answer_forms,
+    answer_shapes,
     context,
     level_id,
 )
@@ -64,7 +64,7 @@ def weaken(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
     monkeypatch.setattr(serialization, check, lambda *arguments: None)
 
 
-def fresh(form: Form) -> bytes:
+def fresh(form: CiphertextShape) -> bytes:
     return group().secret.encrypt(np.full(4096, 0.1), form)
 
 
@@ -86,7 +86,7 @@ def evaluator() -> sealapi.Evaluator:
     return sealapi.Evaluator(context())
 
 
-def transparent(form: Form, blob: bytes) -> bytes:
+def transparent(form: CiphertextShape, blob: bytes) -> bytes:
     """Return a ciphertext less itself. SEAL objects, and leaves the result where it was asked to."""
     ciphertext, result = load(sealapi.Ciphertext(), blob), sealapi.Ciphertext()
     with pytest.raises(RuntimeError, match="transparent"):
@@ -96,9 +96,9 @@ def transparent(form: Form, blob: bytes) -> bytes:
 
 
 UPLOAD_TWINS = [
-    ("check_scale", lambda: fresh(Form(CkksLevel.UPLOAD, 2 * SCALE, 1))),
-    ("check_level", lambda: fresh(Form(CkksLevel.PRODUCT, SCALE, 1))),
-    ("check_level", lambda: fresh(Form(CkksLevel.ANSWER, SCALE, 1))),
+    ("check_scale", lambda: fresh(CiphertextShape(CkksLevel.UPLOAD, 2 * SCALE, 1))),
+    ("check_level", lambda: fresh(CiphertextShape(CkksLevel.PRODUCT, SCALE, 1))),
+    ("check_level", lambda: fresh(CiphertextShape(CkksLevel.ANSWER, SCALE, 1))),
     ("check_length", lambda: fresh(PROTOTYPE) + b"\0"),
     ("check_length", lambda: dump(load(sealapi.Ciphertext(), fresh(PROTOTYPE)))),
     ("check_not_transparent", lambda: transparent(PROTOTYPE, fresh(PROTOTYPE))),
@@ -117,7 +117,7 @@ def test_validate_upload_of_other_form_refused(
 
 
 def test_validate_correction_at_other_scale_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    twin = fresh(Form(CkksLevel.PRODUCT, SCALE, 1))
+    twin = fresh(CiphertextShape(CkksLevel.PRODUCT, SCALE, 1))
     with pytest.raises(MalformedError, match="scale"):
         validate(fresh(PROTOTYPE), twin)
     weaken(monkeypatch, "check_scale")
@@ -135,7 +135,7 @@ ANSWER_TWINS: list[tuple[str, Callable[[Ciphertext], None]]] = [
 def test_read_ciphertext_other_form_refused(
     answer: Payload, check: str, change: Callable[[Ciphertext], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blob, form = rewritten(answer.blobs[0], change), answer_forms(COMPLEMENT, 1)[0]
+    blob, form = rewritten(answer.blobs[0], change), answer_shapes(COMPLEMENT, 1)[0]
     with pytest.raises(MalformedError):
         read_ciphertext(blob, form)
     with pytest.raises(MalformedError):
@@ -156,17 +156,17 @@ def test_unprotect_answer_of_other_scale_refused(answer: Payload, monkeypatch: p
 
 
 def test_unprotect_answer_of_other_level_refused(answer: Payload, monkeypatch: pytest.MonkeyPatch) -> None:
-    blob = fresh(Form(CkksLevel.PRODUCT, answer_forms(COMPLEMENT, 1)[0].scale, 1))
+    blob = fresh(CiphertextShape(CkksLevel.PRODUCT, answer_shapes(COMPLEMENT, 1)[0].scale, 1))
     with pytest.raises(MalformedError):
         unprotect(blob, answer.blobs[1])
     weaken(monkeypatch, "check_level")
-    read_ciphertext(blob, answer_forms(COMPLEMENT, 1)[0])
+    read_ciphertext(blob, answer_shapes(COMPLEMENT, 1)[0])
 
 
 def test_unprotect_other_groups_answer_implausible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    forms = answer_forms(COMPLEMENT, 1)
+    forms = answer_shapes(COMPLEMENT, 1)
     foreign = tuple(group(1).secret.encrypt(np.full(4096, 0.1), form) for form in forms)
     with pytest.raises(ImplausibleError):
         unprotect(*foreign)
@@ -178,7 +178,7 @@ def test_unprotect_other_groups_answer_implausible(
 @pytest.mark.parametrize("total", [-1.0, 8.1])
 def test_check_totals_impossible_refused(total: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below 0 it would pass for agreement, and the coordinator would choose whose targets stand still."""
-    numerator, denominator = answer_forms(COMPLEMENT, 1)
+    numerator, denominator = answer_shapes(COMPLEMENT, 1)
     blobs = [
         group().secret.encrypt(np.full(4096, x), form) for x, form in ((0.1, numerator), (total, denominator))
     ]
@@ -190,7 +190,7 @@ def test_check_totals_impossible_refused(total: float, monkeypatch: pytest.Monke
 
 
 def test_unprotect_absurd_values_refused() -> None:
-    numerator, denominator = answer_forms(COMPLEMENT, 1)
+    numerator, denominator = answer_shapes(COMPLEMENT, 1)
     huge = group().secret.encrypt(np.full(4096, 2.0**15), numerator)
     with pytest.raises(ImplausibleError):
         unprotect(huge, group().secret.encrypt(np.full(4096, 1.0), denominator))

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from crypto.ckks.parameters import SLOTS
 from crypto.ckks.secret_key import CkksSecret
-from crypto.ckks.sums import SumForm, SummingServer, SummingSite
+from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError, UnknownSchemeError
 from crypto.fixed_point import Segment
 from crypto.protection import Payload
 
 Array = NDArray[np.float64]
 
-FORM = SumForm([Segment(5, 0.5), Segment(2, 1e6)], terms=4)
+FORM = SumLayout([Segment(5, 0.5), Segment(2, 1e6)], terms=4)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def secret() -> CkksSecret:
     return CkksSecret.generate()[0]
 
 
-def _added(secret: CkksSecret, form: SumForm, stack: Array) -> Array:
+def _added(secret: CkksSecret, form: SumLayout, stack: Array) -> Array:
     site, server = SummingSite(secret, form), SummingServer(form)
     payloads = [site.protect(values) for values in stack]
     for payload in payloads:
@@ -45,7 +45,7 @@ def _added(secret: CkksSecret, form: SumForm, stack: Array) -> Array:
 def test_sum_within_stated_error(
     secret: CkksSecret, lengths: list[int], bound: float, terms: int, at_bound: bool, seed: int
 ) -> None:
-    form = SumForm([Segment(length, bound * 10**i) for i, length in enumerate(lengths)], terms=256)
+    form = SumLayout([Segment(length, bound * 10**i) for i, length in enumerate(lengths)], terms=256)
     bounds = np.repeat([bound * 10**i for i in range(len(lengths))], lengths)
     rng = np.random.default_rng(seed)
     stack = rng.uniform(-1.0, 1.0, size=(terms, form.length)) * bounds
@@ -57,7 +57,7 @@ def test_sum_within_stated_error(
 
 def test_sum_large_bound_keeps_precision_of_others(secret: CkksSecret) -> None:
     """Such as a running variance near 1, times thousands of samples, where a million would have been allowed."""
-    form = SumForm([Segment(100, 1e11)], terms=256)
+    form = SumLayout([Segment(100, 1e11)], terms=256)
     values = np.random.default_rng(4).uniform(0.0, 1e4, size=(5, 100))
     assert np.abs(_added(secret, form, values) - values.sum(axis=0)).max() < 1e-5
     assert form.error(5).max() < 1e-5
@@ -65,20 +65,20 @@ def test_sum_large_bound_keeps_precision_of_others(secret: CkksSecret) -> None:
 
 def test_sum_large_bound_error_of_half_step() -> None:
     """A multiple of 2^-20 times the bound is sent first, so the remainder is at most 2^-21 times the bound."""
-    form = SumForm([Segment(1, 2.0**30)], terms=4)
+    form = SumLayout([Segment(1, 2.0**30)], terms=4)
     assert form.error(1)[0] == 2.0**9 * form.relative_error(1)
 
 
 def test_sum_stated_error_tight(secret: CkksSecret) -> None:
     """A tenth of it would not do: 8 standard deviations are stated, and 4 occur among so many values."""
-    form = SumForm([Segment(8 * SLOTS, 1.0)], terms=256)
+    form = SumLayout([Segment(8 * SLOTS, 1.0)], terms=256)
     values = np.random.default_rng(3).uniform(-1.0, 1.0, size=(1, form.length))
     wrong = np.abs(_added(secret, form, values) - values[0])
     assert wrong.max() > form.error(1)[0] / 10
 
 
 def test_sum_upload_8_bytes_answer_16_bytes_per_value(secret: CkksSecret) -> None:
-    form = SumForm([Segment(16 * SLOTS, 1.0)], terms=256)
+    form = SumLayout([Segment(16 * SLOTS, 1.0)], terms=256)
     site, server = SummingSite(secret, form), SummingServer(form)
     payload = site.protect(np.ones(form.length))
     assert sum(map(len, payload.blobs)) <= 8.1 * form.length
@@ -117,7 +117,7 @@ def test_unprotect_sum_under_other_key_implausible(secret: CkksSecret) -> None:
 def test_validate_sum_upload_other_form_refused(secret: CkksSecret) -> None:
     site, server = SummingSite(secret, FORM), SummingServer(FORM)
     good = site.protect(np.zeros(7))
-    other = SummingSite(secret, SumForm(FORM.segments.segments, terms=256)).protect(np.zeros(7))
+    other = SummingSite(secret, SumLayout(FORM.segments.segments, terms=256)).protect(np.zeros(7))
     for bad in (other, Payload(good.scheme, blobs=good.blobs * 2), server.add([good])):
         with pytest.raises(MalformedError):
             server.validate(bad)
@@ -131,7 +131,7 @@ def test_unprotect_sum_other_form_refused_before_decryption(secret: CkksSecret) 
     site = SummingSite(secret, FORM)
     with pytest.raises(MalformedError):
         site.unprotect(Payload("ckks/1", blobs=()), 1)
-    other = SumForm(FORM.segments.segments, terms=256)
+    other = SumLayout(FORM.segments.segments, terms=256)
     total = SummingServer(other).add([SummingSite(secret, other).protect(np.zeros(7))])
     with pytest.raises(MalformedError, match="scale"):
         site.unprotect(total, 1)
@@ -140,15 +140,15 @@ def test_unprotect_sum_other_form_refused_before_decryption(secret: CkksSecret) 
 def test_sum_form_too_many_terms_refused() -> None:
     """√2·terms·scale stays below 2^58 of 2^60, whatever the number of terms."""
     for terms in (1, 2, 20, 256, 10**6):
-        assert np.sqrt(2.0) * terms * SumForm([Segment(1, 1.0)], terms=terms).scale <= 2.0**58
+        assert np.sqrt(2.0) * terms * SumLayout([Segment(1, 1.0)], terms=terms).scale <= 2.0**58
     with pytest.raises(PrecisionError, match="do not fit"):
-        SumForm([Segment(1, 1.0)], terms=2**30)
+        SumLayout([Segment(1, 1.0)], terms=2**30)
 
 
 def test_sum_form_without_values_or_terms_refused(secret: CkksSecret) -> None:
     with pytest.raises(ValueError, match="1 term"):
-        SumForm([Segment(1, 1.0)], terms=0)
+        SumLayout([Segment(1, 1.0)], terms=0)
     with pytest.raises(ValueError, match="at least one value"):
-        SumForm([Segment(0, 1.0)], terms=1)
+        SumLayout([Segment(0, 1.0)], terms=1)
     with pytest.raises(ValueError, match="between 1 and 4"):
         SummingSite(secret, FORM).unprotect(Payload("ckks/1"), 5)

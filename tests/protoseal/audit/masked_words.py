@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 from scipy.stats import chi2  # type: ignore[import-untyped]  # it ships no types
 
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.pairwise.attempt import Binding
 from crypto.pairwise.masks import add_streams, self_key
 from crypto.pairwise.wire_values import ReleasedShare
@@ -61,7 +61,7 @@ def sums_of(transcript: Transcript, told: Mapping[int, bytes] | None = None) -> 
         if each.key is not None and each.key.round:
             place = each.key.round, each.site
             if each.key.phase is Phase.VALUES:
-                form = values_form(agreement, each.key.round)
+                form = values_shape(agreement, each.key.round)
                 (words[place],) = codec.decode_payload(each.content, limits_of(agreement), form).words
             if each.key.phase is Phase.UNMASK:
                 released[place] = codec.decode_released_shares(each.content, limits_of(agreement)).shares

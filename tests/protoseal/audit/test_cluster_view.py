@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Method, Protection
-from agreement.derived.payload_forms import directions_form, limits_of
+from agreement.derived.payload_shapes import directions_shape, limits_of
 from agreement.registry.round_plan import CLUSTERED_SUM
 from crypto.pairwise import masks
 from crypto.protection import Words
@@ -102,7 +102,7 @@ def test_a_direction_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch
 
 def sent_directions(transcript: ClusterTranscript) -> Iterator[tuple[str, Vectors, Vectors]]:
     """Return (site, rows, classes) of every DIRECTIONS."""
-    limits, form = limits_of(transcript.agreement), directions_form(transcript.agreement)
+    limits, form = limits_of(transcript.agreement), directions_shape(transcript.agreement)
     for each in transcript.received:
         if each.key is not None and each.key.phase is Phase.DIRECTIONS:
             rows, classes = codec.decode_payload(each.content, limits, form).arrays

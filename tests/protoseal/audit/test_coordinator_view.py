@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement, FeddbpSection, Method, Protection
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from agreement.registry.round_plan import MASKED_SUM
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
@@ -294,7 +294,7 @@ def test_a_sites_sent_vector_is_its_prototypes_and_nothing_else(
 ) -> None:
     """A vector that `plain` shows has K·d numbers, zeros for withheld classes, and no room for more."""
     transcript = branched[Protection.PLAIN]
-    limits, form = limits_of(transcript.agreement), values_form(transcript.agreement, 1)
+    limits, form = limits_of(transcript.agreement), values_shape(transcript.agreement, 1)
     for (number, attempt, site), put in transcript.put.items():
         (sent,) = [
             each.content

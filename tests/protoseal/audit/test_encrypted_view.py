@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Method, Protection
-from agreement.derived.payload_forms import directions_form, limits_of, sums_form, values_form
+from agreement.derived.payload_shapes import directions_shape, limits_of, sums_shape, values_shape
 from crypto.protection import Payload
 from crypto.rotation import RotationSite
 from protoseal.audit.coordinator_view import search_messages
@@ -189,12 +189,12 @@ def payloads(transcript: Transcript) -> Iterator[tuple[Phase, Payload]]:
     limits = limits_of(transcript.agreement)
     for each in transcript.received:
         if each.key is not None and each.key.round and each.key.phase in (Phase.VALUES, Phase.MEANS):
-            yield each.key.phase, codec.decode_payload(each.content, limits, sums_form(transcript.agreement))
+            yield each.key.phase, codec.decode_payload(each.content, limits, sums_shape(transcript.agreement))
 
 
 def test_the_clustering_of_groups_shows_turned_rows_and_no_others(transcripts: Transcripts) -> None:
     transcript = transcripts(Method.FEDPC, Protection.CKKS)
-    limits, form = limits_of(transcript.agreement), values_form(transcript.agreement, 0)
+    limits, form = limits_of(transcript.agreement), values_shape(transcript.agreement, 0)
     sent = {
         each.site: codec.decode_payload(each.content, limits, form)
         for each in transcript.received
@@ -209,7 +209,7 @@ def test_the_clustering_of_groups_shows_turned_rows_and_no_others(transcripts: T
 
 
 def directions_of(transcript: Transcript) -> Iterator[tuple[tuple[int, int, str], Vectors, Vectors]]:
-    limits, form = limits_of(transcript.agreement), directions_form(transcript.agreement)
+    limits, form = limits_of(transcript.agreement), directions_shape(transcript.agreement)
     for each in transcript.received:
         if each.key is not None and each.key.phase is Phase.DIRECTIONS:
             rows, classes = codec.decode_payload(each.content, limits, form).arrays

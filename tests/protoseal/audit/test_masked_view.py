@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Protection
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from algorithms.pfpl import Weighting
 from crypto import rotation
 from crypto.keys import derive
@@ -83,7 +83,7 @@ def rotated_run(folder: Path) -> list[Block]:
     assert all(excess(agreement, record, number) <= 1.0 for number in (1, 2))
 
     def rows(each: Received) -> Float:
-        return codec.decode_payload(each.content, limits_of(agreement), values_form(agreement, 1)).arrays[0]
+        return codec.decode_payload(each.content, limits_of(agreement), values_shape(agreement, 1)).arrays[0]
 
     sent = {
         (each.key.round, each.key.attempt, each.site): rows(each)
@@ -175,9 +175,9 @@ def test_the_clustering_shows_the_inner_products_of_whole_sites_and_of_no_class(
 ) -> None:
     agreement = transcript.agreement
     sent = {
-        each.site: codec.decode_payload(each.content, limits_of(agreement), values_form(agreement, 0)).arrays[
-            0
-        ][0]
+        each.site: codec.decode_payload(
+            each.content, limits_of(agreement), values_shape(agreement, 0)
+        ).arrays[0][0]
         for each in transcript.received
         if each.key is not None and each.key.phase is Phase.VALUES and not each.key.round
     }

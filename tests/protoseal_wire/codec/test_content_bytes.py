@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
-from crypto.protection import Axis, Payload, PayloadForm, UpTo, Words
+from crypto.protection import Axis, Payload, PayloadShape, UpTo, Words
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire import codec
@@ -52,7 +52,7 @@ def encode(kind: str, value: object) -> bytes:
     return content
 
 
-def decode(kind: str, content: bytes, limits: Limits = LIMITS, form: PayloadForm | None = None) -> object:
+def decode(kind: str, content: bytes, limits: Limits = LIMITS, form: PayloadShape | None = None) -> object:
     """Decode with the kind's form in :data:`FORMS`, unless another form is given."""
     form = form or FORMS.get(kind)
     forms = () if form is None else (form,)
@@ -60,12 +60,12 @@ def decode(kind: str, content: bytes, limits: Limits = LIMITS, form: PayloadForm
     return value
 
 
-def form_of(case: Mapping[str, Any]) -> PayloadForm | None:
+def form_of(case: Mapping[str, Any]) -> PayloadShape | None:
     if "form" not in case:
         return None
     arrays = tuple(tuple(map(axis, axes)) for axes in case["form"].get("arrays", ()))
     words = tuple((int(bits), axis(length)) for bits, length in case["form"].get("words", ()))
-    return PayloadForm(arrays, words, case["form"].get("blobs", 0))
+    return PayloadShape(arrays, words, case["form"].get("blobs", 0))
 
 
 def axis(of: Any) -> Axis:
@@ -250,7 +250,7 @@ def decodes_or_refuses(kind: str, content: bytes) -> None:
 
 
 def test_arrays_come_out_as_native_float64_whatever_layout_went_in() -> None:
-    value, form = np.arange(6, dtype=">f8").reshape(2, 3).T, PayloadForm(arrays=((3, 2),))
+    value, form = np.arange(6, dtype=">f8").reshape(2, 3).T, PayloadShape(arrays=((3, 2),))
     (array,) = codec.decode_payload(codec.encode_payload(Payload("plain/1", (value,))), LIMITS, form).arrays
     assert array.dtype == np.float64
     assert array.dtype.isnative
@@ -261,7 +261,7 @@ def test_arrays_come_out_as_native_float64_whatever_layout_went_in() -> None:
 def test_words_come_out_as_native_words_whatever_layout_went_in(bits: int) -> None:
     value = np.arange(10, dtype=f">u{bits // 8}")[::2]
     content = codec.encode_payload(Payload("pairwise/1", words=(value,)))
-    (words,) = codec.decode_payload(content, LIMITS, PayloadForm(words=((bits, 5),))).words
+    (words,) = codec.decode_payload(content, LIMITS, PayloadShape(words=((bits, 5),))).words
     assert words.dtype == np.dtype(f"u{bits // 8}")
     assert words.dtype.isnative
     np.testing.assert_array_equal(words, value)
@@ -291,18 +291,18 @@ def test_a_form_admits_no_fewer_and_no_more() -> None:
             )
         )
         for form in (
-            PayloadForm(arrays=((3, 2),)),
-            PayloadForm(arrays=((2, 3),)),
-            PayloadForm(arrays=((6,),)),
-            PayloadForm(arrays=((6,), (3,))),
-            PayloadForm(arrays=((3,), (6,))),
-            PayloadForm(arrays=((UpTo(2), 5), (UpTo(2),))),
-            PayloadForm(arrays=((UpTo(3), 5), (4,))),
-            PayloadForm(blobs=1),
-            PayloadForm(words=((64, 6),)),
-            PayloadForm(words=((32, 6),)),
-            PayloadForm(words=((32, 12),)),
-            PayloadForm(words=((64, 6), (64, 6))),
+            PayloadShape(arrays=((3, 2),)),
+            PayloadShape(arrays=((2, 3),)),
+            PayloadShape(arrays=((6,),)),
+            PayloadShape(arrays=((6,), (3,))),
+            PayloadShape(arrays=((3,), (6,))),
+            PayloadShape(arrays=((UpTo(2), 5), (UpTo(2),))),
+            PayloadShape(arrays=((UpTo(3), 5), (4,))),
+            PayloadShape(blobs=1),
+            PayloadShape(words=((64, 6),)),
+            PayloadShape(words=((32, 6),)),
+            PayloadShape(words=((32, 12),)),
+            PayloadShape(words=((64, 6), (64, 6))),
         )
     }
     for own, content in made.items():

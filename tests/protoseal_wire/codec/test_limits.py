@@ -10,7 +10,7 @@ import pytest
 
 from crypto.keys import ChannelKey, seal
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
-from crypto.protection import Payload, PayloadForm, UpTo
+from crypto.protection import Payload, PayloadShape, UpTo
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire import codec
@@ -86,7 +86,7 @@ BOUNDS = {
     "shares_made": "sealed_shares",
     "masked_values": "payload",
 }
-FORMS = dict.fromkeys(("round_start", "payload", "masked_values"), PayloadForm(arrays=((LENGTH,), (100,))))
+FORMS = dict.fromkeys(("round_start", "payload", "masked_values"), PayloadShape(arrays=((LENGTH,), (100,))))
 
 
 @pytest.mark.parametrize("kind", LARGEST)
@@ -107,15 +107,15 @@ def test_the_most_ciphertexts_fit() -> None:
     limits = replace(LARGE, parameters=0)
     value = Payload(SCHEME, (), (bytes(2**19),) * limits.blobs)
     content = codec.encode_payload(value)
-    assert codec.decode_payload(content, limits, PayloadForm(blobs=limits.blobs)) == value
+    assert codec.decode_payload(content, limits, PayloadShape(blobs=limits.blobs)) == value
     with pytest.raises(Malformed, match="ciphertexts"):
-        codec.decode_payload(content, limits, PayloadForm(blobs=limits.blobs - 1))
+        codec.decode_payload(content, limits, PayloadShape(blobs=limits.blobs - 1))
 
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_most_words_fit(bits: int) -> None:
     value = Payload(SCHEME, words=(np.full(LENGTH, 2**bits - 1, f"u{bits // 8}"),))
-    form = PayloadForm(words=((bits, LENGTH),))
+    form = PayloadShape(words=((bits, LENGTH),))
     assert plain(codec.decode_payload(codec.encode_payload(value), LARGE, form)) == plain(value)
 
 
@@ -124,7 +124,7 @@ def test_the_most_prototypes_of_each_class_fit(classes: int) -> None:
     """The most prototypes fit as sent under `plain` with a model and its weight, in a result, and when assigned."""
     limits = Limits(classes=classes, dim=3, sites=5, parameters=1000, per_class=256)
     rows = UpTo(256 * classes)
-    form = PayloadForm(arrays=((rows, 3), (rows,), (rows,), (1001,)))
+    form = PayloadShape(arrays=((rows, 3), (rows,), (rows,), (1001,)))
     value = Payload(SCHEME, tuple(np.ones([rows.most, 3][: len(axes)]) for axes in form.arrays[:3]))
     value = replace(value, arrays=(*value.arrays, np.ones(1001)))
     assert plain(codec.decode_payload(codec.encode_payload(value), limits, form)) == plain(value)
@@ -134,7 +134,7 @@ def test_the_most_prototypes_of_each_class_fit(classes: int) -> None:
 
 
 def test_the_signed_members_of_a_sum_fit_beside_it() -> None:
-    form = PayloadForm(arrays=((2 * 10**6,), (2,)), blobs=1)
+    form = PayloadShape(arrays=((2 * 10**6,), (2,)), blobs=1)
     members = codec.encode_sum_members(SumMembers(1, 1, SITES, bytes(32), SignedSurvivors(SITES, SIGNED)))
     value = Payload(SCHEME, (np.ones(2 * 10**6), np.ones(2)), (members,))
     limits = Limits(classes=2, dim=10**6, sites=5, members=True)
@@ -142,7 +142,7 @@ def test_the_signed_members_of_a_sum_fit_beside_it() -> None:
 
 
 def test_a_plain_payload_of_few_classes_fits() -> None:
-    limits, form = Limits(classes=1, dim=10**6), PayloadForm(arrays=((1, 10**6),))
+    limits, form = Limits(classes=1, dim=10**6), PayloadShape(arrays=((1, 10**6),))
     value = Payload("plain/1", (np.ones((1, 10**6)),))
     assert plain(codec.decode_payload(codec.encode_payload(value), limits, form)) == plain(value)
 

@@ -19,7 +19,7 @@ from agreement.derived import encrypted_sums
 from agreement.derived.encrypted_sums import EncryptedSum
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
-from crypto.ckks.sums import SumForm
+from crypto.ckks.sums import SumLayout
 from crypto.errors import ImplausibleError
 from crypto.fixed_point import Segment
 from crypto.protection import Payload
@@ -291,7 +291,7 @@ def test_a_site_that_joins_after_a_spoilt_result_keeps_its_state(fresh: Open, me
 
 def rescaled(total: Payload, factor: float) -> Payload:
     scale = EncryptedSum(method_agreement(BOTH, Protection.CKKS)).form.scale
-    form = SumForm([Segment(1, 1.0)], terms=4).answers[0]
+    form = SumLayout([Segment(1, 1.0)], terms=4).answers[0]
     (part,) = read_payload(total, (replace(form, scale=scale),))
     part.scale = scale * factor
     return replace(total, blobs=(dump(part),))

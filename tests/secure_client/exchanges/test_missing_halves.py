@@ -18,7 +18,7 @@ import pytest
 
 from agreement import Agreement, Method, PfplSection, Protection
 from agreement.derived.cohorts import first_round, steps_of
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from algorithms.pfpl import Weighting
 from crypto.errors import UnknownSchemeError
 from crypto.plain import SCHEME as PLAIN
@@ -257,7 +257,7 @@ def test_half_without_a_step_cannot_be_built(left_out: str) -> None:
 
 def test_protection_without_a_half_of_sums_ends_the_run_at_its_start() -> None:
     agreement = AGREEMENTS["feddbp ckks"]()
-    plan = replace(agreement.plan, values=Form.ROWS)
+    plan = replace(agreement.plan, values=PayloadKind.ROWS)
     with pytest.raises(ValueError, match="ROWS"):
         build_sum_half(SimpleNamespace(agreement=SimpleNamespace(plan=plan)))  # type: ignore[arg-type]
 

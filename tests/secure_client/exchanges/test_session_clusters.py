@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Protection
-from agreement.derived.payload_forms import values_form
+from agreement.derived.payload_shapes import values_shape
 from agreement.schema.layout import counted_samples
 from algorithms.fedplcc import LocalClusters
 from crypto.pairwise.wire_values import SCHEME
@@ -267,7 +267,7 @@ def test_a_site_with_more_samples_than_agreed_counts_as_one_with_so_many(opened:
     play = opened(agreement.model_copy(update={"averaging": averaging}))
     active = play.attempt(*EVERYONE).active
     answer = play.ask(A, Phase.VALUES, codec.encode_active_list(active))
-    _, _, samples, vector = codec.decode_payload(answer, play.limits, values_form(play.agreement, 1)).arrays
+    _, _, samples, vector = codec.decode_payload(answer, play.limits, values_shape(play.agreement, 1)).arrays
     assert vector[-1] == 4.0
     assert samples.tolist() == [1.0] * len(samples)
 

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agreement import Agreement
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.pairwise.attempt import AttemptSecrets, Binding
 from crypto.pairwise.masks import mask
 from crypto.pairwise.wire_values import masked_words
@@ -80,7 +80,7 @@ class Sent:
                 self._put(name, self.shown[site].tobytes())
             case Phase.VALUES:
                 at = (site, key.round, key.attempt)
-                payload = codec.decode_payload(content, limits, values_form(self.agreement, key.round))
+                payload = codec.decode_payload(content, limits, values_shape(self.agreement, key.round))
                 masked = masked_words(payload, self.agreement.ring_bits, self.agreement.layout.length)
                 self.words[at] = masked - self._masks[at]
                 self._put(name, self.words[at].tobytes())

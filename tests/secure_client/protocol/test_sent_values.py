@@ -12,7 +12,7 @@ import pytest
 
 from agreement import Agreement, Method, PfplSection, Protection
 from agreement.derived.cohorts import first_round, steps_of
-from agreement.registry.round_plan import _PLANS, Form
+from agreement.registry.round_plan import _PLANS, PayloadKind
 from algorithms.pfpl import Weighting
 from crypto import plain, rotation
 from crypto.ckks.group_mixing import MixingSite
@@ -168,15 +168,15 @@ def test_a_phase_that_no_exchange_answers_carries_nothing(phase: Phase) -> None:
 @pytest.mark.parametrize(
     ("method", "form", "maker"),
     [
-        (Method.PFPL, Form.ROWS, plain.PlainSite),
-        (Method.FEDDBP, Form.VECTOR, plain.PlainValues),
-        (Method.FEDPLCC, Form.LOCAL_CLUSTERS, plain.PlainValues),
+        (Method.PFPL, PayloadKind.ROWS, plain.PlainSite),
+        (Method.FEDDBP, PayloadKind.VECTOR, plain.PlainValues),
+        (Method.FEDPLCC, PayloadKind.LOCAL_CLUSTERS, plain.PlainValues),
     ],
 )
 @pytest.mark.parametrize("protection", [Protection.MASKED, Protection.CKKS])
 def test_a_wrong_row_of_the_table_of_rounds_sends_no_cleartext(
     method: Method,
-    form: Form,
+    form: PayloadKind,
     maker: type,
     protection: Protection,
     monkeypatch: pytest.MonkeyPatch,

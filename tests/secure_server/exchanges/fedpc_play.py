@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, Protection
-from agreement.derived.payload_forms import result_form
+from agreement.derived.payload_shapes import result_shape
 from algorithms.fedpc.aggregation import means_within_groups, mix_groups
 from crypto.pki import TrustAnchor
 from protoseal_wire import codec
@@ -177,7 +177,7 @@ def expected(
 
 def check_results(play: Play, number: int, results: Mapping[str, Result], got_by: Collection[str]) -> None:
     """Check that each site of ``got_by``, and no other, has its result, exact but for the fixed point's resolution."""
-    form = result_form(play.agreement)
+    form = result_shape(play.agreement)
     for name, site in play.sites.items():
         content = play.result(name, number)
         assert (content is not None) == (name in got_by), name

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agreement import Protection
-from agreement.derived.payload_forms import directions_form, limits_of, values_form
+from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
 from algorithms.fedplcc import WITHHELD
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import Payload
@@ -46,7 +46,7 @@ def directions() -> Iterator[Scene]:
 
 def arrays(scene: Scene) -> Arrays:
     agreement = scene.federation.agreement
-    form = values_form(agreement, 1) if scene.key.phase is Phase.VALUES else directions_form(agreement)
+    form = values_shape(agreement, 1) if scene.key.phase is Phase.VALUES else directions_shape(agreement)
     return [each.copy() for each in codec.decode_payload(scene.honest, limits_of(agreement), form).arrays]
 
 

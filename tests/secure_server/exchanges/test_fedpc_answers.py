@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.pairwise.member_signatures import sign_survivors
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
@@ -84,7 +84,7 @@ def test_shares_of_an_earlier_attempt(masked: Play) -> None:
 
 def _words(change: Callable[[Payload], Payload]) -> Change:
     def changed(site: ScriptedSite, key: PhaseKey, honest: bytes) -> bytes:
-        form = values_form(site.agreement, key.round)
+        form = values_shape(site.agreement, key.round)
         return codec.encode_payload(change(codec.decode_payload(honest, site.limits, form)))
 
     return changed

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agreement import Agreement, AveragingSection, Method, Protection
 from agreement.derived import means
 from agreement.derived.cohorts import group_cohort
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from crypto.errors import CryptoError, MalformedError
 from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN

@@ -13,7 +13,7 @@ import pytest
 
 from agreement import Agreement, Method, Protection
 from agreement.derived.cohorts import group_cohort
-from agreement.derived.payload_forms import limits_of
+from agreement.derived.payload_shapes import limits_of
 from crypto.keys import StorageKey
 from crypto.roster import Roster
 from protoseal_wire import codec

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from agreement import Agreement, Method, Protection
-from agreement.derived.payload_forms import limits_of, values_form
+from agreement.derived.payload_shapes import limits_of, values_shape
 from crypto.errors import VerificationError
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
@@ -110,7 +110,7 @@ def test_shares_for_all_others() -> None:
 def _values(change: Callable[[MaskedValues], MaskedValues]) -> Callable[[Scene, bytes], bytes]:
     def changed(scene: Scene, honest: bytes) -> bytes:
         agreed = scene.federation.agreement
-        values = codec.decode_masked_values(honest, limits_of(agreed), values_form(agreed, 1))
+        values = codec.decode_masked_values(honest, limits_of(agreed), values_shape(agreed, 1))
         return codec.encode_masked_values(change(values))
 
     return changed
@@ -128,7 +128,7 @@ def test_values_under_no_word_on_whom_they_are_masked_with() -> None:
 def test_values_as_in_a_complete_graph() -> None:
     def change(scene: Scene, honest: bytes) -> bytes:
         agreed = scene.federation.agreement
-        values = codec.decode_masked_values(honest, limits_of(agreed), values_form(agreed, 1))
+        values = codec.decode_masked_values(honest, limits_of(agreed), values_shape(agreed, 1))
         return codec.encode_payload(values.payload)
 
     refused(Phase.VALUES, change, CodecError, "masked_values")
@@ -150,7 +150,7 @@ def test_values_of_another_length() -> None:
 def test_values_in_a_complete_graph_have_no_such_word() -> None:
     complete = method_agreement(Method.FEDPROTO, Protection.MASKED)
     with stopped_at(complete, VICTIM, Phase.VALUES) as scene:
-        payload = codec.decode_payload(scene.honest, limits_of(complete), values_form(complete, 1))
+        payload = codec.decode_payload(scene.honest, limits_of(complete), values_shape(complete, 1))
         with pytest.raises(CodecError):
             scene.send(scene.upload(codec.encode_masked_values(MaskedValues(payload, bytes(70)))))
 

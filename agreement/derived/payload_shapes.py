@@ -7,10 +7,10 @@ from math import prod
 
 import numpy as np
 
-from agreement.registry.round_plan import Form
+from agreement.registry.round_plan import PayloadKind
 from agreement.schema.agreement import CKKS_SLOTS, Agreement
 from crypto.fixed_point import MIN_FRACTION_BITS
-from crypto.protection import NORM_SLACK, Axis, PayloadForm, UpTo
+from crypto.protection import NORM_SLACK, Axis, PayloadShape, UpTo
 from protoseal_wire.codec import Limits
 
 
@@ -26,7 +26,7 @@ def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
         parameters=max(agreement.layout.model, _extension_numbers(agreement)),
         per_class=agreement.clustering.most_of_class if agreement.clusters else 1,
         ciphertexts=most_ciphertexts(agreement),
-        members=agreement.plan.result is Form.PEER_SUMS,
+        members=agreement.plan.result is PayloadKind.PEER_SUMS,
     )
 
 
@@ -34,11 +34,11 @@ def most_ciphertexts(agreement: Agreement) -> int:
     """Return the most ciphertexts of an encrypted sum, or of its means; of two sums where an earlier one is repeated.
 
     A slot holds two numbers, or half a number of a direction. Numbers with large bounds travel as two
-    (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
+    (:class:`crypto.ckks.sums.SumLayout`), so that twice as many are allowed for.
     """
-    if agreement.plan.values is Form.EXTENSION:
-        return extension_form(agreement).blobs
-    if not agreement.sums or agreement.plan.values is not Form.CIPHERTEXTS:
+    if agreement.plan.values is PayloadKind.EXTENSION:
+        return extension_shape(agreement).blobs
+    if not agreement.sums or agreement.plan.values is not PayloadKind.CIPHERTEXTS:
         return 0
     classes, own = len(agreement.classes), agreement.clustering
     clusters = classes * own.most_clusters if agreement.clusters else 0
@@ -47,30 +47,30 @@ def most_ciphertexts(agreement: Agreement) -> int:
     return sums * (-(-numbers // CKKS_SLOTS) + -(-2 * classes * agreement.dim // CKKS_SLOTS))
 
 
-def directions_form(agreement: Agreement) -> PayloadForm:
+def directions_shape(agreement: Agreement) -> PayloadShape:
     """Return the form of an answer to DIRECTIONS: directions of local prototypes, and their classes."""
     rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
-    return PayloadForm(arrays=((rows, agreement.dim), (rows,)))
+    return PayloadShape(arrays=((rows, agreement.dim), (rows,)))
 
 
-def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
+def values_shape(agreement: Agreement, round_number: int) -> PayloadShape:
     """Return the form of an answer to VALUES. A sum over clusters has as many words as the round has clusters."""
     if round_number == 0:
-        return PayloadForm(arrays=((1, len(agreement.classes) * agreement.dim),))
+        return PayloadShape(arrays=((1, len(agreement.classes) * agreement.dim),))
     return _FORMS[agreement.plan.values](agreement)
 
 
-def result_form(agreement: Agreement) -> PayloadForm:
+def result_shape(agreement: Agreement) -> PayloadShape:
     """Return the form of a RESULT."""
     return _FORMS[agreement.plan.result](agreement)
 
 
-def sums_form(agreement: Agreement) -> PayloadForm:
+def sums_shape(agreement: Agreement) -> PayloadShape:
     """Return the form of an encrypted sum, of a contribution to it, and of the means that a leader makes."""
-    return PayloadForm(blobs=limits_of(agreement).blobs)
+    return PayloadShape(blobs=limits_of(agreement).blobs)
 
 
-def extension_form(agreement: Agreement) -> PayloadForm:
+def extension_shape(agreement: Agreement) -> PayloadShape:
     """Return the form that the protection declares; raise ``ValueError`` if it declares none for the method."""
     protection = agreement.protection
     settings = agreement.settings_of(protection)
@@ -83,9 +83,9 @@ def extension_form(agreement: Agreement) -> PayloadForm:
 
 def _extension_numbers(agreement: Agreement) -> int:
     """Return the most numbers of 8 bytes in a payload whose form the protection declares; 0 in any other payload."""
-    if agreement.plan.values is not Form.EXTENSION:
+    if agreement.plan.values is not PayloadKind.EXTENSION:
         return 0
-    form = extension_form(agreement)
+    form = extension_shape(agreement)
     shapes = [*form.arrays, *((length,) for _, length in form.words)]
     return sum(prod(axis.most if isinstance(axis, UpTo) else axis for axis in shape) for shape in shapes)
 
@@ -107,53 +107,53 @@ def longest_mean(agreement: Agreement) -> float:
     return float(agreement.norm_bound * (1.0 + NORM_SLACK) + half_a_unit * np.sqrt(agreement.dim))
 
 
-def _rows(agreement: Agreement) -> PayloadForm:
-    return PayloadForm(arrays=((len(agreement.classes), agreement.dim),))
+def _rows(agreement: Agreement) -> PayloadShape:
+    return PayloadShape(arrays=((len(agreement.classes), agreement.dim),))
 
 
-def _vector(agreement: Agreement) -> PayloadForm:
-    return PayloadForm(arrays=((agreement.layout.length,),))
+def _vector(agreement: Agreement) -> PayloadShape:
+    return PayloadShape(arrays=((agreement.layout.length,),))
 
 
-def _masked_words(agreement: Agreement) -> PayloadForm:
-    return PayloadForm(words=((agreement.ring_bits, _words(agreement)),))
+def _masked_words(agreement: Agreement) -> PayloadShape:
+    return PayloadShape(words=((agreement.ring_bits, _words(agreement)),))
 
 
-def _local_clusters(agreement: Agreement) -> PayloadForm:
+def _local_clusters(agreement: Agreement) -> PayloadShape:
     rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
-    return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.length,)))
+    return PayloadShape(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.length,)))
 
 
-def _means(agreement: Agreement) -> PayloadForm:
-    return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)))
+def _means(agreement: Agreement) -> PayloadShape:
+    return PayloadShape(arrays=((agreement.layout.means,), (len(agreement.classes),)))
 
 
-def _peer_sums(agreement: Agreement) -> PayloadForm:
-    return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)), blobs=1)
+def _peer_sums(agreement: Agreement) -> PayloadShape:
+    return PayloadShape(arrays=((agreement.layout.means,), (len(agreement.classes),)), blobs=1)
 
 
-def _clusters(agreement: Agreement) -> PayloadForm:
+def _clusters(agreement: Agreement) -> PayloadShape:
     rows = _most_clusters(agreement)
-    return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.means,)))
+    return PayloadShape(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.means,)))
 
 
-def _labelled_sums(agreement: Agreement) -> PayloadForm:
-    return PayloadForm(arrays=((_most_clusters(agreement),),), blobs=limits_of(agreement).blobs)
+def _labelled_sums(agreement: Agreement) -> PayloadShape:
+    return PayloadShape(arrays=((_most_clusters(agreement),),), blobs=limits_of(agreement).blobs)
 
 
 def _most_clusters(agreement: Agreement) -> UpTo:
     return UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
 
 
-_FORMS: Mapping[Form, Callable[[Agreement], PayloadForm]] = {
-    Form.ROWS: _rows,
-    Form.VECTOR: _vector,
-    Form.WORDS: _masked_words,
-    Form.CIPHERTEXTS: sums_form,
-    Form.LOCAL_CLUSTERS: _local_clusters,
-    Form.MEANS: _means,
-    Form.PEER_SUMS: _peer_sums,
-    Form.CLUSTERS: _clusters,
-    Form.LABELLED_CIPHERTEXTS: _labelled_sums,
-    Form.EXTENSION: extension_form,
+_FORMS: Mapping[PayloadKind, Callable[[Agreement], PayloadShape]] = {
+    PayloadKind.ROWS: _rows,
+    PayloadKind.VECTOR: _vector,
+    PayloadKind.WORDS: _masked_words,
+    PayloadKind.CIPHERTEXTS: sums_shape,
+    PayloadKind.LOCAL_CLUSTERS: _local_clusters,
+    PayloadKind.MEANS: _means,
+    PayloadKind.PEER_SUMS: _peer_sums,
+    PayloadKind.CLUSTERS: _clusters,
+    PayloadKind.LABELLED_CIPHERTEXTS: _labelled_sums,
+    PayloadKind.EXTENSION: extension_shape,
 }
