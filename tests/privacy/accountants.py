@@ -1,4 +1,4 @@
-"""Other ways to the same numbers, and accountants that are wrong in one way each."""
+"""Other ways to the same numbers: closed forms, sums of chances, and accountants that are wrong in one way each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 from opacus.accountants import PRVAccountant
+from scipy.special import log_ndtr, ndtr  # type: ignore[import-untyped]
 
 from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
@@ -92,3 +93,9 @@ def _with_noise(event: Event, noise: float) -> Event:
     if isinstance(event, DpSgd):
         return DpSgd(noise, event.sampling_rate, event.steps)
     return GaussianRelease(noise, event.coordinates)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return the least δ of Gaussian noise at ε: Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) (Balle and Wang 2018, theorem 8)."""
+    near, far = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
+    return float(max(0.0, ndtr(near) - math.exp(epsilon + log_ndtr(-far))))

@@ -1,15 +1,17 @@
-"""Durable files: a power cut leaves all of what was written, a failed writer leaves the old file alone."""
+"""Durable files and SQLite: a power cut leaves all of what was written, a failed writer leaves the old content."""
 
 from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from protoseal_files.durable_files import append_line, make_folder, write
+from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
 from tests.support.power_cut import PowerCut
 
 WRITERS: dict[str, Callable[[Path], None]] = {
@@ -25,7 +27,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PowerCut:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_power_cut_afterwards_leaves_all_of_it(disk: PowerCut, tmp_path: Path, writer: str) -> None:
+def test_write_survives_a_power_cut(disk: PowerCut, tmp_path: Path, writer: str) -> None:
     path = tmp_path / "kept" / "deeper" / "file"
     make_folder(path.parent)
     WRITERS[writer](path)
@@ -34,7 +36,7 @@ def test_a_power_cut_afterwards_leaves_all_of_it(disk: PowerCut, tmp_path: Path,
     assert not disk.moved_early
 
 
-def test_the_power_cut_finds_what_is_not_synced(
+def test_power_cut_finds_what_is_not_synced(
     disk: PowerCut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
@@ -44,7 +46,7 @@ def test_the_power_cut_finds_what_is_not_synced(
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_disk_that_refuses_leaves_the_old_file_alone(
+def test_write_refused_by_the_disk_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def refuse(*_: object) -> None:
@@ -59,7 +61,7 @@ def test_a_disk_that_refuses_leaves_the_old_file_alone(
     assert path.read_bytes() == b"old"
 
 
-def test_permissions_are_as_asked_and_what_is_there_is_refused(tmp_path: Path) -> None:
+def test_write_sets_permissions_and_refuses_an_existing_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write(path, b"mine")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -70,10 +72,77 @@ def test_permissions_are_as_asked_and_what_is_there_is_refused(tmp_path: Path) -
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_torn_line_is_cut_off_before_the_next_is_added(tmp_path: Path) -> None:
+def test_append_line_cuts_a_torn_line_first(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     append_line(path, b"first")
     with path.open("ab") as file:
         file.write(b"second, to")
     append_line(path, b"third")
     assert path.read_bytes() == b"first\nthird\n"
+
+
+@pytest.fixture
+def database() -> sqlite3.Connection:
+    made = sqlite3.connect(":memory:", isolation_level=None)
+    made.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY)")
+    return made
+
+
+def count(database: sqlite3.Connection) -> int:
+    number: int = database.execute("SELECT count(*) FROM rows").fetchone()[0]
+    return number
+
+
+def insert(database: sqlite3.Connection, *statements: str) -> None:
+    with transaction(database):
+        for each in statements:
+            if each == "killed":
+                raise KeyboardInterrupt
+            database.execute(f"INSERT {each}")
+
+
+def test_transaction_is_all_or_nothing(database: sqlite3.Connection) -> None:
+    insert(database, "INTO rows VALUES (1)")
+    with pytest.raises(KeyboardInterrupt):
+        insert(database, "INTO rows VALUES (2)", "killed")
+    assert (count(database), database.in_transaction) == (1, False)
+    database.close()
+
+
+def test_transaction_rolled_back_by_sqlite_is_not_rolled_back_twice(database: sqlite3.Connection) -> None:
+    """Its own error would be shown in place of the first."""
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        insert(database, "INTO rows VALUES (1)", "OR ROLLBACK INTO rows VALUES (1)")
+    assert count(database) == 0
+    database.close()
+
+
+def test_closed_on_error_closes_the_connection(database: sqlite3.Connection) -> None:
+    with pytest.raises(ZeroDivisionError), closed_on_error(database):
+        raise ZeroDivisionError
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        count(database)
+
+
+def test_owner_closes_the_connection_at_the_end(database: sqlite3.Connection) -> None:
+    owner = DatabaseOwner()
+    owner._db = database
+    with owner as entered:
+        assert entered is owner
+        assert count(database) == 0
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        count(database)
+    owner.close()
+
+
+def test_make_private_is_for_its_owner_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(b"kept")
+    path.chmod(0o644)
+    for each in (path, tmp_path / "new.sqlite"):
+        make_private(each)
+        assert each.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == b"kept"
+    assert synced == [tmp_path.stat().st_ino] * 2

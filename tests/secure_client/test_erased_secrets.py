@@ -56,7 +56,7 @@ def play(open_sites: OpenSites) -> MaskedPlay:
     return opened
 
 
-def test_later_set_up_attempt_erases_earlier_secret_and_messages(open_sites: OpenSites) -> None:
+def test_later_set_up_attempt_erases_earlier_secrets(open_sites: OpenSites) -> None:
     play = open_sites(grouped_agreement())
     play.set_up(*EVERYONE)
     earlier = sealed_of(play)
@@ -80,7 +80,7 @@ def found_in_files(play: MaskedPlay, contents: list[bytes]) -> int:
     return sum(any(content in file for file in files) for content in contents)
 
 
-def test_all_secrets_go_with_the_run_from_the_disk_too(play: MaskedPlay) -> None:
+def test_finish_erases_all_secrets_from_the_disk(play: MaskedPlay) -> None:
     kept = sealed_of(play)
     assert found_in_files(play, kept) == len(kept) >= 5  # channel, signing, group, two of the attempt
     step(play.site(A).session, OneTask(Finished(2)))
@@ -88,7 +88,7 @@ def test_all_secrets_go_with_the_run_from_the_disk_too(play: MaskedPlay) -> None
     assert found_in_files(play, kept) == 0
 
 
-def test_after_the_end_a_site_joins_as_before_and_answers_nothing_new(play: MaskedPlay) -> None:
+def test_finish_again_joins_as_before_and_answers_nothing_new(play: MaskedPlay) -> None:
     """A process that is started again hears once more that the run is over; one that is asked for more refuses."""
     stated = play.statement(A)
     step(play.site(A).session, OneTask(Finished(2)))
@@ -100,14 +100,14 @@ def test_after_the_end_a_site_joins_as_before_and_answers_nothing_new(play: Mask
         play.restart(A)
 
 
-def test_a_stop_erases_the_last_attempts_secrets_alone(play: MaskedPlay) -> None:
+def test_stop_erases_the_last_attempts_secrets_alone(play: MaskedPlay) -> None:
     before = len(sealed_of(play))
     step(play.site(A).session, OneTask(Stopped("too few sites")))
     assert secrets_kept(play, A) == set()
     assert len(sealed_of(play)) == before - 2
 
 
-def test_a_run_that_was_stopped_goes_on_with_another_attempt(play: MaskedPlay) -> None:
+def test_stopped_run_resumes_with_another_attempt(play: MaskedPlay) -> None:
     step(play.site(A).session, OneTask(Stopped("too few sites")))
     play.restart(A)
     play.attempt(*EVERYONE, attempt=2).check_opens(EVERYONE)
@@ -118,9 +118,9 @@ def refused() -> Work:
     return Work(PhaseKey("run-1", 1, 1, Phase.VALUES), len(UNKNOWN), hashlib.sha256(UNKNOWN).digest(), 1.0)
 
 
-def test_a_site_that_leaves_takes_its_secrets_with_it(play: MaskedPlay) -> None:
+def test_leaving_erases_the_attempts_secrets(play: MaskedPlay) -> None:
     transport = OneTask(refused())
-    with pytest.raises(Violation, match="VALUES of round 1 does not decode"):
+    with pytest.raises(Violation, match="VALUES of round 1"):
         take_part(play.site(A).session, transport)
     assert transport.left
     assert secrets_kept(play, A) == set()
@@ -128,7 +128,7 @@ def test_a_site_that_leaves_takes_its_secrets_with_it(play: MaskedPlay) -> None:
     assert play.site(A).session.join_request().left == PhaseKey("run-1", 1, 1, Phase.PRESENCE)
 
 
-def test_a_site_that_has_nothing_to_erase_leaves_no_attempt(play: MaskedPlay) -> None:
+def test_leaving_without_secrets_records_no_attempt(play: MaskedPlay) -> None:
     """The site released its shares, and all of its answers can be sent again."""
     play.attempt(*EVERYONE, attempt=2).carried_out(EVERYONE)
     before = sealed_of(play)
@@ -137,7 +137,7 @@ def test_a_site_that_has_nothing_to_erase_leaves_no_attempt(play: MaskedPlay) ->
     assert play.site(A).session.join_request().left is None
 
 
-def test_a_site_reports_why_it_left_even_when_erasing_fails(
+def test_leaving_with_a_failed_erasure_raises_the_first_error(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Session) -> None:
@@ -154,7 +154,7 @@ def test_a_site_reports_why_it_left_even_when_erasing_fails(
     assert "secrets of the last attempt could not be erased: disk full" in caplog.text
 
 
-def test_a_site_that_lost_its_way_keeps_what_it_needs_to_go_on(play: MaskedPlay) -> None:
+def test_unreachable_coordinator_keeps_the_secrets(play: MaskedPlay) -> None:
     before = secrets_kept(play, A)
     with pytest.raises(Unreachable):
         take_part(play.site(A).session, OneTask(Unreachable("no route")))

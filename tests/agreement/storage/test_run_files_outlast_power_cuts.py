@@ -53,7 +53,7 @@ def test_written_file_survives_a_power_cut(
     assert not disk.moved_early
 
 
-def test_a_round_that_a_power_cut_tore_is_left_out_until_it_is_logged_again(tmp_path: Path) -> None:
+def test_read_rounds_leaves_out_a_torn_round(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     append_round(path, ROUND)
     path.write_bytes(path.read_bytes() * 2)

@@ -32,7 +32,7 @@ HISTORIES: dict[str, list[Event]] = {
 @pytest.mark.parametrize(
     "step", [DpSgd(2.5, 0.1, 200), DpSgd(1.0, 0.01, 1000), DpSgd(0.5, 0.2, 3), DpSgd(2.0, 1.0, 7)]
 )
-def test_training_costs_what_another_library_counts_and_no_less(step: DpSgd) -> None:
+def test_costs_of_training_agree_with_another_library(step: DpSgd) -> None:
     theirs = compute_rdp(
         q=step.sampling_rate, noise_multiplier=step.noise_multiplier, steps=step.steps, orders=list(ORDERS)
     )
@@ -41,7 +41,7 @@ def test_training_costs_what_another_library_counts_and_no_less(step: DpSgd) -> 
     assert (ratios <= 1 + 1e-8).all()
 
 
-def test_releases_cost_half_the_order_times_the_sum_of_their_squares() -> None:
+def test_costs_of_releases_are_half_the_order_times_their_squares() -> None:
     squares = 20 / 6.219**2
     assert costs(Composed.of(HISTORIES["releases"])) == pytest.approx(
         [order * squares / 2 for order in ORDERS]
@@ -49,7 +49,7 @@ def test_releases_cost_half_the_order_times_the_sum_of_their_squares() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
-def test_discrete_noise_costs_no_more_than_continuous_noise(sigma: float) -> None:
+def test_costs_of_discrete_noise_are_at_most_continuous(sigma: float) -> None:
     """Exact sums show the cost for a shift of one and of two."""
     x = np.arange(-400, 401)
     for shift in (1, 2):
@@ -61,7 +61,7 @@ def test_discrete_noise_costs_no_more_than_continuous_noise(sigma: float) -> Non
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
-def test_each_order_has_its_part_of_delta_and_one_with_room_is_enough(history: list[Event]) -> None:
+def test_filtered_epsilon_divides_delta_among_the_orders(history: list[Event]) -> None:
     """The filter admits events within the budget of any order, with δ divided by the number of orders."""
     found, paid = filtered_epsilon(history, DELTA), costs(Composed.of(history))
 
@@ -77,17 +77,17 @@ def test_each_order_has_its_part_of_delta_and_one_with_room_is_enough(history: l
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
-def test_the_filter_counts_more_than_a_plan_costs_and_not_much_more(history: list[Event]) -> None:
+def test_filtered_epsilon_is_above_a_plans_and_below_1_75_times(history: list[Event]) -> None:
     """The largest order decides for a small ε, which would need a larger order."""
     planned = epsilon(history, DELTA)
     assert planned < filtered_epsilon(history, DELTA) < 1.75 * planned + 0.1
 
 
-def test_an_empty_history_costs_nothing_and_too_little_noise_everything() -> None:
+def test_filtered_epsilon_empty_is_zero_and_little_noise_infinite() -> None:
     assert filtered_epsilon([], DELTA) == 0.0
     assert filtered_epsilon([GaussianRelease(1e-3)], DELTA) == math.inf
     for delta in (0.0, 1.0):
-        with pytest.raises(ValueError, match="between 0 and 1"):
+        with pytest.raises(ValueError, match="delta"):
             filtered_epsilon([TRAINING], delta)
 
 
@@ -108,7 +108,7 @@ def spending(event: Event, agreement: int, number: int = 1) -> Spending:
     ("first", "second"),
     [(TRAINING, TRAINING), (TRAINING, GaussianRelease(9.0)), (GaussianRelease(9.0), TRAINING)],
 )
-def test_by_default_training_and_a_second_agreement_are_refused_unless_all_were_planned(
+def test_check_covered_training_and_a_second_agreement_need_a_rule(
     tmp_path: Path, first: Event, second: Event
 ) -> None:
     path = tmp_path / "pld.jsonl"
@@ -126,27 +126,27 @@ def test_by_default_training_and_a_second_agreement_are_refused_unless_all_were_
         assert other.epsilon_spent() == accountant_for(accountant)([first, second], DELTA)
 
 
-def test_releases_alone_need_no_filter_however_many_agreements_there_are(tmp_path: Path) -> None:
+def test_check_covered_releases_alone_need_no_filter(tmp_path: Path) -> None:
     ledger = opened(tmp_path / "releases.jsonl", Accounting.PLD)
     for agreement in (1, 2, 3):
         ledger.spend(spending(GaussianRelease(9.0), agreement))
     assert ledger.epsilon_spent() == epsilon([GaussianRelease(9.0)] * 3, DELTA)
 
 
-def test_the_filter_stops_where_its_own_count_says(tmp_path: Path) -> None:
+def test_ledger_with_the_filter_stops_at_its_own_count(tmp_path: Path) -> None:
     """The filter stops before privacy loss distributions would: the difference is the cost of adaptivity."""
     limit = filtered_epsilon([TRAINING] * 3, DELTA)
     ledger, paid = opened(tmp_path / "filter.jsonl", Accounting.RENYI, limit), 0
     while filtered_epsilon([TRAINING] * (paid + 1), DELTA) <= limit:
         paid += 1
         ledger.spend(spending(TRAINING, paid))
-    with pytest.raises(BudgetError, match="above its limit"):
+    with pytest.raises(BudgetError):
         ledger.spend(spending(TRAINING, paid + 1))
     assert paid == 3
     assert epsilon([TRAINING] * (paid + 1), DELTA) < limit
 
 
-def test_the_ledger_records_its_accountant_and_another_is_refused(tmp_path: Path) -> None:
+def test_ledger_records_its_accountant_and_refuses_another(tmp_path: Path) -> None:
     path = tmp_path / "filter.jsonl"
     opened(path, Accounting.RENYI)
     assert read_account(path).limit.accountant is Accounting.RENYI
@@ -155,7 +155,7 @@ def test_the_ledger_records_its_accountant_and_another_is_refused(tmp_path: Path
             opened(path, other)
 
 
-def test_an_accountant_changes_by_a_decision_and_never_away_from_the_filter(tmp_path: Path) -> None:
+def test_allow_changes_the_accountant_but_never_away_from_the_filter(tmp_path: Path) -> None:
     path = tmp_path / "scans.jsonl"
     ledger = opened(path, Accounting.PLD)
     ledger.spend(spending(TRAINING, 1))

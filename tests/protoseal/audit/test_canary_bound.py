@@ -34,8 +34,7 @@ from protoseal.audit.trade_off import (
     composed_trade_off,
     most_recognised,
 )
-from tests.privacy.accountants import prv
-from tests.privacy.closed_form import gaussian_delta
+from tests.privacy.accountants import gaussian_delta, prv
 
 Signs = tuple[int, ...]
 SOLVED = 1e-6

@@ -113,7 +113,7 @@ def equal(first: list[Float], second: list[Float]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_round_0_is_the_initial_model_without_training(site: Site) -> None:
+def test_train_round_0_is_the_initial_model(site: Site) -> None:
     learner = make_learner()
     expected, counts = learner.prototypes()
     rows, got = site.trainee.train_round(0)
@@ -125,7 +125,7 @@ def test_round_0_is_the_initial_model_without_training(site: Site) -> None:
     assert site.trainee.base_hash == b""
 
 
-def test_a_round_is_trained_once_however_often_it_is_asked(site: Site) -> None:
+def test_train_round_again_trains_nothing(site: Site) -> None:
     before = contribution(site.trainee, 0)
     first = contribution(site.trainee, 1)
     assert not equal(before, first)
@@ -133,7 +133,7 @@ def test_a_round_is_trained_once_however_often_it_is_asked(site: Site) -> None:
     assert site.trainee.has_trained
 
 
-def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site) -> None:
+def test_train_round_starts_from_the_base_with_the_own_classifier(site: Site) -> None:
     """Replayed by hand on a bare learner: own classifier of round 1, the group's extractor, the group's targets."""
     site.trainee.train_round(1)
     rows, has, averaged = a_base(1)
@@ -156,7 +156,7 @@ def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site)
     assert not np.array_equal(got[2], unaligned.averaged_vector())
 
 
-def test_job_that_fails_ends_no_later_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_failing_job_ends_no_later_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site with a model of its own trains two models in a round."""
     passes: list[bool] = []
 
@@ -186,7 +186,7 @@ def test_finish_without_losses_restores_the_model_of_the_rounds_start(site: Site
     assert site.trainee.losses is None
 
 
-def test_a_result_changes_neither_the_model_nor_what_was_trained(site: Site) -> None:
+def test_take_base_changes_neither_model_nor_values(site: Site) -> None:
     """The model as trained is evaluated, saved and contributed to this round."""
     before, accuracy = contribution(site.trainee, 1), site.trainee.evaluate()
     site.trainee.take_base(1, FIRST, *a_base(1))
@@ -218,7 +218,7 @@ def course(site: Site, restart_at: frozenset[int]) -> list[list[Float]]:
 
 
 @pytest.mark.parametrize("restart_at", [*(frozenset({step}) for step in range(6)), frozenset(range(6))])
-def test_a_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset[int]) -> None:
+def test_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset[int]) -> None:
     for name in ("steady", "restarted"):
         (tmp_path / name).mkdir()
     steady, restarted = Site(tmp_path / "steady"), Site(tmp_path / "restarted")
@@ -236,9 +236,7 @@ def test_a_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset
         each.journal.close()
 
 
-def test_a_finished_model_outlasts_a_power_cut(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_outlasts_a_power_cut(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site.trainee.train_round(1)
     disk = PowerCut(tmp_path, monkeypatch)
     site.trainee.save(tmp_path / "out")
@@ -249,7 +247,7 @@ def test_a_finished_model_outlasts_a_power_cut(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_training_from_another_base_is_discarded(site: Site, restarted: bool) -> None:
+def test_train_round_from_another_base_is_repeated(site: Site, restarted: bool) -> None:
     """A coordinator that gives one base, fails the attempt and then gives another gets no part of the first.
 
     Else sites that trained from different models could state the same base, and their masks would cancel.
@@ -270,7 +268,9 @@ def test_training_from_another_base_is_discarded(site: Site, restarted: bool) ->
     assert equal(from_second, contribution(site.trainee, 2))
 
 
-def test_the_first_base_would_leak_without_discarding(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_round_without_discarding_would_leak_the_first_base(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The course of the test above, at a site that only asks whether it has trained in the round."""
     monkeypatch.setattr(
         CheckpointedLearner, "is_trained_for", lambda self, number: self.trained_round >= number
@@ -283,7 +283,7 @@ def test_the_first_base_would_leak_without_discarding(site: Site, monkeypatch: p
     assert equal(from_first, contribution(site.trainee, 2))
 
 
-def test_the_same_base_again_discards_nothing(site: Site) -> None:
+def test_take_base_again_discards_nothing(site: Site) -> None:
     site.trainee.train_round(1)
     site.trainee.take_base(1, FIRST, *a_base(1))
     trained = contribution(site.trainee, 2)
@@ -291,7 +291,7 @@ def test_the_same_base_again_discards_nothing(site: Site) -> None:
     assert equal(trained, contribution(site.trainee, 2))
 
 
-def test_a_site_that_missed_rounds_trains_once_from_the_latest_base(site: Site) -> None:
+def test_train_round_after_missed_rounds_trains_once(site: Site) -> None:
     site.trainee.take_base(4, SECOND, *a_base(2))
     got = contribution(site.trainee, 5)
     by_hand = make_learner()
@@ -301,7 +301,7 @@ def test_a_site_that_missed_rounds_trains_once_from_the_latest_base(site: Site) 
 
 
 @pytest.mark.parametrize("clip", [True, False])
-def test_prototypes_are_clipped_at_zero_where_the_method_asks(
+def test_prototypes_are_clipped_at_zero_where_agreed(
     tmp_path: Path, clip: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Half the components are negative without a ReLU. Clipping comes before shortening, so that the bound holds."""
@@ -319,7 +319,7 @@ def test_prototypes_are_clipped_at_zero_where_the_method_asks(
     site.journal.close()
 
 
-def test_the_share_of_shortened_prototypes_counts_those_beyond_the_bound_alone(tmp_path: Path) -> None:
+def test_shortened_counts_prototypes_beyond_the_bound(tmp_path: Path) -> None:
     own, _ = make_learner().prototypes()
     norms = np.linalg.norm(own, axis=1)
     longest = float(norms.max())
@@ -335,9 +335,7 @@ def test_the_share_of_shortened_prototypes_counts_those_beyond_the_bound_alone(t
         site.journal.close()
 
 
-def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warning_names_site_and_round_once_a_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     site = Site(tmp_path, relu=False, bound=0.5)
     with caplog.at_level(logging.WARNING):
         for number in (1, 1, 2):
@@ -360,9 +358,7 @@ def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
         (lambda rows, has, averaged: (rows, has, averaged[None]), "the averaged part, of shape"),
     ],
 )
-def test_a_base_that_does_not_fit_is_refused_and_changes_nothing(
-    site: Site, change: Any, message: str
-) -> None:
+def test_take_base_of_another_shape_is_refused(site: Site, change: Any, message: str) -> None:
     site.trainee.train_round(1)
     with pytest.raises(ValueError, match=message):
         site.trainee.take_base(1, FIRST, *change(*a_base(1)))

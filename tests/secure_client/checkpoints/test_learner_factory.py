@@ -1,8 +1,10 @@
-"""Learners from the agreement: the objective of the method, and the size of the averaged part."""
+"""Learners from the agreement: the method's objective, the size of the averaged part, and warnings in the log."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agreement import Agreement, Optimiser
+from agreement import Agreement, AveragingSection, Method, Optimiser
 from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from crypto.errors import BoundError
+from protoseal.simulation.site_pool import SiteTraining
+from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
+from secure_client.protocol.journal import Journal
 from secure_client.training.learner import Learner
 from secure_client.training.recipes import build_recipe
 from tests.secure_client.journals import journal_at
-from tests.support.small import small_agreement, small_data
+from tests.support.small import short_training, small_agreement, small_data
+from tests.support.summed import method_agreement
 
 OWN = "tests.secure_client.checkpoints.test_learner_factory"
 TABLE: dict[str, Any] = {
@@ -73,7 +79,7 @@ def without_gradients(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]
 
 @pytest.mark.parametrize("protection", ["masked", "ckks"])
 @pytest.mark.parametrize("model", ["frozen", "without_gradients"])
-def test_a_hidden_sum_in_each_round_refuses_features_that_cannot_change(protection: str, model: str) -> None:
+def test_build_learner_fixed_features_in_hidden_sums_are_refused(protection: str, model: str) -> None:
     training = TABLE["training"] | {"model": f"{OWN}:{model}"}
     with pytest.raises(ModelError, match="frozen_extractor"):
         build(agreement(protection=protection, training=training))
@@ -85,13 +91,13 @@ def test_a_hidden_sum_in_each_round_refuses_features_that_cannot_change(protecti
         build(agreement(**{"protection": protection, "training": training, **changes}))
 
 
-def test_a_frozen_extractor_refuses_batch_normalisation() -> None:
+def test_build_learner_frozen_extractor_with_batch_norm_is_refused() -> None:
     training = TABLE["training"] | {"model": f"{OWN}:with_norm", "frozen_extractor": True}
-    with pytest.raises(ModelError, match="batch normalisation"):
+    with pytest.raises(ModelError, match="norm"):
         build(agreement(training=training, averaging={"parameters": 64 * 8 + 8 + 16, "buffers": 16}))
 
 
-def test_the_objective_is_the_methods() -> None:
+def test_build_learner_objective_is_the_methods() -> None:
     assert build_recipe(agreement()).objective == FedpcObjective(0.25)
     printed = agreement(fedpc={"literal": True})
     assert build_recipe(printed).objective == FedpcObjective(literal=True)
@@ -106,13 +112,13 @@ def test_the_objective_is_the_methods() -> None:
         ({"literal": True, "lambda": 1.0}, PfplObjective(1.0, literal=True)),
     ],
 )
-def test_each_form_of_pfpls_regulariser_has_its_own_default_weight(
+def test_build_learner_pfpl_regulariser_has_its_default_weight(
     settings: dict[str, Any], objective: PfplObjective
 ) -> None:
     assert build_recipe(agreement(method="pfpl", pfpl=settings)).objective == objective
 
 
-def test_the_optimiser_is_the_agreements() -> None:
+def test_build_learner_optimiser_is_the_agreements() -> None:
     steps = {}
     for name in Optimiser:
         settings = {key: value for key, value in TABLE["training"].items() if key != "momentum"}
@@ -123,7 +129,7 @@ def test_the_optimiser_is_the_agreements() -> None:
     assert not np.array_equal(steps[Optimiser.SGD], steps[Optimiser.ADAM])
 
 
-def test_an_agreed_size_is_accepted() -> None:
+def test_build_learner_agreed_size_is_accepted() -> None:
     assert build(agreement()).averaged_sizes == (520, 0)
     sizes = {"parameters": 536, "buffers": 16}
     training = TABLE["training"] | {"model": f"{OWN}:with_norm"}
@@ -155,7 +161,7 @@ def test_an_agreed_size_is_accepted() -> None:
         ),
     ],
 )
-def test_another_size_is_refused_with_what_to_write(
+def test_build_learner_other_size_is_refused_with_the_settings(
     function: str | None, sizes: dict[str, int], message: str
 ) -> None:
     model = f"{OWN}:{function}" if function else TABLE["training"]["model"]
@@ -182,7 +188,9 @@ def loud(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
         ({"parameter_bound": 80.0}, r"a buffer of magnitude 2e\+06, beyond the bound of 1e\+06"),
     ],
 )
-def test_a_model_that_begins_beyond_the_bounds_is_refused(bounds: dict[str, float], message: str) -> None:
+def test_build_learner_initial_model_beyond_the_bounds_is_refused(
+    bounds: dict[str, float], message: str
+) -> None:
     sizes: dict[str, float] = {"parameters": 536, "buffers": 16}
     training = TABLE["training"] | {"model": f"{OWN}:loud"}
     with pytest.raises(BoundError, match=message):
@@ -190,15 +198,87 @@ def test_a_model_that_begins_beyond_the_bounds_is_refused(bounds: dict[str, floa
     build(agreement(method="pfpl", training=training))
 
 
-def test_the_size_does_not_matter_where_prototypes_are_all_that_is_exchanged() -> None:
+def test_build_learner_size_does_not_matter_for_prototypes_alone() -> None:
     learner = build(agreement(method="pfpl", averaging={"parameters": 1}))
     assert sum(each.numel() for each in learner.state().values()) > 1
 
 
 @pytest.mark.parametrize("method", ["fedpc", "pfpl"])
-def test_fedpcs_prototypes_have_no_negative_component(tmp_path: Path, method: str) -> None:
+def test_prototype_bounds_of_fedpc_have_no_negative_component(tmp_path: Path, method: str) -> None:
     """The model ends in tanh, so some of its own are negative; PFPL sends them as they are."""
     agreed = agreement(method=method)
     with journal_at(tmp_path / "journal.sqlite") as journal:
         rows, _ = build_checkpointed_learner(agreed, build(agreed), journal).train_round(0)
     assert bool((rows < 0).any()) is (method == "pfpl")
+
+
+PLAIN, WITH_NORM = "tests.support.small:build", "tests.support.summed:build"
+"""But for the layer that normalises, the second is as large as the first."""
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with journal_at(tmp_path / "journal.sqlite") as opened:
+        yield opened
+
+
+def trainee(agreement: Agreement, journal: Journal) -> CheckpointedLearner:
+    data = small_data(agreement)["clinic-a"]
+    learner = build_learner(agreement, "clinic-a", data, model=agreement.training.model, device="cpu")
+    return build_checkpointed_learner(agreement, learner, journal)
+
+
+@pytest.mark.parametrize("method", [Method.FEDBN, Method.FEDAVG])
+@pytest.mark.parametrize("model", [PLAIN, WITH_NORM])
+def test_warn_of_fedavg_without_norms_once(
+    caplog: pytest.LogCaptureFixture, method: Method, model: str
+) -> None:
+    parameters = 563 if (method, model) == (Method.FEDAVG, WITH_NORM) else 547
+    buffers = 16 if parameters == 563 else 0
+    agreement = method_agreement(
+        method,
+        training=short_training(model),
+        averaging=AveragingSection(parameters=parameters, buffers=buffers),
+    )
+    with caplog.at_level(logging.WARNING):
+        for position, (name, data) in enumerate(small_data(agreement).items()):
+            SiteTraining().learner(agreement, name, data, position)
+    said = [record.getMessage() for record in caplog.records]
+    expected = (
+        "fedbn equals fedavg for this model, which has no normalisation layers: the whole model is averaged"
+    )
+    assert said == ([expected] if (method, model) == (Method.FEDBN, PLAIN) else [])
+
+
+@pytest.mark.parametrize("method", [Method.FEDAVG, Method.FEDPLCC, Method.FEDPC])
+@pytest.mark.parametrize("most", [17, 18])
+def test_build_checkpointed_learner_warns_of_fewer_samples(
+    caplog: pytest.LogCaptureFixture, journal: Journal, method: Method, most: int
+) -> None:
+    """The site has 18 samples. FedPC weighs no models by samples."""
+    plain = method_agreement(method)
+    averaging = plain.averaging.model_copy(update={"most_samples": most})
+    with caplog.at_level(logging.WARNING):
+        trainee(method_agreement(method, averaging=averaging), journal)
+    said = [record.getMessage() for record in caplog.records]
+    if method is Method.FEDPC or most == 18:
+        assert not said
+    else:
+        assert len(said) == 1
+        assert said[0].startswith("clinic-a: has 18 training samples and counts as 17 in every sum")
+
+
+@pytest.mark.parametrize("method", [Method.PFPL, Method.FEDPROTO, Method.FEDPLCC])
+def test_shortened_prototypes_are_logged_once_a_round(
+    caplog: pytest.LogCaptureFixture, journal: Journal, method: Method
+) -> None:
+    site = trainee(method_agreement(method, norm_bound=0.01), journal)
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 1, 2):
+            site.train_round(number)
+    first, second = [record.getMessage() for record in caplog.records]
+    sent = len(site.values.local().labels) if method is Method.FEDPLCC else 3
+    assert second.startswith(
+        f"clinic-a, round 2: {sent} prototypes were longer than norm_bound = 0.01, the longest "
+    )
+    assert first.startswith("clinic-a, round 1: ")

@@ -112,7 +112,7 @@ def own_state(site: Site) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("site", AGGREGATED, indirect=True)
-def test_predictor_is_the_last_averaged_model(site: Site) -> None:
+def test_save_fedavg_is_the_last_averaged_model(site: Site) -> None:
     """The parts that are not averaged are as the site trained them; the trained model's figures are kept apart."""
     method = site.method
     site.trainee.train_round(1)
@@ -133,7 +133,7 @@ def test_predictor_is_the_last_averaged_model(site: Site) -> None:
 
 
 @pytest.mark.parametrize("predicts", Predicts)
-def test_fedpc_predicts_with_the_extractor_that_is_agreed_on(tmp_path: Path, predicts: Predicts) -> None:
+def test_save_fedpc_has_the_agreed_extractor(tmp_path: Path, predicts: Predicts) -> None:
     """Its own as it was trained, or the one that came back; the classifier is its own in both."""
     site = Site(tmp_path, Method.FEDPC, fedpc=FedpcSection(predicts=predicts))
     site.trainee.train_round(1)
@@ -156,7 +156,7 @@ def test_fedpc_predicts_with_the_extractor_that_is_agreed_on(tmp_path: Path, pre
 
 
 @pytest.mark.parametrize("site", [Method.FEDBN], indirect=True)
-def test_fedbn_keeps_its_own_layers_that_normalise(site: Site) -> None:
+def test_save_fedbn_keeps_its_norms(site: Site) -> None:
     site.trainee.train_round(1)
     own = own_state(site)
     site.take(1, FIRST)
@@ -167,7 +167,7 @@ def test_fedbn_keeps_its_own_layers_that_normalise(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", TRAINED, indirect=True)
-def test_predictor_is_the_last_trained_model(site: Site) -> None:
+def test_save_pfpl_is_the_last_trained_model(site: Site) -> None:
     site.trainee.train_round(1)
     own, accuracy = own_state(site), site.evaluated().accuracy_classifier
     site.take(1, FIRST)
@@ -178,7 +178,7 @@ def test_predictor_is_the_last_trained_model(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", [Method.DITTO], indirect=True)
-def test_ditto_predicts_with_its_second_model_whatever_was_averaged(site: Site) -> None:
+def test_save_ditto_is_the_second_model(site: Site) -> None:
     site.trainee.train_round(1)
     first = site.saved()
     site.take(1, FIRST)
@@ -206,7 +206,7 @@ def course(site: Site, restart_at: frozenset[int]) -> list[NDArray[np.float64]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_restart_after_every_step_changes_no_bit(tmp_path: Path, method: Method) -> None:
+def test_restart_after_every_step_changes_no_bit(tmp_path: Path, method: Method) -> None:
     for name in ("steady", "restarted"):
         (tmp_path / name).mkdir()
     steady, restarted = Site(tmp_path / "steady", method), Site(tmp_path / "restarted", method)
@@ -222,7 +222,7 @@ def test_a_restart_after_every_step_changes_no_bit(tmp_path: Path, method: Metho
 
 
 @pytest.mark.parametrize("site", [Method.DITTO], indirect=True)
-def test_a_restart_that_forgot_the_second_model_would_be_seen(site: Site) -> None:
+def test_restart_without_the_second_model_is_caught(site: Site) -> None:
     site.trainee.train_round(1)
     site.take(1, FIRST)
     kept = site.saved()
@@ -231,8 +231,8 @@ def test_a_restart_that_forgot_the_second_model_would_be_seen(site: Site) -> Non
 
 
 @pytest.mark.parametrize("site", [Method.FEDDBP], indirect=True)
-def test_scores_are_of_the_last_training_and_found_again(site: Site) -> None:
-    with pytest.raises(RuntimeError, match="scores were requested before training"):
+def test_scores_of_the_last_training_survive_a_restart(site: Site) -> None:
+    with pytest.raises(RuntimeError, match="scores"):
         site.trainee.values.scores()
     site.trainee.train_round(1)
     first = site.trainee.values.scores()
@@ -247,11 +247,11 @@ def test_scores_are_of_the_last_training_and_found_again(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", [Method.FEDPROTO], indirect=True)
-def test_other_methods_have_no_scores(site: Site) -> None:
+def test_scores_of_other_methods_are_refused(site: Site) -> None:
     site.trainee.train_round(1)
-    with pytest.raises(RuntimeError, match="a method without scores"):
+    with pytest.raises(RuntimeError, match="scores"):
         site.trainee.values.scores()
 
 
-def test_every_part_is_here() -> None:
+def test_every_part_is_tested() -> None:
     assert {PARTS[method] for method in METHODS} == set(ModelPart)

@@ -1,4 +1,4 @@
-"""Permissions in a site's file for the agreement's releases, and refusals with the reason."""
+"""Budget of a site: limits that its own file sets, whatever is agreed, and payments that a round may repeat."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from agreement import METHODS, Agreement, ConfigError, DpSgdSection, Extractor, Method, PrivacySection
+from privacy.errors import BudgetError
+from privacy.ledger.budget_account import read_account
 from secure_client.config import load_site
+from secure_client.errors import Violation
 from secure_client.privacy.budget import BudgetSection
+from secure_client.privacy.releases import Releases
+from tests.secure_client.conftest import OpenSites
 from tests.support.small import small_agreement
 
 AGREED = PrivacySection(clip=2.0, noise_multiplier=6.0)
@@ -29,7 +34,7 @@ def budget(**limits: Any) -> BudgetSection:
     [{}, {"least_noise_multiplier": 6.0}, {"largest_clip": 2.0}, {"most_rounds": ROUNDS}],
     ids=["none", "noise", "clip", "rounds"],
 )
-def test_a_site_accepts_an_agreement_within_its_limits(limits: dict[str, Any]) -> None:
+def test_check_agreement_within_the_limits_is_accepted(limits: dict[str, Any]) -> None:
     budget(**limits).check(AGREED, ROUNDS)
 
 
@@ -44,7 +49,7 @@ def test_a_site_accepts_an_agreement_within_its_limits(limits: dict[str, Any]) -
         ({"most_rounds": ROUNDS - 1}, "has rounds 10, but the most that this site allows is 9"),
     ],
 )
-def test_a_site_refuses_an_agreement_beyond_its_limits_by_name(limits: dict[str, Any], reason: str) -> None:
+def test_check_agreement_beyond_a_limit_is_refused(limits: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         budget(**limits).check(AGREED, ROUNDS)
 
@@ -57,7 +62,7 @@ def test_a_site_refuses_an_agreement_beyond_its_limits_by_name(limits: dict[str,
     ],
     ids=["exact", "trained"],
 )
-def test_a_site_refuses_an_agreement_without_guarantee_unless_allowed(
+def test_check_agreement_without_guarantee_needs_permission(
     agreed: PrivacySection | None, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=f"{reason}.*allow_no_guarantee"):
@@ -73,9 +78,7 @@ def test_a_site_refuses_an_agreement_without_guarantee_unless_allowed(
         ("most_rounds = 50", "most_rounds = 4", "has rounds 5"),
     ],
 )
-def test_a_sites_file_is_held_against_the_agreement_when_it_is_loaded(
-    tmp_path: Path, line: str, changed: str, reason: str
-) -> None:
+def test_load_site_checks_the_agreement(tmp_path: Path, line: str, changed: str, reason: str) -> None:
     shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "site-private.toml"
     text = file.read_text(encoding="utf-8")
@@ -85,13 +88,13 @@ def test_a_sites_file_is_held_against_the_agreement_when_it_is_loaded(
         load_site(file)
 
 
-def test_a_sites_file_refuses_trained_features_unless_it_says_so(tmp_path: Path) -> None:
+def test_load_site_trained_features_need_permission(tmp_path: Path) -> None:
     shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
     agreed, file = tmp_path / "agreement-private.toml", tmp_path / "site-private.toml"
     agreed.write_text(
         agreed.read_text("utf-8").replace('extractor = "frozen"', 'extractor = "trained"'), "utf-8"
     )
-    with pytest.raises(ConfigError, match="no record-level guarantee"):
+    with pytest.raises(ConfigError, match="allow_no_guarantee"):
         load_site(file)
     text = file.read_text("utf-8").replace("allow_no_guarantee = false", "allow_no_guarantee = true")
     file.write_text(text, "utf-8")
@@ -99,20 +102,20 @@ def test_a_sites_file_refuses_trained_features_unless_it_says_so(tmp_path: Path)
 
 
 @pytest.mark.parametrize("method", [each for each in METHODS.values() if not each.private])
-def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None:
+def test_agreement_method_that_sends_more_is_refused(method: Method) -> None:
     agreed = small_agreement().model_copy(update={"privacy": AGREED})
     with pytest.raises(ValueError, match="sends more than noisy prototypes"):
         agreed.check_served(method)
 
 
 @pytest.mark.parametrize("method", [each for each in METHODS.values() if each.private])
-def test_methods_that_send_what_is_noisy_are_served(method: Method) -> None:
+def test_agreement_method_that_sends_noisy_values_is_served(method: Method) -> None:
     """Features are trained in this test; the next tests have frozen ones."""
     trained = AGREED.model_copy(update={"extractor": Extractor.TRAINED})
     small_agreement().model_copy(update={"privacy": trained}).check_served(method)
 
 
-def test_noise_changes_the_agreements_hash() -> None:
+def test_agreement_hash_covers_the_noise() -> None:
     agreed = small_agreement()
     assert agreed.model_copy(update={"privacy": AGREED}).hash() != agreed.hash()
 
@@ -131,7 +134,7 @@ def test_noise_changes_the_agreements_hash() -> None:
         ({"least_training_noise": 1.5, "largest_sampling_rate": 0.05}, None),
     ],
 )
-def test_a_site_limits_training_by_dp_sgd_too(limits: dict[str, Any], reason: str | None) -> None:
+def test_check_limits_dp_sgd_too(limits: dict[str, Any], reason: str | None) -> None:
     own = budget(**limits)
     own.check(AGREED, ROUNDS)
     if reason is None:
@@ -141,13 +144,13 @@ def test_a_site_limits_training_by_dp_sgd_too(limits: dict[str, Any], reason: st
         own.check(TRAINED_PRIVATELY, ROUNDS)
 
 
-def test_private_features_need_no_word_of_the_site() -> None:
+def test_check_private_features_need_no_permission() -> None:
     budget().check(TRAINED_PRIVATELY, ROUNDS)
 
 
 @pytest.mark.parametrize("extractor", Extractor)
 @pytest.mark.parametrize("given", [True, False], ids=["given", "not given"])
-def test_dp_sgd_is_said_for_private_features_and_for_no_others(extractor: Extractor, given: bool) -> None:
+def test_agreement_dp_sgd_belongs_to_private_features(extractor: Extractor, given: bool) -> None:
     settings = {"clip": 1.0, "noise_multiplier": 1.0, "extractor": extractor} | (
         {"dp_sgd": DP_SGD} if given else {}
     )
@@ -161,7 +164,7 @@ def test_dp_sgd_is_said_for_private_features_and_for_no_others(extractor: Extrac
 @pytest.mark.parametrize(
     "wrong", [{"sampling_rate": 0.0}, {"sampling_rate": 1.1}, {"clip": 0.0}, {"noise_multiplier": 0.0}]
 )
-def test_numbers_that_are_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+def test_agreement_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         DpSgdSection.model_validate(dict(DP_SGD) | wrong)
 
@@ -170,11 +173,11 @@ def test_numbers_that_are_out_of_range_are_refused(wrong: dict[str, float]) -> N
     ("rate", "epochs", "steps"),
     [(1.0, 1, 1), (0.5, 3, 6), (0.1, 3, 30), (0.3, 1, 4), (0.07, 7, 100), (1e-3, 1, 1000), (2 / 3, 2, 3)],
 )
-def test_how_many_steps_some_epochs_are(rate: float, epochs: int, steps: int) -> None:
+def test_dp_sgd_steps_of_epochs(rate: float, epochs: int, steps: int) -> None:
     assert DP_SGD.model_copy(update={"sampling_rate": rate}).steps(epochs) == steps
 
 
-def test_the_agreements_text_has_it_and_can_be_read_back() -> None:
+def test_agreement_text_round_trip_keeps_privacy() -> None:
     agreed = small_agreement()
     frozen = agreed.model_copy(update={"privacy": AGREED})
     private = agreed.model_copy(update={"privacy": TRAINED_PRIVATELY})
@@ -182,3 +185,33 @@ def test_the_agreements_text_has_it_and_can_be_read_back() -> None:
     assert '"dp_sgd":{"clip":1.0,"noise_multiplier":1.5,"sampling_rate":0.05}' in private.to_json()
     for each in (frozen, private):
         assert Agreement.from_json(each.to_json(), source="text").hash() == each.hash()
+
+
+LOCAL = PrivacySection(clip=2.0, noise_multiplier=4.0)
+PAID_DP_SGD = DpSgdSection(noise_multiplier=2.0, clip=1.0, sampling_rate=0.3)
+PRIVATE = LOCAL.model_copy(update={"extractor": Extractor.PRIVATE, "dp_sgd": PAID_DP_SGD})
+SITE = "clinic-a"
+
+
+@pytest.mark.parametrize("privacy", [LOCAL, PRIVATE], ids=["local noise", "DP-SGD"])
+def test_presence_before_the_roster_pays_nothing(open_sites: OpenSites, privacy: PrivacySection) -> None:
+    """The refusal undoes the training; a coordinator could otherwise have it paid for again after every restart."""
+    play = open_sites(small_agreement().model_copy(update={"privacy": privacy}))
+    for _ in range(2):
+        with pytest.raises(Violation):
+            play.presence(SITE)
+        play.restart(SITE)
+    assert not read_account(play.budget(SITE).ledger).entries
+
+
+def test_training_killed_again_and_again_pays_no_more_than_allowed(
+    tmp_path: Path,
+) -> None:
+    agreed = small_agreement().model_copy(update={"privacy": PRIVATE})
+    own = BudgetSection(dataset="scans", ledger=tmp_path / "ledger.jsonl", epsilon=1e6)
+    for _ in range(own.most_paid_attempts):
+        Releases(agreed, PRIVATE, own).pay_for_training(1)
+    with pytest.raises(BudgetError, match="most_paid_attempts"):
+        Releases(agreed, PRIVATE, own).pay_for_training(1)
+    Releases(agreed, PRIVATE, own).pay_for_training(2)
+    assert len(read_account(own.ledger).entries) == own.most_paid_attempts + 1

@@ -62,7 +62,7 @@ def features(privacy: PrivacySection, spec: str, inputs: torch.Tensor) -> NDArra
 
 @pytest.mark.parametrize("spec", ["small-cnn", "fedpc-cnn", "scatternet"])
 @pytest.mark.parametrize("privacy", [FROZEN, PRIVATE], ids=["frozen", "private"])
-def test_features_do_not_hang_on_other_records(spec: str, privacy: PrivacySection) -> None:
+def test_features_do_not_depend_on_other_records(spec: str, privacy: PrivacySection) -> None:
     """The last is alone in its batch, or not; the others move up by one; or there are a few alone."""
     whole = features(privacy, spec, INPUTS)
     np.testing.assert_array_equal(features(privacy, spec, INPUTS[1:]), whole[1:])
@@ -70,7 +70,7 @@ def test_features_do_not_hang_on_other_records(spec: str, privacy: PrivacySectio
     np.testing.assert_array_equal(features(privacy, spec, INPUTS[-1:]), whole[-1:])
 
 
-def test_filling_makes_up_for_kernels_that_round_by_a_batchs_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_removes_rounding_by_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few processors have such kernels for networks as small as these, so the kernel is a double."""
     given = SplitModel.features
     monkeypatch.setattr(learner, "check_batch_independence", lambda *_: None)  # it would refuse the double

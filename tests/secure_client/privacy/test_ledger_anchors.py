@@ -53,12 +53,12 @@ def last(path: Path) -> LedgerAnchor:
     return LedgerAnchor(KEY, seq, bytes.fromhex(head))
 
 
-def test_a_site_shows_the_last_entry_of_its_ledger(path: Path) -> None:
+def test_show_is_the_ledgers_last_entry(path: Path) -> None:
     assert own(path).now == last(path)
     assert OwnAnchor(small_agreement(), A, None, Nothing(), None).now is None
 
 
-def test_a_ledger_that_went_on_from_what_was_kept_is_as_it_should_be(path: Path) -> None:
+def test_check_reported_earlier_entry_is_accepted(path: Path) -> None:
     kept = last(path)
     own(path).check_reported(None)
     own(path).check_reported(kept)
@@ -68,23 +68,25 @@ def test_a_ledger_that_went_on_from_what_was_kept_is_as_it_should_be(path: Path)
 
 @pytest.mark.parametrize("lines", [0, 2])
 @pytest.mark.parametrize("more", [0, 1, 5])
-def test_an_older_copy_is_refused_however_far_it_went_on(path: Path, lines: int, more: int) -> None:
+def test_check_reported_older_copy_is_refused_however_far_it_continued(
+    path: Path, lines: int, more: int
+) -> None:
     kept = last(path)
     older = path.read_bytes().splitlines(keepends=True)[:lines]
     path.write_bytes(b"".join(older))
     for number in range(more):
         open_ledger(path).spend(spending(number, "run-2"))
     before = path.read_bytes()
-    with pytest.raises(RolledBackError, match=r"the coordinator reports entry 3;.* spends nothing"):
+    with pytest.raises(RolledBackError, match="entry 3"):
         own(path).check_reported(kept)
     if before:
         assert path.read_bytes() == before
 
 
-def test_a_kept_anchor_of_another_ledger_is_refused(path: Path) -> None:
-    with pytest.raises(Violation, match="another ledger than this site's"):
+def test_check_reported_another_ledger_is_a_violation(path: Path) -> None:
+    with pytest.raises(Violation):
         own(path).check_reported(LedgerAnchor(bytes(32), 0, bytes(32)))
-    with pytest.raises(Violation, match="another ledger than this site's"):
+    with pytest.raises(Violation):
         OwnAnchor(small_agreement(), A, None, Nothing(), None).check_reported(last(path))
 
 
@@ -104,7 +106,7 @@ TORN: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("harm", TORN)
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_ledger_that_lost_what_the_site_has_shown_is_refused_before_another_begins(
+def test_check_recorded_lost_entry_is_refused_before_another_ledger_begins(
     tmp_path: Path, record: AnchorRecord, harm: str, exact: bool
 ) -> None:
     """The record beside the ledger shows the loss in another run, the journal in the same one, also without noise."""
@@ -130,7 +132,7 @@ def test_a_ledger_that_lost_what_the_site_has_shown_is_refused_before_another_be
             OwnAnchor(agreed, A, open_ledger(path), journal, record)
 
 
-def test_a_line_that_a_crash_tore_is_no_loss_and_the_next_takes_its_place(
+def test_check_recorded_torn_line_is_no_loss(
     path: Path, record: AnchorRecord, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tear the line as a later cut would; no anchor has the line."""
@@ -146,7 +148,7 @@ def test_a_line_that_a_crash_tore_is_no_loss_and_the_next_takes_its_place(
     assert [each.spending.release.round for each in read_account(path).entries] == [1, 2, 3, 4]
 
 
-def test_a_cut_line_that_the_coordinator_has_seen_is_told_from_a_crash_without_a_record_at_the_site(
+def test_check_reported_cut_line_is_told_from_a_crash(
     path: Path,
 ) -> None:
     kept = last(path)
@@ -159,7 +161,7 @@ def test_a_cut_line_that_the_coordinator_has_seen_is_told_from_a_crash_without_a
     assert path.read_bytes() == before
 
 
-def test_by_a_word_in_the_sites_file_a_lost_ledger_goes_on_without_a_guarantee(
+def test_check_recorded_ledger_lost_continues_without_guarantee(
     path: Path, record: AnchorRecord, tmp_path: Path
 ) -> None:
     with journal_of(tmp_path, with_noise()) as journal:
@@ -246,7 +248,7 @@ BEHIND = [
 ]
 
 
-def test_ledgers_that_grow_or_stay_are_taken(peer: Peer, record: AnchorRecord) -> None:
+def test_peers_that_grow_or_stay_are_accepted(peer: Peer, record: AnchorRecord) -> None:
     for number, seq in enumerate((3, 3, 4, 9), 1):
         peer.sees(number, b=anchor(seq))
         peer.restart()
@@ -255,7 +257,7 @@ def test_ledgers_that_grow_or_stay_are_taken(peer: Peer, record: AnchorRecord) -
 
 @pytest.mark.parametrize(("later", "message"), BEHIND)
 @pytest.mark.parametrize("restarted", [False, True])
-def test_one_that_is_behind_its_own_earlier_word_is_refused_by_name(
+def test_peer_behind_its_earlier_statement_is_refused(
     peer: Peer, record: AnchorRecord, later: LedgerAnchor, message: str, restarted: bool
 ) -> None:
     peer.sees(1, b=anchor(5))
@@ -268,7 +270,7 @@ def test_one_that_is_behind_its_own_earlier_word_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("later", "message"), BEHIND)
-def test_one_that_is_behind_what_was_seen_in_another_run_is_refused(
+def test_peer_behind_another_run_is_refused(
     tmp_path: Path, record: AnchorRecord, later: LedgerAnchor, message: str
 ) -> None:
     earlier = Peer(tmp_path, "earlier", record)
@@ -281,7 +283,9 @@ def test_one_that_is_behind_what_was_seen_in_another_run_is_refused(
 
 
 @pytest.mark.parametrize(("later", "message"), BEHIND)
-def test_without_a_record_over_all_runs_it_is_not(tmp_path: Path, later: LedgerAnchor, message: str) -> None:
+def test_peer_behind_another_run_without_a_record_is_accepted(
+    tmp_path: Path, later: LedgerAnchor, message: str
+) -> None:
     """The power of the last."""
     earlier, peer = Peer(tmp_path, "earlier", None), Peer(tmp_path, RUN, None)
     earlier.sees(1, b=anchor(5))
@@ -290,9 +294,7 @@ def test_without_a_record_over_all_runs_it_is_not(tmp_path: Path, later: LedgerA
         each.journal.close()
 
 
-def test_two_runs_at_once_over_one_ledger_are_taken_in_any_order(
-    tmp_path: Path, record: AnchorRecord
-) -> None:
+def test_two_runs_over_one_ledger_are_accepted_in_any_order(tmp_path: Path, record: AnchorRecord) -> None:
     """A statement of the one may come after a later one of the other, and is no older copy."""
     runs = [Peer(tmp_path, run, record) for run in ("run-x", "run-y")]
     runs[1].sees(1, b=anchor(6))
@@ -305,25 +307,23 @@ def test_two_runs_at_once_over_one_ledger_are_taken_in_any_order(
         each.journal.close()
 
 
-def test_two_hashes_of_one_entry_are_refused_in_whichever_runs_they_come(
-    tmp_path: Path, record: AnchorRecord
-) -> None:
+def test_two_hashes_of_one_entry_are_refused_in_any_run(tmp_path: Path, record: AnchorRecord) -> None:
     runs = [Peer(tmp_path, run, record) for run in ("run-x", "run-y")]
     runs[1].sees(1, b=anchor(6))
-    with pytest.raises(Violation, match="has another entry 6"):
+    with pytest.raises(Violation, match="entry 6"):
         runs[0].sees(1, b=anchor(6, "another"))
     for each in runs:
         each.journal.close()
 
 
-def test_an_earlier_list_that_is_read_again_is_no_step_back(peer: Peer) -> None:
+def test_earlier_list_read_again_is_accepted(peer: Peer) -> None:
     """The rules of masks read earlier attempts of a round in the same way."""
     peer.sees(1, 1, b=anchor(3))
     peer.sees(1, 2, b=anchor(4))
     peer.sees(1, 1, b=anchor(3))
     peer.restart()
     peer.sees(1, 1, b=anchor(3))
-    with pytest.raises(Violation, match="ends with entry 3"):
+    with pytest.raises(Violation, match="entry 3"):
         peer.sees(1, 3, b=anchor(3))
 
 
@@ -331,23 +331,21 @@ def test_another_data_set_is_another_ledger(peer: Peer) -> None:
     """Peers believe a site about its own data set."""
     peer.sees(1, b=anchor(5))
     peer.sees(2, b=anchor(0, key="other scans"))
-    with pytest.raises(Violation, match="has had entry 5"):
+    with pytest.raises(Violation, match="entry 5"):
         peer.sees(3, b=anchor(4))
 
 
-def test_a_site_checks_its_own_anchor_against_its_ledger_and_not_against_lists(peer: Peer) -> None:
+def test_own_anchor_is_not_compared_with_lists(peer: Peer) -> None:
     peer.sees(1, a=anchor(5))
     peer.sees(2, a=anchor(4))
 
 
-def test_a_peer_that_states_none_is_refused(peer: Peer) -> None:
-    with pytest.raises(Violation, match="clinic-b states no entry of its privacy ledger"):
+def test_peer_without_an_anchor_is_refused_under_noise(peer: Peer) -> None:
+    with pytest.raises(Violation, match="clinic-b"):
         peer.sees(1, b=None)
 
 
-def test_without_noise_a_peer_may_state_none_and_what_it_states_is_held_to(
-    tmp_path: Path, record: AnchorRecord
-) -> None:
+def test_peer_without_an_anchor_is_accepted_without_noise(tmp_path: Path, record: AnchorRecord) -> None:
     agreed, holds = small_agreement(), np.zeros(3, dtype=np.bool_)
     with journal_of(tmp_path, agreed) as journal:
         anchors = PeerAnchors(agreed, A, journal, record)
@@ -355,6 +353,6 @@ def test_without_noise_a_peer_may_state_none_and_what_it_states_is_held_to(
             statement = PresenceStatement(B, holds, b"", anchor=stated)
             anchors.check(PhaseKey(RUN, 1, attempt, Phase.PRESENCE), ActiveList((statement,)))
         behind = ActiveList((PresenceStatement(B, holds, b"", anchor=anchor(3)),))
-        with pytest.raises(Violation, match="clinic-b's privacy ledger ends with entry 3"):
+        with pytest.raises(Violation, match=r"clinic-b.* entry 3"):
             anchors.check(PhaseKey(RUN, 1, 9, Phase.PRESENCE), behind)
     assert record.newest(B, anchor(4).key) == anchor(4)

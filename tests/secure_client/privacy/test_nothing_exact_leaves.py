@@ -98,12 +98,12 @@ def usual(method: Method) -> Traces:
 
 
 @each_method
-def test_nothing_but_releases_and_training_tells_of_records(method: Method) -> None:
+def test_nothing_but_releases_and_training_depends_on_records(method: Method) -> None:
     assert differing(usual(method), traces(method, other=True)) == []
 
 
 @each_method
-def test_other_records_change_the_exact_prototypes(method: Method) -> None:
+def test_exact_prototypes_depend_on_records(method: Method) -> None:
     """Classes are absent by noisy counts, sites differ, and rounds with a release do from those before."""
     found = usual(method)
     sent = {name: hashlib.sha256(each).hexdigest() for name, each in found.items() if "sent VALUES" in name}
@@ -176,7 +176,7 @@ DOUBLES: dict[str, tuple[Method, Double, str]] = {
 
 
 @pytest.mark.parametrize("double", DOUBLES)
-def test_the_comparison_detects_exact_values_that_leave(double: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_finds_exact_values_that_leave(double: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method, weaken, where = DOUBLES[double]
     weaken(monkeypatch)
     found = {False: traces(method, other=False), True: traces(method, other=True)}

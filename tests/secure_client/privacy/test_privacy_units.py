@@ -71,9 +71,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sums]:
 
 
 @pytest.mark.parametrize("unit", [Unit.SUBJECT, Unit.SITE])
-def test_a_site_releases_the_sums_of_its_units(
-    tmp_path: Path, journal: Journal, asked: list[Sums], unit: Unit
-) -> None:
+def test_release_sums_units(tmp_path: Path, journal: Journal, asked: list[Sums], unit: Unit) -> None:
     agreed = agreement(unit)
     learner = build_learner(agreed, SITE, data(agreed), model=agreed.training.model, device="cpu")
     releases = open_releases(agreed, simulated_budget(agreed, SITE, tmp_path))
@@ -101,7 +99,7 @@ def _of_subjects(labels: NDArray[np.int64]) -> float:
     return float(sum(np.sqrt(len(np.unique(labels[each == SUBJECTS]))) for each in np.unique(SUBJECTS)))
 
 
-def test_records_stay_in_their_order_where_each_is_a_unit() -> None:
+def test_with_owners_record_unit_keeps_the_order() -> None:
     agreed = agreement(Unit.RECORD)
     learner = build_learner(agreed, SITE, data(agreed), model=agreed.training.model, device="cpu")
     assert learner.owners is None
@@ -111,12 +109,12 @@ def test_records_stay_in_their_order_where_each_is_a_unit() -> None:
     assert torch.equal(labels, dataset.tensors[1])
 
 
-def test_a_release_for_subjects_of_records_without_owners_is_refused(tmp_path: Path) -> None:
+def test_release_for_subjects_without_owners_is_refused(tmp_path: Path) -> None:
     agreed = agreement()
     releases = open_releases(agreed, simulated_budget(agreed, SITE, tmp_path))
     assert releases is not None
     batch = np.zeros((2, agreed.dim)), np.zeros(2, np.int64)
-    with pytest.raises(ValueError, match="records' owners"):
+    with pytest.raises(ValueError, match="owners"):
         releases.release(1, [batch])
     by_record = agreement(Unit.RECORD)
     other = open_releases(
@@ -126,17 +124,17 @@ def test_a_release_for_subjects_of_records_without_owners_is_refused(tmp_path: P
         ),
     )
     assert other is not None
-    with pytest.raises(ValueError, match="records' owners"):
+    with pytest.raises(ValueError, match="owners"):
         other.release(1, [batch], np.zeros(2, np.int64))
     assert not read_account(tmp_path / "ledger.jsonl").entries
 
 
-def test_data_that_do_not_say_whose_they_are_are_refused() -> None:
+def test_with_owners_unknown_subjects_are_refused() -> None:
     agreed = agreement()
     nobody = replace(data(agreed), subjects=None)
-    with pytest.raises(DataError, match=r"training samples have none: .* npz, a subjects\.csv"):
+    with pytest.raises(DataError, match="subjects"):
         with_owners(nobody, agreed)
-    with pytest.raises(DataError, match="17 subjects are given for 18"):
+    with pytest.raises(DataError, match="17 subjects"):
         with_owners(replace(nobody, subjects=SUBJECTS[1:]), agreed)
     assert with_owners(nobody, agreement(Unit.RECORD)).subjects is None
     assert with_owners(data(agreed), small_agreement()).subjects is None
@@ -150,31 +148,31 @@ def test_data_that_do_not_say_whose_they_are_are_refused() -> None:
         (Unit.SITE, 256, "sites of a run"),
     ],
 )
-def test_delta_is_held_against_the_number_of_units(unit: Unit, units: int, whose: str) -> None:
+def test_check_delta_counts_units(unit: Unit, units: int, whose: str) -> None:
     agreed = agreement(unit)
     assert count_units(data(agreed), agreed) == units
     own = BudgetSection(dataset="d", ledger=Path("l"), epsilon=1.0, delta=1 / units, unit=unit)
-    with pytest.raises(BudgetError, match=f"below one over the number of {whose}"):
+    with pytest.raises(BudgetError, match=whose):
         check_delta(own, units)
     check_delta(own, units - 1)
 
 
 @pytest.mark.parametrize("agreed", list(Unit))
 @pytest.mark.parametrize("own", list(Unit))
-def test_a_budget_is_of_the_agreements_unit(tmp_path: Path, agreed: Unit, own: Unit) -> None:
+def test_budget_of_another_unit_is_refused(tmp_path: Path, agreed: Unit, own: Unit) -> None:
     budget = BudgetSection(dataset="d", ledger=tmp_path / "l", epsilon=100.0, unit=own)
     section = agreement(agreed).privacy
     if agreed is own:
         budget.check(section, 3)
         open_releases(agreement(agreed), budget)
         return
-    with pytest.raises(ValueError, match=f"protects one {agreed}, and this site's budget one {own}"):
+    with pytest.raises(ValueError, match=f"{agreed}.*{own}"):
         budget.check(section, 3)
-    with pytest.raises(BudgetError, match="cannot be charged to"):
+    with pytest.raises(BudgetError):
         open_releases(agreement(agreed), budget)
 
 
-def test_the_unit_is_part_of_the_agreements_text_and_hash() -> None:
+def test_agreement_hash_covers_the_unit() -> None:
     assert '"unit":"record"' in agreement(Unit.RECORD).to_json()
     assert '"unit":"subject"' in agreement().to_json()
     assert len({agreement(unit).hash() for unit in Unit}) == 3
@@ -184,7 +182,7 @@ def test_the_unit_is_part_of_the_agreements_text_and_hash() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.PFPL, Method.LOCAL, Method.SELF])
-def test_a_projection_serves_methods_whose_features_may_have_any_sign(method: Method) -> None:
+def test_projection_serves_methods_with_signed_features(method: Method) -> None:
     agreement(project_from=9).check_served(method)
 
 
@@ -196,16 +194,14 @@ def test_a_projection_serves_methods_whose_features_may_have_any_sign(method: Me
         (Method.FEDDBP, "its branches compute features in linear layers"),
     ],
 )
-def test_a_projection_is_refused_elsewhere_by_the_methods_name_and_reason(
-    method: Method, reason: str
-) -> None:
+def test_projection_elsewhere_is_refused(method: Method, reason: str) -> None:
     trained = agreement(project_from=9, extractor=Extractor.TRAINED)
     told = rf"^project_from in \[privacy\] does not serve '{method.value}': {reason}"
     with pytest.raises(ValueError, match=told):
         trained.check_served(method)
 
 
-def test_a_subject_is_bounded_over_all_cells_of_fedplcc_together(tmp_path: Path, asked: list[Sums]) -> None:
+def test_subject_is_bounded_over_all_cells_together(tmp_path: Path, asked: list[Sums]) -> None:
     """Two centres of each class: a subject has records in up to six cells, and counts one over their root in each."""
     averaging = AveragingSection(parameters=1)
     agreed = agreement().model_copy(update={"method": Method.FEDPLCC, "averaging": averaging})

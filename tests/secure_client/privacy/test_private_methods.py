@@ -84,7 +84,7 @@ def entries(folder: Path) -> tuple[Entry, ...]:
 
 
 @pytest.mark.parametrize("method", SUMMED)
-def test_a_run_with_private_features_pays_what_was_planned(method: Method, tmp_path: Path) -> None:
+def test_run_with_private_features_pays_the_plan(method: Method, tmp_path: Path) -> None:
     """Training in each of four rounds, releases in two, and one before them where sites are clustered."""
     agreement = agreed(method, PRIVATE)
     data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))
@@ -101,7 +101,7 @@ def test_a_run_with_private_features_pays_what_was_planned(method: Method, tmp_p
 
 
 @pytest.mark.parametrize("method", SUMMED)
-def test_a_site_without_a_release_has_no_prototypes_of_any_kind(method: Method, tmp_path: Path) -> None:
+def test_site_without_a_release_has_no_prototypes(method: Method, tmp_path: Path) -> None:
     """Round 2 repeats the sum of round 1, which the site missed. Its model takes part."""
     for _ in range(2):  # the second time from the journal
         with trainee_of(agreed(method), tmp_path) as trainee:
@@ -115,7 +115,7 @@ def test_a_site_without_a_release_has_no_prototypes_of_any_kind(method: Method, 
     assert not entries(tmp_path)
 
 
-def test_a_release_of_few_cells_is_recorded_as_one_of_the_agreed_number(tmp_path: Path) -> None:
+def test_release_of_few_cells_costs_the_agreed_number(tmp_path: Path) -> None:
     """The number of cells follows from a decryption under ``ckks``: neither cost nor line may depend on it."""
     section = FedplccSection(most_clusters=5, most_prototypes=5)
     agreement = agreed(Method.FEDPLCC, fedplcc=section)
@@ -133,7 +133,7 @@ def test_a_release_of_few_cells_is_recorded_as_one_of_the_agreed_number(tmp_path
         fewest = GaussianRelease(PRIVACY.noise_multiplier, CLASSES * (DIM + 1))
         assert spent_budget(trainee).epsilon >= epsilon([fewest] * 2, 1e-5)
         take_centres(trainee, 6)
-        with pytest.raises(ValueError, match="18 cells exceeds the agreed 15"):
+        with pytest.raises(ValueError, match="18 cells"):
             trainee.train_round(5)
         assert len(entries(tmp_path)) == 2
 
@@ -153,7 +153,7 @@ def take_centres(trainee: CheckpointedLearner, of_class: int, around: Sequence[t
 # FedPLCC's cells
 
 
-def test_cells_are_around_the_centres_that_the_site_trained_towards(tmp_path: Path) -> None:
+def test_cells_are_around_the_centres_of_training(tmp_path: Path) -> None:
     """The noise is the same each time, since chance decides how many of twelve cells of one record it leaves."""
     agreement = agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"min_count": 0.5}))
     with replayed_noise(), trainee_of(agreement, tmp_path) as trainee:
@@ -168,7 +168,7 @@ def test_cells_are_around_the_centres_that_the_site_trained_towards(tmp_path: Pa
         np.testing.assert_array_equal(trainee.train_round(3)[1], counts)
 
 
-def test_a_restart_and_a_round_in_between_have_the_same_prototypes(tmp_path: Path) -> None:
+def test_restart_and_round_in_between_keep_the_prototypes(tmp_path: Path) -> None:
     """Though what they are nearest to has changed since."""
     agreement = agreed(Method.FEDPLCC)
     with trainee_of(agreement, tmp_path) as trainee:
@@ -185,7 +185,7 @@ def test_a_restart_and_a_round_in_between_have_the_same_prototypes(tmp_path: Pat
     assert len(entries(tmp_path)) == 1
 
 
-def test_a_site_of_which_nothing_is_there_weighs_one(tmp_path: Path) -> None:
+def test_site_without_classes_weighs_one(tmp_path: Path) -> None:
     """The site has no class by noisy counts: a sum over weights of 0 would have no mean."""
     absent = PRIVACY.model_copy(update={"min_count": 1e6})
     agreement = agreed(Method.FEDPLCC, absent)
@@ -197,9 +197,7 @@ def test_a_site_of_which_nothing_is_there_weighs_one(tmp_path: Path) -> None:
             assert not site.trainee.values.held_classes().any()
 
 
-def test_no_warning_tells_an_exact_number_of_samples(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warnings_state_no_exact_number_of_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agreement = agreed(Method.FEDPLCC)
     averaging = agreement.averaging.model_copy(update={"most_samples": 5})
     with trainee_of(agreement.model_copy(update={"averaging": averaging}), tmp_path) as trainee:
@@ -211,7 +209,7 @@ def test_no_warning_tells_an_exact_number_of_samples(
 # FedDBP's scores
 
 
-def test_scores_are_of_the_released_prototypes_and_the_model(tmp_path: Path) -> None:
+def test_scores_are_at_the_released_prototypes(tmp_path: Path) -> None:
     """(∂ log p(k|P^k)/∂z_j)², worked out by hand for a linear classifier: ((e_k − p)·W)_j².
 
     With the same noise each time: how far scores at a noisy row are from those over records is chance.
@@ -230,7 +228,7 @@ def test_scores_are_of_the_released_prototypes_and_the_model(tmp_path: Path) -> 
         assert np.abs(over_records - expected).max() > 0.05 * np.abs(expected).max()
 
 
-def test_an_absent_class_has_scores_of_zero(tmp_path: Path) -> None:
+def test_absent_class_has_scores_of_zero(tmp_path: Path) -> None:
     with trainee_of(
         agreed(Method.FEDDBP, PRIVACY.model_copy(update={"min_count": 1e6})), tmp_path
     ) as trainee:
@@ -272,26 +270,26 @@ def sizes_of(model: str) -> tuple[int, int]:
 # What is refused
 
 
-def test_frozen_features_are_refused_where_the_classifier_is_averaged_too() -> None:
-    with pytest.raises(ValueError, match="'fedplcc' averages models with their classifiers"):
+def test_frozen_features_with_an_averaged_classifier_are_refused() -> None:
+    with pytest.raises(ValueError, match="fedplcc"):
         agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"extractor": Extractor.FROZEN}))
 
 
-def test_frozen_features_are_refused_where_a_branch_that_does_not_train_would_predict() -> None:
+def test_frozen_features_with_an_untrained_predicting_branch_are_refused() -> None:
     frozen = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN})
-    with pytest.raises(ValueError, match=r"set decision = false in \[feddbp\]"):
+    with pytest.raises(ValueError, match="decision"):
         agreed(Method.FEDDBP, frozen)
     agreed(Method.FEDDBP, frozen, feddbp=FeddbpSection(decision=False))
 
 
 @pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDPLCC])
-def test_buffers_that_are_averaged_are_refused(method: Method) -> None:
+def test_averaged_buffers_are_refused(method: Method) -> None:
     agreement = agreed(method)
     averaging = agreement.averaging.model_copy(update={"buffers": 2})
-    with pytest.raises(ValueError, match=r"no buffers in \[averaging\]"):
+    with pytest.raises(ValueError, match="buffers"):
         agreement.model_copy(update={"averaging": averaging}).check_served(method)
 
 
-def test_more_clusters_than_a_site_may_have_prototypes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"set most_prototypes .* to most_clusters or more"):
+def test_more_clusters_than_prototypes_are_refused() -> None:
+    with pytest.raises(ValueError, match="most_prototypes"):
         agreed(Method.FEDPLCC, fedplcc=FedplccSection(most_clusters=16, most_prototypes=15))

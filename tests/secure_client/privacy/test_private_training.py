@@ -123,7 +123,7 @@ def trained_and_paid(site: Site, steps: list[int]) -> tuple[int, int]:
     return len(steps), sum(each.steps for each in events if isinstance(each, DpSgd))
 
 
-def test_each_round_is_paid_and_what_is_planned_is_what_is_spent(site: Site, steps: list[int]) -> None:
+def test_every_round_is_paid_as_planned(site: Site, steps: list[int]) -> None:
     for number in range(1, ROUNDS + 1):
         site.trainee.train_round(number)
     assert site.spent == [
@@ -142,7 +142,7 @@ def test_each_round_is_paid_and_what_is_planned_is_what_is_spent(site: Site, ste
     assert spent.epsilon < 100.0
 
 
-def test_the_ledger_says_what_was_trained(site: Site) -> None:
+def test_ledger_records_what_was_trained(site: Site) -> None:
     initial = hash_weights(learner(site.agreed).state())
     site.trainee.train_round(1)
     training, release = (each.spending for each in site.entries)
@@ -157,7 +157,7 @@ def test_the_ledger_says_what_was_trained(site: Site) -> None:
     assert release.facts["guarantee"] == "record"
 
 
-def test_weights_are_of_the_initial_model_after_a_restart_too(site: Site) -> None:
+def test_recorded_weights_are_the_initial_models_after_a_restart(site: Site) -> None:
     site.trainee.train_round(1)
     site.restart()
     site.trainee.train_round(3)
@@ -165,7 +165,7 @@ def test_weights_are_of_the_initial_model_after_a_restart_too(site: Site) -> Non
 
 
 @pytest.mark.parametrize("extractor", [Extractor.FROZEN, Extractor.TRAINED])
-def test_weights_stand_there_whatever_trains_and_only_dp_sgd_is_paid(
+def test_recorded_weights_stand_also_without_dp_sgd(
     tmp_path: Path, extractor: Extractor, steps: list[int]
 ) -> None:
     site = Site(tmp_path, agreement(extractor=extractor, dp_sgd=None))
@@ -176,21 +176,21 @@ def test_weights_stand_there_whatever_trains_and_only_dp_sgd_is_paid(
     site.journal.close()
 
 
-def test_another_start_has_another_hash() -> None:
+def test_recorded_weights_differ_for_another_start() -> None:
     first = agreement()
     other = first.model_copy(update={"training": first.training.model_copy(update={"init_seed": 1})})
     assert hash_weights(learner(first).state()) == hash_weights(learner(first).state())
     assert hash_weights(learner(first).state()) != hash_weights(learner(other).state())
 
 
-def test_all_of_the_model_trains_and_the_classifier_too(site: Site) -> None:
+def test_training_changes_the_whole_model_and_the_classifier(site: Site) -> None:
     before = site.learner.state()
     site.trainee.train_round(1)
     moved = {name for name, value in site.learner.state().items() if not torch.equal(value, before[name])}
     assert moved == set(before)
 
 
-def test_round_0_is_of_the_initial_model_and_costs_no_training(site: Site, steps: list[int]) -> None:
+def test_round_0_costs_no_training(site: Site, steps: list[int]) -> None:
     site.trainee.begin(0)
     assert site.trainee.jobs(0) == []
     assert site.spent == []
@@ -218,7 +218,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_site_that_is_killed_has_never_trained_more_than_was_paid(
+def test_killed_site_never_trained_more_than_was_paid(
     site: Site, steps: list[int], point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between every two steps of spend, train, release and keep; and what the next start trains is paid again."""
@@ -240,7 +240,7 @@ def test_a_site_that_is_killed_has_never_trained_more_than_was_paid(
     assert trained_and_paid(site, steps) == (trained, paid)
 
 
-def test_training_that_is_not_paid_first_would_be_seen(
+def test_comparison_finds_training_paid_late(
     site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the last: a site that pays at the end."""
@@ -266,7 +266,7 @@ def _run_and_die(job: Any) -> None:
     raise KilledError
 
 
-def test_nothing_is_trained_once_the_budget_is_spent(tmp_path: Path, steps: list[int]) -> None:
+def test_exhausted_budget_trains_nothing(tmp_path: Path, steps: list[int]) -> None:
     """The run fits, and a round of it was paid for before: it ends where there is no room for training."""
     agreed = agreement()
     site = Site(tmp_path, agreed, planned_epsilon(agreed, PRIVACY, 1e-5))
@@ -283,7 +283,7 @@ def test_nothing_is_trained_once_the_budget_is_spent(tmp_path: Path, steps: list
     for number in range(1, ROUNDS):
         site.trainee.train_round(number)
     held, weights = site.trainee.values.latest()[0], site.learner.state()
-    with pytest.raises(BudgetError, match=r"training of round 4 in run 'run-1' would bring data set 'scans'"):
+    with pytest.raises(BudgetError, match="round 4 "):
         site.trainee.train_round(ROUNDS)
     assert len(steps) == (ROUNDS - 1) * STEPS
     np.testing.assert_array_equal(site.trainee.values.latest()[0], held)
@@ -292,7 +292,7 @@ def test_nothing_is_trained_once_the_budget_is_spent(tmp_path: Path, steps: list
     site.journal.close()
 
 
-def test_nothing_is_trained_where_the_ledger_cannot_be_written(
+def test_unwritable_ledger_trains_nothing(
     site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -307,7 +307,7 @@ def test_nothing_is_trained_where_the_ledger_cannot_be_written(
 # Planned
 
 
-def test_a_run_is_refused_that_the_budget_has_no_room_for(tmp_path: Path) -> None:
+def test_run_beyond_the_budget_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BudgetError,
         match=r"2 releases with noise multiplier 1 and 28 steps of DP-SGD with 2 at sampling rate 0\.3 take epsilon",
@@ -315,7 +315,7 @@ def test_a_run_is_refused_that_the_budget_has_no_room_for(tmp_path: Path) -> Non
         Site(tmp_path, agreement(), 1.0)
 
 
-def test_the_plan_covers_every_round_and_release() -> None:
+def test_planned_history_has_every_round_and_release() -> None:
     agreed = agreement()
     history = planned_history(agreed, PRIVACY)
     assert [type(each).__name__ for each in history] == ["DpSgd"] * ROUNDS + ["GaussianRelease"] * 2
@@ -326,7 +326,7 @@ def test_the_plan_covers_every_round_and_release() -> None:
     assert planned_in_words(frozen, frozen.privacy) == "2 releases with noise multiplier 1"
 
 
-def test_a_simulated_site_has_room_for_rounds_that_it_pays_twice(tmp_path: Path) -> None:
+def test_simulated_budget_has_room_for_repeated_rounds(tmp_path: Path) -> None:
     agreed = agreement()
     own = simulated_budget(agreed, "site-1", tmp_path)
     history = planned_history(agreed, PRIVACY)

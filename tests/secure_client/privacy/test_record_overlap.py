@@ -53,7 +53,7 @@ def compared(folder: Path, numbers: range, name: str = "scans") -> Comparison:
     return compare_records(Sketch.of(records(numbers)), KEY, folder / f"{name}.jsonl", name)
 
 
-def test_a_sketch_depends_on_neither_order_nor_repetition() -> None:
+def test_sketch_depends_on_neither_order_nor_repetition() -> None:
     numbers = list(range(5000))
     np.random.default_rng(0).shuffle(numbers)
     assert Sketch.of(records(numbers)) == Sketch.of(records([*range(5000), *range(100)]))
@@ -72,16 +72,14 @@ def test_a_sketch_depends_on_neither_order_nor_repetition() -> None:
         (range(20_000), range(20_000, 40_000), 0.0),
     ],
 )
-def test_a_share_is_estimated_for_parts_and_changes_and_is_zero_for_others(
-    mine: range, other: range, share: float
-) -> None:
+def test_share_in_estimates_parts_and_is_zero_for_others(mine: range, other: range, share: float) -> None:
     estimate = Sketch.of(records(mine)).share_in(Sketch.of(records(other)))
     standard_error = (share * (1 - share) / 256) ** 0.5 if len(mine) > 256 else 0.0
     assert estimate == pytest.approx(share, abs=4 * standard_error + 1e-9)
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_records_under_another_name_are_told_with_their_share(tmp_path: Path, exact: bool) -> None:
+def test_compare_records_under_another_name_warns_with_the_share(tmp_path: Path, exact: bool) -> None:
     charge(tmp_path, "x-rays", range(100, 1100), exact=exact)
     (tmp_path / "data.npz").write_bytes(bytes(10_000))
     (tmp_path / "empty").write_bytes(b"")
@@ -94,7 +92,7 @@ def test_records_under_another_name_are_told_with_their_share(tmp_path: Path, ex
     assert "adds up" in found.warnings[0]
 
 
-def test_other_records_and_copies_of_the_ledger_are_no_reason_to_warn(tmp_path: Path) -> None:
+def test_compare_records_of_others_or_copies_warns_of_nothing(tmp_path: Path) -> None:
     charge(tmp_path, "x-rays", range(1000, 2000))
     path = charge(tmp_path, "scans", range(1000))
     (tmp_path / "scans.jsonl.old").write_bytes(path.read_bytes())
@@ -104,21 +102,21 @@ def test_other_records_and_copies_of_the_ledger_are_no_reason_to_warn(tmp_path: 
     assert OVERLAPS not in found.facts
 
 
-def test_another_ledger_of_the_same_name_is_told_whatever_its_records(tmp_path: Path) -> None:
+def test_compare_records_second_ledger_of_the_name_warns(tmp_path: Path) -> None:
     open_ledger(tmp_path / "other.jsonl", "scans").spend(spending(1))
     found = compared(tmp_path, range(10))
     assert [path.name for path in found.namesakes] == [path.name for path in found.unknown] == ["other.jsonl"]
     assert "another ledger" in found.warnings[0]
 
 
-def test_records_that_a_data_set_once_had_are_remembered(tmp_path: Path) -> None:
+def test_compare_records_remembers_earlier_records(tmp_path: Path) -> None:
     path = charge(tmp_path, "x-rays", range(1000))
     later = {RECORDS: Sketch.of(records(range(5000, 6000))).encrypt(KEY)}
     open_ledger(path, "x-rays").spend(replace(spending(2), facts=later))
     assert compared(tmp_path, range(1000)).overlaps[0].share == 1.0
 
 
-def test_a_ledger_without_a_sketch_gets_one_and_one_under_another_key_stays_unknown(tmp_path: Path) -> None:
+def test_compare_records_without_a_sketch_or_key_is_unknown(tmp_path: Path) -> None:
     path = open_ledger(tmp_path / "scans.jsonl", "scans").path
     charge(tmp_path, "x-rays", range(1000), StorageKey(bytes(32)))
     found = compared(tmp_path, range(1000))
@@ -128,7 +126,7 @@ def test_a_ledger_without_a_sketch_gets_one_and_one_under_another_key_stays_unkn
     assert compared(tmp_path, range(1000), "other").overlaps[0].dataset == "scans"
 
 
-def test_facts_of_records_have_one_form_whatever_the_records_are(tmp_path: Path) -> None:
+def test_facts_have_one_form_whatever_the_records(tmp_path: Path) -> None:
     """Neither their number shows, nor that they are others than in the run before."""
     facts = [compared(tmp_path, range(number)).facts for number in (0, 1, 99, 255, 256, 1000)]
     path = charge(tmp_path, "scans", range(1000))
@@ -139,12 +137,12 @@ def test_facts_of_records_have_one_form_whatever_the_records_are(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [0, 1, 255, 256, 1000])
-def test_an_encrypted_sketch_is_read_as_it_was(number: int) -> None:
+def test_sketch_round_trip_under_encryption(number: int) -> None:
     sketch = Sketch.of(records(range(number)))
     assert Sketch.decrypt(sketch.encrypt(KEY), KEY) == sketch
 
 
-def test_a_sketch_without_padding_is_read_too() -> None:
+def test_sketch_without_padding_is_read() -> None:
     """Earlier ledgers have such sketches."""
     hashes = Sketch.of(records(range(3))).hashes
     content = b"".join(number.to_bytes(6, "big") for number in hashes)
@@ -152,7 +150,7 @@ def test_a_sketch_without_padding_is_read_too() -> None:
     assert Sketch.decrypt(fact, KEY) == Sketch(hashes)
 
 
-def test_without_the_key_a_ledger_shows_nothing_of_its_records(tmp_path: Path) -> None:
+def test_ledger_without_the_key_shows_nothing_of_its_records(tmp_path: Path) -> None:
     """Two sketches of the same records differ in every byte that matters, and hold no hash of a record."""
     first, second = (Sketch.of(records(range(50))).encrypt(KEY) for _ in range(2))
     assert first[-64:] != second[-64:]
@@ -162,7 +160,7 @@ def test_without_the_key_a_ledger_shows_nothing_of_its_records(tmp_path: Path) -
     assert not any(each[:6].hex().encode() in path.read_bytes() for each in records(range(50)))
 
 
-def test_the_key_is_made_once_under_the_passphrase_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
+def test_records_key_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
     like, ledger = tmp_path / "key.pem", tmp_path / "scans.jsonl"
     quick = Stretching.NONE_FOR_RANDOM_SECRET
     write_key(
@@ -199,7 +197,7 @@ def hashes(spec: str, size: int = 8) -> set[bytes]:
     return set(hash_training_records(spec, data_root=None, agreed=agreed))
 
 
-def test_hashes_depend_on_records_and_not_on_labels_order_or_preprocessing(tmp_path: Path) -> None:
+def test_hashes_depend_on_records_alone(tmp_path: Path) -> None:
     first = npz(tmp_path, range(6), lambda number: number % 2)
     again = npz(tmp_path, range(5, -1, -1), lambda number: number % 3)
     assert hashes(first) == hashes(again, size=4)

@@ -63,7 +63,7 @@ def batches(agreed: Agreement) -> list[Batch]:
     return [(features[:300], labels[:300]), (features[300:], labels[300:])]
 
 
-def test_the_release_is_recorded_with_what_it_costs(tmp_path: Path) -> None:
+def test_release_is_recorded_with_its_cost(tmp_path: Path) -> None:
     agreed = agreement()
     releases = opened(agreed, budget(tmp_path))
     drawn = releases.release(3, batches(agreed))
@@ -114,7 +114,7 @@ def uneven(agreed: Agreement) -> list[Batch]:
 
 
 @pytest.mark.parametrize("cells", [False, True], ids=["of classes", "of cells"])
-def test_noise_of_a_sites_own_releases_is_what_their_entries_claim(tmp_path: Path, cells: bool) -> None:
+def test_release_noise_is_what_its_entry_claims(tmp_path: Path, cells: bool) -> None:
     """The mechanism's noise alone would not do: a site's release may use another query, or add less of it."""
     agreed = agreement(RELEASES)
     releases, given = opened(agreed, budget(tmp_path, 100.0)), uneven(agreed)
@@ -135,7 +135,7 @@ def test_noise_of_a_sites_own_releases_is_what_their_entries_claim(tmp_path: Pat
 
 
 @pytest.mark.parametrize("cells", [False, True], ids=["of classes", "of cells"])
-def test_a_release_sums_every_record_once_and_clipped(
+def test_release_sums_every_record_once_and_clipped(
     tmp_path: Path, cells: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -147,7 +147,7 @@ def test_a_release_sums_every_record_once_and_clipped(
     np.testing.assert_allclose(drawn, exact_in(agreed, given), rtol=1e-12)
 
 
-def test_nothing_is_drawn_before_it_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_draws_nothing_before_it_is_paid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agreed = agreement()
     releases, ledger = opened(agreed, budget(tmp_path)), tmp_path / "ledger.jsonl"
     lines: list[int] = []
@@ -162,9 +162,7 @@ def test_nothing_is_drawn_before_it_is_spent(tmp_path: Path, monkeypatch: pytest
     assert lines == [2, 3]  # after the line that the ledger begins with
 
 
-def test_a_ledger_that_cannot_be_written_draws_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_release_unwritable_ledger_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agreed = agreement()
     releases = opened(agreed, budget(tmp_path))
     (tmp_path / "ledger.jsonl").unlink()
@@ -175,7 +173,7 @@ def test_a_ledger_that_cannot_be_written_draws_nothing(
         releases.release(1, batches(agreed))
 
 
-def test_a_budget_that_another_run_spends_meanwhile_refuses_the_release_and_says_what_remains(
+def test_release_budget_spent_by_another_run_is_refused(
     tmp_path: Path,
 ) -> None:
     """Ten rounds fit, and both runs begin; the eleventh release is the later run's."""
@@ -184,21 +182,21 @@ def test_a_budget_that_another_run_spends_meanwhile_refuses_the_release_and_says
     releases, later = opened(first, own), opened(second, own)
     for number in range(1, 11):
         releases.release(number, batches(first))
-    with pytest.raises(BudgetError, match=r"would bring data set 'scans' .* Of this kind 0 releases"):
+    with pytest.raises(BudgetError, match="'scans'"):
         later.release(1, batches(second))
     assert len(read_account(own.ledger).entries) == 10
 
 
-def test_a_run_that_the_rest_of_the_budget_does_not_cover_is_refused_before_it_pays(tmp_path: Path) -> None:
+def test_open_releases_run_beyond_the_rest_is_refused(tmp_path: Path) -> None:
     first, second = agreement(10), agreement(10).model_copy(update={"run": "later"})
     own = budget(tmp_path, planned(first))
     opened(first, own).release(1, batches(first))
-    with pytest.raises(BudgetError, match=r"does not cover round 10 of 10, even without a repeated round"):
+    with pytest.raises(BudgetError, match="round 10 "):
         opened(second, own)
     assert len(read_account(own.ledger).entries) == 1
 
 
-def test_a_resumed_run_counts_what_it_has_paid_and_no_round_before(tmp_path: Path) -> None:
+def test_open_releases_resumed_run_counts_its_payments(tmp_path: Path) -> None:
     """The site missed rounds 1 to 3. Two payments of round 4 take the room of one missed round."""
     agreed = agreement(10)
     own = budget(tmp_path, planned(agreed))
@@ -211,23 +209,23 @@ def test_a_resumed_run_counts_what_it_has_paid_and_no_round_before(tmp_path: Pat
     assert len(read_account(own.ledger).entries) == 8
 
 
-def test_a_resumed_run_whose_repeated_rounds_took_the_rest_is_refused(tmp_path: Path) -> None:
+def test_open_releases_resumed_run_after_repeats_is_refused(tmp_path: Path) -> None:
     agreed = agreement(10)
     own = budget(tmp_path, planned(agreed))
     for _ in range(2):
         opened(agreed, own).release(1, batches(agreed))
-    with pytest.raises(BudgetError, match="does not cover round 10 of 10"):
+    with pytest.raises(BudgetError, match="round 10 "):
         opened(agreed, own)
 
 
-def test_a_limit_that_was_lowered_refuses_a_run_with_payments_left_and_lets_a_paid_one_end(
+def test_open_releases_lowered_limit_refuses_unless_all_is_paid(
     tmp_path: Path,
 ) -> None:
     agreed = agreement(2)
     own, less = budget(tmp_path, planned(agreed)), budget(tmp_path, planned(agreed) / 2)
     opened(agreed, own).release(1, batches(agreed))
     open_site_ledger(own).allow(site_limit(less), "the board")
-    with pytest.raises(BudgetError, match="does not cover round 2 of 2"):
+    with pytest.raises(BudgetError, match="round 2 "):
         opened(agreed, less)
     open_site_ledger(less).allow(site_limit(own), "the board")
     opened(agreed, own).release(2, batches(agreed))
@@ -239,19 +237,19 @@ def site_limit(own: BudgetSection) -> Limit:
     return Limit(own.epsilon, own.delta, own.unit, own.accountant)
 
 
-def test_an_agreement_that_alone_is_too_much_is_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"20 releases with noise multiplier 6\.3 take epsilon .* allows 2"):
+def test_open_releases_agreement_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError):
         opened(agreement(20), budget(tmp_path, 2.0))
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_no_release_without_a_budget_and_none_without_noise() -> None:
-    with pytest.raises(BudgetError, match="need a budget"):
+def test_open_releases_needs_noise_and_a_budget() -> None:
+    with pytest.raises(BudgetError):
         open_releases(agreement(), None)
     assert open_releases(small_agreement(), None) is None
 
 
-def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path) -> None:
+def test_spent_budget_trained_features_have_no_guarantee(tmp_path: Path) -> None:
     agreed = agreement(extractor=Extractor.TRAINED)
     releases = opened(agreed, budget(tmp_path, allow_no_guarantee=True))
     releases.release(1, batches(agreed))
@@ -260,7 +258,7 @@ def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path
     assert not releases.spent_budget().guaranteed
 
 
-def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(tmp_path: Path) -> None:
+def test_spent_budget_stays_without_guarantee(tmp_path: Path) -> None:
     """The epsilon is of all that the ledger has."""
     loose = opened(agreement(extractor=Extractor.TRAINED), budget(tmp_path, 4.0, allow_no_guarantee=True))
     loose.release(1, batches(agreement()))
@@ -273,7 +271,7 @@ def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(
     assert not strict.spent_budget().guaranteed
 
 
-def test_all_runs_share_the_spent_budget(tmp_path: Path) -> None:
+def test_spent_budget_is_shared_by_all_runs(tmp_path: Path) -> None:
     first, second = (
         opened(agreement().model_copy(update={"run": run}), budget(tmp_path)) for run in ("one", "two")
     )
@@ -285,14 +283,14 @@ def test_all_runs_share_the_spent_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("delta", "records"), [(0.9, 2), (1e-3, 1000), (1e-5, 200_000)])
-def test_a_delta_of_one_over_the_records_is_refused(tmp_path: Path, delta: float, records: int) -> None:
-    with pytest.raises(BudgetError, match="not below one over the number"):
+def test_check_delta_one_over_the_records_is_refused(tmp_path: Path, delta: float, records: int) -> None:
+    with pytest.raises(BudgetError, match="delta"):
         check_delta(budget(tmp_path, delta=delta), records)
     check_delta(budget(tmp_path, delta=delta / (2 * records)), records)
 
 
-def test_a_query_without_a_grid_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"\[privacy\] of the agreement: .* steps"):
+def test_build_query_without_a_grid_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="privacy"):
         opened(agreement(count_weight=1e-9), budget(tmp_path))
 
 
@@ -314,7 +312,7 @@ def planned_rounds(agreed: Agreement) -> list[int]:
 @pytest.mark.parametrize(
     ("every", "due"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (5, [1]), (9, [1]), (None, [1])]
 )
-def test_which_rounds_have_a_release(tmp_path: Path, every: int | None, due: list[int]) -> None:
+def test_is_due_follows_the_agreed_rounds(tmp_path: Path, every: int | None, due: list[int]) -> None:
     agreed = agreement(5, release_every=every)
     assert rounds_due(agreed, tmp_path, range(1, 6)) == due
     assert planned_rounds(agreed) == due
@@ -329,15 +327,13 @@ def test_which_rounds_have_a_release(tmp_path: Path, every: int | None, due: lis
         (Method.FEDPLCC, {}),
     ],
 )
-def test_a_query_that_may_change_is_asked_in_every_round_by_default(
-    method: Method, changes: dict[str, Any]
-) -> None:
+def test_is_due_changing_query_is_every_round(method: Method, changes: dict[str, Any]) -> None:
     """Features are trained, noise must be fresh in each sum, or cells follow the round before."""
     agreed = agreement(5, release_every=None, **changes).model_copy(update={"method": method})
     assert (agreed.release_every, agreed.row_period, agreed.releases) == (1, 1, 5)
 
 
-def test_a_site_that_missed_a_periods_first_round_pays_for_no_release_of_it(tmp_path: Path) -> None:
+def test_is_due_missed_first_round_pays_nothing(tmp_path: Path) -> None:
     """Periods are the same at every site, and nobody would receive the site's rows."""
     assert rounds_due(agreement(9, release_every=3), tmp_path, (1, 2, 5, 6, 7, 8)) == [1, 7]
 
@@ -353,7 +349,7 @@ def test_a_site_that_missed_a_periods_first_round_pays_for_no_release_of_it(tmp_
         (Method.FEDPC, 2, (1, 2, 3), [1, 3]),
     ],
 )
-def test_a_site_without_a_release_pays_only_in_a_round_that_sends_one(
+def test_is_due_first_release_only_in_a_round_that_sends(
     tmp_path: Path, method: Method, every: int | None, taken_part: Iterable[int], due: list[int]
 ) -> None:
     """FedPC's first round sends the clustering's release, so a site that missed the clustering may still draw it."""
@@ -371,7 +367,7 @@ def test_a_site_without_a_release_pays_only_in_a_round_that_sends_one(
         (Extractor.TRAINED, 2, [0, 1, 3, 5]),
     ],
 )
-def test_the_clusterings_release_serves_the_first_period_if_features_are_frozen(
+def test_is_due_clustering_release_serves_the_first_period(
     tmp_path: Path, extractor: Extractor, every: int | None, due: list[int]
 ) -> None:
     """A run has as many releases as are planned."""
@@ -383,7 +379,7 @@ def test_the_clusterings_release_serves_the_first_period_if_features_are_frozen(
     assert agreed.releases == len(due)
 
 
-def test_a_site_that_missed_the_clustering_and_has_paid_has_room_for_the_rest(tmp_path: Path) -> None:
+def test_check_room_missed_clustering_leaves_room_for_the_rest(tmp_path: Path) -> None:
     """The plan has the release in the clustering, the ledger in the first round."""
     agreed = agreement(release_every=None).model_copy(update={"method": Method.FEDPC})
     own = budget(tmp_path, planned(agreed))
@@ -394,7 +390,7 @@ def test_a_site_that_missed_the_clustering_and_has_paid_has_room_for_the_rest(tm
         check_room(agreed.model_copy(update={"run": "later"}), agreed.privacy, read_account(own.ledger))
 
 
-def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> None:
+def test_simulated_budget_has_room_for_its_run_alone(tmp_path: Path) -> None:
     agreed = agreement(3)
     releases = opened(agreed, simulated_budget(agreed, "site-1", tmp_path))
     for number in (1, 2, 3, *[3] * 8):  # some paid twice
@@ -404,14 +400,14 @@ def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> No
         releases.release(4, batches(agreed))
 
 
-def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -> None:
+def test_min_count_is_three_deviations_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0, count_weight=4.0)
     assert build_query(agreed, 16).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
     assert SIGMA / build_query(agreed, 16).grid.weight == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
     assert build_query(agreed.model_copy(update={"min_count": 7.0}), 16).min_count == 7.0
 
 
-def test_by_default_a_mean_of_draws_needs_the_count_of_one_release_at_the_whole_budget() -> None:
+def test_min_count_of_a_mean_is_that_of_one_release_at_the_whole_budget() -> None:
     """Four draws with twice the noise cost as much as one, and their mean is as certain."""
     one = PrivacySection(clip=3.0, noise_multiplier=2.0)
     four = one.model_copy(update={"noise_multiplier": 4.0})
@@ -420,12 +416,12 @@ def test_by_default_a_mean_of_draws_needs_the_count_of_one_release_at_the_whole_
     assert build_query(agreed, 16, draws=4).min_count == 7.0
 
 
-def test_counts_weigh_what_makes_the_error_least_unless_agreed() -> None:
+def test_count_weight_minimises_the_error_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0)
     assert build_query(agreed, 81).count_weight == pytest.approx(1.0)
 
 
-def test_a_record_that_cannot_be_computed_ends_no_release(
+def test_release_record_that_is_not_finite_counts_as_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record counts with a feature of zeros: the sums equal those with a record of zeros."""

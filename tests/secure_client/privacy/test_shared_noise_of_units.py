@@ -83,9 +83,7 @@ units = pytest.mark.parametrize("unit", [Unit.SUBJECT, Unit.SITE])
 
 
 @units
-def test_the_sum_is_what_the_sites_units_and_their_draws_add_up_to(
-    tmp_path: Path, drawn: list[Ints], unit: Unit
-) -> None:
+def test_sum_is_that_of_units_and_draws(tmp_path: Path, drawn: list[Ints], unit: Unit) -> None:
     """The sum equals one in the clear, subject by subject, to the last digit, on the grid of the shared noise."""
     agreed = agreement(unit)
     assert agreed.privacy is not None
@@ -108,7 +106,7 @@ def test_the_sum_is_what_the_sites_units_and_their_draws_add_up_to(
 
 
 @units
-def test_the_total_counts_units_and_not_records(tmp_path: Path, silent: None, unit: Unit) -> None:
+def test_total_counts_units(tmp_path: Path, silent: None, unit: Unit) -> None:
     """A subject of all three classes counts √3 in all, and so does a site; of one class, one."""
     agreed = agreement(unit)
     _, weights = term(tmp_path / "site", agreed, own(0, unit))
@@ -132,14 +130,12 @@ def check_units(folder: Path, unit: Unit) -> None:
 
 
 @units
-def test_a_unit_moves_what_a_site_adds_by_no_more_than_a_record_may(
-    tmp_path: Path, silent: None, unit: Unit
-) -> None:
+def test_sum_term_one_unit_moves_it_like_one_record(tmp_path: Path, silent: None, unit: Unit) -> None:
     check_units(tmp_path, unit)
 
 
 @units
-def test_sums_over_records_are_caught(
+def test_check_finds_sums_over_records(
     tmp_path: Path, silent: None, unit: Unit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A double that adds each record by itself, as if it were all that its subject has."""
@@ -155,7 +151,7 @@ def test_sums_over_records_are_caught(
 
 
 @units
-def test_the_ledger_says_whose_and_whose_noise(tmp_path: Path, unit: Unit) -> None:
+def test_ledger_records_the_unit_and_the_noise(tmp_path: Path, unit: Unit) -> None:
     agreed = agreement(unit)
     term(tmp_path / "site", agreed, own(0, unit))
     (ledger,) = (tmp_path / "site").rglob("*.jsonl")
@@ -166,10 +162,10 @@ def test_the_ledger_says_whose_and_whose_noise(tmp_path: Path, unit: Unit) -> No
     assert account.budget.limit.unit is unit
 
 
-def test_records_without_owners_are_refused(tmp_path: Path) -> None:
+def test_sum_term_without_owners_is_refused(tmp_path: Path) -> None:
     agreed = agreement(Unit.SUBJECT)
     assert agreed.privacy is not None
     releases = Releases(agreed, agreed.privacy, simulated_budget(agreed, "site", tmp_path))
     features, labels, _ = own(0, Unit.SUBJECT)
-    with pytest.raises(ValueError, match="records' owners"):
+    with pytest.raises(ValueError, match="owners"):
         releases.sum_term([(features, labels)], LISTED, releases.draw_share(1))

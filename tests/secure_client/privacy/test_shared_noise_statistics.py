@@ -70,7 +70,7 @@ AGREED_SIGMA = NOISE * math.hypot(CLIP, WEIGHT)
 
 
 @each_group
-def test_with_the_fewest_survivors_and_all_colluders_among_them_it_is_the_agreed_noise(
+def test_fewest_survivors_with_all_colluders_have_the_agreed_noise(
     tmp_path: Path, listed: int, colluding: int
 ) -> None:
     """Those who collude know their own, or add none: what covers the others is what the others added."""
@@ -82,9 +82,7 @@ def test_with_the_fewest_survivors_and_all_colluders_among_them_it_is_the_agreed
 
 
 @each_group
-def test_with_all_that_are_listed_it_is_more_by_what_was_kept_for_the_lost(
-    tmp_path: Path, listed: int, colluding: int
-) -> None:
+def test_all_listed_sites_have_more_by_the_reserve(tmp_path: Path, listed: int, colluding: int) -> None:
     everyone = terms(tmp_path, agreement(colluding), listed, listed).sum(axis=0)
     more = math.sqrt(listed / (threshold(listed) - colluding))
     assert holds(everyone, more * AGREED_SIGMA)
@@ -92,14 +90,14 @@ def test_with_all_that_are_listed_it_is_more_by_what_was_kept_for_the_lost(
         assert not holds(everyone, wrong * more * AGREED_SIGMA)
 
 
-def test_with_one_site_fewer_than_the_threshold_it_would_be_less(tmp_path: Path) -> None:
+def test_below_the_threshold_is_less(tmp_path: Path) -> None:
     """Two honest ones in the place of three: √⅔ of the noise, which is why such a sum does not open."""
     noise = terms(tmp_path, agreement(1), 2, 5).sum(axis=0)
     assert holds(noise, math.sqrt(2 / 3) * AGREED_SIGMA)
     assert not holds(noise, AGREED_SIGMA)
 
 
-def test_sites_draw_each_for_itself(tmp_path: Path) -> None:
+def test_sites_draw_independently(tmp_path: Path) -> None:
     """No two are correlated, nor is a site with itself in another attempt: |r| below 6.9/√N, and 0.08."""
     agreed = agreement(1)
     (tmp_path / "again").mkdir()
@@ -109,7 +107,7 @@ def test_sites_draw_each_for_itself(tmp_path: Path) -> None:
     assert np.abs(every - np.eye(5)).max() < 6.9 / math.sqrt(first.shape[1]) < 0.08
 
 
-def test_counts_get_theirs_as_features_do(tmp_path: Path) -> None:
+def test_counts_have_noise_like_features(tmp_path: Path) -> None:
     """The test draws many groups, since each has only eighty counts."""
     agreed, counts = agreement(1), []
     for group in range(25):
