@@ -36,7 +36,7 @@ def inverse(privacy: PrivacySection) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.001, 1.0, 1.9, 2.0, 2.1, 7.0, 2000.0])
 @pytest.mark.parametrize("agreed", [ALONE, BESIDE], ids=["releases", "training too"])
-def test_the_least_noise_that_fits(agreed: PrivacySection, epsilon: float) -> None:
+def test_fit_noise_returns_least_noise_within_epsilon(agreed: PrivacySection, epsilon: float) -> None:
     found = fit_noise(agreed, epsilon, inverse)
     assert 0.9998 * epsilon < found.planned <= epsilon
     assert found.planned == inverse(found.privacy)
@@ -48,7 +48,7 @@ def test_the_least_noise_that_fits(agreed: PrivacySection, epsilon: float) -> No
         assert training.sampling_rate == 0.1
 
 
-def test_search_passes_over_noise_of_infinite_epsilon() -> None:
+def test_fit_noise_passes_over_infinite_epsilon() -> None:
     found = fit_noise(
         ALONE, 800.0, lambda privacy: inverse(privacy) if privacy.noise_multiplier > 2 else math.inf
     )
@@ -56,12 +56,12 @@ def test_search_passes_over_noise_of_infinite_epsilon() -> None:
 
 
 @pytest.mark.parametrize("planned", [lambda _: math.inf, lambda _: 0.5], ids=["too much", "always little"])
-def test_no_noise_fits(planned: PlanEpsilon) -> None:
+def test_fit_noise_impossible_epsilon_is_refused(planned: PlanEpsilon) -> None:
     with pytest.raises(UserError, match="ε = 1"):
         fit_noise(ALONE, 1.0, planned)
 
 
-def test_nothing_but_noise_is_scaled() -> None:
+def test_scale_noise_changes_noise_alone() -> None:
     whole, none = scale_noise(BESIDE, 3.0).model_dump(), BESIDE.model_dump()
     assert whole.pop("noise_multiplier") == 15.0
     assert whole["dp_sgd"].pop("noise_multiplier") == 6.0
@@ -103,7 +103,7 @@ RUNS = (
 )
 
 
-def test_levels_compare_the_same_seeds() -> None:
+def test_group_by_epsilon_loss_pairs_seeds() -> None:
     levels = group_by_epsilon("pfpl", RUNS)
     assert [(each.epsilon, each.noise, each.seeds) for each in levels] == [
         (1.0, "local", (2,)),
@@ -126,7 +126,7 @@ def test_levels_compare_the_same_seeds() -> None:
 
 
 @pytest.mark.parametrize("runs", [RUNS, RUNS[:1], RUNS[-1:]], ids=["all", "exact alone", "untested alone"])
-def test_the_figure_has_a_line_for_each_kind_of_noise(runs: tuple[RunAt, ...]) -> None:
+def test_accuracy_figure_has_line_for_each_noise(runs: tuple[RunAt, ...]) -> None:
     evaluation = Evaluation(
         method="pfpl",
         protection="masked",

@@ -69,15 +69,13 @@ def largest(guesses: Guesses, curve: PairsTradeOff) -> float:
 
 @pytest.mark.parametrize("curve", [pairs((1.0, 0.0)), pairs((2.0, 0.01)), SEVERAL])
 @pytest.mark.parametrize(("canaries", "made"), [(1, 1), (9, 9), (40, 12), (25, 25)])
-def test_p_values_are_the_largest_that_the_inequalities_allow(
-    curve: PairsTradeOff, canaries: int, made: int
-) -> None:
+def test_p_value_equals_linear_program(curve: PairsTradeOff, canaries: int, made: int) -> None:
     for right in range(made + 1):
         guesses = Guesses(canaries, made, right)
         assert p_value(guesses, curve) == pytest.approx(largest(guesses, curve), rel=1e-5, abs=SOLVED)
 
 
-def test_gaussian_curves_give_what_their_pairs_give() -> None:
+def test_p_value_gaussian_curve_equals_its_pairs() -> None:
     """Pairs of a Gaussian are tangents of its curve, so that they allow a little more."""
     for mu in (0.3, 1.0, 3.0):
         epsilons = np.linspace(0.0, 30.0, 4000)
@@ -159,7 +157,7 @@ def _wrong(one: Signs, other: Signs) -> int:
 
 @pytest.mark.parametrize(("coins", "made"), [(1, 1), (2, 1), (2, 2), (3, 2), (3, 3)])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (0.5, 0.05), (2.0, 0.01)])
-def test_no_mechanism_guesses_some_of_the_coins_better(
+def test_p_value_some_coins_bounds_every_mechanism(
     coins: int, made: int, epsilon: float, delta: float
 ) -> None:
     """The bound is reached where all guesses are right."""
@@ -172,7 +170,7 @@ def test_no_mechanism_guesses_some_of_the_coins_better(
 
 @pytest.mark.parametrize("made", [1, 2, 3, 7, 30])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.3, 0.01), (1.0, 1e-3), (2.0, 0.01), (2.0, 1e-3)])
-def test_no_mechanism_guesses_all_coins_better(made: int, epsilon: float, delta: float) -> None:
+def test_p_value_all_coins_bounds_every_mechanism(made: int, epsilon: float, delta: float) -> None:
     for right in range(1, made + 1):
         best = most_alike(made, right, epsilon, delta)
         assert best <= p_value(Guesses(made, made, right), pairs((epsilon, delta))) + SOLVED
@@ -185,14 +183,14 @@ def test_no_mechanism_guesses_all_coins_better(made: int, epsilon: float, delta:
 
 @pytest.mark.parametrize("made", [20, 500, 20_000])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 8.0])
-def test_randomised_response_is_refuted_no_more_often_than_the_level_says(made: int, epsilon: float) -> None:
+def test_fewest_refuting_randomised_response_keeps_level(made: int, epsilon: float) -> None:
     fewest = fewest_refuting(made, made, pairs((epsilon, 0.0)), LEVEL)
     assert binom.sf(fewest - 1, made, 1 / (1 + math.exp(-epsilon))) < LEVEL
     assert fewest <= made + 1
 
 
 @pytest.mark.parametrize(("mu", "canaries"), [(0.3, 20_000), (1.0, 1000), (1.67, 1000), (2.0, 20_000)])
-def test_gaussian_noise_is_refuted_rarely_and_a_sixth_of_it_mostly(mu: float, canaries: int) -> None:
+def test_fewest_refuting_gaussian_noise_keeps_level_and_has_power(mu: float, canaries: int) -> None:
     """Independent canaries, all guessed by the nearer mean: right with probability Φ(μ/2) each."""
     fewest = fewest_refuting(canaries, canaries, GaussianTradeOff(mu), LEVEL)
     assert binom.sf(fewest - 1, canaries, norm.cdf(mu / 2)) < LEVEL
@@ -202,7 +200,7 @@ def test_gaussian_noise_is_refuted_rarely_and_a_sixth_of_it_mostly(mu: float, ca
 # Which way p-values move, and that they are numbers
 
 
-def test_p_values_fall_with_right_guesses_and_rise_with_what_is_claimed() -> None:
+def test_p_value_falls_with_right_guesses_and_rises_with_claim() -> None:
     def told(right: int, mu: float = 1.0, canaries: int = 1000) -> float:
         return p_value(Guesses(canaries, 200, right), GaussianTradeOff(mu))
 
@@ -215,7 +213,7 @@ def test_p_values_fall_with_right_guesses_and_rise_with_what_is_claimed() -> Non
     assert told(190, canaries=200) < told(190) < told(190, canaries=100_000)
 
 
-def test_the_fewest_that_refute_are_those_below_the_level() -> None:
+def test_fewest_refuting_is_first_below_level() -> None:
     for curve in (GaussianTradeOff(0.5), GaussianTradeOff(1.5), SEVERAL):
         fewest = fewest_refuting(150, 100, curve, LEVEL)
         assert (
@@ -236,7 +234,7 @@ def test_the_fewest_that_refute_are_those_below_the_level() -> None:
     ],
     ids=repr,
 )
-def test_claims_far_out_give_probabilities(curve: TradeOff) -> None:
+def test_p_value_extreme_claims_stay_probabilities(curve: TradeOff) -> None:
     for made, right in ((0, 0), (1, 1), (5000, 0), (5000, 2500), (5000, 4999), (5000, 5000)):
         found = p_value(Guesses(5000, made, right), curve)
         assert LEAST_P <= found <= 1.0
@@ -246,13 +244,13 @@ def test_claims_far_out_give_probabilities(curve: TradeOff) -> None:
     assert values[-1] <= 1.0
 
 
-def test_all_right_guesses_of_a_mechanism_without_any_privacy_are_possible() -> None:
+def test_p_value_no_privacy_allows_all_right() -> None:
     assert p_value(Guesses(5000, 5000, 5000), GaussianTradeOff(45.0)) == pytest.approx(1.0)
     assert p_value(Guesses(5000, 5000, 5000), GaussianTradeOff(0.0)) == LEAST_P
 
 
 @pytest.mark.parametrize("numbers", [(10, 11, 5), (10, 5, 6), (10, 5, -1)])
-def test_numbers_that_cannot_be_are_refused(numbers: tuple[int, int, int]) -> None:
+def test_guesses_impossible_numbers_are_refused(numbers: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="is impossible"):
         Guesses(*numbers)
 
@@ -260,7 +258,7 @@ def test_numbers_that_cannot_be_are_refused(numbers: tuple[int, int, int]) -> No
 # Curves of what is accounted for
 
 
-def test_curves_of_histories_lie_below_the_mechanisms() -> None:
+def test_composed_trade_off_lies_below_exact_curve() -> None:
     """Training in which every record takes part is Gaussian noise; its pairs are known to a little less."""
     whole = composed_trade_off(Composed.of([DpSgd(3.0, 1.0, 4)]))
     exact = GaussianTradeOff(2 / 3)
@@ -273,7 +271,7 @@ def test_curves_of_histories_lie_below_the_mechanisms() -> None:
     assert releases.least(0.3) < GaussianTradeOff(2 / 3).least(0.3)
 
 
-def test_curves_hold_the_accountants_claim() -> None:
+def test_composed_trade_off_holds_accountants_claim() -> None:
     """Curves give an event of probability y at least e^-ε·(y − δ) at the claimed ε and δ, and not much more."""
     history = [DpSgd(1.3, 0.1, 100)]
     curve, claimed = composed_trade_off(Composed.of(history)), epsilon(history, 1e-5)
@@ -281,7 +279,7 @@ def test_curves_hold_the_accountants_claim() -> None:
     assert curve.least(1e-5) < 1e-5 * math.exp(-claimed)
 
 
-def test_a_history_that_claims_nothing_has_no_curve() -> None:
+def test_composed_trade_off_infinite_epsilon_is_zero() -> None:
     curve = composed_trade_off(Composed.of([DpSgd(1e-4, 0.5, 3)]))
     assert not any(map(curve.least, (0.0, 0.5, 1.0)))
     assert is_possible(Guesses(10, 10, 10), curve, 1.0)
@@ -290,7 +288,7 @@ def test_a_history_that_claims_nothing_has_no_curve() -> None:
 # Which coins are guessed
 
 
-def test_extreme_scores_are_guessed() -> None:
+def test_guess_coins_takes_extreme_scores() -> None:
     scores = np.array([0.3, -2.0, 5.0, 0.1, 4.0, -1.0])
     coins = np.array([True, False, True, False, False, True])
     assert guess_coins(scores, coins, 2) == Guesses(6, 2, 2)
@@ -303,7 +301,7 @@ def test_extreme_scores_are_guessed() -> None:
         guess_coins(scores, coins, 7)
 
 
-def test_coins_are_fair() -> None:
+def test_fair_coins_are_fair() -> None:
     """Sum and correlation of neighbours, both within 6.2 deviations: a false alarm below 1e-9."""
     signs = np.where(fair_coins(40_000), 1, -1)
     assert abs(signs.sum()) < 6.2 * 200
@@ -320,7 +318,7 @@ def share_recognised(history: list[Event], alarms: float) -> float:
 
 @pytest.mark.parametrize("alarms", ALARMS)
 @pytest.mark.parametrize(("noise", "count"), [(1.39, 1), (6.3, 4), (0.5, 1), (13.9, 100)])
-def test_of_releases_it_is_the_power_of_the_best_test_between_two_gaussians(
+def test_most_recognised_releases_equals_neyman_pearson_power(
     noise: float, count: int, alarms: float
 ) -> None:
     """Neyman and Pearson: a sum of the releases is shifted by √count deviations of 1/noise."""
@@ -330,7 +328,7 @@ def test_of_releases_it_is_the_power_of_the_best_test_between_two_gaussians(
 
 
 @pytest.mark.parametrize("alarms", ALARMS)
-def test_of_one_step_of_dp_sgd_it_is_the_power_against_the_mixture(alarms: float) -> None:
+def test_most_recognised_dp_sgd_step_equals_power_against_mixture(alarms: float) -> None:
     noise, rate = 0.8, 0.3
     power = (1 - rate) * alarms + rate * (1 - NORMAL.cdf(NORMAL.inv_cdf(1 - alarms) - 1 / noise))
     found = share_recognised([DpSgd(noise, rate, 1)], alarms)
@@ -338,7 +336,7 @@ def test_of_one_step_of_dp_sgd_it_is_the_power_against_the_mixture(alarms: float
 
 
 @pytest.mark.parametrize("history", [[DpSgd(2.0, 0.05, 300), *[GaussianRelease(4.0)] * 3]])
-def test_of_training_and_releases_it_is_what_another_accountant_allows(history: list[Event]) -> None:
+def test_most_recognised_training_and_releases_equals_opacus(history: list[Event]) -> None:
     """Each pair (ε, δ) of Opacus bounds the power by e^ε·α + δ and by 1 − e^-ε·(1 − δ − α)."""
     deltas = np.geomspace(1e-5, 0.3, 25)
     epsilons = np.array([prv(history, float(delta), error=0.02) for delta in deltas])
@@ -348,13 +346,13 @@ def test_of_training_and_releases_it_is_what_another_accountant_allows(history: 
         assert share_recognised(history, alarms) == pytest.approx(min(rising.min(), falling.min()), rel=0.05)
 
 
-def test_without_noise_all_are_recognised_and_with_endless_noise_as_many_as_false_alarms() -> None:
+def test_most_recognised_without_noise_is_all_and_endless_noise_none() -> None:
     assert most_recognised(GaussianTradeOff(40.0), 0.01) == 1.0
     assert most_recognised(GaussianTradeOff(0.0), 0.01) == pytest.approx(0.01)
     assert share_recognised([DpSgd(1e-4, 0.5, 1)], 0.01) == 1.0
 
 
-def test_the_bound_of_epsilon_alone_is_looser() -> None:
+def test_most_recognised_is_sharper_than_epsilon() -> None:
     history: list[Event] = [GaussianRelease(1.39)]
     loose = math.exp(Composed.of(history).epsilon(1e-5)) * 0.01 + 1e-5
     assert share_recognised(history, 0.01) < 0.3 * loose

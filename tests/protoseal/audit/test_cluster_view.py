@@ -80,20 +80,18 @@ each_secret = pytest.mark.parametrize("secret", WANTED)
 
 
 @each_secret
-def test_under_masked_no_message_holds_a_sites_prototype_or_model(
-    masked: ClusterTranscript, secret: str
-) -> None:
+def test_search_masked_clusters_finds_no_prototype_or_model(masked: ClusterTranscript, secret: str) -> None:
     found = search_messages(masked.received, masked.agreement, WANTED[secret](masked))
     assert not found.leaks
     assert found.threshold < 0.98
 
 
 @each_secret
-def test_under_plain_the_same_search_finds_them(plain: ClusterTranscript, secret: str) -> None:
+def test_search_plain_clusters_finds_them(plain: ClusterTranscript, secret: str) -> None:
     assert search_messages(plain.received, plain.agreement, WANTED[secret](plain)).leaks
 
 
-def test_a_direction_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_search_unrotated_direction_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(RotationSite, "rotate_rows", lambda _site, rows, _classes: rows)
     weakened = recorded(Protection.MASKED, tmp_path)
     assert all(cluster_excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
@@ -116,14 +114,14 @@ def check_no_norms(transcript: ClusterTranscript) -> None:
         assert set(classes) == {0.0, 1.0, 2.0}
 
 
-def test_directions_have_no_norms_and_no_counts(masked: ClusterTranscript) -> None:
+def test_directions_hold_no_norms_and_no_counts(masked: ClusterTranscript) -> None:
     norms = np.concatenate([np.linalg.norm(local.rows, axis=1) for local in masked.local.values()])
     assert np.ptp(norms) > 0.01
     assert len(list(sent_directions(masked))) == SITES * ROUNDS
     check_no_norms(masked)
 
 
-def test_norms_that_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_directions_check_sent_norms_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cluster_directions, "directions", lambda rows: rows / 20.0)
     monkeypatch.setattr("secure_server.exchanges.cluster_assignment.NORM_SLACK", 1.0)
     weakened = recorded(Protection.MASKED, tmp_path)
@@ -137,7 +135,7 @@ def told(transcript: ClusterTranscript) -> dict[int, bytes]:
     return {number: content for (number, _), (content,) in transcript.told.items()}
 
 
-def test_masked_words_are_random_but_for_the_sums_over_all_sites(masked: ClusterTranscript) -> None:
+def test_masked_cluster_words_are_random_but_for_whole_sums(masked: ClusterTranscript) -> None:
     """Prototypes by cluster, samples and models are in the words, and show only in the sum over all sites."""
     sums = sums_of(masked, told(masked))
     assert len(sums) == ROUNDS
@@ -153,7 +151,9 @@ def added(words: dict[str, Words], *_: object) -> Words:
     return np.asarray(sum(words.values()))
 
 
-def test_words_without_masks_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_hidden_words_without_masks_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(masks, "mask", unmasked)
     monkeypatch.setattr(server_side, "unmask", added)
     weakened = recorded(Protection.MASKED, tmp_path)
@@ -162,12 +162,14 @@ def test_words_without_masks_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
         check_hidden(sums_of(weakened, told(weakened))[:1])
 
 
-def test_no_other_kind_of_message_was_sent(masked: ClusterTranscript) -> None:
+def test_cluster_run_sends_no_other_message(masked: ClusterTranscript) -> None:
     kinds = {None if each.key is None else each.key.phase for each in masked.received}
     assert kinds == {None, Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, *CLUSTERED_SUM, Phase.RESULT}
 
 
-def test_the_description_says_what_was_seen(masked: ClusterTranscript, plain: ClusterTranscript) -> None:
+def test_describe_view_clusters_says_what_was_seen(
+    masked: ClusterTranscript, plain: ClusterTranscript
+) -> None:
     by_masked, by_plain = (
         {
             line.what: line

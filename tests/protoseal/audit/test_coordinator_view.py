@@ -80,7 +80,7 @@ def kinds(received: Sequence[Received]) -> set[Phase | None]:
 
 
 @pytest.mark.full
-def test_under_ckks_nothing_that_was_received_looks_like_a_prototype(encrypted: Run) -> None:
+def test_search_messages_ckks_finds_no_prototype(encrypted: Run) -> None:
     assert kinds(encrypted.received) == OF_EVERY_RUN | {Phase.SECRET}
     assert (
         sum(len(each.content) for each in encrypted.received) > 5_000_000
@@ -90,25 +90,25 @@ def test_under_ckks_nothing_that_was_received_looks_like_a_prototype(encrypted: 
     assert found.threshold < 0.96  # so a copy with a twelfth of noise would have been found
 
 
-def test_under_masked_nothing_that_was_received_looks_like_a_prototype(rotated: Run) -> None:
+def test_search_messages_masked_finds_no_prototype(rotated: Run) -> None:
     assert kinds(rotated.received) == OF_EVERY_RUN | {Phase.SECRET}
     found = search_messages(rotated.received, rotated.agreement, rotated.vectors())
     assert not found.leaks
     assert found.threshold < 0.96
 
 
-def test_under_plain_the_same_search_finds_them(plain: Run) -> None:
+def test_search_messages_plain_finds_prototypes(plain: Run) -> None:
     assert kinds(plain.received) == OF_EVERY_RUN
     assert search_messages(plain.received, plain.agreement, plain.vectors()).leaks
 
 
 @pytest.mark.parametrize("number", range(1, ROUNDS + 1))
-def test_under_plain_each_round_alone_is_enough(plain: Run, number: int) -> None:
+def test_search_messages_plain_one_round_finds_prototypes(plain: Run, number: int) -> None:
     one = [each for each in plain.received if each.key is not None and each.key.round == number]
     assert search_messages(one, plain.agreement, plain.vectors()).leaks
 
 
-def test_without_its_values_a_plain_run_shows_nothing(plain: Run) -> None:
+def test_search_messages_plain_without_values_finds_none(plain: Run) -> None:
     rest = [each for each in plain.received if each.key is None or each.key.phase is not Phase.VALUES]
     assert not search_messages(rest, plain.agreement, plain.vectors()).leaks
 
@@ -159,7 +159,7 @@ def moved(transcript: Transcript, part: str) -> NDArray[np.float64]:
 
 
 @each_part
-def test_under_masked_fedpc_shows_nothing_that_looks_like_a_site_s_own(
+def test_search_messages_masked_fedpc_finds_no_site(
     transcripts: dict[Protection, Transcript], part: str
 ) -> None:
     masked = transcripts[Protection.MASKED]
@@ -171,7 +171,7 @@ def test_under_masked_fedpc_shows_nothing_that_looks_like_a_site_s_own(
 
 
 @each_part
-def test_under_plain_the_same_search_finds_every_round_of_fedpc(
+def test_search_messages_plain_fedpc_finds_every_round(
     transcripts: dict[Protection, Transcript], part: str
 ) -> None:
     plain = transcripts[Protection.PLAIN]
@@ -181,7 +181,7 @@ def test_under_plain_the_same_search_finds_every_round_of_fedpc(
         assert search_messages(one, plain.agreement, put_in(plain, part)).leaks
 
 
-def test_the_clustering_shows_the_initial_prototypes_under_plain_alone(
+def test_search_messages_clustering_leaks_under_plain_alone(
     transcripts: dict[Protection, Transcript],
 ) -> None:
     for protection, transcript in transcripts.items():
@@ -192,7 +192,7 @@ def test_the_clustering_shows_the_initial_prototypes_under_plain_alone(
         assert search_messages(before, transcript.agreement, rows).leaks == (protection is Protection.PLAIN)
 
 
-def test_the_description_of_fedpc_says_what_was_seen(transcripts: dict[Protection, Transcript]) -> None:
+def test_describe_view_fedpc_says_what_was_seen(transcripts: dict[Protection, Transcript]) -> None:
     lines = {
         protection: describe_view(
             transcript.received,
@@ -239,7 +239,7 @@ def branched(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Trans
     return found
 
 
-def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection, Transcript]) -> None:
+def test_search_messages_masked_feddbp_finds_no_site(branched: dict[Protection, Transcript]) -> None:
     masked = branched[Protection.MASKED]
     assert kinds(masked.received) == OF_MASKED_SUMS
     for vectors in (put_in(masked, "prototypes"), moved(masked, "prototypes")):
@@ -248,14 +248,14 @@ def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection
         assert found.threshold < 0.97
 
 
-def test_under_plain_the_same_search_finds_feddbps_prototypes(branched: dict[Protection, Transcript]) -> None:
+def test_search_messages_plain_feddbp_finds_sites(branched: dict[Protection, Transcript]) -> None:
     plain = branched[Protection.PLAIN]
     for vectors in (put_in(plain, "prototypes"), moved(plain, "prototypes")):
         assert search_messages(plain.received, plain.agreement, vectors).leaks
 
 
 @pytest.mark.parametrize("protection", [Protection.MASKED, Protection.PLAIN])
-def test_fisher_scores_are_in_no_message_of_any_protection(
+def test_search_messages_fisher_scores_are_never_sent(
     branched: dict[Protection, Transcript], protection: Protection
 ) -> None:
     """Nor are their orders of magnitude, which a search by direction could miss: the few largest decide."""
@@ -267,7 +267,7 @@ def test_fisher_scores_are_in_no_message_of_any_protection(
         assert found.threshold < 0.97
 
 
-def test_scores_would_be_found_in_a_message_that_held_them(branched: dict[Protection, Transcript]) -> None:
+def test_search_messages_planted_scores_are_found(branched: dict[Protection, Transcript]) -> None:
     """Put in the place of one site's prototypes, as a double sends them that has mistaken one for the other."""
     transcript = branched[Protection.PLAIN]
     scores = np.concatenate([scores_of(put) for put in transcript.put.values()])
@@ -289,7 +289,7 @@ def values_key(number: int, transcript: Transcript) -> PhaseKey:
     return PhaseKey(transcript.agreement.run, number, 1, Phase.VALUES)
 
 
-def test_a_sites_sent_vector_is_its_prototypes_and_nothing_else(
+def test_plain_upload_is_prototypes_and_nothing_else(
     branched: dict[Protection, Transcript],
 ) -> None:
     """A vector that `plain` shows has K·d numbers, zeros for withheld classes, and no room for more."""
@@ -307,7 +307,7 @@ def test_a_sites_sent_vector_is_its_prototypes_and_nothing_else(
         np.testing.assert_array_equal(vector, np.where(active[:, None], put.rows, 0.0).ravel())
 
 
-def test_the_description_of_feddbp_says_what_was_seen(branched: dict[Protection, Transcript]) -> None:
+def test_describe_view_feddbp_says_what_was_seen(branched: dict[Protection, Transcript]) -> None:
     by_masked, by_plain = (
         {
             line.what: line
@@ -331,7 +331,7 @@ def test_the_description_of_feddbp_says_what_was_seen(branched: dict[Protection,
     }
 
 
-def test_the_description_says_what_was_seen(plain: Run, rotated: Run, encrypted: Run) -> None:
+def test_describe_view_pfpl_says_what_was_seen(plain: Run, rotated: Run, encrypted: Run) -> None:
     by_plain, by_masked, by_ckks = (
         {line.what: line for line in describe_view(each.received, each.agreement, each.last())}
         for each in (plain, rotated, encrypted)

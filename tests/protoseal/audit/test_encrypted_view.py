@@ -100,9 +100,7 @@ def has_models(method: Method) -> bool:
 
 @pytest.mark.full
 @each_method
-def test_nothing_that_was_received_looks_like_a_site_or_a_sum(
-    transcripts: Transcripts, method: Method
-) -> None:
+def test_search_ckks_finds_no_site_and_no_sum(transcripts: Transcripts, method: Method) -> None:
     transcript = transcripts(method, Protection.CKKS)
     wanted = [prototypes(transcript), sums(transcript), *([models(transcript)] if has_models(method) else [])]
     found = search_messages(searched(transcript), transcript.agreement, np.concatenate(wanted))
@@ -111,7 +109,7 @@ def test_nothing_that_was_received_looks_like_a_site_or_a_sum(
 
 
 @each_method
-def test_under_plain_the_same_search_finds_sites(transcripts: Transcripts, method: Method) -> None:
+def test_search_plain_finds_sites(transcripts: Transcripts, method: Method) -> None:
     transcript = transcripts(method, Protection.PLAIN)
     if method is not Method.FEDAVG:  # which adds up no prototypes
         assert search_messages(searched(transcript), transcript.agreement, prototypes(transcript)).leaks
@@ -144,14 +142,14 @@ def contains(transcript: Transcript, wanted: list[bytes]) -> bool:
 
 
 @each_method
-def test_no_number_of_a_site_or_a_sum_is_there_byte_by_byte(transcripts: Transcripts, method: Method) -> None:
+def test_ckks_messages_hold_no_number_of_site_or_sum(transcripts: Transcripts, method: Method) -> None:
     transcript = transcripts(method, Protection.CKKS)
     for what, wanted in exact(transcript, weighted=transcript.agreement.layout.weighted).items():
         assert not contains(transcript, wanted), what
 
 
 @each_method
-def test_numbers_of_a_site_or_a_sum_are_found_under_plain(transcripts: Transcripts, method: Method) -> None:
+def test_plain_messages_hold_numbers_of_sites(transcripts: Transcripts, method: Method) -> None:
     transcript = transcripts(method, Protection.PLAIN)
     layout = transcript.agreement.layout
     wanted = exact(transcript, weighted=layout.weighted)
@@ -168,7 +166,7 @@ def test_numbers_of_a_site_or_a_sum_are_found_under_plain(transcripts: Transcrip
 
 
 @each_method
-def test_values_and_means_are_ciphertexts_and_nothing_else(transcripts: Transcripts, method: Method) -> None:
+def test_ckks_values_and_means_are_ciphertexts_alone(transcripts: Transcripts, method: Method) -> None:
     transcript = transcripts(method, Protection.CKKS)
     for phase, payload in payloads(transcript):
         assert phase in (Phase.VALUES, Phase.MEANS)
@@ -192,7 +190,7 @@ def payloads(transcript: Transcript) -> Iterator[tuple[Phase, Payload]]:
             yield each.key.phase, codec.decode_payload(each.content, limits, sums_shape(transcript.agreement))
 
 
-def test_the_clustering_of_groups_shows_turned_rows_and_no_others(transcripts: Transcripts) -> None:
+def test_ckks_clustering_shows_rotated_rows_alone(transcripts: Transcripts) -> None:
     transcript = transcripts(Method.FEDPC, Protection.CKKS)
     limits, form = limits_of(transcript.agreement), values_shape(transcript.agreement, 0)
     sent = {
@@ -226,7 +224,7 @@ def check_turned(transcript: ClusterTranscript) -> None:
         assert (np.abs(rows - own).max(axis=1) > 0.01).all()
 
 
-def test_clusters_show_directions_and_neither_norms_nor_counts(transcripts: Transcripts) -> None:
+def test_ckks_clusters_show_directions_without_norms(transcripts: Transcripts) -> None:
     transcript = transcripts(Method.FEDPLCC, Protection.CKKS)
     assert isinstance(transcript, ClusterTranscript)
     assert len(list(directions_of(transcript))) == SITES * ROUNDS
@@ -236,7 +234,7 @@ def test_clusters_show_directions_and_neither_norms_nor_counts(transcripts: Tran
 # The power of these checks
 
 
-def test_directions_that_are_not_turned_are_noticed(
+def test_rotation_check_unrotated_directions_are_noticed(
     transcripts: Transcripts, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setattr(RotationSite, "rotate_rows", lambda _site, rows, _classes: rows)

@@ -57,14 +57,14 @@ LEAKS: dict[str, Callable[[Vectors], bytes]] = {
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 7])
 @pytest.mark.parametrize("leak", LEAKS)
-def test_a_leak_is_found_at_every_alignment(leak: str, shift: int) -> None:
+def test_likeness_copy_at_any_alignment_leaks(leak: str, shift: int) -> None:
     vectors = prototypes()
     assert likeness(hidden(LEAKS[leak](vectors), shift=shift), [], vectors).leaks
     others = prototypes(seed=9)  # the same kind of numbers, and none of them in the bytes
     assert not likeness(hidden(LEAKS[leak](vectors[:, ::-1]), shift=shift), [], others).leaks
 
 
-def test_a_leak_under_heavy_noise_is_beyond_it() -> None:
+def test_likeness_copy_under_heavy_noise_passes() -> None:
     """A limit, not a wish: below about 6 dB a copy is no nearer than what chance brings forth."""
     vectors = prototypes()
     found = likeness(hidden(noisy(vectors, -3.0).tobytes()), [], vectors)
@@ -72,7 +72,7 @@ def test_a_leak_under_heavy_noise_is_beyond_it() -> None:
     assert 0.8 < found.threshold < 0.95
 
 
-def test_a_mask_used_twice_shows_in_the_difference() -> None:
+def test_likeness_reused_mask_leaks_in_difference() -> None:
     first, second = prototypes(seed=1), prototypes(seed=2)
     mask = 100.0 * np.random.default_rng(5).normal(size=first.shape)
     sent = [(mask + rows).tobytes() for rows in (first, second)]
@@ -83,7 +83,7 @@ def test_a_mask_used_twice_shows_in_the_difference() -> None:
     assert not likeness(fresh, [fresh], moved).leaks
 
 
-def test_noise_that_cancels_over_rounds_shows_in_the_mean() -> None:
+def test_likeness_cancelling_noise_leaks_in_mean() -> None:
     vectors = prototypes()
     noise = 10.0 * np.random.default_rng(5).normal(size=vectors.shape)
     sent = [(vectors + sign * noise).tobytes() for sign in (1.0, -1.0)]
@@ -91,14 +91,14 @@ def test_noise_that_cancels_over_rounds_shows_in_the_mean() -> None:
     assert likeness(sent, [sent], vectors).leaks
 
 
-def test_parts_of_other_lengths_are_combined_as_far_as_they_go() -> None:
+def test_likeness_unequal_lengths_combine_common_part() -> None:
     first, second = prototypes(seed=1), prototypes(seed=2)
     mask = 100.0 * np.random.default_rng(5).normal(size=first.shape)
     parts = [(mask + first).tobytes() + filler(40), (mask + second).tobytes() + filler(3)]
     assert likeness([], [parts], second - first).leaks
 
 
-def test_bytes_without_meaning_are_not_taken_for_a_leak() -> None:
+def test_likeness_random_bytes_do_not_leak() -> None:
     """150 messages: with the stated probability, one in 6,000 such tests would fail for any choice of seeds."""
     assert FALSE_ALARM <= 1e-6
     assert not any(
@@ -106,7 +106,7 @@ def test_bytes_without_meaning_are_not_taken_for_a_leak() -> None:
     )
 
 
-def test_the_tail_is_no_heavier_than_the_threshold_supposes() -> None:
+def test_leak_threshold_tail_is_no_heavier_than_supposed() -> None:
     """Prototypes beat twins by a factor in 1 − c² no more often than the threshold's exponent allows."""
     found = [likeness([filler(3_000, seed)], [], prototypes(seed), seed=seed) for seed in range(150)]
     gaps = [np.log((1 - each.twins**2) / (1 - each.prototypes**2)) for each in found]
@@ -128,11 +128,11 @@ def test_the_tail_is_no_heavier_than_the_threshold_supposes() -> None:
     ],
     ids=["zeros", "constant", "repeating", "text", "ramp", "not numbers"],
 )
-def test_orderly_bytes_are_not_taken_for_a_leak(content: bytes) -> None:
+def test_likeness_orderly_bytes_do_not_leak(content: bytes) -> None:
     assert not any(likeness([content], [[content, content]], prototypes(s), seed=s).leaks for s in range(5))
 
 
-def test_few_features_need_an_exact_copy_and_the_threshold_says_so() -> None:
+def test_leak_threshold_few_features_need_exact_copy() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(3, 16))
     found = likeness(hidden(vectors.tobytes()), [], vectors)
@@ -141,7 +141,7 @@ def test_few_features_need_an_exact_copy_and_the_threshold_says_so() -> None:
     assert not likeness(hidden(noisy(vectors, 10.0).tobytes()), [], vectors).leaks
 
 
-def test_a_closer_twin_or_fewer_features_raise_the_threshold() -> None:
+def test_leak_threshold_rises_with_twins_and_fewer_features() -> None:
     assert leak_threshold(0.5, 64) < leak_threshold(0.8, 64) < leak_threshold(0.8, 16) < 1.0
 
 
@@ -154,14 +154,14 @@ def test_a_closer_twin_or_fewer_features_raise_the_threshold() -> None:
         (np.arange(8.0), "matrix"),
     ],
 )
-def test_vectors_that_nothing_can_be_said_about_are_refused(vectors: Vectors, message: str) -> None:
+def test_likeness_indistinguishable_vectors_are_refused(vectors: Vectors, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         likeness([filler(1_000)], [], vectors)
 
 
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(0, 120), st.integers(0, 2**32 - 1))
-def test_best_cosines_are_those_of_a_loop_over_windows(dim: int, length: int, seed: int) -> None:
+def test_best_cosines_equal_loop_over_windows(dim: int, length: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values, units = rng.standard_cauchy(length), rng.normal(size=(3, dim))
     units /= np.linalg.norm(units, axis=1, keepdims=True)

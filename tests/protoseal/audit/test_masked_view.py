@@ -107,7 +107,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> list[Block]:
     return rotated_run(tmp_path_factory.mktemp("rotated"))
 
 
-def test_rotated_rows_have_the_true_inner_products(blocks: list[Block]) -> None:
+def test_rotated_rows_keep_inner_products(blocks: list[Block]) -> None:
     assert [len(block.sent) for block in blocks] == [3, 3, 3, 3, 3, 3, 4, 4, 4]
     for block in blocks:
         assert off(block, block) < 1e-14
@@ -115,12 +115,12 @@ def test_rotated_rows_have_the_true_inner_products(blocks: list[Block]) -> None:
             assert np.abs(row - block.true[site]).max() > 1e-3
 
 
-def test_no_two_classes_attempts_or_rounds_are_turned_alike(blocks: list[Block]) -> None:
+def test_rotations_differ_by_class_attempt_and_round(blocks: list[Block]) -> None:
     for one, other in combinations(blocks, 2):
         assert off(one, other) > 1e-3, f"{one.place} and {other.place}"
 
 
-def test_a_second_attempt_sends_the_same_rows_turned_anew(blocks: list[Block]) -> None:
+def test_rotation_second_attempt_is_fresh(blocks: list[Block]) -> None:
     first, second = blocks[:3], blocks[3:6]
     for one, other in zip(first, second, strict=True):
         for site in one.sent:
@@ -146,7 +146,7 @@ def one_key(seed: bytes, context: bytes, _: int) -> bytes:
     ],
     ids=["bound to nothing", "one key for all classes"],
 )
-def test_rotations_that_are_used_again_are_noticed(
+def test_rotation_check_reused_rotation_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: Any, name: str, double: Any, same: Any
 ) -> None:
     monkeypatch.setattr(module, name, double)
@@ -170,7 +170,7 @@ def transcript(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     return masked_run(tmp_path_factory.mktemp("masked"))
 
 
-def test_the_clustering_shows_the_inner_products_of_whole_sites_and_of_no_class(
+def test_masked_clustering_shows_inner_products_of_sites_alone(
     transcript: Transcript,
 ) -> None:
     agreement = transcript.agreement
@@ -196,13 +196,13 @@ def test_the_clustering_shows_the_inner_products_of_whole_sites_and_of_no_class(
         assert off(of_class, of_class) > 1e-3
 
 
-def test_masked_words_are_random_but_for_the_sums_over_whole_groups(transcript: Transcript) -> None:
+def test_masked_words_are_random_but_for_group_sums(transcript: Transcript) -> None:
     sums = sums_of(transcript)
     assert len(sums) == 4
     check_hidden(sums)
 
 
-def test_the_sums_are_those_of_what_the_sites_put_in(transcript: Transcript) -> None:
+def test_masked_sums_equal_sums_of_inputs(transcript: Transcript) -> None:
     fixed = transcript.agreement.fixed_point()
     for each in sums_of(transcript):
         puts = [transcript.put[each.binding.round, 1, site] for site in each.words]
@@ -278,7 +278,7 @@ DOUBLES: dict[str, tuple[Callable[..., Words], Callable[..., Words] | None, str]
 
 
 @pytest.mark.parametrize("name", full_but(DOUBLES, "the same mask at every site", "no self-masks"))
-def test_words_with_less_than_their_masks_are_noticed(
+def test_check_hidden_weakened_masks_are_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     site, server, where = DOUBLES[name]

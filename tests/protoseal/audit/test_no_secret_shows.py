@@ -193,7 +193,7 @@ def test_no_secret_shows(
 # The same search finds what is there
 
 
-def test_released_shares_are_in_the_coordinators_files_and_nowhere_else(
+def test_released_shares_show_in_coordinators_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search finds released shares, and so has to leave them out of a file in which it also finds other secrets."""
@@ -202,7 +202,7 @@ def test_released_shares_are_in_the_coordinators_files_and_nowhere_else(
     assert {name.partition(",")[0] for name in in_files} == {f"{OPENED}'s share"}
 
 
-def test_plain_prototypes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_plain_prototypes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = play(Method.FEDDBP, Protection.PLAIN, tmp_path, monkeypatch, rounds=1)
     assert ("coordinator.sqlite-wal", "prototypes of clinic-a, float64, raw") in scene.found()
 
@@ -231,7 +231,7 @@ def _raise(session: Session, secret: bytes) -> None:
     ("place", "leak"),
     [("logs", _log), ("logs", _log_traceback), ("logs", _log_argument), ("tracebacks", _raise)],
 )
-def test_a_channel_key_that_shows_is_found(
+def test_search_logged_channel_key_is_found(
     place: str,
     leak: Callable[[Session, bytes], None],
     tmp_path: Path,
@@ -252,7 +252,7 @@ def test_a_channel_key_that_shows_is_found(
     assert {(where, name.partition(",")[0]) for where, name in scene.found()} == {(place, "channel key")}
 
 
-def test_a_representation_that_shows_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_unredacted_repr_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search reaches an object through private attributes."""
     monkeypatch.setattr(
         Setup, "__repr__", lambda setup: f"Setup({setup._channel_key().private_bytes().hex()})"
@@ -262,7 +262,7 @@ def test_a_representation_that_shows_it_is_found(tmp_path: Path, monkeypatch: py
     assert {(where, name.lower()) for where, name in scene.found()} == {("objects", "channel key, hex")}
 
 
-def test_a_file_beside_the_coordinators_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_stray_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Journal.put_secret
 
     def spilling(journal: Journal, name: str, secret: bytes) -> None:
@@ -293,7 +293,7 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("before", range(9))
-def test_every_form_is_found_wherever_it_begins(form: str, before: int) -> None:
+def test_needles_every_form_is_found_at_any_offset(form: str, before: int) -> None:
     needles = Needles()
     needles.add_secret("it", SECRET)
     content = b"." * before + FORMS[form](SECRET) + b"...."
@@ -304,7 +304,7 @@ def test_every_form_is_found_wherever_it_begins(form: str, before: int) -> None:
 
 @pytest.mark.parametrize("bound", [1.0, 7.0])
 @pytest.mark.parametrize("kind", [np.float64, np.float32])
-def test_rows_are_found_as_bytes_and_as_text(kind: type[np.floating[Any]], bound: float) -> None:
+def test_needles_rows_are_found_as_bytes_and_text(kind: type[np.floating[Any]], bound: float) -> None:
     rows = np.random.default_rng(0).standard_normal((2, 8))
     needles = Needles()
     needles.add_values("rows", rows, 7.0)

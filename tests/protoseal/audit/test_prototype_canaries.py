@@ -36,7 +36,7 @@ ALL = pytest.mark.parametrize(
 )
 
 
-def test_the_claim_is_the_accountants() -> None:
+def test_audited_query_claim_is_the_accountants() -> None:
     releases = [GaussianRelease(4.0, CANARIES * 6)] * 4
     assert FOUR.epsilon(CANARIES, DELTA) == epsilon(releases, DELTA)
     for audited in (FOUR, SUBJECTS, SHARED):
@@ -47,7 +47,7 @@ def test_the_claim_is_the_accountants() -> None:
 
 
 @ALL
-def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(
+def test_audited_query_scores_are_inner_products_with_sums(
     audited: AuditedQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The score is one for each release with a millionth of the noise, and zero for canaries that are out."""
@@ -63,7 +63,7 @@ def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(
 
 
 @ALL
-def test_scores_are_distributed_as_they_are_simulated(audited: AuditedQuery) -> None:
+def test_audited_query_scores_are_distributed_as_simulated(audited: AuditedQuery) -> None:
     """Means and deviations, within 6.5 of their errors."""
     coins, sigma = fair_coins(20_000), audited.noise_multiplier * audited.releases**0.5
     for scores in (
@@ -79,7 +79,7 @@ def test_scores_are_distributed_as_they_are_simulated(audited: AuditedQuery) -> 
     assert shift.std() / sigma == pytest.approx(math.sqrt(2), abs=6.5 * 1.5 / 140)
 
 
-def test_a_subject_that_is_not_bounded_as_a_whole_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audited_query_unbounded_subject_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double that adds up a subject's records, where it should take means and share them among its classes."""
     plan = plan_audit(SUBJECTS, CANARIES, LEVEL, 2400)
     assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.STANDS
@@ -88,7 +88,7 @@ def test_a_subject_that_is_not_bounded_as_a_whole_is_found(monkeypatch: pytest.M
     assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.REFUTED
 
 
-def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audited_query_clipping_by_coordinate_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Canaries are as long in each coordinate: a double that clips these one by one is found."""
     wide = replace(ONE, dim=9)
 
@@ -101,7 +101,7 @@ def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_noise_of_another_shape_is_found(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audited_query_noise_of_other_shape_refuted(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each number has the claimed deviation or none: a canary's inner product alone would accept most such noise."""
     plan = plan_audit(FOUR, CANARIES, LEVEL, 2400)
     assert audit_mechanism(FOUR, plan).verdict is Verdict.STANDS
@@ -124,7 +124,7 @@ def audited(*arguments: object) -> tuple[int, str]:
         [("as claimed", 0, "stands"), ("none", 3, "refuted"), ("half", 3, "refuted")], ("half", 3, "refuted")
     ),
 )
-def test_audit_command_refutes_doubles_and_keeps_the_claim(
+def test_audit_command_prototypes_refutes_doubles(
     double: Double, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command refutes a double without noise at ε = 8, where an earlier audit accepted it."""
@@ -146,14 +146,14 @@ def test_audit_command_refutes_doubles_and_keeps_the_claim(
     assert found["not_played"]
 
 
-def test_few_canaries_are_too_weak() -> None:
+def test_audit_command_few_canaries_too_weak() -> None:
     code, text = audited("--canaries", 100, "--guesses", 10, "--noise-multiplier", 0.6)
     assert code == 4
     assert text.startswith("TOO WEAK TO TELL")
     assert "--canaries" in text
 
 
-def test_little_confidence_in_a_refutation_is_no_power() -> None:
+def test_verdict_lenient_level_is_no_power() -> None:
     """Half the noise passes a level of 0.7 more often than the audit counts as power."""
     plan = AuditPlan(canaries=400, made=96, level=0.7, refuting=61, missed=0.48, doubtful=90)
     assert CanaryAudit(plan, Guesses(400, 96, 60)).verdict is Verdict.TOO_WEAK
@@ -161,7 +161,7 @@ def test_little_confidence_in_a_refutation_is_no_power() -> None:
 
 
 @pytest.mark.full
-def test_the_command_takes_what_is_agreed() -> None:
+def test_audit_command_prototypes_takes_agreement() -> None:
     """The sample has one release with a noise multiplier of 2, since its features are frozen."""
     sample = Path(__file__).parents[4] / "deploy" / "samples" / "agreement-private.toml"
     few = ("--agreement", sample, "--canaries", 1000, "--guesses", 100, "--json")
@@ -189,7 +189,7 @@ PRIVATE = {"extractor": "private", "dp_sgd": {"noise_multiplier": 2.0, "clip": 1
         (FEDPC | {"protection": "masked"}, {"noise": "distributed", "colluding": 1}, "masks", {"shares": 2}),
     ],
 )
-def test_audit_plays_or_names_each_agreed_setting(
+def test_audit_command_plays_or_names_each_setting(
     changes: dict[str, Any],
     privacy: dict[str, Any],
     told: str,
@@ -226,7 +226,7 @@ def test_audit_plays_or_names_each_agreed_setting(
         (("--delta", 1e-13), "too small for a finite claimed"),
     ],
 )
-def test_audit_refuses_impossible_arguments(arguments: tuple[object, ...], told: str) -> None:
+def test_audit_command_impossible_arguments_refused(arguments: tuple[object, ...], told: str) -> None:
     code, text = audited(*arguments)
     assert code == 2
     assert told in text

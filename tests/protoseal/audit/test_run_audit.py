@@ -98,12 +98,14 @@ FAST = ("rows that are zero by an exact count", "no entry at all")
 @pytest.mark.parametrize(
     ("method", "protection", "unit"), full_but(RUNS, (Method.FEDPLCC, Protection.MASKED, Unit.SUBJECT))
 )
-def test_true_run_stands(tmp_path: Path, method: Method, protection: Protection, unit: Unit) -> None:
+def test_audit_run_true_run_stands(
+    tmp_path: Path, method: Method, protection: Protection, unit: Unit
+) -> None:
     audit = audited(kept_agreement(method, protection, unit), tmp_path)
     assert (audit.verdict, weaknesses(audit)) == (Verdict.STANDS, set())
 
 
-def test_site_that_missed_the_release_may_send_no_prototypes(tmp_path: Path) -> None:
+def test_check_sent_site_without_release_may_send_no_rows(tmp_path: Path) -> None:
     """Its values need no entry in the ledger; a row, or a class, would be one without a release."""
     agreement = kept_agreement(Method.PFPL, Protection.PLAIN, release_every=None)
     evidence = kept_run(agreement, tmp_path)
@@ -125,7 +127,7 @@ def test_site_that_missed_the_release_may_send_no_prototypes(tmp_path: Path) -> 
         assert weaknesses(audit) == {SENT}
 
 
-def test_claim_does_not_stand_on_a_part_of_what_was_sent_or_drawn(tmp_path: Path) -> None:
+def test_audit_run_partial_record_does_not_stand(tmp_path: Path) -> None:
     agreement = kept_agreement(Method.PFPL, Protection.PLAIN)
     kept = kept_run(agreement, tmp_path)
     first = min(kept)
@@ -152,14 +154,16 @@ def test_claim_does_not_stand_on_a_part_of_what_was_sent_or_drawn(tmp_path: Path
 
 
 @pytest.mark.full
-def test_noise_that_sites_share_is_not_covered(tmp_path: Path) -> None:
+def test_audit_run_shared_noise_is_not_covered(tmp_path: Path) -> None:
     agreement = kept_agreement(Method.FEDPC, Protection.MASKED, noise=Noise.DISTRIBUTED, release_every=None)
     audit = audited(agreement, tmp_path)
     assert (audit.verdict, weaknesses(audit)) == (Verdict.TOO_WEAK, set())
 
 
 @pytest.mark.parametrize("double", full_but(FOUND, *FAST))
-def test_weakened_run_is_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str) -> None:
+def test_audit_run_weakened_run_is_refuted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str
+) -> None:
     OTHER_DOUBLES[double](monkeypatch)
     # Several releases of frozen features are averaged, which makes their means anew from sums and counts.
     every = ROUNDS if FOUND[double] is SENT else ROUNDS // 2
@@ -180,7 +184,7 @@ def test_weakened_run_is_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("no entry", PAID),
     ],
 )
-def test_weakened_sums_are_refuted(
+def test_audit_run_weakened_sums_are_refuted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str, weakness: str, protection: Protection
 ) -> None:
     RELEASE_DOUBLES[double](monkeypatch)
@@ -189,9 +193,7 @@ def test_weakened_sums_are_refuted(
 
 
 @pytest.mark.full
-def test_unit_that_is_not_bounded_as_a_whole_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_run_unbounded_unit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     OTHER_DOUBLES["subjects are not clipped as a whole"](monkeypatch)
     audit = audited(
         kept_agreement(Method.PFPL, Protection.PLAIN, Unit.SUBJECT, noise_multiplier=1.0), tmp_path
@@ -201,7 +203,7 @@ def test_unit_that_is_not_bounded_as_a_whole_is_found(
 
 @pytest.mark.full
 @pytest.mark.parametrize("protection", PROTECTIONS.values())
-def test_model_that_records_have_shaped_is_found(
+def test_audit_run_trained_model_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protection: Protection
 ) -> None:
     OTHER_DOUBLES["models that are not the initial one"](monkeypatch)
@@ -209,7 +211,7 @@ def test_model_that_records_have_shaped_is_found(
 
 
 @pytest.mark.full
-def test_centres_of_a_sites_own_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_run_own_centres_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     OTHER_DOUBLES["centres of a site's own"](monkeypatch)
     audit = audited(kept_agreement(Method.FEDPLCC, Protection.PLAIN), tmp_path)
     assert CENTRES in weaknesses(audit)
@@ -224,7 +226,7 @@ def test_centres_of_a_sites_own_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ("training by DP-SGD in the first round alone", Verdict.TOO_WEAK, set()),
     ],
 )
-def test_training_is_covered_by_the_whole_record_alone(
+def test_audit_run_training_needs_whole_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: str | None, verdict: Verdict, found: set[str]
 ) -> None:
     if double is not None:

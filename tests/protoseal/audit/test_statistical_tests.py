@@ -93,16 +93,16 @@ FAULTS: dict[str, tuple[Callable[[], list[Float]], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faulty_noise_is_found(fault: str) -> None:
+def test_release_checks_faulty_noise_is_found(fault: str) -> None:
     make, weakness = FAULTS[fault]
     assert outcomes(*make())[weakness] is Outcome.FOUND
 
 
-def test_drawn_noise_stands() -> None:
+def test_release_checks_drawn_noise_stands() -> None:
     assert set(outcomes(*(drawn(50) for _ in range(2))).values()) == {Outcome.STANDS}
 
 
-def test_few_values_are_not_covered() -> None:
+def test_release_checks_few_values_are_not_covered() -> None:
     few = outcomes(drawn(3, DIM))
     assert [few[name] for name in (COUNTS, SHAPE, DEPENDENT)] == [Outcome.NOT_COVERED] * 3
 
@@ -127,9 +127,7 @@ def neighbours_p(values: Float) -> float:
         (dependence_p, (64, 8)),
     ],
 )
-def test_p_values_of_drawn_noise_are_not_too_small(
-    p_value: Callable[[Float], float], shape: tuple[int, ...]
-) -> None:
+def test_p_values_drawn_noise_keeps_level(p_value: Callable[[Float], float], shape: tuple[int, ...]) -> None:
     runs, rate = 1000, 0.05
     generator = np.random.default_rng()
     small = sum(p_value(generator.normal(size=shape)) < rate for _ in range(runs))
@@ -137,6 +135,6 @@ def test_p_values_of_drawn_noise_are_not_too_small(
     assert small <= runs * rate + 5 * np.sqrt(runs * rate * (1 - rate))
 
 
-def test_shapes_missed_are_those_that_pass_too_often() -> None:
+def test_shapes_missed_names_shapes_that_pass() -> None:
     assert shapes_missed(100, LEVEL, POWER) == ["uniform", "Laplace"]
     assert shapes_missed(1000, LEVEL, POWER) == []

@@ -34,7 +34,7 @@ SUBJECTS = replace(SAMPLED, unit=Unit.SUBJECT)
 ALL = pytest.mark.parametrize("audited", [SAMPLED, WHOLE, SUBJECTS], ids=["sampled", "whole", "subjects"])
 
 
-def test_directions_are_orthogonal_and_as_long_in_each_coordinate() -> None:
+def test_hadamard_is_orthogonal_with_equal_coordinates() -> None:
     for rows, size in ((1, 1), (5, 8), (64, 64)):
         found = hadamard(rows)
         np.testing.assert_allclose(found @ found.T, np.eye(size), atol=1e-12)
@@ -42,7 +42,7 @@ def test_directions_are_orthogonal_and_as_long_in_each_coordinate() -> None:
 
 
 @ALL
-def test_scores_are_the_likelihood_of_the_steps_that_a_canary_took_part_in(
+def test_audited_training_scores_count_sampled_steps(
     audited: AuditedTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores of a step without noise are 0 or 1, and a canary's score is the number of its steps."""
@@ -58,7 +58,7 @@ def test_scores_are_the_likelihood_of_the_steps_that_a_canary_took_part_in(
 
 
 @ALL
-def test_scores_are_distributed_as_they_are_simulated(audited: AuditedTraining) -> None:
+def test_audited_training_scores_are_distributed_as_simulated(audited: AuditedTraining) -> None:
     """Means and deviations, within 6.5 of their errors; their tails are about those of a normal distribution."""
     coins = fair_coins(6000)
     real, simulated = audited.scores(coins), audited.simulated_scores(coins)
@@ -68,7 +68,7 @@ def test_scores_are_distributed_as_they_are_simulated(audited: AuditedTraining) 
         assert one.std() / other.std() == pytest.approx(1.0, abs=6.5 * math.sqrt(1 / 2700))
 
 
-def test_evidence_is_the_logarithm_of_a_likelihood_ratio() -> None:
+def test_evidence_is_log_likelihood_ratio() -> None:
     seen, sigma, rate = np.array([-3.0, 0.2, 1.0, 90.0]), 5.0, 0.75
 
     def density(mean: float) -> Any:
@@ -85,7 +85,7 @@ def test_evidence_is_the_logarithm_of_a_likelihood_ratio() -> None:
 
 
 @pytest.mark.full
-def test_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_of_single_steps_beats_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Likelihoods of single steps detect half the noise at a low sampling rate and ε = 5; their sum does not."""
     rare = AuditedTraining(DpSgdSection(noise_multiplier=0.85, clip=1.0, sampling_rate=0.05), epochs=5)
     assert plan_audit(rare, 100_000, LEVEL, 16_000).missed < LEVEL
@@ -93,7 +93,7 @@ def test_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert plan_audit(rare, 100_000, LEVEL, 16_000).missed > LEVEL
 
 
-def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audited_training_clipping_by_coordinate_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_coordinates(grid: GradientGrid, rows: Tensor) -> Tensor:
         return rows.div_(grid.step).clamp_(-grid.radius, grid.radius).trunc_()
 
@@ -114,13 +114,13 @@ def test_audit_subjects_clipped_record_by_record_refuted(monkeypatch: pytest.Mon
     assert audit_mechanism(SUBJECTS, plan).verdict is Verdict.REFUTED
 
 
-def test_the_claim_is_the_accountants() -> None:
+def test_audited_training_claim_is_the_accountants() -> None:
     assert SAMPLED.steps == 8
     assert SAMPLED.epsilon(7, DELTA) == epsilon([DpSgd(5.0, 0.75, 8)], DELTA)
     assert SAMPLED.epsilon(7, DELTA, 0.5) == epsilon([DpSgd(2.5, 0.75, 8)], DELTA)
 
 
-def test_every_round_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audited_training_plays_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has whole steps of its own: three rounds of an epoch at 0.75 are six, three epochs at once are four."""
     rounds = replace(SAMPLED, epochs=1, rounds=3)
     assert (rounds.steps, replace(SAMPLED, epochs=3).steps) == (6, 4)
@@ -131,7 +131,7 @@ def test_every_round_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps.mean() == pytest.approx(6 * 0.75, abs=6.5 * math.sqrt(6 * 0.75 * 0.25 / 1000))
 
 
-def test_training_is_left_as_it_was() -> None:
+def test_audited_training_leaves_no_optimiser_hook() -> None:
     """Nothing of an audit stays behind that other optimisers would see."""
     WHOLE.scores(fair_coins(10))
     weights = torch.zeros(1, requires_grad=True)
@@ -181,7 +181,7 @@ def test_audit_command_training_impossible_noise_refused() -> None:
 
 
 @pytest.mark.full
-def test_the_command_takes_what_is_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_command_training_takes_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = with_dp_sgd(tmp_path, unit="subject")
     assert found("--agreement", file)["epsilon_claimed"] == epsilon([DpSgd(3.5, 0.6, 12)], DELTA)
     seen: list[AuditedTraining] = []
@@ -197,7 +197,7 @@ def test_the_command_takes_what_is_agreed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.full
-def test_a_simulations_file_has_what_it_trains_by(tmp_path: Path) -> None:
+def test_audit_command_training_takes_simulation_file(tmp_path: Path) -> None:
     file = tmp_path / "sim.toml"
     text = with_dp_sgd(tmp_path).read_text("utf-8").partition("[training]")
     file.write_text('method = "pfpl"\ndataset = "digits"\nrounds = 2\ndim = 8\n' + "".join(text[1:]), "utf-8")
@@ -206,7 +206,7 @@ def test_a_simulations_file_has_what_it_trains_by(tmp_path: Path) -> None:
     assert "releases and DP-SGD together: each is audited by itself" in told["not_played"]
 
 
-def test_an_agreement_that_trains_by_no_dp_sgd_is_none_to_audit_by(tmp_path: Path) -> None:
+def test_audit_command_training_without_dp_sgd_refused(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["budget", "audit", "training", "--agreement", str(agreed(tmp_path))])
     assert refused.exit_code == 2
     assert "extractor = 'frozen', which does not train by DP-SGD" in " ".join(refused.output.split())

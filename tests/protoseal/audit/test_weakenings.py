@@ -213,21 +213,19 @@ def outcome_of(made: RunAudit, check: str) -> Outcome:
     return NOT_COVERED if check in names[NOT_COVERED] else STANDS
 
 
-def test_the_table_has_every_double() -> None:
+def test_weakenings_table_has_every_double() -> None:
     assert ROWS.keys() == DOUBLES.keys()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("text", [RELEASES, TRAINING], ids=["releases", "training"])
-def test_a_true_run_stands(tmp_path: Path, text: str) -> None:
+def test_weakenings_true_run_stands(tmp_path: Path, text: str) -> None:
     made = run_audit_of(config_in(text, tmp_path / "run", keep_releases=True))
     assert (made.verdict, made.of(FOUND)) == (Verdict.STANDS, [])
 
 
 @pytest.mark.parametrize("name", full_but(ROWS, *FAST))
-def test_the_audit_of_a_run_finds_what_the_table_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_weakenings_run_audit_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     DOUBLES[name](monkeypatch)
     made = run_audit_of(config_of(name, tmp_path / "run"))
     assert outcome_of(made, ROWS[name].check) is ROWS[name].run
@@ -235,7 +233,7 @@ def test_the_audit_of_a_run_finds_what_the_table_says(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ROWS)
-def test_the_attacks_audit_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_weakenings_attacks_audit_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     DOUBLES[name](monkeypatch)
     run = record_run(config_of(name, tmp_path / "run"), 0)
     (measured,) = NoiseAudit().measure(run, Adversary.COORDINATOR)
@@ -255,9 +253,7 @@ def planned(training: bool, canaries: int, level: float) -> tuple[AuditedMechani
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ROWS)
-def test_the_audit_of_the_mechanism_finds_what_the_table_says(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_weakenings_mechanism_audit_agrees(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     # With as few canaries as the other rows, half of training's noise passes once in a few runs.
     strength = (200_000, 0.01) if name == "half of training's noise" else (CANARIES, LEVEL)
     audited, plan = planned(name in TRAINING_ROWS, *strength)
@@ -267,12 +263,12 @@ def test_the_audit_of_the_mechanism_finds_what_the_table_says(
 
 
 @pytest.mark.parametrize("test", sorted({row.test for row in ROWS.values()} - {NONE}))
-def test_the_tests_that_the_table_names_exist(test: str) -> None:
+def test_weakenings_named_tests_exist(test: str) -> None:
     files = (Path(__file__).parents[2] / "secure_client").rglob("test_*.py")
     assert any(f"def {test}(" in file.read_text(encoding="utf-8") for file in files)
 
 
-def test_the_page_shows_the_table() -> None:
+def test_weakenings_page_shows_table() -> None:
     shown = re.findall(
         r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", PAGE.read_text("utf-8"), re.M
     )

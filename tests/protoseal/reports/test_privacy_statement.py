@@ -36,7 +36,7 @@ def run(privacy: dict[str, Any] | None, *sites: SiteFigures, method: str = "pfpl
         run(NOISY, site("a", 2.0), site("b", 3.0)),
     ],
 )
-def test_a_run_without_a_guarantee_says_so_first_and_claims_no_epsilon(result: RunResult) -> None:
+def test_privacy_statement_without_guarantee_says_so_first(result: RunResult) -> None:
     (sentence,) = privacy_statement(result)
     assert sentence.startswith(NO_GUARANTEE)
     assert "ε =" not in sentence
@@ -45,7 +45,7 @@ def test_a_run_without_a_guarantee_says_so_first_and_claims_no_epsilon(result: R
 @pytest.mark.parametrize(
     ("unit", "named"), [("record", "one record "), ("subject", "one person "), ("site", "one site ")]
 )
-def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str, named: str) -> None:
+def test_privacy_statement_private_run_names_unit_and_epsilon(unit: str, named: str) -> None:
     (sentence,) = privacy_statement(
         run(NOISY | {"unit": unit}, site("a", 2.0, guaranteed=True), site("b", 3.25, guaranteed=True))
     )
@@ -55,26 +55,26 @@ def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str, named: 
     assert "ε = 3.25 at δ = 1e-06" in sentence
 
 
-def test_sites_with_a_guarantee_and_without_are_told_apart_by_name() -> None:
+def test_privacy_statement_names_sites_without_guarantee() -> None:
     first, second = privacy_statement(run(NOISY, site("a", 2.0, guaranteed=True), site("b", 9.0), site("c")))
     assert first.startswith(f"{NO_GUARANTEE} for b, c:")
     assert "was spent by a by the end" in second
     assert "ε = 2 " in second
 
 
-def test_shared_noise_says_against_whom_it_holds() -> None:
+def test_privacy_statement_shared_noise_names_observers() -> None:
     shared = {**NOISY, "noise": "distributed", "colluding": 2}
     (whom,) = privacy_statement(run(shared, site("a", 2.0, guaranteed=True)))
     assert "with up to 2 sites" in whom
 
 
 @pytest.mark.parametrize("method", ["local", "self"])
-def test_a_method_without_exchange_is_said_to_send_nothing(method: str) -> None:
+def test_privacy_statement_control_sends_nothing(method: str) -> None:
     (sentence,) = privacy_statement(run(None, site("a"), method=method))
     assert NO_GUARANTEE not in sentence
     assert "Nothing left" in sentence
 
 
-def test_the_agreements_own_text_is_what_is_read() -> None:
+def test_privacy_statement_reads_agreement_as_text() -> None:
     assert RESULT.config["privacy"] is None
     assert privacy_statement(RESULT)[0].startswith(NO_GUARANTEE)

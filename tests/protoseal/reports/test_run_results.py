@@ -56,7 +56,7 @@ VIEW = (ViewLine(what="sizes", seen=True, evidence="10 messages"),)
 RESULT = run_result(small_agreement(), SITES, ROUNDS, CONTROLS, dataset="digits", seed=7, view=VIEW)
 
 
-def test_sites_are_listed_by_name_with_their_last_round() -> None:
+def test_run_result_sites_have_last_round() -> None:
     assert [each.name for each in RESULT.sites] == sorted(SITES)
     first, _, third, fourth = RESULT.sites
     assert (first.accuracy, first.accuracy_prototype, first.compared) == (0.8, 0.4, {"local": 0.3})
@@ -65,7 +65,7 @@ def test_sites_are_listed_by_name_with_their_last_round() -> None:
     assert (first.bytes_up, first.bytes_down, first.train_samples, first.withheld) == (100, 50, 18, ("2",))
 
 
-def test_means_are_over_the_sites_that_have_an_accuracy() -> None:
+def test_run_result_means_skip_untested_sites() -> None:
     assert RESULT.mean_accuracy == pytest.approx((0.8 + 0.6 + 0.5) / 3)
     assert RESULT.compared == {"local": pytest.approx(0.3)}
     assert mean([None, 0.5]) == 0.5
@@ -73,7 +73,7 @@ def test_means_are_over_the_sites_that_have_an_accuracy() -> None:
     assert mean([]) is None
 
 
-def test_rounds_have_the_slowest_site_and_the_sites_that_took_part() -> None:
+def test_run_result_rounds_have_slowest_site() -> None:
     first, second = RESULT.rounds
     assert first.mean_accuracy == pytest.approx((0.4 + 0.2 + 0.5) / 3)
     assert first.compared == {"local": pytest.approx(0.1)}
@@ -83,7 +83,7 @@ def test_rounds_have_the_slowest_site_and_the_sites_that_took_part() -> None:
     assert second.seconds.train == 2.0
 
 
-def test_everything_that_ran_beside_it_is_there_for_each_site_and_round() -> None:
+def test_run_result_compared_methods_by_site_and_round() -> None:
     average = {name: [site_round(1, 0.2), site_round(2, 0.4)] for name in SITES}
     beside = {**CONTROLS, "average": average}
     result = run_result(small_agreement(), SITES, ROUNDS, beside, dataset="digits", seed=7)
@@ -93,7 +93,7 @@ def test_everything_that_ran_beside_it_is_there_for_each_site_and_round() -> Non
     assert result.rounds[0].compared == {"average": pytest.approx(0.2), "local": pytest.approx(0.1)}
 
 
-def test_personalised_accuracies_are_means_over_the_sites_that_have_them() -> None:
+def test_run_result_personalised_means_skip_missing() -> None:
     """Means are over sites of their last rounds; a figure that no site has is None."""
     assert (RESULT.sites[0].pm_v, RESULT.sites[0].pm_l_global) == (0.2, 0.1)
     own, local = RESULT.metrics["pfpl"], RESULT.metrics["local"]
@@ -103,7 +103,7 @@ def test_personalised_accuracies_are_means_over_the_sites_that_have_them() -> No
     assert local.pm_v == pytest.approx(0.3 / 4)
 
 
-def test_groups_are_the_last_rounds_and_a_control_may_have_a_name_of_its_own() -> None:
+def test_run_result_groups_and_control_name() -> None:
     groups = (("clinic-a", "clinic-b"), ("clinic-c",))
     rounds = [ROUNDS[0], replace(ROUNDS[1], groups=groups)]
     result = run_result(small_agreement(), SITES, rounds, {}, dataset="digits", seed=7, method=Method.AVERAGE)
@@ -112,7 +112,7 @@ def test_groups_are_the_last_rounds_and_a_control_may_have_a_name_of_its_own() -
     assert RESULT.groups == ()
 
 
-def test_withheld_classes_and_groups_are_those_of_the_reported_round() -> None:
+def test_run_result_withheld_is_of_reported_round() -> None:
     """The reported round is the best one where training stopped early."""
     first, last = (("clinic-a", "clinic-b"), ("clinic-c",)), (("clinic-a",), ("clinic-b",))
     rounds = [replace(ROUNDS[0], groups=first), replace(ROUNDS[1], groups=last)]
@@ -121,7 +121,7 @@ def test_withheld_classes_and_groups_are_those_of_the_reported_round() -> None:
         assert (result.withheld, result.groups) == (withheld, groups)
 
 
-def test_the_rest_is_the_agreements_and_the_callers() -> None:
+def test_run_result_keeps_agreement_and_arguments() -> None:
     agreement = small_agreement()
     assert (RESULT.method, RESULT.protection, RESULT.dataset, RESULT.seed) == ("pfpl", "plain", "digits", 7)
     assert RESULT.config == agreement.model_dump(mode="json", by_alias=True)
@@ -130,7 +130,7 @@ def test_the_rest_is_the_agreements_and_the_callers() -> None:
     assert RESULT.coordinator_view == VIEW
 
 
-def test_a_run_without_a_completed_round_still_has_a_result() -> None:
+def test_run_result_without_completed_round() -> None:
     nothing = {"clinic-a": log("clinic-a")}
     result = run_result(small_agreement(), nothing, [], {}, dataset="digits", seed=0)
     assert result.rounds == ()

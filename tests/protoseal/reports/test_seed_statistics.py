@@ -33,7 +33,7 @@ def result(seed: int, *, other: str = "fedavg") -> RunResult:
     return RESULT.model_copy(update=update)
 
 
-def test_every_method_has_mean_and_spread_of_every_figure() -> None:
+def test_over_seeds_mean_and_spread_of_every_figure() -> None:
     over = over_seeds({seed: result(seed) for seed in ACCURACY})
     assert set(over.summary) == {"pfpl", "fedavg"}
     for name, values in (("pfpl", ACCURACY), ("fedavg", OTHER)):
@@ -47,7 +47,7 @@ def test_every_method_has_mean_and_spread_of_every_figure() -> None:
     assert [each.seed for each in over.seeds] == [0, 1, 5]
 
 
-def test_differences_are_paired_by_seed() -> None:
+def test_over_seeds_differences_are_paired() -> None:
     over = over_seeds({seed: result(seed) for seed in ACCURACY})
     pair = over.differences["fedavg"]["accuracy"]
     assert pair.by_seed == pytest.approx({0: 0.10, 1: 0.04, 5: 0.15})
@@ -57,7 +57,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert "pfpl" not in over.differences
 
 
-def test_a_figure_that_a_seed_lacks_is_compared_over_the_others() -> None:
+def test_over_seeds_missing_figure_uses_other_seeds() -> None:
     assert paired({0: 0.5, 1: 0.7}, {1: 0.6, 2: 0.1}) == paired({1: 0.7}, {1: 0.6})
     alone = paired({1: 0.75}, {1: 0.5})
     assert alone is not None
@@ -67,7 +67,7 @@ def test_a_figure_that_a_seed_lacks_is_compared_over_the_others() -> None:
         over_seeds({})
 
 
-def test_one_seed_has_no_spread() -> None:
+def test_over_seeds_one_seed_has_no_spread() -> None:
     over = over_seeds({0: result(0)})
     assert (over.spread, over.summary["pfpl"], over.differences["fedavg"]["accuracy"].standard_error) == (
         None,
@@ -76,7 +76,7 @@ def test_one_seed_has_no_spread() -> None:
     )
 
 
-def test_a_symptom_is_listed_once_with_the_seeds_that_have_it() -> None:
+def test_over_seeds_symptom_lists_its_seeds() -> None:
     chance = Diagnosis(method="pfpl", symptom=Symptom.CHANCE, figures="figures", remedy="a remedy")
     bound = chance.model_copy(update={"symptom": Symptom.NORM_BOUND})
     found = {0: (chance,), 1: (), 5: (bound, chance.model_copy(update={"figures": "others"}))}
@@ -89,7 +89,7 @@ def test_a_symptom_is_listed_once_with_the_seeds_that_have_it() -> None:
     assert over_seeds({0: results[0]}).diagnoses == (chance,)
 
 
-def test_seeds_with_different_remedies_are_not_joined() -> None:
+def test_over_seeds_different_remedies_stay_apart() -> None:
     low = Diagnosis(method="pfpl", symptom=Symptom.NOT_FALLING, figures="figures", remedy="raise lr")
     high = low.model_copy(update={"remedy": "lower lr"})
     found = {0: low, 1: high, 5: low}
@@ -100,7 +100,7 @@ def test_seeds_with_different_remedies_are_not_joined() -> None:
     )
 
 
-def test_tables_say_of_which_seed_they_are() -> None:
+def test_tables_name_their_seed() -> None:
     over = over_seeds({seed: result(seed) for seed in ACCURACY})
     titles = [str(table.title) for table in result_tables(over)]
     assert all("seed 0 of 3 seeds" in title for title in titles[:3])

@@ -432,7 +432,9 @@ ALTERED: dict[str, tuple[Recorded, Recorded, str, str]] = {
 
 
 @pytest.mark.parametrize("name", ALTERED)
-def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Recorded], StatementFacts]) -> None:
+def test_statement_altered_fact_alters_its_sentence(
+    name: str, stated: Callable[[Recorded], StatementFacts]
+) -> None:
     before, after, once, now = ALTERED[name]
     was, is_now = sentences(stated(before)), sentences(stated(after))
     assert once in was
@@ -441,7 +443,7 @@ def test_an_altered_fact_alters_its_sentence(name: str, stated: Callable[[Record
     assert now not in was
 
 
-def test_records_that_another_ledger_charges_are_named_and_alter_nothing_else(
+def test_statement_overlapping_ledgers_are_named(
     stated: Callable[[Recorded], StatementFacts],
 ) -> None:
     told = "data set 'x-rays' in x-rays.jsonl"
@@ -459,7 +461,7 @@ def test_records_that_another_ledger_charges_are_named_and_alter_nothing_else(
     ("share", "said"),
     [(0.01, "1"), (0.0100004, "1.1"), (0.0231, "2.4"), (0.2831, "29"), (0.99001, "100"), (1.0, "100")],
 )
-def test_a_share_is_rounded_up(share: float, said: str) -> None:
+def test_out_of_hundred_rounds_up(share: float, said: str) -> None:
     assert out_of_hundred(share) == said
 
 
@@ -467,7 +469,7 @@ NOTHING = [name for name, (_, _, _, now) in ALTERED.items() if now.startswith("N
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_without_a_guarantee_nothing_in_the_statement_claims_one(
+def test_statement_without_guarantee_claims_none(
     name: str, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     facts = stated(ALTERED[name][1])
@@ -499,7 +501,7 @@ def planning(facts: StatementFacts, tmp_path: Path, **changes: object) -> tuple[
     return found, " ".join(statement_text(found).split())
 
 
-def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_whole_one(
+def test_statement_early_and_repeated_runs_are_told_apart(
     tmp_path: Path, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     plans = "Run 'run-1' (method pfpl, protection ckks) planned to spend ε = "
@@ -527,7 +529,7 @@ def test_a_run_that_ended_early_and_one_that_repeated_rounds_are_told_from_a_who
     )
 
 
-def test_a_run_of_another_agreement_does_not_count_as_the_planned_one(
+def test_statement_run_of_other_agreement_is_not_planned_one(
     tmp_path: Path, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     agreement = load_agreement(write(tmp_path / "agreement.toml", PRIVATE))
@@ -535,7 +537,7 @@ def test_a_run_of_another_agreement_does_not_count_as_the_planned_one(
     assert "Paid for are 0 of 2 planned releases; the run" in text
 
 
-def test_an_agreement_without_noise_is_told_whether_exact_values_left(
+def test_statement_agreement_without_noise_names_exact_values(
     tmp_path: Path, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     exposed = stated(
@@ -609,7 +611,7 @@ RELEASED: dict[str, tuple[dict[str, Any], Callable[[Releases, list[Batch]], obje
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_what_a_sites_releases_record_is_what_its_statement_says(name: str, tmp_path: Path) -> None:
+def test_statement_says_what_releases_recorded(name: str, tmp_path: Path) -> None:
     changes, release, said = RELEASED[name]
     privacy = PrivacySection.model_validate_json(json.dumps({"clip": 1.0, "noise_multiplier": 6.3} | changes))
     cells = {"method": Method.FEDPLCC} if "cells" in name else {}
@@ -686,7 +688,7 @@ def flat(table: object, before: str = "") -> dict[str, object]:
 @pytest.mark.parametrize(
     "recorded", [BASE, replace(BASE, events=TRAINED), SHARED], ids=["local", "dp-sgd", "shared"]
 )
-def test_the_fields_are_those_of_the_registrys_highest_tier(
+def test_registry_fields_are_those_of_highest_tier(
     recorded: Recorded, stated: Callable[[Recorded], StatementFacts]
 ) -> None:
     facts = stated(recorded)
@@ -699,7 +701,7 @@ def test_the_fields_are_those_of_the_registrys_highest_tier(
     assert fields["deployment.basic.publication_date"] == "2026-03-02"
 
 
-def test_one_release_is_told_from_many(stated: Callable[[Recorded], StatementFacts]) -> None:
+def test_statement_one_release_is_told_from_many(stated: Callable[[Recorded], StatementFacts]) -> None:
     once = flat(statement_to_json(stated(replace(BASE, events=BASE.events[:1])))["registry"])
     many = flat(statement_to_json(stated(BASE))["registry"])
     name = "deployment.deployment_model.release_type"

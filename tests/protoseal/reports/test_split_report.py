@@ -57,18 +57,18 @@ ROWS = [
 ]
 
 
-def test_rows_count_each_class_by_site_domain_and_part() -> None:
+def test_split_rows_count_classes_by_site_domain_part() -> None:
     assert split_rows(SITES, CLASSES) == ROWS
 
 
-def test_rows_add_up_to_the_samples() -> None:
+def test_split_rows_add_up_to_samples() -> None:
     whole = data(20, domains=3)
     sites = with_validation(iid(whole, sites=4, seed=0), 0.2, 0)
     total = np.sum([row.counts for row in split_rows(sites, whole.classes)], axis=0)
     assert total.tolist() == per_class(whole.train, 4).tolist()
 
 
-def test_files_hold_the_rows(tmp_path: Path) -> None:
+def test_write_split_files_hold_rows(tmp_path: Path) -> None:
     paths = write_split(tmp_path / "run", SITES, CLASSES)
     assert [path.name for path in paths] == ["split.csv", "split.json", "split.svg"]
     table = list(csv.DictReader(io.StringIO(paths[0].read_text())))
@@ -82,12 +82,12 @@ def test_files_hold_the_rows(tmp_path: Path) -> None:
     assert [SplitRow(**{**row, "counts": tuple(row["counts"])}) for row in loaded["rows"]] == ROWS
 
 
-def test_the_same_split_writes_the_same_bytes(tmp_path: Path) -> None:
+def test_write_split_same_split_same_bytes(tmp_path: Path) -> None:
     first, again = (write_split(tmp_path / name, SITES, CLASSES) for name in ("a", "b"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
-def test_dots_lie_at_site_and_class_with_areas_in_proportion() -> None:
+def test_split_figure_dots_have_areas_in_proportion() -> None:
     """One collection for each domain; a dot covers its own samples and those of the domains drawn on it."""
     axes = split_figure(ROWS, CLASSES).axes[0]
     photo, sketch = dots(axes)
@@ -99,7 +99,7 @@ def test_dots_lie_at_site_and_class_with_areas_in_proportion() -> None:
     assert axes.get_title().endswith("the largest dot: 8")
 
 
-def test_rings_of_a_site_with_several_domains_add_up() -> None:
+def test_split_figure_rings_add_up() -> None:
     both = [
         SplitRow("s", "x", "train", (3,)),
         SplitRow("s", "y", "train", (1,)),
@@ -110,7 +110,7 @@ def test_rings_of_a_site_with_several_domains_add_up() -> None:
     assert outer.colour != inner.colour
 
 
-def test_many_sites_and_classes_fit() -> None:
+def test_split_figure_many_sites_fit() -> None:
     whole = data(800, domains=1, classes=10)
     sites = by_domain(whole, sites=100, seed=0)
     classes = tuple(f"class {number}" for number in range(200))

@@ -85,9 +85,7 @@ def nearest(features: Rows, prototypes: Rows) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("method", full_but(METHODS, "pfpl", "fedpc"))
-def test_the_reported_accuracy_follows_the_noise_as_the_classifiers_does_not(
-    run_of: RunOf, method: str
-) -> None:
+def test_frozen_accuracy_follows_noise_unlike_classifiers(run_of: RunOf, method: str) -> None:
     (_, loud), (_, quiet) = run_of(method, LOUD), run_of(method, QUIET)
     assert loud.metrics[method].accuracy_classifier == quiet.metrics[method].accuracy_classifier
     assert loud.mean_accuracy is not None
@@ -97,7 +95,7 @@ def test_the_reported_accuracy_follows_the_noise_as_the_classifiers_does_not(
 
 
 @pytest.mark.parametrize("method", full_but(METHODS, "pfpl", "fedpc"))
-def test_a_saved_folder_predicts_what_the_report_counted(run_of: RunOf, method: str) -> None:
+def test_frozen_saved_site_predicts_reported_accuracy(run_of: RunOf, method: str) -> None:
     config, result = run_of(method, QUIET)
     scene = scene_of(config, 0)
     for site in result.sites:
@@ -111,7 +109,7 @@ def test_a_saved_folder_predicts_what_the_report_counted(run_of: RunOf, method: 
         assert site.accuracy == pytest.approx((expected == labels).mean())
 
 
-def test_controls_are_reported_by_their_exact_prototypes(run_of: RunOf) -> None:
+def test_frozen_controls_use_exact_prototypes(run_of: RunOf) -> None:
     (config, loud), (_, quiet) = run_of("pfpl", LOUD), run_of("pfpl", QUIET)
     scene = scene_of(config, 0)
     for site in loud.sites:
@@ -132,7 +130,7 @@ def unreleased(run_of: RunOf) -> Run:
     return run_of("pfpl", QUIET, least=1000.0)
 
 
-def test_a_run_without_any_prototype_has_no_accuracy_but_the_classifiers_beside(unreleased: Run) -> None:
+def test_frozen_run_without_prototypes_has_classifiers_accuracy(unreleased: Run) -> None:
     _, result = unreleased
     means = result.metrics["pfpl"]
     assert (result.mean_accuracy, means.accuracy, means.accuracy_prototype) == (None, None, None)
@@ -142,7 +140,7 @@ def test_a_run_without_any_prototype_has_no_accuracy_but_the_classifiers_beside(
     assert sites_table(result).caption == NO_PROTOTYPE
 
 
-def test_a_site_without_any_prototype_says_so_in_its_log_and_when_it_predicts(unreleased: Run) -> None:
+def test_frozen_site_without_prototypes_says_so(unreleased: Run) -> None:
     config, _ = unreleased
     site = config.out / "sites" / "site-1"
     assert "no prototype" in accuracy_text(read_site_log(site).rounds[-1])
@@ -151,7 +149,7 @@ def test_a_site_without_any_prototype_says_so_in_its_log_and_when_it_predicts(un
     assert "no prototype" in predicted.stderr
 
 
-def test_a_finished_run_that_kept_no_releases_is_named_in_a_warning(
+def test_simulate_finished_run_without_releases_warns(
     unreleased: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, _ = unreleased
@@ -162,6 +160,6 @@ def test_a_finished_run_that_kept_no_releases_is_named_in_a_warning(
     assert "--fresh" in warning.getMessage()
 
 
-def test_keeping_releases_without_noise_is_refused(tmp_path: Path) -> None:
+def test_config_keep_releases_without_noise_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keep_releases"):
         load_simulation(None, {"keep_releases": True, "out": str(tmp_path)})

@@ -39,7 +39,7 @@ def figures(rounds: tuple[SiteRound, ...] | list[SiteRound]) -> list[dict[str, o
     return [each.model_dump(exclude={"seconds"}) for each in rounds]
 
 
-def test_run_writes_each_sites_files_and_log(tmp_path: Path) -> None:
+def test_local_federation_save_writes_each_sites_files(tmp_path: Path) -> None:
     agreement = small_agreement()
     outcome = run_federation(agreement, small_data(agreement), tmp_path)
     assert list(outcome.sites) == list(HOLDINGS)
@@ -58,7 +58,7 @@ def test_run_writes_each_sites_files_and_log(tmp_path: Path) -> None:
         assert outcome.sites[site].train_samples == 6 * len(classes)
 
 
-def test_the_same_run_again_gives_the_same(tmp_path: Path) -> None:
+def test_local_federation_repeated_run_is_equal(tmp_path: Path) -> None:
     agreement = small_agreement()
     for name in ("first", "second"):
         run_federation(agreement, small_data(agreement), tmp_path / name)
@@ -69,7 +69,7 @@ def test_the_same_run_again_gives_the_same(tmp_path: Path) -> None:
             assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_bytes_are_those_of_all_requests_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_federation_counts_all_payload_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agreement = small_agreement()
     up: Counter[str] = Counter()
     down: Counter[str] = Counter()
@@ -99,7 +99,7 @@ def counting(
     return counted
 
 
-def test_a_run_whose_aggregation_fails_stops_and_logs_why(
+def test_local_federation_failed_aggregation_stops(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -116,9 +116,7 @@ def test_a_run_whose_aggregation_fails_stops_and_logs_why(
 
 
 @pytest.mark.parametrize("method", [Method.FEDPC, Method.PFPL])
-def test_self_targets_obey_the_bounds_of_the_agreements_method(
-    monkeypatch: pytest.MonkeyPatch, method: Method
-) -> None:
+def test_control_self_targets_obey_bounds(monkeypatch: pytest.MonkeyPatch, method: Method) -> None:
     """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
     seen, classes = [], []
     take = CheckpointedLearner.take_targets
@@ -141,13 +139,13 @@ def test_self_targets_obey_the_bounds_of_the_agreements_method(
     assert norms.max() == pytest.approx(0.5)
 
 
-def test_only_controls_run_without_a_federation() -> None:
+def test_run_control_method_is_refused() -> None:
     agreement = small_agreement()
     with pytest.raises(ValueError, match="fedavg is no control"):
         run_control(agreement, Method.FEDAVG, small_data(agreement))
 
 
-def test_a_control_is_the_same_training_without_peers() -> None:
+def test_run_control_equals_training_without_peers() -> None:
     agreement = small_agreement(rounds=2)
     data = small_data(agreement)
     logs = run_control(agreement, Method.LOCAL, data).site_rounds
@@ -157,7 +155,7 @@ def test_a_control_is_the_same_training_without_peers() -> None:
 
 
 @pytest.mark.parametrize("batching", [Batching.ALWAYS, Batching.NEVER])
-def test_training_that_diverges_is_told_and_ends_no_run(
+def test_local_federation_diverging_site_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: Batching
 ) -> None:
     """The other sites train as if each were alone, also where all sites train as one program."""

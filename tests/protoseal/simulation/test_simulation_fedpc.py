@@ -73,13 +73,13 @@ def _furthest(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
     return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
-def test_groups_hold_every_site_once_and_enough_of_them(fedpc: FedpcRun) -> None:
+def test_fedpc_groups_partition_sites(fedpc: FedpcRun) -> None:
     _, result, _ = fedpc
     assert sorted(name for group in result.groups for name in group) == [site.name for site in result.sites]
     assert min(map(len, result.groups)) >= 3  # how many groups is the data's to say
 
 
-def test_sizes_follow_from_the_model(fedpc: FedpcRun) -> None:
+def test_fedpc_averaged_sizes_follow_from_model(fedpc: FedpcRun) -> None:
     """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 16."""
     out, result, _ = fedpc
     parameters = (9 * 32 + 32) + (9 * 32 * 64 + 64) + (4 * 64 * 16 + 16)
@@ -88,7 +88,7 @@ def test_sizes_follow_from_the_model(fedpc: FedpcRun) -> None:
     assert (agreement.averaging.parameters, agreement.averaging.buffers) == (parameters, 0)
 
 
-def test_all_start_alike_and_then_differ(fedpc: FedpcRun) -> None:
+def test_fedpc_methods_start_alike_and_differ(fedpc: FedpcRun) -> None:
     """Round 1 is cross entropy from the common model for all of them; afterwards each has its own way."""
     out, result, _ = fedpc
     assert set(result.compared) == {"local", "self", "average"}
@@ -100,7 +100,7 @@ def test_all_start_alike_and_then_differ(fedpc: FedpcRun) -> None:
         assert _furthest(weights(out, site.name), weights(out / COMPARED / "average", site.name)) > 1e-4
 
 
-def test_the_control_is_one_group_without_alignment(fedpc: FedpcRun) -> None:
+def test_control_average_is_one_group_without_alignment(fedpc: FedpcRun) -> None:
     out, result, _ = fedpc
     average = read_result(out / COMPARED / "average")
     assert average.method == "average"
@@ -111,14 +111,14 @@ def test_the_control_is_one_group_without_alignment(fedpc: FedpcRun) -> None:
     assert average.metrics["average"] == result.metrics["average"]
 
 
-def test_the_control_can_be_the_method_itself(fedpc: FedpcRun, tmp_path: Path) -> None:
+def test_control_average_as_method_is_equal(fedpc: FedpcRun, tmp_path: Path) -> None:
     _, beside, _ = fedpc
     result = simulate(config_for(tmp_path / "out", method="average"))
     assert result.method == "average"
     assert result.mean_accuracy == pytest.approx(beside.compared["average"])
 
 
-def test_every_full_method_leaves_its_sites_and_tells_of_its_rounds(fedpc: FedpcRun) -> None:
+def test_fedpc_compared_methods_write_their_sites(fedpc: FedpcRun) -> None:
     out, result, rounds = fedpc
     for folder in (out, out / COMPARED / "average"):
         for site in result.sites:
@@ -142,7 +142,7 @@ def counted(
     return right, total
 
 
-def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) -> None:
+def test_fedpc_personalised_accuracies_follow_from_saved_models(fedpc: FedpcRun) -> None:
     out, result, _ = fedpc
     data = divided()
     tests = [site.to_data(data.preprocessing).test for site in data.sites]
@@ -169,7 +169,7 @@ def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) 
 
 
 @pytest.mark.full
-def test_masked_trains_the_models_that_plain_does(tmp_path: Path) -> None:
+def test_fedpc_masked_equals_plain(tmp_path: Path) -> None:
     """Words of 64 bits round in the 40th binary place, which is finer than most weights' own rounding.
 
     By SGD: Adam steps by the learning rate however small a gradient is, and so makes more of a last place of it.
@@ -189,7 +189,7 @@ def test_masked_trains_the_models_that_plain_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_several_seeds_have_everything_of_each(tmp_path: Path) -> None:
+def test_fedpc_several_seeds_report_each(tmp_path: Path) -> None:
     result = simulate(config_for(tmp_path / "out", compare=("average",), seeds=(0, 4), rounds=2))
     for figures in result.seeds:
         single = read_result(tmp_path / "out" / f"seed-{figures.seed}")
@@ -199,7 +199,7 @@ def test_several_seeds_have_everything_of_each(tmp_path: Path) -> None:
     assert result.seeds[0].metrics != result.seeds[1].metrics
 
 
-def test_report_and_tables_show_groups_and_why_there_is_no_gm(fedpc: FedpcRun) -> None:
+def test_fedpc_report_shows_groups(fedpc: FedpcRun) -> None:
     out, result, _ = fedpc
     page = write_report(out).read_text(encoding="utf-8")
     assert NO_GLOBAL_MODEL in page

@@ -54,7 +54,7 @@ def models(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("method", ["fedpc", "feddbp", "fedrep", "ditto", "fedprox", "self"])
-def test_sites_that_train_as_one_program_come_to_the_same(tmp_path: Path, method: str) -> None:
+def test_simulate_batched_equals_one_by_one(tmp_path: Path, method: str) -> None:
     """The tolerance detects another method or order of batches; test_in_float32 derives one for rounding."""
     together, alone = tmp_path / "together", tmp_path / "alone"
     results = {
@@ -72,7 +72,7 @@ def test_sites_that_train_as_one_program_come_to_the_same(tmp_path: Path, method
     assert not losses or losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_sites_train_in_one_batch_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulate_batched_always_trains_in_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round's stage is one call with the jobs of all four sites; when told never to, there is none."""
     calls: list[int] = []
 
@@ -92,7 +92,7 @@ def test_sites_train_in_one_batch_when_asked(tmp_path: Path, monkeypatch: pytest
 # Models
 
 
-def test_sites_have_the_models_in_turn(tmp_path: Path) -> None:
+def test_simulate_models_are_dealt_in_turn(tmp_path: Path) -> None:
     text = FILE.replace("sites = 4", 'sites = 4\nmodels = ["small-cnn", "tests.support.small:build"]')
     out = tmp_path / "out"
     result = simulate(config_for(out, text, method="feddbp", compare=("fedproto", "local"), rounds=1))
@@ -107,7 +107,7 @@ def test_sites_have_the_models_in_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedpc", "fedavg", "fedplcc", "average"])
-def test_different_models_are_averaged_by_nobody(tmp_path: Path, method: str) -> None:
+def test_config_averaging_different_models_is_refused(tmp_path: Path, method: str) -> None:
     different = ("small-cnn", "resnet10")
     with pytest.raises(ConfigError, match=f"{method} would average models of different architectures"):
         config_for(tmp_path / "out", method=method, models=different)
@@ -117,7 +117,7 @@ def test_different_models_are_averaged_by_nobody(tmp_path: Path, method: str) ->
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedplcc", "fpl", "fedrep"])
-def test_self_needs_one_prototype_for_each_class(tmp_path: Path, method: str) -> None:
+def test_config_self_beside_several_prototypes_is_refused(tmp_path: Path, method: str) -> None:
     with pytest.raises(ConfigError, match=f"'self' .* {method} has several or none"):
         config_for(tmp_path / "out", method=method, compare=("self",))
 
@@ -125,7 +125,7 @@ def test_self_needs_one_prototype_for_each_class(tmp_path: Path, method: str) ->
 # Tests
 
 
-def test_models_are_tested_as_often_as_asked_and_at_the_end(tmp_path: Path) -> None:
+def test_simulate_evaluate_every_tests_these_rounds_and_last(tmp_path: Path) -> None:
     every = simulate(config_for(tmp_path / "every", compare=("local",)))
     third = simulate(config_for(tmp_path / "third", compare=("local",), evaluate_every=3))
     tested = [each.round for each in third.rounds if each.mean_accuracy is not None]
@@ -135,7 +135,7 @@ def test_models_are_tested_as_often_as_asked_and_at_the_end(tmp_path: Path) -> N
     write_report(tmp_path / "third")  # its curves have gaps
 
 
-def test_classes_are_told_apart_on_request(tmp_path: Path) -> None:
+def test_simulate_per_class_reports_each_class(tmp_path: Path) -> None:
     """Each class's share, weighted by how often the site tests it, is the accuracy by the method's own inference."""
     out = tmp_path / "out"
     result = simulate(config_for(out, method="fedproto", compare=("local",), rounds=2, per_class=True))
@@ -153,7 +153,7 @@ def test_classes_are_told_apart_on_request(tmp_path: Path) -> None:
     assert "each class of each site" in write_report(out).read_text(encoding="utf-8")
 
 
-def test_accuracy_is_by_the_methods_own_inference(tmp_path: Path) -> None:
+def test_simulate_accuracy_uses_methods_inference(tmp_path: Path) -> None:
     result = simulate(config_for(tmp_path / "out", method="fedproto", compare=("pfpl", "feddbp"), rounds=2))
     for name, metrics in result.metrics.items():
         own = metrics.accuracy_classifier if name == "pfpl" else metrics.accuracy_prototype
@@ -187,7 +187,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     return out, simulate(config_for(out, method="fedavg", compare=("local",), **STOPPING))
 
 
-def test_training_stops_when_validation_no_longer_improves(stopped: tuple[Path, RunResult]) -> None:
+def test_simulate_early_stopping_stops(stopped: tuple[Path, RunResult]) -> None:
     out, result = stopped
     logs = [read_site_log(site_folder(out, site.name)).rounds for site in result.sites]
     values = [float(np.mean([each.accuracy_validation for each in told])) for told in zip(*logs, strict=True)]
@@ -201,7 +201,7 @@ def test_training_stops_when_validation_no_longer_improves(stopped: tuple[Path, 
         assert all(each.pm_v_global is None for each in log if each.round != best)
 
 
-def test_early_stopping_saves_the_best_rounds_model(stopped: tuple[Path, RunResult], tmp_path: Path) -> None:
+def test_simulate_early_stopping_saves_best_model(stopped: tuple[Path, RunResult], tmp_path: Path) -> None:
     out, result = stopped
     assert result.best_round is not None
     until = config_for(tmp_path / "out", method="fedavg", split=STOPPING["split"], rounds=result.best_round)
@@ -211,7 +211,7 @@ def test_early_stopping_saves_the_best_rounds_model(stopped: tuple[Path, RunResu
 
 
 @pytest.mark.parametrize(("name", "after"), [("remember", True), ("go_back", True), ("finish", False)])
-def test_early_stopping_survives_its_end(
+def test_simulate_early_stopping_resumed_after_end(
     stopped: tuple[Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
 ) -> None:
     """Ended while models are put aside, while they are taken up again, and in the training after the best round."""
@@ -248,13 +248,13 @@ class Folder(Watcher):
         assert ("Incomplete" in page) is not result.complete
 
 
-def test_results_are_there_while_it_runs(tmp_path: Path) -> None:
+def test_simulate_writes_results_while_running(tmp_path: Path) -> None:
     watcher = Folder()
     simulate(config_for(tmp_path / "out", compare=("local", "self")), watcher)
     assert watcher.seen == [(4, False, []), (4, False, ["local"]), (4, True, ["local", "self"])]
 
 
-def test_scalars_are_those_of_the_rounds(tmp_path: Path) -> None:
+def test_tensorboard_scalars_equal_rounds(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Scalars(out / "tensorboard") as scalars:
         result = simulate(config_for(out, compare=("local",), evaluate_every=2), scalars)
@@ -270,13 +270,13 @@ def test_scalars_are_those_of_the_rounds(tmp_path: Path) -> None:
     assert (out / "tensorboard" / "seed-0" / Method.LOCAL.value).is_dir()
 
 
-def test_without_its_package_scalars_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_missing_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match=r"protoseal\[tensorboard\]"):
         Scalars(tmp_path)
 
 
-def test_a_log_keeps_the_last_of_what_was_told_twice(tmp_path: Path) -> None:
+def test_run_log_repeated_entry_counts_once(tmp_path: Path) -> None:
     """The log counts bytes by request and not by how often a request was repeated."""
     from protoseal_wire.messages import Phase, PhaseKey  # noqa: PLC0415 (of this test alone)
 

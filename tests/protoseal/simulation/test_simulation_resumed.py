@@ -96,9 +96,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.mark.full
-def test_a_killed_process_is_taken_up_by_the_next(
-    undisturbed: Path, nursery: Nursery, tmp_path: Path
-) -> None:
+def test_simulate_killed_process_is_resumed(undisturbed: Path, nursery: Nursery, tmp_path: Path) -> None:
     """SIGKILL in the second round of FedPC, in the third of the control, then in FedAvg; each time in mid-round."""
     out = tmp_path / "out"
     config_for(out)
@@ -137,7 +135,7 @@ POINTS = {
         POINTS, "a site's answer is recorded", "the coordinator moves on", "a round of a control is trained"
     ),
 )
-def test_a_simulation_killed_at_any_point_resumes_to_the_same_result(
+def test_simulate_killed_anywhere_resumes_to_same_result(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, after: bool
 ) -> None:
     out = tmp_path / "out"
@@ -151,7 +149,7 @@ def test_a_simulation_killed_at_any_point_resumes_to_the_same_result(
     check_same(out, undisturbed)
 
 
-def test_without_its_journals_it_would_come_to_something_else(
+def test_simulate_resumed_without_journals_differs(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check above tells a run that forgot what its sites had learnt from one that did not."""
@@ -191,7 +189,7 @@ class Runs(Watcher):
         ("local", "put_round", 2),
     ],
 )
-def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
+def test_simulate_killed_in_round_reports_all_sites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, call: str, count: int
 ) -> None:
     out, runs = tmp_path / "out", Runs()
@@ -204,7 +202,7 @@ def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
 
 
 @pytest.mark.full
-def test_finished_runs_are_reused_and_new_seeds_and_methods_run(tmp_path: Path) -> None:
+def test_simulate_again_reuses_finished_runs(tmp_path: Path) -> None:
     """Repeating the same command runs nothing; a further seed or method runs what is new."""
     out, first, again, more = tmp_path / "out", Runs(), Runs(), Runs()
     small: dict[str, Any] = {"method": "pfpl", "rounds": 1}
@@ -221,7 +219,7 @@ def test_finished_runs_are_reused_and_new_seeds_and_methods_run(tmp_path: Path) 
     assert not (out / STATE).exists()
 
 
-def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> None:
+def test_simulate_other_configuration_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
     first = simulate(config_for(out, **small))
@@ -235,7 +233,7 @@ def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> Non
     assert second.sites != first.sites
 
 
-def test_other_data_by_the_same_name_are_refused(tmp_path: Path) -> None:
+def test_simulate_other_data_are_refused(tmp_path: Path) -> None:
     """A further method and a further seed are refused alike; ended runs are read whatever became of the data."""
     rng, labels = np.random.default_rng(0), np.arange(160) % 4
     one, other = rng.integers(0, 256, (2, 160, 8, 8), dtype=np.uint8)
@@ -256,7 +254,7 @@ def test_other_data_by_the_same_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [None, {}, {"seed": "0", "sha256": "5eed"}, "5eed"])
-def test_runs_that_do_not_tell_of_their_data_are_not_added_to(tmp_path: Path, data: object) -> None:
+def test_simulate_claim_without_data_is_refused(tmp_path: Path, data: object) -> None:
     out = tmp_path / "out"
     small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
     simulate(config_for(out, **small))
@@ -266,7 +264,7 @@ def test_runs_that_do_not_tell_of_their_data_are_not_added_to(tmp_path: Path, da
         simulate(config_for(out, **small | {"compare": ("fedavg",)}))
 
 
-def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:
+def test_simulate_fresh_keeps_other_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("years of work", encoding="utf-8")
@@ -283,7 +281,7 @@ def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:
         pytest.param(FILE.replace("small-cnn", "nothing:here"), {}, id="model"),
     ],
 )
-def test_fresh_throws_away_nothing_for_what_then_is_refused(
+def test_simulate_fresh_refused_configuration_deletes_nothing(
     text: str, flags: dict[str, str], undisturbed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -293,7 +291,7 @@ def test_fresh_throws_away_nothing_for_what_then_is_refused(
     check_same(out, undisturbed)
 
 
-def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: Path) -> None:
+def test_simulate_fresh_foreign_folder_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     others = [out / "runs" / "other" / "precious", out / "sites" / "data.npz", out / "seed-bank" / "wheat"]
     for each in others:
@@ -309,7 +307,7 @@ def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: 
     assert read_result(out).seed == 1
 
 
-def test_a_simulation_refused_at_its_start_leaves_the_folder_unclaimed(tmp_path: Path) -> None:
+def test_simulate_refused_start_leaves_folder_unclaimed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
     with pytest.raises(DataError, match="val="):
@@ -319,7 +317,7 @@ def test_a_simulation_refused_at_its_start_leaves_the_folder_unclaimed(tmp_path:
     simulate(config_for(out, **small))
 
 
-def test_self_beside_another_method_is_another_run(tmp_path: Path) -> None:
+def test_simulate_self_beside_other_method_runs_again(tmp_path: Path) -> None:
     folders = [
         RunFolder(config_for(tmp_path, method=method, compare=("self",), protection="plain"))
         for method in ("pfpl", "feddbp")
@@ -328,7 +326,7 @@ def test_self_beside_another_method_is_another_run(tmp_path: Path) -> None:
     assert len({folder.record(0, Method.LOCAL) for folder in folders}) == 1
 
 
-def test_a_configuration_that_cannot_run_claims_nothing(tmp_path: Path) -> None:
+def test_simulate_impossible_configuration_claims_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(Exception, match="11"):
         simulate(config_for(out, split="mixed:n=11"))
@@ -336,13 +334,13 @@ def test_a_configuration_that_cannot_run_claims_nothing(tmp_path: Path) -> None:
     assert not (out / STATE).exists()
 
 
-def test_two_at_once_are_refused(tmp_path: Path) -> None:
+def test_simulate_two_processes_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(config_for(tmp_path / "out"))
     with folder.claimed(), pytest.raises(OtherSimulation, match="another process"):
         simulate(config_for(tmp_path / "out"))
 
 
-def test_a_damaged_claim_is_one_line(tmp_path: Path) -> None:
+def test_simulate_damaged_claim_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / CLAIM).write_text("{", encoding="utf-8")
