@@ -30,6 +30,7 @@ def locked(path: Path, *, create: bool = False, read_only: bool = False) -> Iter
     Raises ``OSError`` if the file cannot be opened or is not a regular file. The folder is never created: on a disk
     that is not mounted, a new folder would hold an empty budget in place of a spent one.
     """
+    # A pipe in the file's place would block the opening for good without O_NONBLOCK.
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:

@@ -69,6 +69,7 @@ def take_part(
         raise
     except Exception as error:
         _log.error("leaving the run: %s", error)
+        # Secrets first: a call that fails must not keep them.
         _erase(session)
         _leave(transport)
         raise

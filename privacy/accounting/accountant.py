@@ -95,7 +95,10 @@ class Composed:
         return cls(
             squares=math.fsum(map(_square, releases)),
             coordinates=sum(release.coordinates for release in releases),
-            training=tuple(DpSgd(*kind, min(count, _MOST_STEPS)) for kind, count in sorted(steps.items())),
+            # Sorted, so that equal histories are equal keys of the caches.
+            training=tuple(
+                DpSgd(noise, rate, min(count, _MOST_STEPS)) for (noise, rate), count in sorted(steps.items())
+            ),
         )
 
     def with_releases(self, count: int, release: GaussianRelease) -> Composed:

@@ -70,6 +70,7 @@ def make_line(after: Anchor, content: Mapping[str, object]) -> bytes:
     """
     if _CHAINING & content.keys():
         raise ValueError(f"content must not have the fields {', '.join(sorted(_CHAINING & content.keys()))}")
+    # Without the salt, other parties could search by the hash for the time or the limit in a line.
     unsigned = {**content, "seq": after.seq + 1, "prev": after.head, "salt": secrets.token_hex(16)}
     return canonical({**unsigned, "hash": _hash(unsigned)}) + b"\n"
 

@@ -118,8 +118,10 @@ class Ledger:
         accountant, or has its most payments already; nothing was recorded. Raises :class:`LedgerError` if the entry
         could not be made durable: the release must not be sent, and may count as spent.
         """
+        # One lock from reading to writing: two processes that both saw room for the last release would both spend it.
         with self._opened() as file:
             history = self.history
+            # No refusal depends on a record: the coordinator sees that the site leaves.
             check_covered(self._seen.entries, spending, self._budget.limit)
             check_payments(self._seen.entries, spending, self._most_payments)
             if fits(history, spending.event, self._budget.limit, self._epsilon):
@@ -235,6 +237,7 @@ class Ledger:
     def _opened(self, *, create: bool = False) -> Iterator[int]:
         """Lock, repair and read the file, and yield its descriptor. The lock excludes other threads as well."""
         with ledger_faults(self._path), append_only_file.locked(self._path, create=create) as file:
+            # The system may report success for a sync after one that failed, although the data are gone.
             if self._broken:
                 raise LedgerError(
                     f"{self._path}: an entry could be neither made durable nor removed; repair the disk, then restart"
@@ -272,6 +275,7 @@ class Ledger:
         if chain.torn and not chain.contents and not self._is_begun(chain.torn):
             raise LedgerError(f"{self._path} is not a privacy ledger; give the ledger a place of its own")
         try:
+            # A process may have died between its write and its sync: what is counted has to be on the disk first.
             if chain.unended:
                 append_only_file.append(file, b"\n")
             else:
@@ -316,21 +320,15 @@ class Ledger:
         try:
             append_only_file.append(file, line)
         except OSError as error:
-            self._take_back(file, end)
+            # Nothing is sent for the line, so it is removed. If it cannot be, this object spends no more.
+            try:
+                append_only_file.cut(file, end)
+            except OSError:
+                self._broken = True
             raise LedgerError(
                 f"{self._path}: an entry could not be made durable ({error.strerror}); nothing may be sent for it"
             ) from error
         self._account = Account(self._path, read_chain(append_only_file.read_all(file)))
-
-    def _take_back(self, file: int, end: int) -> None:
-        """Remove a line whose write failed, or refuse all further spending by this object.
-
-        After a failed sync the system may drop unwritten data and report success later, so the sync is never retried.
-        """
-        try:
-            append_only_file.cut(file, end)
-        except OSError:
-            self._broken = True
 
 
 def _check_same(account: Account, wanted: Budget) -> None:

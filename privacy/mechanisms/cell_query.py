@@ -62,6 +62,8 @@ class Cells:
 
         A record's cell depends on that record alone, to the last digit, whatever the other records are.
         """
+        # Classes have different numbers of cells: each record is compared with as many as the largest class has, and
+        # cells of another class count as infinitely far.
         sizes = np.bincount(self.classes)
         firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         offsets = np.arange(sizes.max())

@@ -51,6 +51,7 @@ def bernoulli_exp(numerators: Ints, denominator: int) -> Bool:
     """
     if not 1 <= denominator <= 2 ** (2 * MAX_SIGMA_LOG2 + 1) or (numerators < 0).any():
         raise ValueError("numerators must be at least 0 and the denominator between 1 and 2^41")
+    # exp(-(w + r)) = exp(-r)·exp(-1)^w: a number leaves the loop at its first trial that fails.
     whole, rest = np.divmod(numerators, denominator)
     succeeds = _exp_of_fraction(rest, denominator)
     going = np.flatnonzero(succeeds & (whole > 0))
@@ -63,6 +64,7 @@ def bernoulli_exp(numerators: Ints, denominator: int) -> Bool:
 
 def _gaussian_attempts(attempts: int, sigma_log2: int) -> Ints:
     """Run Algorithm 3: keep a Laplace draw y of scale sigma with probability exp(-(|y| - sigma)²/2sigma²)."""
+    # The paper has the scale t = ⌊sigma⌋ + 1 and the exponent (|y| - sigma²/t)²/2sigma². With t = sigma all is whole.
     sigma = 1 << sigma_log2
     drawn = _laplace_attempts(attempts, sigma_log2)
     return drawn[bernoulli_exp(np.square(np.abs(drawn) - sigma), 2 * sigma * sigma)]
@@ -70,6 +72,7 @@ def _gaussian_attempts(attempts: int, sigma_log2: int) -> Ints:
 
 def _laplace_attempts(attempts: int, scale_log2: int) -> Ints:
     """Run Algorithm 2: a magnitude u + scale·v, u < scale kept with probability exp(-u/scale), v geometric; a sign."""
+    # P(u)·P(v) ∝ exp(-u/scale)·exp(-1)^v = exp(-(u + scale·v)/scale), the Laplace magnitude.
     scale = 1 << scale_log2
     low = _below(scale, attempts)
     low = low[bernoulli_exp(low, scale)]
@@ -99,6 +102,7 @@ def _exp_minus_one(count: int) -> Bool:
 
 def _exp_of_fraction(numerators: Ints, denominator: int) -> Bool:
     """Run trials of probability exp(-γ), γ = n/denominator ≤ 1: True if the first k whose trial γ/k fails is odd."""
+    # The first failure is at k with probability γ^(k-1)/(k-1)! − γ^k/k!. Over odd k these add up to exp(-γ).
     odd = np.zeros(numerators.size, dtype=np.bool_)
     going, k = np.arange(numerators.size), 1
     while going.size:
@@ -113,6 +117,7 @@ def _below(bound: int, count: int) -> Ints:
     if bound == 1:
         return np.zeros(count, dtype=np.int64)
     width = next(width for width in (1, 2, 4, 8) if bound < 1 << 8 * width)
+    # Words beyond the last multiple would make small remainders more probable than others.
     last = (1 << 8 * width) // bound * bound - 1
     words = _words(count, width)
     while (beyond := np.flatnonzero(words > last)).size:

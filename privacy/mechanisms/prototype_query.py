@@ -126,6 +126,7 @@ class Sums:
         for first in range(0, len(labels), size):
             some = slice(first, first + size)
             rows, owners = self.query.grid.clip_records(features[some]), labels[some]
+            # Whole numbers add up exactly, so no order of records or batches shows in the result.
             for label in np.unique(owners):
                 self.vectors[label] += rows[owners == label].sum(axis=0)
         self.weights[:] += self.query.grid.weight * np.bincount(labels, minlength=self.weights.size)

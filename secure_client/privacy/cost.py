@@ -148,6 +148,7 @@ def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Ac
     events, limit = [event for _, event in left], account.limit
     cost = accountant_for(limit.accountant)
 
+    # The cost only grows with further events, so a bisection finds the first round without room.
     def exceeds(count: int) -> bool:
         return not cost([*account.history, *events[:count]], limit.delta) <= limit.epsilon
 

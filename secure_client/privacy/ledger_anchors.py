@@ -193,7 +193,8 @@ class PeerAnchors:
         if not listed:
             return
         attempt, seen = self._load()
-        if (key.round, key.attempt) < attempt:  # a list that was already taken
+        # A list that was already taken may be read again, after a restart, when newer anchors are stored.
+        if (key.round, key.attempt) < attempt:
             return
         for site, anchor in listed.items():
             earlier = seen.get((site, anchor.key))

@@ -97,6 +97,7 @@ class NoisyPrototypes:
         shared, the site has no class by itself and draws nothing yet. Before the first release, a round that sends no
         prototypes leaves the site without any.
         """
+        # Round 0 has no masked sum, so that its release is the site's own under shared noise too.
         if number and self.releases.distributed:
             self._last = self._empty(number)
         elif self.releases.is_due(number, None if self._last is None else self._last.round):
@@ -177,6 +178,7 @@ class NoisyPrototypes:
             sums, counts = state.pop(_SUMS_DRAWN).numpy(), state.pop(_COUNTS_DRAWN).numpy()
             self._draws = Draws(sums, counts, int(state.pop(_DRAWS)))
         if _ROUND in state:
+            # With an older ledger the site would spend again what it has spent: nothing of the state is used then.
             head = state.pop(_HEAD).numpy().tobytes().hex()
             self.releases.ledger.check_anchor(Anchor(int(state.pop(_SEQ)), head))
             names = [name for name in state if name.startswith(_LOCAL)]
