@@ -23,41 +23,29 @@ class Assembly:
     """
 
     def __init__(self, size: int, sha256: bytes) -> None:
-        self._size, self._sha256 = size, sha256
+        self._size = size
+        self._sha256 = sha256
         self._content = bytearray()
 
     def add(self, chunk: bytes) -> None:
         """Add the next chunk, cut as :func:`chunks` does; raise :class:`TooLarge` if it exceeds the announced size.
 
-        :class:`Malformed` for a chunk of another length: a content in single bytes would take the receiver 0.1 ms each.
+        Raises :class:`Malformed` for a chunk of another length.
         """
-        _check_room(len(self._content) + len(chunk), self._size)
-        _check_chunk(chunk, min(CHUNK_BYTES, self._size - len(self._content)))
+        room = self._size - len(self._content)
+        if len(chunk) > room:
+            raise TooLarge(f"more than the announced {self._size} bytes arrived")
+        # A content in chunks of one byte would cost the receiver 0.1 ms for each byte.
+        length = min(CHUNK_BYTES, room)
+        if not chunk or len(chunk) != length:
+            raise Malformed(f"a chunk has {len(chunk)} bytes, not {length} as announced")
         self._content += chunk
 
     def content(self) -> bytes:
         """Return the whole content; raise :class:`Corrupted` unless it has the announced size and hash."""
         content = bytes(self._content)
-        _check_complete(content, self._size)
-        _check_hash(content, self._sha256)
+        if len(content) != self._size:
+            raise Corrupted(f"{len(content)} of the announced {self._size} bytes arrived")
+        if hashlib.sha256(content).digest() != self._sha256:
+            raise Corrupted("the content does not have the announced SHA-256")
         return content
-
-
-def _check_chunk(chunk: bytes, length: int) -> None:
-    if not chunk or len(chunk) != length:
-        raise Malformed(f"a chunk has {len(chunk)} bytes, not {length} as announced")
-
-
-def _check_room(received: int, size: int) -> None:
-    if received > size:
-        raise TooLarge(f"more than the announced {size} bytes arrived")
-
-
-def _check_complete(content: bytes, size: int) -> None:
-    if len(content) != size:
-        raise Corrupted(f"{len(content)} of the announced {size} bytes arrived")
-
-
-def _check_hash(content: bytes, sha256: bytes) -> None:
-    if hashlib.sha256(content).digest() != sha256:
-        raise Corrupted("the content does not have the announced SHA-256")

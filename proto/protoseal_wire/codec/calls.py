@@ -28,6 +28,7 @@ from protoseal_wire.codec.shapes import (
     check_distinct,
     checked,
     exact,
+    matching,
     member,
     name,
     one_of,
@@ -48,12 +49,8 @@ MOST_FIELDS = 512
 LONGEST_TEXT = 160
 """Largest number of characters of a field's text; the hash covers the rest."""
 _LONGEST_REASON = 500
-_PATH = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-_TEXT = re.compile(rf"[ -~]{{1,{LONGEST_TEXT}}}")
-_SETUP = frozenset({Phase.ROSTER, Phase.SECRET})
-_CLUSTERING = frozenset({Phase.PRESENCE, Phase.VALUES})
-_BEFORE_TRAINING = _SETUP | _CLUSTERING
-_IN_ROUNDS = frozenset(Phase) - _SETUP
+_BEFORE_TRAINING = frozenset({Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, Phase.VALUES})
+_IN_ROUNDS = frozenset(Phase) - {Phase.ROSTER, Phase.SECRET}
 _FIXED = Bounds(Limits(classes=1, dim=1), PayloadShape())
 """Bounds of calls: no field of a call depends on the run."""
 
@@ -195,23 +192,6 @@ encode_download_chunk, decode_download_chunk = call(_DOWNLOAD_CHUNK)
 # Check, by which a site compares its agreement with the coordinator's before it joins.
 
 
-def _check_path(text: str) -> str:
-    if not _PATH.fullmatch(text):
-        raise Malformed(
-            "the path of an agreement's field must be 1 to 200 of a-z, A-Z, 0-9, '_', '.' and '-'"
-        )
-    return text
-
-
-def _check_text(text: str) -> str:
-    """Return a text of printable ASCII, which canonical JSON always is: terminals show the text."""
-    if not _TEXT.fullmatch(text):
-        raise Malformed(
-            f"the text of an agreement's field must be 1 to {LONGEST_TEXT} printable ASCII characters"
-        )
-    return text
-
-
 def _check_paths(fields: Sequence[messages.AgreementField]) -> None:
     check_distinct("fields", [field.path for field in fields])
 
@@ -219,9 +199,17 @@ def _check_paths(fields: Sequence[messages.AgreementField]) -> None:
 _AGREEMENT_FIELD = shape(
     pb.AgreementField,
     messages.AgreementField,
-    path=scalar(_check_path),
+    path=matching(
+        re.compile(r"[A-Za-z0-9_.-]{1,200}"),
+        "the path of an agreement's field must be 1 to 200 of a-z, A-Z, 0-9, '_', '.' and '-'",
+    ),
     sha256=exact("a field's sha256"),
-    text=scalar(_check_text, lambda text: text[:LONGEST_TEXT]),
+    # Terminals show the text, so it is printable ASCII, as canonical JSON always is.
+    text=matching(
+        re.compile(rf"[ -~]{{1,{LONGEST_TEXT}}}"),
+        f"the text of an agreement's field must be 1 to {LONGEST_TEXT} printable ASCII characters",
+        lambda text: text[:LONGEST_TEXT],
+    ),
 )
 _LISTING = shape(
     pb.CheckReply,

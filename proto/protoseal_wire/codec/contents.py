@@ -4,6 +4,8 @@ A content is a protobuf ``Content`` with a version marker, in canonical form: ea
 hash of the bytes is a hash of the value. Bytes that differ when serialised again (unknown fields, fields twice or out
 of order, defaults written out) are :class:`Malformed`.
 
+:class:`protoseal_wire.messages.Phase` says which phase carries which content.
+
 Limit: names, sizes, counts and repetitions are checked here. :mod:`crypto` and its callers check group membership,
 signatures and sealed messages.
 """
@@ -39,6 +41,7 @@ from protoseal_wire.codec.shapes import (
     check_names,
     checked,
     exact,
+    matching,
     member,
     name,
     optional,
@@ -63,7 +66,6 @@ CONTENT_VERSION = 1
 
 V = TypeVar("V")
 
-_SCHEME = re.compile(r"[a-z][a-z0-9-]{0,30}/[1-9][0-9]{0,2}")
 _kinds: set[str] = set()
 
 
@@ -118,13 +120,6 @@ def _parse(content: bytes, kind: str, most: int) -> pb.Content:
 # Payload.
 
 
-def _check_scheme(text: str) -> str:
-    # The protections check that they know the scheme.
-    if not _SCHEME.fullmatch(text):
-        raise Malformed("a payload's scheme is not of the form name/version")
-    return text
-
-
 def _write_payload(payload: Payload) -> pb.Payload:
     return pb.Payload(
         scheme=payload.scheme,
@@ -145,7 +140,7 @@ def _read_payload(message: pb.Payload, bounds: Bounds) -> Payload:
     )
     check_one_length(message.tensors, form.arrays)
     return Payload(
-        _check_scheme(message.scheme),
+        _SCHEME.read(message.scheme, bounds),
         arrays,
         tuple(_CIPHERTEXT.read(blob, bounds) for blob in message.blobs),
         tuple(
@@ -155,12 +150,14 @@ def _read_payload(message: pb.Payload, bounds: Bounds) -> Payload:
     )
 
 
+# Protections check that they know the scheme.
+_SCHEME = matching(
+    re.compile(r"[a-z][a-z0-9-]{0,30}/[1-9][0-9]{0,2}"), "a payload's scheme is not of the form name/version"
+)
 _CIPHERTEXT = bounded("a ciphertext", sizes.BLOB_BYTES)
 _PAYLOAD = Field(_write_payload, _read_payload)
 check_names("Payload", pb.Payload.DESCRIPTOR.fields_by_name, ("scheme", "tensors", "blobs", "words"))
-
 encode_payload, decode_payload = content_with_form("payload", lambda limits: limits.payload, _PAYLOAD)
-"""Answer to VALUES, or request of RESULT."""
 
 
 # Set-up.
@@ -189,17 +186,12 @@ _GROUP_KEYS = shape(
     evaluation_keys=bounded("evaluation_keys", sizes.EVALUATION_KEYS_BYTES, least=0),
     sealed=repeated("sealed secrets", _SEALED_SECRET),
 )
-
 encode_statement, decode_statement = content("statement", lambda limits: limits.statement, STATEMENT)
-"""Signed channel key of a site."""
-
 encode_roster, decode_roster = content(
     "roster",
     lambda limits: limits.roster,
     shape(pb.Roster, messages.Roster, statements=repeated("statements", STATEMENT)),
 )
-"""Request of ROSTER."""
-
 encode_roster_answer, decode_roster_answer = content(
     "roster_answer",
     lambda limits: limits.roster_answer,
@@ -207,17 +199,12 @@ encode_roster_answer, decode_roster_answer = content(
         pb.RosterAnswer, messages.RosterAnswer, keys=optional(_GROUP_KEYS), roster_hash=exact("roster_hash")
     ),
 )
-"""Answer to ROSTER."""
-
 encode_sealed_secret, decode_sealed_secret = content(
     "sealed_secret", lambda limits: limits.sealed_secret, _SEALED_SECRET
 )
-"""Request of SECRET."""
-
 encode_acknowledgement, decode_acknowledgement = content(
     "acknowledgement", lambda limits: limits.empty, shape(pb.Acknowledgement, messages.Acknowledgement)
 )
-"""Answer to SECRET and RESULT."""
 
 
 # Start of a round, and presence.
@@ -262,7 +249,6 @@ _PRESENCE = shape(
     ),
     anchor=optional(ANCHOR),
 )
-
 encode_round_start, decode_round_start = content_with_form(
     "round_start",
     lambda limits: limits.round_start,
@@ -275,19 +261,13 @@ encode_round_start, decode_round_start = content_with_form(
         check=_check_groups,
     ),
 )
-"""Request of PRESENCE; ``catch_up`` has the form of a result.
-
-Limit: the receiver must check that ``catch_up`` has the hash ``base``."""
-
+"""Limit: the receiver must check that ``catch_up`` has the hash ``base``."""
 encode_presence, decode_presence = content("presence", lambda limits: limits.presence, _PRESENCE)
-"""Answer to PRESENCE."""
-
 encode_active_list, decode_active_list = content(
     "active_list",
     lambda limits: limits.active_list,
     shape(pb.ActiveList, messages.ActiveList, statements=repeated("presence statements", _PRESENCE)),
 )
-"""Request of VALUES, or of SHARES if masks are used."""
 
 
 # Assignment of local prototypes to clusters.
@@ -319,11 +299,9 @@ _ASSIGNED_ROWS = shape(
     messages.AssignedRows,
     site=name("assigned sites"),
     classes=_indices("a class", lambda limits: limits.classes),
-    # No cluster is without a row, so that there are no more clusters than the rows of all sites: a rough bound.
     clusters=_indices("a cluster", lambda limits: limits.rows),
     check=_check_rows,
 )
-
 encode_assignment, decode_assignment = content(
     "assignment",
     lambda limits: limits.assignment,
@@ -333,9 +311,7 @@ encode_assignment, decode_assignment = content(
         sites=repeated("assigned sites", _ASSIGNED_ROWS, check=_check_assigned),
     ),
 )
-"""Request of SHARES if local prototypes are clustered.
-
-Limit: the receiver must check that clusters are numbered without gaps and have one class each."""
+"""Limit: the receiver must check that clusters are numbered without gaps and have one class each."""
 
 
 # Masked sum.
@@ -408,14 +384,11 @@ _SIGNED_SURVIVORS = shape(
     sharers=repeated("signatures of owners", _SURVIVOR_SIGNATURE, least=0, check=_check_signers),
     check=_check_signed,
 )
-
 encode_shares_made, decode_shares_made = content(
     "shares_made",
     lambda limits: limits.sealed_shares,
     shape(pb.SharesMade, messages.SharesMade, shares=repeated("shares", _SEALED_SHARE, check=_check_made)),
 )
-"""Answer to SHARES: shares by one sender, to distinct recipients."""
-
 encode_received_shares, decode_received_shares = content(
     "received_shares",
     lambda limits: limits.received_shares,
@@ -427,32 +400,22 @@ encode_received_shares, decode_received_shares = content(
         check=_check_any_received,
     ),
 )
-"""Request of VALUES if masks are used: shares to one recipient by distinct senders, the names of sharers, or both."""
-
 encode_masked_values, decode_masked_values = content_with_form(
     "masked_values",
     lambda limits: limits.payload,
     shape(pb.MaskedValues, messages.MaskedValues, payload=_PAYLOAD, signature=SIGNATURE),
 )
-"""Answer to VALUES in a sparse graph."""
-
 encode_survivor_set, decode_survivor_set = content(
     "survivor_set",
     lambda limits: limits.survivor_set,
     shape(pb.SurvivorSet, messages.SurvivorSet, sites=sorted_names("survivors")),
 )
-"""Request of SURVIVORS."""
-
 encode_survivor_signature, decode_survivor_signature = content(
     "survivor_signature", lambda limits: limits.survivor_signature, _SURVIVOR_SIGNATURE
 )
-"""Answer to SURVIVORS."""
-
 encode_signed_survivors, decode_signed_survivors = content(
     "signed_survivors", lambda limits: limits.signed_survivors, _SIGNED_SURVIVORS
 )
-"""Request of UNMASK: distinct signers in each list, and no more of them than survivors."""
-
 encode_released_shares, decode_released_shares = content(
     "released_shares",
     lambda limits: limits.released_shares,
@@ -462,8 +425,6 @@ encode_released_shares, decode_released_shares = content(
         shares=repeated("shares", _RELEASED_SHARE, check=_check_owners),
     ),
 )
-"""Answer to UNMASK: one share of each owner, so never both kinds."""
-
 encode_sum_members, decode_sum_members = content(
     "sum_members",
     lambda limits: limits.sum_members,
@@ -477,6 +438,5 @@ encode_sum_members, decode_sum_members = content(
         signed=checked(_SIGNED_SURVIVORS, _check_no_sharers),
     ),
 )
-"""Members of a sum, which a result carries as a blob."""
 
 check_names("Content", [body.name for body in pb.Content.DESCRIPTOR.oneofs_by_name["body"].fields], _kinds)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Collection, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
@@ -184,17 +185,22 @@ PLAIN: Field[Any, Any] = scalar(lambda value: value)
 """Field that the schema's type alone bounds."""
 
 
-def name(label: str) -> Field[str, str]:
-    """Return a field of the name of a site or run; a name may become a part of a path."""
+def matching(
+    pattern: re.Pattern[str], refusal: str, write: Callable[[str], str] = lambda text: text
+) -> Field[str, str]:
+    """Return a field of a text that matches a pattern as a whole; ``refusal`` names the field and states the rule."""
 
     def check(text: str) -> str:
-        if not NAME.fullmatch(text):
-            raise Malformed(
-                f"{label} is not 1 to 63 of a-z, 0-9, '.' and '-', starting with a letter or digit"
-            )
+        if not pattern.fullmatch(text):
+            raise Malformed(refusal)
         return text
 
-    return scalar(check)
+    return scalar(check, write)
+
+
+def name(label: str) -> Field[str, str]:
+    """Return a field of the name of a site or run; a name may become a part of a path."""
+    return matching(NAME, f"{label} is not 1 to 63 of a-z, 0-9, '.' and '-', starting with a letter or digit")
 
 
 def sorted_names(label: str, least: int = 1) -> Field[Any, tuple[str, ...]]:

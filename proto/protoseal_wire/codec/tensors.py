@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from crypto.protection import Axis, UpTo, Words
 from protoseal_wire.codec.errors import Malformed, NotFinite
+from protoseal_wire.codec.shapes import check_names
 from protoseal_wire.v1 import protoseal_pb2 as pb
+
+check_names("Tensor", pb.Tensor.DESCRIPTOR.fields_by_name, ("dtype", "shape", "data"))
 
 _WORDS = {32: pb.D_TYPE_UINT32, 64: pb.D_TYPE_UINT64}
 
