@@ -64,8 +64,8 @@ def _verify_presence(case: dict[str, Any]) -> None:
 
 def _released(case: dict[str, Any]) -> tuple[ReleasedShare, ...]:
     return tuple(
-        ReleasedShare(each["owner"], ShareKind[each["kind"].upper()], bytes.fromhex(each["share"]))
-        for each in case["released"]
+        ReleasedShare(share["owner"], ShareKind[share["kind"].upper()], bytes.fromhex(share["share"]))
+        for share in case["released"]
     )
 
 
@@ -74,50 +74,52 @@ def _signatures(case: dict[str, Any]) -> dict[str, bytes]:
 
 
 @_cases("presence")
-def test_presence_is_frozen(case: dict[str, Any]) -> None:
+def test_presence_vectors_verify(case: dict[str, Any]) -> None:
     _verify_presence(case)
 
 
 @_cases("bad_presence")
-def test_bad_presence_is_refused(case: dict[str, Any]) -> None:
-    _fails(case, lambda: _verify_presence(case))
+def test_presence_bad_vectors_raise_named_error(case: dict[str, Any]) -> None:
+    _check_refused(case, lambda: _verify_presence(case))
 
 
 @_cases("anchor_keys")
-def test_an_anchors_key_is_frozen_and_matches_the_reference_implementation(case: dict[str, Any]) -> None:
-    names = [case[each] for each in ("federation", "site", "dataset")]
+def test_anchor_key_vectors_equal_reference(case: dict[str, Any]) -> None:
+    names = [case[part] for part in ("federation", "site", "dataset")]
     encoded = protocol_reference.layout("ledger-anchor", *(name.encode() for name in names))
     assert anchor_key(*names).hex() == hashlib.sha256(encoded).hexdigest() == case["key"]
 
 
-def test_no_two_names_have_one_key() -> None:
+def test_anchor_key_vectors_are_distinct() -> None:
     keys = {case["key"] for case in VECTORS["anchor_keys"]}
     assert len(keys) == len(VECTORS["anchor_keys"]) > 1
 
 
-def test_a_list_is_frozen() -> None:
+def test_active_list_vector_verifies() -> None:
     statements = tuple(map(_presence, VECTORS["list"]))
     verify_active_list(ActiveList(statements), ROSTER, KEY)
 
 
 @_cases("bad_lists")
-def test_bad_lists_are_refused(case: dict[str, Any]) -> None:
+def test_active_list_bad_vectors_raise_named_error(case: dict[str, Any]) -> None:
     statements = tuple(map(_presence, case["statements"]))
-    _fails(case, lambda: verify_active_list(ActiveList(statements), ROSTER, KEY))
+    _check_refused(case, lambda: verify_active_list(ActiveList(statements), ROSTER, KEY))
 
 
-def test_survivors_are_frozen() -> None:
+def test_survivors_vector_verifies() -> None:
     good = VECTORS["survivors"]
     verify_signed_survivors(_signatures(good), ROSTER.members, BINDING, good["survivors"])
 
 
 @_cases("bad_survivors")
-def test_bad_survivors_are_refused(case: dict[str, Any]) -> None:
+def test_survivors_bad_vectors_raise_named_error(case: dict[str, Any]) -> None:
     signatures = _signatures(case)
-    _fails(case, lambda: verify_signed_survivors(signatures, ROSTER.members, BINDING, case["survivors"]))
+    _check_refused(
+        case, lambda: verify_signed_survivors(signatures, ROSTER.members, BINDING, case["survivors"])
+    )
 
 
-def test_released_shares_are_frozen() -> None:
+def test_released_shares_vector_equal_release() -> None:
     good = VECTORS["released"]
     held = {name: SharePair.from_bytes(bytes.fromhex(pair)) for name, pair in good["held"].items()}
     assert release(BINDING, good["site"], good["sharers"], good["survivors"], held) == _released(good)
@@ -125,12 +127,12 @@ def test_released_shares_are_frozen() -> None:
 
 
 @_cases("bad_released")
-def test_bad_releases_are_refused(case: dict[str, Any]) -> None:
+def test_released_shares_bad_vectors_raise_named_error(case: dict[str, Any]) -> None:
     released = _released(case)
-    _fails(case, lambda: check_released(released, BINDING, case["sharers"], case["survivors"]))
+    _check_refused(case, lambda: check_released(released, BINDING, case["sharers"], case["survivors"]))
 
 
-def _fails(case: dict[str, Any], attempt: Any) -> None:
+def _check_refused(case: dict[str, Any], attempt: Any) -> None:
     with pytest.raises(getattr(errors, case["failure"]), match=case["match"]) as raised:
         attempt()
     assert type(raised.value).__name__ == case["failure"]
@@ -173,16 +175,16 @@ def _check_survivors_by_hand(survivors: list[str], signatures: dict[str, bytes])
 
 
 @_cases("presence")
-def test_presence_verifies_in_the_reference_implementation(case: dict[str, Any]) -> None:
+def test_presence_vectors_verify_in_reference(case: dict[str, Any]) -> None:
     _check_presence_by_hand(case)
 
 
-def test_survivors_verify_in_the_reference_implementation() -> None:
+def test_survivors_vector_verifies_in_reference() -> None:
     good = VECTORS["survivors"]
     _check_survivors_by_hand(good["survivors"], _signatures(good))
 
 
-def test_bad_signatures_fail_in_the_reference_implementation() -> None:
+def test_bad_signature_vectors_refused_in_reference() -> None:
     presence = [case for case in VECTORS["bad_presence"] if "signature" in case["match"]]
     survivors = [case for case in VECTORS["bad_survivors"] if "signature \\(" in case["match"]]
     assert len(presence) >= 10

@@ -1,7 +1,8 @@
-"""The messages of the calls: round trips, bounds, and messages with anything in their fields."""
+"""Messages of the calls: round trips, refusals as rows of (message, mutation, error, field), and random bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -36,9 +37,12 @@ from tests.protoseal_wire.values import calls, plain
 
 KEY = PhaseKey("trial", 3, 1, Phase.VALUES)
 STATEMENT = Statement("clinic-a", b"certificate", bytes(32), bytes(70))
-JOIN = JoinRequest(PROTOCOL_VERSION, "trial", bytes(32), STATEMENT)
+JOIN = JoinRequest(PROTOCOL_VERSION, "trial", bytes(32), STATEMENT, left=replace(KEY, phase=Phase.PRESENCE))
 HEADER = UploadHeader(KEY, 10, bytes(32))
 WORK = Work(KEY, 10, bytes(32), 60.0)
+FIELD = AgreementField("training.lr", bytes(32), "0.1")
+LISTING = Listing(bytes(32), (FIELD,), RunStage.JOINING, 0, may_join=True)
+CHECK_REPLY = CheckReply(PROTOCOL_VERSION, "trial", LISTING)
 
 TYPES: dict[str, type[Message]] = {
     "check": pb.CheckRequest,
@@ -67,7 +71,7 @@ def decode(kind: str, message: Message) -> object:
 @pytest.mark.parametrize("kind", calls)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_every_value_survives_the_wire(kind: str, data: st.DataObject) -> None:
+def test_call_random_value_round_trip(kind: str, data: st.DataObject) -> None:
     value = data.draw(calls[kind])
     message = TYPES[kind].FromString(encode(kind, value).SerializeToString())
     assert plain(decode(kind, message)) == plain(value)
@@ -76,7 +80,7 @@ def test_every_value_survives_the_wire(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", calls)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_any_parsed_message_decodes_or_raises_a_codec_error(kind: str, data: st.DataObject) -> None:
+def test_call_altered_message_decodes_or_raises_codec_error(kind: str, data: st.DataObject) -> None:
     content = bytearray(encode(kind, data.draw(calls[kind])).SerializeToString())
     position = data.draw(st.integers(0, len(content)))
     content[position : position + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
@@ -87,8 +91,140 @@ def test_any_parsed_message_decodes_or_raises_a_codec_error(kind: str, data: st.
     assert plain(decode(kind, encode(kind, value))) == plain(value)
 
 
+GOOD: dict[str, object] = {
+    "check": CheckRequest(PROTOCOL_VERSION),
+    "check_reply": CHECK_REPLY,
+    "join": JOIN,
+    "join_reply": JoinReply(PROTOCOL_VERSION, 1.0, 1),
+    "task_request": TaskRequest(PROTOCOL_VERSION, "trial"),
+    "task": WORK,
+    "upload_header": HEADER,
+    "upload_chunk": b"x",
+    "download": DownloadRequest(KEY),
+    "leave": LeaveRequest(2),
+}
+UNKNOWN_FIELD = bytes.fromhex("980601")
+SITE = b"clinic-b"
+
+
+def put(path: str, value: Any) -> Callable[[Any], None]:
+    """Return the mutation that sets the field at ``path``, or the item ``path[0]`` of a repeated one."""
+
+    def mutate(message: Any) -> None:
+        *parents, last = path.split(".")
+        for name in parents:
+            message = message[int(name)] if name.isdigit() else getattr(message, name)
+        setattr(message, last, value)
+
+    return mutate
+
+
+def merge(path: str, content: bytes) -> Callable[[Any], None]:
+    """Return the mutation that appends bytes to the message at ``path``."""
+
+    def mutate(message: Any) -> None:
+        for name in filter(None, path.split(".")):
+            message = getattr(message, name)
+        message.MergeFromString(content)
+
+    return mutate
+
+
+def site_field(number: int) -> bytes:
+    """Return the field in which version 6 of the protocol named the calling site."""
+    return bytes([number << 3 | 2, len(SITE)]) + SITE
+
+
+def repeat_field(message: Any) -> None:
+    message.fields.add().CopyFrom(message.fields[0])
+
+
+def add_fields(message: Any) -> None:
+    for number in range(512):
+        message.fields.add(path=f"a.{number}", sha256=bytes(32), text="1")
+
+
+REFUSALS: list[tuple[str, Callable[[Any], None], type[CodecError], str]] = [
+    # The certificate alone says who calls, so no request has a field for its site.
+    ("check", merge("", site_field(2)), Malformed, "CheckRequest"),
+    ("join", merge("", site_field(3)), Malformed, "JoinRequest"),
+    ("task_request", merge("", site_field(3)), Malformed, "TaskRequest"),
+    ("download", merge("", site_field(2)), Malformed, "DownloadRequest"),
+    ("leave", merge("", site_field(1)), Malformed, "LeaveRequest"),
+    ("upload_header", merge("header", site_field(2)), Malformed, "UploadFrame"),
+    ("join", merge("", UNKNOWN_FIELD), Malformed, "JoinRequest"),
+    ("join", merge("statement", UNKNOWN_FIELD), Malformed, "JoinRequest"),
+    ("task_request", merge("", UNKNOWN_FIELD), Malformed, "TaskRequest"),
+    ("leave", merge("", UNKNOWN_FIELD), Malformed, "LeaveRequest"),
+    ("join", put("run", ""), Malformed, "run"),
+    ("join", put("run", "../trial"), Malformed, "run"),
+    ("join", put("run", "a" * 64), Malformed, "run"),
+    ("join", put("agreement_hash", bytes(31)), Malformed, "agreement_hash"),
+    ("join", put("statement.channel_key", bytes(33)), Malformed, "channel key"),
+    ("join", put("statement.certificate", bytes(4097)), TooLarge, "certificate"),
+    ("join", put("left.phase", 4), Malformed, "left"),
+    ("join", put("left.attempt", 0), Malformed, "attempt"),
+    ("join", lambda message: message.ClearField("statement"), Malformed, "statement"),
+    ("join_reply", put("poll_seconds", -1.0), Malformed, "poll_seconds"),
+    ("join_reply", put("poll_seconds", 601.0), Malformed, "poll_seconds"),
+    ("join_reply", put("poll_seconds", float("nan")), Malformed, "poll_seconds"),
+    ("join_reply", put("session", 0), Malformed, "session"),
+    ("leave", put("session", 0), Malformed, "session"),
+    ("task", put("work.seconds_left", -1.0), Malformed, "seconds_left"),
+    ("task", put("work.seconds_left", float("nan")), Malformed, "seconds_left"),
+    ("task", put("work.seconds_left", float("inf")), Malformed, "seconds_left"),
+    ("task", put("work.size", 0), Malformed, "empty"),
+    ("task", put("work.size", 2**30 + 1), TooLarge, str(2**30 + 1)),
+    ("task", put("stopped.reason", "\x1b[2J"), Malformed, "reason"),
+    ("task", put("stopped.reason", "x" * 501), Malformed, "reason"),
+    ("upload_header", put("header.size", 0), Malformed, "empty"),
+    ("upload_header", put("header.size", 2**30 + 1), TooLarge, str(2**30 + 1)),
+    ("upload_header", put("header.size", 2**63), TooLarge, str(2**63)),
+    ("upload_header", put("chunk", b"x"), Malformed, "header"),
+    ("upload_chunk", put("header.size", 10), Malformed, "chunk"),
+    ("check_reply", put("fields.0.text", "\x1b[2J"), Malformed, "text"),
+    ("check_reply", put("fields.0.text", "1\n2"), Malformed, "text"),
+    ("check_reply", put("fields.0.text", "\u202e"), Malformed, "text"),
+    ("check_reply", put("fields.0.text", ""), Malformed, "text"),
+    ("check_reply", put("fields.0.text", 161 * "x"), Malformed, "text"),
+    ("check_reply", put("fields.0.path", "\x1b[2J"), Malformed, "path"),
+    ("check_reply", put("fields.0.path", 201 * "a"), Malformed, "path"),
+    ("check_reply", put("fields.0.sha256", bytes(31)), Malformed, "sha256"),
+    ("check_reply", repeat_field, Malformed, "fields"),
+    ("check_reply", lambda message: message.ClearField("fields"), Malformed, "fields"),
+    ("check_reply", add_fields, Malformed, "fields"),
+    ("check_reply", put("agreement_hash", b""), Malformed, "agreement_hash"),
+    ("check_reply", put("stage", 9), Malformed, "stage 9"),
+    ("check_reply", put("listed", False), Malformed, "listed"),
+    *(
+        (kind, mutation, Malformed, field)
+        for kind, path in (("task", "work.key"), ("upload_header", "header.key"), ("download", "key"))
+        for mutation, field in (
+            (put(f"{path}.run", ""), "run"),
+            (put(f"{path}.attempt", 0), "attempt"),
+            (put(f"{path}.phase", 0), "phase 0"),
+            (put(f"{path}.phase", 11), "phase 11"),
+            (put(f"{path}.phase", 1), "ROSTER"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "mutation", "error", "field"), REFUSALS)
+def test_call_refusals(
+    kind: str, mutation: Callable[[Any], None], error: type[CodecError], field: str
+) -> None:
+    message = encode(kind, GOOD[kind])
+    decode(kind, message)
+    mutation(message)
+    with pytest.raises(CodecError) as refused:
+        decode(kind, TYPES[kind].FromString(message.SerializeToString()))
+    assert type(refused.value) is error
+    assert field in str(refused.value)
+
+
 @pytest.mark.parametrize("kind", calls)
-def test_a_message_that_says_nothing_is_refused(kind: str) -> None:
+def test_call_empty_message_refused(kind: str) -> None:
     if kind == "download_chunk":
         assert decode(kind, TYPES[kind]()) == b""  # Assembly refuses it
     else:
@@ -96,127 +232,16 @@ def test_a_message_that_says_nothing_is_refused(kind: str) -> None:
             decode(kind, TYPES[kind]())
 
 
-UNKNOWN_FIELD = bytes.fromhex("980601")
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        pb.JoinRequest.FromString(encode("join", JOIN).SerializeToString() + UNKNOWN_FIELD),
-        pb.TaskRequest.FromString(
-            encode("task_request", TaskRequest(PROTOCOL_VERSION, "r")).SerializeToString() + UNKNOWN_FIELD
-        ),
-        pb.LeaveRequest.FromString(encode("leave", LeaveRequest(2)).SerializeToString() + UNKNOWN_FIELD),
-    ],
-    ids=lambda message: str(message.DESCRIPTOR.name),
-)
-def test_unknown_fields_are_refused(message: Message) -> None:
-    kinds = {pb.JoinRequest: "join", pb.TaskRequest: "task_request", pb.LeaveRequest: "leave"}
-    with pytest.raises(Malformed, match="does not know"):
-        decode(kinds[type(message)], message)
-
-
-def test_no_request_may_name_its_site() -> None:
-    """The fields that named it in version 6: the certificate alone says who calls."""
-    upload = codec.encode_upload_header(HEADER)
-    named: list[tuple[str, Message, Message, int]] = [
-        (kind, message, message, number)
-        for kind, message, number in (
-            ("check", codec.encode_check(CheckRequest(PROTOCOL_VERSION)), 2),
-            ("join", codec.encode_join(JOIN), 3),
-            ("task_request", codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, "trial")), 3),
-            ("download", codec.encode_download(DownloadRequest(KEY)), 2),
-            ("leave", codec.encode_leave(LeaveRequest(2)), 1),
-        )
-    ]
-    named.append(("upload_header", upload, upload.header, 2))
-    for kind, message, part, number in named:
+@pytest.mark.parametrize("kind", ["check", "check_reply", "join", "join_reply", "task_request"])
+@pytest.mark.parametrize("protocol", [0, *range(1, PROTOCOL_VERSION), 2**32 - 1])
+def test_call_other_protocol_named_before_any_other_fault(kind: str, protocol: int) -> None:
+    message = TYPES[kind].FromString(TYPES[kind](protocol=protocol).SerializeToString() + UNKNOWN_FIELD)
+    with pytest.raises(OtherProtocol, match=str(protocol)):
         decode(kind, message)
-        part.MergeFromString(bytes([number << 3 | 2, 8]) + b"clinic-b")
-        with pytest.raises(Malformed, match="does not know"):
-            decode(kind, message)
-
-
-def test_an_unknown_field_deep_inside_is_refused() -> None:
-    message = codec.encode_join(JOIN)
-    message.statement.MergeFromString(UNKNOWN_FIELD)
-    with pytest.raises(Malformed, match="does not know"):
-        codec.decode_join(message)
-
-
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1])
-def test_another_protocol_is_named_even_when_the_rest_is_not_understood(protocol: int) -> None:
-    with pytest.raises(OtherProtocol, match=f"speaks protocol {protocol}.*install matching releases"):
-        codec.decode_join(
-            pb.JoinRequest.FromString(pb.JoinRequest(protocol=protocol).SerializeToString() + UNKNOWN_FIELD)
-        )
-    with pytest.raises(OtherProtocol):
-        codec.decode_task_request(pb.TaskRequest(protocol=protocol))
-    with pytest.raises(OtherProtocol):
-        codec.decode_check(pb.CheckRequest(protocol=protocol))
-    with pytest.raises(OtherProtocol):
-        codec.decode_check_reply(pb.CheckReply(protocol=protocol))
-    with pytest.raises(OtherProtocol):
-        codec.decode_join_reply(pb.JoinReply(protocol=protocol, poll_seconds=1))
-
-
-BAD_JOINS = {
-    "no run": replace(JOIN, run=""),
-    "a path for a run": replace(JOIN, run="../trial"),
-    "a name of 64 letters": replace(JOIN, run="a" * 64),
-    "a hash of 31 bytes": replace(JOIN, agreement_hash=bytes(31)),
-    "a channel key of 33 bytes": replace(JOIN, statement=replace(STATEMENT, channel_key=bytes(33))),
-    "left by its values": replace(JOIN, left=KEY),
-    "left in attempt 0": replace(JOIN, left=replace(KEY, attempt=0, phase=Phase.PRESENCE)),
-}
-
-
-@pytest.mark.parametrize("value", BAD_JOINS.values(), ids=BAD_JOINS)
-def test_bad_joins_are_malformed(value: JoinRequest) -> None:
-    with pytest.raises(Malformed):
-        codec.decode_join(codec.encode_join(value))
-
-
-@pytest.mark.parametrize("seconds", [-1.0, 601.0, float("nan"), float("inf")])
-def test_bad_times_are_malformed(seconds: float) -> None:
-    with pytest.raises(Malformed, match="poll_seconds"):
-        codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, seconds, 1)))
-    if seconds != 601.0:
-        with pytest.raises(Malformed, match="seconds_left"):
-            codec.decode_task(codec.encode_task(replace(WORK, seconds_left=seconds)))
-
-
-def test_sessions_count_from_one() -> None:
-    with pytest.raises(Malformed, match="session must be at least 1"):
-        codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, 1.0, 0)))
-    with pytest.raises(Malformed, match="session must be at least 1"):
-        codec.decode_leave(codec.encode_leave(LeaveRequest(0)))
-
-
-BAD_KEYS = {
-    "the set-up in round 1": replace(KEY, round=1, phase=Phase.ROSTER),
-    "a secret in round 1": replace(KEY, round=1, phase=Phase.SECRET),
-    "a result in round 0": replace(KEY, round=0, phase=Phase.RESULT),
-    "shares in round 0": replace(KEY, round=0, phase=Phase.SHARES),
-    "survivors in round 0": replace(KEY, round=0, phase=Phase.SURVIVORS),
-    "unmasking in round 0": replace(KEY, round=0, phase=Phase.UNMASK),
-    "attempt 0": replace(KEY, attempt=0),
-    "no run": replace(KEY, run=""),
-}
-
-
-@pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
-def test_bad_keys_are_malformed_wherever_they_are(key: PhaseKey) -> None:
-    with pytest.raises(Malformed):
-        codec.decode_task(codec.encode_task(replace(WORK, key=key)))
-    with pytest.raises(Malformed):
-        codec.decode_upload_header(codec.encode_upload_header(replace(HEADER, key=key)))
-    with pytest.raises(Malformed):
-        codec.decode_download(codec.encode_download(DownloadRequest(key)))
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_only_the_set_up_and_the_clustering_come_before_training(phase: Phase) -> None:
+def test_phase_key_allows_only_setup_and_clustering_in_round_zero(phase: Phase) -> None:
     before = phase in (Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, Phase.VALUES)
     within = phase not in (Phase.ROSTER, Phase.SECRET)
     for number, allowed in ((0, before), (1, within), (7, within)):
@@ -224,80 +249,23 @@ def test_only_the_set_up_and_the_clustering_come_before_training(phase: Phase) -
         if allowed:
             assert codec.decode_download(message).key == replace(KEY, round=number, phase=phase)
         else:
-            with pytest.raises(Malformed, match="does not belong"):
+            with pytest.raises(Malformed, match=f"{phase.name} .* round {number}"):
                 codec.decode_download(message)
 
 
-def test_phases_have_the_numbers_of_the_schema() -> None:
+def test_phase_numbers_equal_schema() -> None:
     schema = {name.removeprefix("PHASE_"): number for name, number in pb.Phase.items() if number}
     assert {phase.name: int(phase) for phase in Phase} == schema
 
 
-@pytest.mark.parametrize("phase", [0, 11, 99])
-def test_unknown_phases_are_malformed(phase: int) -> None:
-    message = codec.encode_download(DownloadRequest(KEY))
-    message.key.phase = pb.Phase.ValueType(phase)
-    with pytest.raises(Malformed, match=f"phase {phase} does not exist"):
-        codec.decode_download(message)
-
-
-def test_sizes_are_bounded_by_the_header_alone() -> None:
-    for size, error in ((0, Malformed), (2**30 + 1, TooLarge), (2**63, TooLarge)):
-        with pytest.raises(error):
-            codec.decode_upload_header(codec.encode_upload_header(replace(HEADER, size=size)))
-        with pytest.raises(error):
-            codec.decode_task(codec.encode_task(replace(WORK, size=size)))
-
-
-def test_header_and_chunk_are_told_apart() -> None:
-    with pytest.raises(Malformed, match="lacks its header"):
-        codec.decode_upload_header(codec.encode_upload_chunk(b"x"))
-    with pytest.raises(Malformed, match="lacks its chunk"):
-        codec.decode_upload_chunk(codec.encode_upload_header(HEADER))
-
-
-FIELD = AgreementField("training.lr", bytes(32), "0.1")
-LISTING = Listing(bytes(32), (FIELD,), RunStage.JOINING, 0, may_join=True)
-BAD_LISTINGS = {
-    "a text that writes to a terminal": replace(LISTING, fields=(replace(FIELD, text="\x1b[2J"),)),
-    "a text of two lines": replace(LISTING, fields=(replace(FIELD, text="1\n2"),)),
-    "a text with letters that look like others": replace(LISTING, fields=(replace(FIELD, text="\u202e"),)),
-    "no text": replace(LISTING, fields=(replace(FIELD, text=""),)),
-    "a path that writes to a terminal": replace(LISTING, fields=(replace(FIELD, path="\x1b[2J"),)),
-    "a path of 201 letters": replace(LISTING, fields=(replace(FIELD, path=201 * "a"),)),
-    "a hash of 31 bytes": replace(LISTING, fields=(replace(FIELD, sha256=bytes(31)),)),
-    "a field twice": replace(LISTING, fields=(FIELD, FIELD)),
-    "no fields": replace(LISTING, fields=()),
-    "513 fields": replace(LISTING, fields=tuple(replace(FIELD, path=f"a.{n}") for n in range(513))),
-    "no hash": replace(LISTING, agreement_hash=b""),
-}
-
-
-@pytest.mark.parametrize("value", BAD_LISTINGS.values(), ids=BAD_LISTINGS)
-def test_bad_replies_to_check_are_malformed(value: Listing) -> None:
-    with pytest.raises(Malformed):
-        codec.decode_check_reply(codec.encode_check_reply(CheckReply(PROTOCOL_VERSION, "trial", value)))
-
-
-def test_a_reply_to_check_has_nothing_for_a_site_that_is_not_listed() -> None:
-    message = codec.encode_check_reply(CheckReply(PROTOCOL_VERSION, "trial", LISTING))
-    message.listed = False
-    with pytest.raises(Malformed):
-        codec.decode_check_reply(message)
-
-
-def test_the_text_of_a_field_is_cut_and_its_hash_is_not() -> None:
+def test_check_reply_long_text_cut_and_hash_kept() -> None:
     long = replace(FIELD, text=1000 * "x", sha256=bytes(range(32)))
-    message = codec.encode_check_reply(
-        CheckReply(PROTOCOL_VERSION, "trial", replace(LISTING, fields=(long,)))
-    )
+    message = codec.encode_check_reply(replace(CHECK_REPLY, listing=replace(LISTING, fields=(long,))))
     listing = codec.decode_check_reply(message).listing
     assert listing is not None
     assert listing.fields == (replace(long, text=160 * "x"),)
 
 
-def test_a_reason_cannot_write_to_a_terminal() -> None:
-    with pytest.raises(Malformed, match="printable"):
-        codec.decode_task(pb.Task(stopped=pb.Stopped(reason="\x1b[2J")))
+def test_stopped_reason_sent_without_control_characters() -> None:
     sent = codec.encode_task(Stopped("too few sites:\n" + 600 * "x"))
     assert codec.decode_task(sent) == Stopped("too few sites: " + 485 * "x")

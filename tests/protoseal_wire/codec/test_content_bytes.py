@@ -191,7 +191,7 @@ def name(case: Mapping[str, Any]) -> str:
     return f"{case['kind']}: {case['name']}"
 
 
-def test_vectors_were_made_for_these_limits_and_cover_every_kind() -> None:
+def test_vectors_cover_every_kind_of_content() -> None:
     assert Limits(**VECTORS["limits"]) == VECTOR_LIMITS
     encoders = {each.removeprefix("encode_") for each in dir(codec) if each.startswith("encode_")}
     assert set(VALUES) == {kind.partition(":")[0] for kind in contents} == encoders - set(calls)
@@ -200,14 +200,14 @@ def test_vectors_were_made_for_these_limits_and_cover_every_kind() -> None:
 
 
 @pytest.mark.parametrize("case", VECTORS["good"], ids=name)
-def test_known_bytes_come_out_and_go_in(case: Mapping[str, Any]) -> None:
+def test_content_vectors_encode_and_decode(case: Mapping[str, Any]) -> None:
     value = VALUES[case["kind"]](case["value"])
     assert encode(case["kind"], value).hex() == case["content"]
     assert plain(decode_case(case)) == plain(value)
 
 
 @pytest.mark.parametrize("case", VECTORS["bad"], ids=name)
-def test_bad_twins_raise_the_named_error(case: Mapping[str, Any]) -> None:
+def test_content_bad_vectors_raise_named_error(case: Mapping[str, Any]) -> None:
     with pytest.raises(CodecError) as refused:
         decode_case(case)
     assert type(refused.value).__name__ == case["error"]
@@ -216,7 +216,7 @@ def test_bad_twins_raise_the_named_error(case: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("kind", contents)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_every_value_survives_the_wire(kind: str, data: st.DataObject) -> None:
+def test_content_random_value_round_trip(kind: str, data: st.DataObject) -> None:
     value = data.draw(contents[kind])
     content = encode(kind, value)
     assert plain(decode(kind, content)) == plain(value)
@@ -226,14 +226,14 @@ def test_every_value_survives_the_wire(kind: str, data: st.DataObject) -> None:
 @settings(max_examples=40)
 @given(content=st.binary(max_size=200))
 @example(content=b"\x08\x01")
-def test_any_bytes_decode_or_raise_a_codec_error(kind: str, content: bytes) -> None:
+def test_content_random_bytes_decode_or_raise_codec_error(kind: str, content: bytes) -> None:
     decodes_or_refuses(kind, content)
 
 
 @pytest.mark.parametrize("kind", contents)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_altered_contents_decode_or_raise_a_codec_error(kind: str, data: st.DataObject) -> None:
+def test_content_altered_bytes_decode_or_raise_codec_error(kind: str, data: st.DataObject) -> None:
     content = bytearray(encode(kind, data.draw(contents[kind])))
     position = data.draw(st.integers(0, len(content) - 1))
     content[position : position + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
@@ -249,7 +249,7 @@ def decodes_or_refuses(kind: str, content: bytes) -> None:
     assert encode(kind, value) == content
 
 
-def test_arrays_come_out_as_native_float64_whatever_layout_went_in() -> None:
+def test_payload_arrays_any_layout_decoded_as_native_float64() -> None:
     value, form = np.arange(6, dtype=">f8").reshape(2, 3).T, PayloadShape(arrays=((3, 2),))
     (array,) = codec.decode_payload(codec.encode_payload(Payload("plain/1", (value,))), LIMITS, form).arrays
     assert array.dtype == np.float64
@@ -258,7 +258,7 @@ def test_arrays_come_out_as_native_float64_whatever_layout_went_in() -> None:
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_words_come_out_as_native_words_whatever_layout_went_in(bits: int) -> None:
+def test_payload_words_any_layout_decoded_as_native_words(bits: int) -> None:
     value = np.arange(10, dtype=f">u{bits // 8}")[::2]
     content = codec.encode_payload(Payload("pairwise/1", words=(value,)))
     (words,) = codec.decode_payload(content, LIMITS, PayloadShape(words=((bits, 5),))).words
@@ -269,7 +269,7 @@ def test_words_come_out_as_native_words_whatever_layout_went_in(bits: int) -> No
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64, np.uint16, np.bool_])
-def test_only_words_are_encoded_as_words(dtype: type[np.generic]) -> None:
+def test_payload_words_of_other_dtype_raise_value_error(dtype: type[np.generic]) -> None:
     value: Any = np.ones(5, dtype)
     with pytest.raises(ValueError, match="uint32 or uint64"):
         codec.encode_payload(Payload("pairwise/1", words=(value,)))
@@ -279,7 +279,7 @@ def longest(of: Axis) -> int:
     return of.most if isinstance(of, UpTo) else of
 
 
-def test_a_form_admits_no_fewer_and_no_more() -> None:
+def test_payload_other_form_refused() -> None:
     """Every payload here passes under its own form, and under no other one."""
     made = {
         form: codec.encode_payload(
@@ -315,7 +315,7 @@ def test_a_form_admits_no_fewer_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in VECTORS["bad"] if case["error"] != "TooLarge"], ids=name)
-def test_refusals_do_not_repeat_what_was_sent(case: Mapping[str, Any]) -> None:
+def test_content_refusals_do_not_repeat_content(case: Mapping[str, Any]) -> None:
     with pytest.raises(CodecError) as refused:
         decode_case(case)
     assert "clinic" not in str(refused.value).lower()
