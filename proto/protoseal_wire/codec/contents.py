@@ -69,14 +69,14 @@ V = TypeVar("V")
 _kinds: set[str] = set()
 
 
-def content_with_form(
+def content_with_payload(
     kind: str, most: Callable[[Limits], int], body: Field[Any, V]
 ) -> tuple[Callable[[V], bytes], Callable[[bytes, Limits, PayloadShape], V]]:
     """Return ``encode`` and ``decode`` of a kind of content with a payload; ``most`` is its largest size in bytes.
 
     ``decode`` raises a ``CodecError``, and no other error, for all bytes that ``encode`` does not return. The payload
-    must have exactly the arrays and words of the form, or at most its number of ciphertexts, and finite arrays. The
-    form depends on the agreement and the phase.
+    must have exactly the arrays and words of its shape, or at most its number of ciphertexts, and finite arrays. The
+    shape depends on the agreement and the phase.
     """
     _kinds.add(kind)
 
@@ -85,8 +85,8 @@ def content_with_form(
         message.version = CONTENT_VERSION
         return message.SerializeToString(deterministic=True)
 
-    def decode(content: bytes, limits: Limits, form: PayloadShape) -> V:
-        return body.read(getattr(_parse(content, kind, most(limits)), kind), Bounds(limits, form))
+    def decode(content: bytes, limits: Limits, payload: PayloadShape) -> V:
+        return body.read(getattr(_parse(content, kind, most(limits)), kind), Bounds(limits, payload))
 
     return encode, decode
 
@@ -94,8 +94,8 @@ def content_with_form(
 def content(
     kind: str, most: Callable[[Limits], int], body: Field[Any, V]
 ) -> tuple[Callable[[V], bytes], Callable[[bytes, Limits], V]]:
-    """Return ``encode`` and ``decode`` of a kind of content without a payload; see :func:`content_with_form`."""
-    encode, decode = content_with_form(kind, most, body)
+    """Return ``encode`` and ``decode`` of a kind of content without a payload; see :func:`content_with_payload`."""
+    encode, decode = content_with_payload(kind, most, body)
     return encode, lambda content, limits: decode(content, limits, PayloadShape())
 
 
@@ -130,22 +130,22 @@ def _write_payload(payload: Payload) -> pb.Payload:
 
 
 def _read_payload(message: pb.Payload, bounds: Bounds) -> Payload:
-    """Return a payload, whose shapes the form in the bounds states instead of a table."""
-    form = bounds.form
-    check_count("arrays", message.tensors, len(form.arrays), len(form.arrays))
-    check_count("vectors of words", message.words, len(form.words), len(form.words))
-    check_count("ciphertexts", message.blobs, min(1, form.blobs), form.blobs)
+    """Return a payload, whose shape is in the bounds instead of a table."""
+    expected = bounds.payload
+    check_count("arrays", message.tensors, len(expected.arrays), len(expected.arrays))
+    check_count("vectors of words", message.words, len(expected.words), len(expected.words))
+    check_count("ciphertexts", message.blobs, min(1, expected.blobs), expected.blobs)
     arrays = tuple(
-        decode_floats(tensor, axes) for tensor, axes in zip(message.tensors, form.arrays, strict=True)
+        decode_floats(tensor, axes) for tensor, axes in zip(message.tensors, expected.arrays, strict=True)
     )
-    check_one_length(message.tensors, form.arrays)
+    check_one_length(message.tensors, expected.arrays)
     return Payload(
         _SCHEME.read(message.scheme, bounds),
         arrays,
         tuple(_CIPHERTEXT.read(blob, bounds) for blob in message.blobs),
         tuple(
             decode_words(tensor, bits, length)
-            for tensor, (bits, length) in zip(message.words, form.words, strict=True)
+            for tensor, (bits, length) in zip(message.words, expected.words, strict=True)
         ),
     )
 
@@ -157,7 +157,7 @@ _SCHEME = matching(
 _CIPHERTEXT = bounded("a ciphertext", sizes.BLOB_BYTES)
 _PAYLOAD = Field(_write_payload, _read_payload)
 check_names("Payload", pb.Payload.DESCRIPTOR.fields_by_name, ("scheme", "tensors", "blobs", "words"))
-encode_payload, decode_payload = content_with_form("payload", lambda limits: limits.payload, _PAYLOAD)
+encode_payload, decode_payload = content_with_payload("payload", lambda limits: limits.payload, _PAYLOAD)
 
 
 # Set-up.
@@ -249,7 +249,7 @@ _PRESENCE = shape(
     ),
     anchor=optional(ANCHOR),
 )
-encode_round_start, decode_round_start = content_with_form(
+encode_round_start, decode_round_start = content_with_payload(
     "round_start",
     lambda limits: limits.round_start,
     shape(
@@ -400,7 +400,7 @@ encode_received_shares, decode_received_shares = content(
         check=_check_any_received,
     ),
 )
-encode_masked_values, decode_masked_values = content_with_form(
+encode_masked_values, decode_masked_values = content_with_payload(
     "masked_values",
     lambda limits: limits.payload,
     shape(pb.MaskedValues, messages.MaskedValues, payload=_PAYLOAD, signature=SIGNATURE),

@@ -40,10 +40,10 @@ _SHORTEST_SIGNATURE = 8
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds that a field is read with: the sizes of the run, and the form of the payload, empty if there is none."""
+    """Bounds that a field is read with: the sizes of the run, and the shape of the payload, empty if there is none."""
 
     limits: Limits
-    form: PayloadShape
+    payload: PayloadShape
 
 
 @dataclass(frozen=True)
