@@ -1,7 +1,7 @@
-"""Means from sums over sites, for every method's server (numpy).
+"""Means from sums over sites, for every method's server, and which classes have enough holders for one (numpy).
 
 A sum may come from a masked exchange in which nobody sees the summands. Besides the sum only its number of sites or
-its total weight is needed. Both functions take one group of sites, or several groups as leading axes.
+its total weight is needed. The functions take one group of sites, or several groups as leading axes.
 """
 
 from __future__ import annotations
@@ -50,3 +50,19 @@ def weighted_mean(weighted_sum: Float, total_weight: float | Float | Counts) -> 
     if not (np.isfinite(total) & (total > 0.0)).all():
         raise ValueError("a mean's total weight must be above 0 and finite")
     return np.asarray(weighted_sum / total[..., None], dtype=np.float64)
+
+
+def active_classes(presence: NDArray[np.bool_], min_holders: int) -> NDArray[np.bool_]:
+    """Return the mask (K,) of the classes that at least ``min_holders`` sites hold, from ``presence`` (n, K).
+
+    ``min_holders`` counts sites, including the receiver of an answer: with 3, an answer mixes at least two peers.
+    The limit: the rule bounds *one* answer. Over several rounds in which the peers' prototypes do not change, a site
+    can solve for a single peer's prototype; only noise bounds that. With 1, an answer may be one peer's prototype.
+
+    Raises ``ValueError`` unless presence is a bool matrix and min_holders at least 1.
+    """
+    if presence.ndim != 2 or presence.dtype != np.bool_:
+        raise ValueError("presence must be a bool matrix: a row for each site, a column for each class")
+    if min_holders < 1:
+        raise ValueError("min_holders must be at least 1")
+    return np.asarray(presence.sum(axis=0) >= min_holders)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from algorithms.alignment_loss import units
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs, units
 from algorithms.prototypes import Clusters, Guide, Targets, nearest_prototype
 
 

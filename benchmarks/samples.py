@@ -27,7 +27,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from agreement import PreprocessingSection
 from agreement.toml_loading import parse_toml, validate
-from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
 from secure_client.data.npz import write_npz

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from agreement.registry.recipe import Trains
-from algorithms.pfpl.objective import Objective
+from algorithms.pfpl.loss import PfplLoss
 from benchmarks.record import (
     Case,
     Spent,
@@ -34,8 +34,8 @@ from benchmarks.record import (
     show,
     spent_on,
 )
-from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import COUNT, counts, example
+from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.published import read_published
@@ -209,7 +209,7 @@ def _jobs(
         Job(
             model=network.model().to(device),
             source=TensorSource(_part(inputs, labels, site * samples, samples), device),
-            objective=Objective(1.0),
+            objective=PfplLoss(1.0),
             guide=None,
             schedule=schedule,
             epochs=1,

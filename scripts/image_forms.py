@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from scripts.documentation.text import escaped, table
+from scripts.documentation.reference import escaped, table
 from secure_client.data.image_files import read_image
 from secure_client.errors import DataError
 

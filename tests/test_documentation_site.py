@@ -15,9 +15,8 @@ import pytest
 from agreement import Agreement, Section
 from protoseal.cli import COMMANDS, main
 from protoseal.simulation.config import SimulationConfig
-from scripts.documentation import configuration, errors
-from scripts.documentation.command_line import command_line
-from scripts.documentation.text import escaped, from_docstring
+from scripts.documentation import configuration, reference
+from scripts.documentation.reference import command_line, escaped, from_docstring
 from secure_client.config import SiteConfig
 from secure_server.config import CoordinatorConfig
 from tests.support.documents import ROOT, options
@@ -55,7 +54,7 @@ def test_every_command_has_a_section_with_its_options() -> None:
 
 
 def test_every_exception_has_a_meaning_and_a_status_where_a_peer_is_told() -> None:
-    text = errors.errors()
+    text = reference.errors()
     assert "| `NotOnRoster` | Site that the coordinator's file does not name. | `PERMISSION_DENIED` |" in text
     assert not re.search(r"^\| `\w+` \|  \|", text, re.M)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.documentation.python_api import PUBLIC, exported, meaning, python_api
+from scripts.documentation.reference import PUBLIC, exported, meaning, python_api
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
@@ -28,7 +28,7 @@ NAMES = {
     "agreement.registry.conformance": "NotConforming check_protection check_weights",
     "agreement.registry.recipe": "BatchLoss ClusteredPrototypes Recipe Stage Trains",
     "algorithms.gram_matrix": "Bool Float",
-    "algorithms.model_outputs": "Outputs Terms",
+    "algorithms.losses": "Outputs Terms",
     "algorithms.prototypes": "Clusters Targets",
     "crypto.errors": """
         BoundError CryptoError DecryptionError GraphError ImplausibleError KeyStoreError MalformedError

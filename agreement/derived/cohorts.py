@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from agreement.registry.round_plan import ONE_STEP
 from agreement.schema.agreement import Agreement
+from algorithms.averaging import active_classes
 from algorithms.gram_matrix import Bool
-from algorithms.min_holders import active_classes
 from crypto.pairwise.attempt import fewest_against
 from crypto.protection import Cohort
 from protoseal_wire.messages import ActiveList, Phase

@@ -13,7 +13,7 @@ from agreement.sections.privacy import DpSgdSection
 if TYPE_CHECKING:  # the coordinator has no torch
     from torch import Tensor
 
-    from algorithms.model_outputs import Outputs, Terms
+    from algorithms.losses import Outputs, Terms
 
 __all__ = ["BatchLoss", "ClusteredPrototypes", "Recipe", "Stage", "Trains"]
 

@@ -9,11 +9,6 @@ and makes its targets from the mean over holders p^c and its own prototypes p_k^
 
     η · p_k^c + (1 − η) · p^c   in the channels T_c with the highest Fisher scores,   p^c in the others.
 
-The server's half is :func:`algorithms.averaging.prototype_means`. The site's half is the fusion
-(:mod:`algorithms.feddbp.fusion`, numpy), the scores (:mod:`algorithms.feddbp.fisher`) and the loss
-(:mod:`algorithms.feddbp.objective`, torch).
+The server's half is :func:`algorithms.averaging.prototype_means`. The site's half is the scores and the fusion
+(:mod:`algorithms.feddbp.fusion`) and the loss (:mod:`algorithms.feddbp.loss`; both torch).
 """
-
-from algorithms.feddbp.fusion import fuse
-
-__all__ = ["fuse"]

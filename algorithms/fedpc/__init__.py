@@ -8,7 +8,7 @@ to 8):
 
 Each site trains with (1 − γ) · CE + γ · Σ_k ‖P_i^k − P_j^k‖₂ (equation 4) and keeps its own classifier. The
 server's half is :mod:`algorithms.fedpc.clustering` and :mod:`algorithms.fedpc.aggregation` (numpy), the site's
-:mod:`algorithms.fedpc.objective` (torch).
+:mod:`algorithms.fedpc.loss` (torch).
 """
 
 from algorithms.fedpc.aggregation import Groups, means_within_groups, mix_groups, similarity_weights

@@ -8,7 +8,7 @@ clusters of large weight:
     L = CE + λ1·L_contra + λ2·L_corr                                                                  (equation 4)
 
 Clustering is in :mod:`algorithms.fedplcc.aggregation` (numpy), which FPL and FedPLVM use with other options; the loss
-is in :mod:`algorithms.fedplcc.objective` (torch).
+is in :mod:`algorithms.fedplcc.loss` (torch).
 """
 
 from algorithms.fedplcc.aggregation import (

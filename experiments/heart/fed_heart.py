@@ -20,7 +20,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from sklearn.model_selection import train_test_split
 
 from agreement import ConfigError, Method
-from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import Ended, Watcher, scene_of, simulate
 from protoseal.simulation.local_controls import run_control

@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import DpSgdSection
 from agreement.registry.recipe import Trains
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Guide
 from privacy.accounting.accountant import Composed
 from privacy.accounting.events import DpSgd, Unit

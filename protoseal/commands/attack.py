@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from protoseal.commands.budget_evaluate import parse_epsilons
-from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
 from protoseal.commands.simulate import simulate
+from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
     from protoseal.attacks.grid import PlannedRun

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from protoseal.commands.budget_allow import allow_command
 from protoseal.commands.budget_audit import audit_group
 from protoseal.commands.budget_evaluate import evaluate_command
-from protoseal.commands.budget_ledger import show_command, verify_command
+from protoseal.commands.budget_ledger import allow_command, show_command, verify_command
 from protoseal.commands.budget_plan import plan_command
 from protoseal.commands.budget_statement import statement_command
 from protoseal.commands.option_types import example

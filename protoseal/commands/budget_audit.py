@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import (
     COUNT,
     DELTA,
@@ -20,6 +19,7 @@ from protoseal.commands.option_types import (
     agreement_option,
     example,
 )
+from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
 from protoseal.commands.simulate import simulate
+from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
     from protoseal.audit.accuracy_records import Evaluation

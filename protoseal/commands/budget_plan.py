@@ -18,7 +18,6 @@ from rich.table import Table
 
 from privacy.errors import Unattainable
 from privacy.ledger.lines import now
-from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import (
     COUNT,
     DELTA,
@@ -28,6 +27,7 @@ from protoseal.commands.option_types import (
     counts,
     example,
 )
+from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
     from privacy.accounting.budget_plan import BudgetPlan, Query

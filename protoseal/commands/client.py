@@ -13,11 +13,9 @@ import click
 
 from agreement import LogLevel
 from crypto.errors import KeyStoreError
-from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.logging_setup import start_log
 from protoseal.commands.option_types import example
 from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
-from protoseal.commands.terminal_escaping import printable
+from protoseal.commands.terminal_output import one_line_errors, printable, start_log
 from secure_client.config import SiteConfig, load_site
 
 if TYPE_CHECKING:

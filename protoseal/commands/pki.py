@@ -28,7 +28,7 @@ from protoseal.commands.certificate_details import (
 )
 from protoseal.commands.option_types import example
 from protoseal.commands.passphrase_input import on_terminal, passphrase_option, read_passphrase
-from protoseal.commands.terminal_escaping import printable
+from protoseal.commands.terminal_output import printable
 
 Command = TypeVar("Command", bound=Callable[..., None])
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)

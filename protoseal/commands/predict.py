@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
-from protoseal.commands.terminal_escaping import printable
+from protoseal.commands.terminal_output import one_line_errors, printable
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.option_types import example
+from protoseal.commands.terminal_output import one_line_errors
 
 
 @click.command(epilog=example("protoseal report runs/demo"))

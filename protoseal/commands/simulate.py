@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 
 from agreement import PROTECTIONS
-from protoseal.commands.error_output import one_line_errors, print_warnings
 from protoseal.commands.option_types import example
+from protoseal.commands.terminal_output import one_line_errors, print_warnings
 
 if TYPE_CHECKING:
     from protoseal.reports.result_files import RunResult

@@ -13,7 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from agreement import Agreement, Method, Protection, Section
 from protoseal.simulation.config import SimulationConfig
-from scripts.documentation.text import escaped, from_docstring, table
+from scripts.documentation.reference import escaped, from_docstring, table
 from secure_client.config import SiteConfig
 from secure_server.config import CoordinatorConfig
 
@@ -146,4 +146,5 @@ def _meanings(model: type[Section]) -> Iterator[tuple[str, str]]:
             for field, below in pairwise(body):
                 if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                     name, text = ast.unparse(field.target), ast.literal_eval(below.value)
-                    yield kind.model_fields[name].alias or name, " ".join(text.split())
+                    if name in kind.model_fields:  # a constant is no setting
+                        yield kind.model_fields[name].alias or name, " ".join(text.split())

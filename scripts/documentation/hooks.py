@@ -16,10 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from scripts.documentation.command_line import command_line
 from scripts.documentation.configuration import configuration
-from scripts.documentation.errors import errors
-from scripts.documentation.python_api import python_api
+from scripts.documentation.reference import command_line, errors, python_api
 from scripts.image_forms import image_forms
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, compute_features
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, compute_features
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from agreement import Norm
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES, MLP, mlp
 from secure_client.models.image_shape import Shape

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agreement import Inference
 from algorithms import inference, metrics
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from algorithms.prototypes import Guide
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.training.batches import BatchSource, batch_in_order

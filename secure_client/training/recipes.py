@@ -21,13 +21,13 @@ from agreement import (
     PfplSection,
 )
 from agreement.registry.recipe import BatchLoss, ClusteredPrototypes, Recipe, Stage, Trains
-from algorithms.baselines import cross_entropy, fedplvm, fedproto, fpl
-from algorithms.feddbp import fuse
-from algorithms.feddbp import objective as feddbp
-from algorithms.fedpc import objective as fedpc
-from algorithms.fedplcc import objective as fedplcc
+from algorithms.baseline_losses import CrossEntropyLoss, FedplvmLoss, FedprotoLoss, FplLoss
+from algorithms.feddbp.fusion import fuse
+from algorithms.feddbp.loss import FeddbpLoss
+from algorithms.fedpc.loss import FedpcLoss
+from algorithms.fedplcc.loss import FedplccLoss
 from algorithms.gram_matrix import Bool, Float
-from algorithms.pfpl import objective as pfpl
+from algorithms.pfpl.loss import PfplLoss
 from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import PrototypeModel
 
@@ -61,15 +61,15 @@ def site_method(method: Method) -> SiteMethod:
 
 
 def _pfpl(settings: PfplSection) -> BatchLoss:
-    return pfpl.Objective(settings.alignment, literal=settings.literal)
+    return PfplLoss(settings.alignment, literal=settings.literal)
 
 
 def _fedpc(settings: FedpcSection) -> BatchLoss:
-    return fedpc.Objective(settings.alignment, literal=settings.literal)
+    return FedpcLoss(settings.alignment, literal=settings.literal)
 
 
 def _feddbp(settings: FeddbpSection) -> BatchLoss:
-    return feddbp.Objective(
+    return FeddbpLoss(
         decision_weight=settings.decision_weight,
         alignment_weight=settings.shared_alignment,
         contrast_weight=settings.decision_alignment,
@@ -90,7 +90,7 @@ def _feddbp_targets(settings: FeddbpSection, own: Prototypes, scores: Float, mea
 
 
 def _fedplcc(settings: FedplccSection) -> BatchLoss:
-    return fedplcc.Objective(
+    return FedplccLoss(
         settings.contrast,
         settings.correlation,
         alpha=settings.sparsity,
@@ -101,19 +101,19 @@ def _fedplcc(settings: FedplccSection) -> BatchLoss:
 
 
 def _fedproto(settings: BaselinesSection) -> BatchLoss:
-    return fedproto.Objective(settings.fedproto)
+    return FedprotoLoss(settings.fedproto)
 
 
 def _fpl(_: BaselinesSection) -> BatchLoss:
-    return fpl.Objective()
+    return FplLoss()
 
 
 def _fedplvm(settings: BaselinesSection) -> BatchLoss:
-    return fedplvm.Objective(settings.fedplvm)
+    return FedplvmLoss(settings.fedplvm)
 
 
 def _cross_entropy(_: object) -> BatchLoss:
-    return cross_entropy.Objective()
+    return CrossEntropyLoss()
 
 
 def _predicting(settings: FedpcSection | FedplccSection, recipe: Recipe) -> Recipe:

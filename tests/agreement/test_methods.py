@@ -26,14 +26,11 @@ from agreement import (
 )
 from agreement.derived.cohorts import first_round, has_common_group
 from agreement.registry.compatibility import check_protection_serves
-from algorithms.baselines import cross_entropy
-from algorithms.baselines.fedplvm import Objective as FedplvmObjective
-from algorithms.baselines.fedproto import Objective as FedprotoObjective
-from algorithms.baselines.fpl import Objective as FplObjective
-from algorithms.feddbp.objective import Objective as FeddbpObjective
-from algorithms.fedpc.objective import Objective as FedpcObjective
-from algorithms.fedplcc.objective import Objective as FedplccObjective
-from algorithms.pfpl.objective import Objective as PfplObjective
+from algorithms.baseline_losses import CrossEntropyLoss, FedplvmLoss, FedprotoLoss, FplLoss
+from algorithms.feddbp.loss import FeddbpLoss
+from algorithms.fedpc.loss import FedpcLoss
+from algorithms.fedplcc.loss import FedplccLoss
+from algorithms.pfpl.loss import PfplLoss
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.exchanges.peers import PeerExchange as PeerExchangeAtSite
 from secure_client.exchanges.sums import SumExchange
@@ -46,16 +43,16 @@ from tests.support.small import small_data
 from tests.support.summed import method_agreement
 
 OBJECTIVES: dict[Method, Any] = {
-    Method.PFPL: PfplObjective,
-    Method.FEDPC: FedpcObjective,
-    Method.FEDDBP: FeddbpObjective,
-    Method.FEDPLCC: FedplccObjective,
-    **dict.fromkeys((Method.FEDPROTO, Method.FEDPROTO_AVERAGED), FedprotoObjective),
-    Method.FPL: FplObjective,
-    Method.FEDPLVM: FedplvmObjective,
-    **dict.fromkeys((Method.FEDAVG, Method.FEDPROX, Method.FEDBN), cross_entropy.Objective),
-    **dict.fromkeys((Method.FEDPER, Method.FEDREP, Method.DITTO), cross_entropy.Objective),
-    **dict.fromkeys((Method.LOCAL, Method.SELF), PfplObjective),
+    Method.PFPL: PfplLoss,
+    Method.FEDPC: FedpcLoss,
+    Method.FEDDBP: FeddbpLoss,
+    Method.FEDPLCC: FedplccLoss,
+    **dict.fromkeys((Method.FEDPROTO, Method.FEDPROTO_AVERAGED), FedprotoLoss),
+    Method.FPL: FplLoss,
+    Method.FEDPLVM: FedplvmLoss,
+    **dict.fromkeys((Method.FEDAVG, Method.FEDPROX, Method.FEDBN), CrossEntropyLoss),
+    **dict.fromkeys((Method.FEDPER, Method.FEDREP, Method.DITTO), CrossEntropyLoss),
+    **dict.fromkeys((Method.LOCAL, Method.SELF), PfplLoss),
 }
 AT_A_SITE: dict[Family, Any] = {
     Family.PEERS: PeerExchangeAtSite,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Clusters
 
 CLASSES, DIM = 4, 5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.inference import by_prototype
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from algorithms.prototypes import Clusters, Targets
 from tests.algorithms import feddbp_reference as reference
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from algorithms.min_holders import active_classes
+from algorithms.averaging import active_classes
 
 PRESENCE = np.array([[True, True, False, True], [False, True, False, True], [False, False, False, True]])
 

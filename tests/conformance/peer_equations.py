@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from agreement import Agreement, PfplSection, Protection
 from agreement.registry.round_plan import PayloadKind
+from algorithms.averaging import active_classes
 from algorithms.gram_matrix import squared_distances
-from algorithms.min_holders import active_classes
 from algorithms.pfpl import Weighting
 from algorithms.pfpl.aggregation import peer_weights, personalise
 from crypto.ckks.precision import peer_error

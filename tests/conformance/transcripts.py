@@ -19,10 +19,9 @@ from agreement import Agreement, Method, Protection
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
 from agreement.derived.means import Means
 from agreement.derived.payload_shapes import limits_of, result_shape
-from algorithms.alignment_loss import units
 from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.inference import by_prototype
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs, units
 from algorithms.prototypes import Clusters, Guide
 from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import Norm, Optimiser
 from agreement.registry.recipe import BatchLoss, Trains
-from algorithms.pfpl import objective as pfpl
+from algorithms.pfpl.loss import PfplLoss
 from algorithms.prototypes import Clusters, Guide, Targets
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.models.prototype_model import PrototypeModel, build_model
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 SIZES = (9, 4, 13, 8, 9, 2)
 """Numbers of records with batches of 4: short ends, whole ones, two sites alike, and a site smaller than a batch."""
 SCHEDULE = Schedule(lr=0.05, momentum=0.9, weight_decay=1e-2, batch_size=4, local_epochs=2)
-ALIGNED = pfpl.Objective(0.5)
+ALIGNED = PfplLoss(0.5)
 ADAM = replace(SCHEDULE, optimiser=Optimiser.ADAM, lr=0.01)
 
 

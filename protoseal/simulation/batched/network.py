@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from protoseal.simulation.batched.layers import (
     CannotStack,
     StackedBatchNorm,

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Clusters, Guide, Targets
 from protoseal.simulation.batched.layers import CannotStack
 from protoseal.simulation.batched.network import Stack, signature

@@ -12,7 +12,7 @@ from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
 from agreement.registry.recipe import BatchLoss
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Guide
 from secure_client.errors import ModelError
 

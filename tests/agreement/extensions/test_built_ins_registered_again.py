@@ -31,15 +31,15 @@ class Mu(Section):
 
 
 def cross_entropy(settings):
-    from algorithms.baselines.cross_entropy import Objective
+    from algorithms.baseline_losses import CrossEntropyLoss
 
-    return Objective()
+    return CrossEntropyLoss()
 
 
 def pulled(settings):
-    from algorithms.baselines.fedproto import Objective
+    from algorithms.baseline_losses import FedprotoLoss
 
-    return Objective(1.0)
+    return FedprotoLoss(1.0)
 
 
 def near_the_average(settings, recipe):

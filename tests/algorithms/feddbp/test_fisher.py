@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.feddbp.fisher import fisher_scores
+from algorithms.feddbp.fusion import fisher_scores
 from tests.algorithms import feddbp_reference as reference
 
 CLASSES, DIM = 3, 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from algorithms.averaging import prototype_means
-from algorithms.feddbp import fuse
+from algorithms.feddbp.fusion import fuse
 from algorithms.gram_matrix import Bool, Float
 from tests.algorithms import feddbp_reference as reference
 

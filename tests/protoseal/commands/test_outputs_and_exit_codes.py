@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import PROTECTIONS, Protection, method_named
 from protoseal.cli import COMMANDS, main
-from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.terminal_output import one_line_errors
 from protoseal.demo import demo_agreement, demo_sites
 from protoseal.prediction import By, load_trained, own_inference, predict
 from protoseal.reports.result_files import read_result

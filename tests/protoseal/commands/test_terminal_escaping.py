@@ -9,9 +9,7 @@ import click
 import pytest
 
 from agreement import LogLevel
-from protoseal.commands.error_output import one_line_errors
-from protoseal.commands.logging_setup import start_log
-from protoseal.commands.terminal_escaping import printable
+from protoseal.commands.terminal_output import one_line_errors, printable, start_log
 from secure_client.errors import RunStopped
 
 HOSTILE = "done\n2026-01-01 INFO forged: all is well\x1b[2K\x1b]0;title\x07\r\x9b31m\u2028\u202egnorw\u200b\x7f\ud800é"

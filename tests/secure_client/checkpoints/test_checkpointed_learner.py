@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 from agreement import Optimiser
 from agreement.registry.recipe import Recipe
-from algorithms.fedpc.objective import Objective
+from algorithms.fedpc.loss import FedpcLoss
 from algorithms.gram_matrix import Float
-from algorithms.model_outputs import Terms
+from algorithms.losses import Terms
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel
@@ -51,7 +51,7 @@ def make_learner(*, relu: bool = True) -> Learner:
     return Learner(
         model,
         SiteData(digits(0, 40), digits(40, 60)),
-        Recipe(Objective(0.5)),
+        Recipe(FedpcLoss(0.5)),
         Schedule(0.01, 0.9, 0.0, batch_size=8, local_epochs=1, optimiser=Optimiser.ADAM),
         site="a",
         seed=3,

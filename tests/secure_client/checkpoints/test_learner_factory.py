@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from agreement import Agreement, AveragingSection, Method, Optimiser
-from algorithms.fedpc.objective import Objective as FedpcObjective
-from algorithms.pfpl.objective import Objective as PfplObjective
+from algorithms.fedpc.loss import FedpcLoss as FedpcObjective
+from algorithms.pfpl.loss import FedpcLoss as PfplObjective
 from crypto.errors import BoundError
 from protoseal.simulation.site_pool import SiteTraining
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
@@ -100,16 +100,16 @@ def test_build_learner_frozen_extractor_with_batch_norm_is_refused() -> None:
 def test_build_learner_objective_is_the_methods() -> None:
     assert build_recipe(agreement()).objective == FedpcObjective(0.25)
     printed = agreement(fedpc={"literal": True})
-    assert build_recipe(printed).objective == FedpcObjective(literal=True)
+    assert build_recipe(printed).objective == FedpcLoss(literal=True)
 
 
 @pytest.mark.parametrize(
     ("settings", "objective"),
     [
-        ({}, PfplObjective(3.0)),
-        ({"lambda": 2.0}, PfplObjective(2.0)),
-        ({"literal": True}, PfplObjective(0.1, literal=True)),
-        ({"literal": True, "lambda": 1.0}, PfplObjective(1.0, literal=True)),
+        ({}, PfplLoss(3.0)),
+        ({"lambda": 2.0}, PfplLoss(2.0)),
+        ({"literal": True}, PfplLoss(0.1, literal=True)),
+        ({"literal": True, "lambda": 1.0}, PfplLoss(1.0, literal=True)),
     ],
 )
 def test_build_learner_pfpl_regulariser_has_its_default_weight(

@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from agreement.registry.recipe import Recipe, Trains
-from algorithms.feddbp import fuse
-from algorithms.feddbp.objective import Objective
+from algorithms.feddbp.fusion import fuse
+from algorithms.feddbp.loss import FeddbpLoss
 from algorithms.prototypes import Clusters, Targets
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
@@ -172,7 +172,7 @@ def digits(start: int, stop: int) -> TensorDataset:
 TRAIN, TEST = digits(0, 90), digits(90, 150)
 
 
-def learner(objective: Objective, *, epochs: int = 6, scores: bool = True, **branches: bool) -> Learner:
+def learner(objective: FeddbpLoss, *, epochs: int = 6, scores: bool = True, **branches: bool) -> Learner:
     """Return a learner by SGD without momentum, as in the paper."""
     return Learner(
         add_branches(linear(), DIM, seed=4, **branches),
@@ -192,8 +192,8 @@ def own_targets(site: Learner) -> Targets:
     return Targets.of(rows, counts > 0)
 
 
-@pytest.mark.parametrize("objective", [Objective(), Objective(share=False), Objective(decision=False)])
-def test_dual_branch_learns_to_read_digits(objective: Objective) -> None:
+@pytest.mark.parametrize("objective", [FeddbpLoss(), FeddbpLoss(share=False), FeddbpLoss(decision=False)])
+def test_dual_branch_learns_to_read_digits(objective: FeddbpLoss) -> None:
     """A site trains by cross entropy, and then towards its own prototypes, with both branches or either."""
     site = learner(objective, epochs=50, share=objective.share, decision=objective.decision)
     first = site.train(1, None)
@@ -210,7 +210,7 @@ def test_dual_branch_learns_to_read_digits(objective: Objective) -> None:
 
 def test_dual_branch_whole_round_is_that_of_the_equations() -> None:
     """Two sites: prototypes and scores, the mean over both, its fusion with the own, and training with it."""
-    sites = [learner(Objective()), learner(Objective())]
+    sites = [learner(FeddbpLoss()), learner(FeddbpLoss())]
     for site, seed in zip(sites, (1, 2), strict=True):
         site.train(seed, None)
     prototypes = [site.prototypes()[0] for site in sites]
@@ -225,7 +225,7 @@ def test_dual_branch_whole_round_is_that_of_the_equations() -> None:
 
 
 def test_fisher_scores_are_those_of_a_loop() -> None:
-    site = learner(Objective())
+    site = learner(FeddbpLoss())
     site.train(1, None)
     found = site.scores()
     model = site.predictor
@@ -240,11 +240,11 @@ def test_fisher_scores_are_those_of_a_loop() -> None:
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, sums / counts, rtol=1e-3, atol=1e-12)
     np.testing.assert_array_equal(found, site.scores())
-    assert learner(Objective(), scores=False).scores() is None
+    assert learner(FeddbpLoss(), scores=False).scores() is None
 
 
 def test_accuracy_by_prototype_is_the_decision_branchs() -> None:
-    site = learner(Objective())
+    site = learner(FeddbpLoss())
     site.train(1, None)
     targets = own_targets(site)
     evaluation = site.evaluate(targets)
@@ -265,7 +265,7 @@ def test_accuracy_by_prototype_is_the_decision_branchs() -> None:
 
 def test_accuracy_by_clusters_is_that_of_the_nearest() -> None:
     """The nearest cluster is that of the largest cosine, with one cluster a class."""
-    site = learner(Objective(decision=False), decision=False)
+    site = learner(FeddbpLoss(decision=False), decision=False)
     site.train(1, None)
     rows, counts = site.prototypes()
     clusters = Clusters.of(rows, np.arange(CLASSES), np.ones(CLASSES))
@@ -282,7 +282,7 @@ def test_accuracy_by_clusters_is_that_of_the_nearest() -> None:
 
 
 def test_dual_branch_restarted_site_trains_as_one_that_was_not() -> None:
-    steady, restarted = learner(Objective()), learner(Objective())
+    steady, restarted = learner(FeddbpLoss()), learner(FeddbpLoss())
     steady.train(1, None)
     targets = own_targets(steady)
     restarted.load(steady.state())

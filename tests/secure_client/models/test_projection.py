@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 from agreement import Agreement, Method, ModelPart, Norm, PrivacySection
 from agreement.registry.recipe import Trains
-from algorithms.model_outputs import Outputs
-from algorithms.pfpl.objective import Objective
+from algorithms.losses import Outputs
+from algorithms.pfpl.loss import PfplLoss
 from algorithms.prototypes import Targets
 from protoseal.simulation.batched.network import signature
 from protoseal.simulation.batched.training import Batching, run_together
@@ -204,7 +204,7 @@ def test_agreement_projection_from_fewer_features_is_refused(features: int) -> N
 
 
 def _loss(outputs: Outputs, labels: Tensor, targets: Targets) -> Tensor:
-    return Objective(1.0)(outputs, labels, targets).total
+    return PfplLoss(1.0)(outputs, labels, targets).total
 
 
 def job(model: PrototypeModel) -> Job:
@@ -215,7 +215,7 @@ def job(model: PrototypeModel) -> Job:
     return Job(
         model=model,
         source=open_source(TensorDataset(images, labels), CPU),
-        objective=Objective(1.0),
+        objective=PfplLoss(1.0),
         guide=targets,
         schedule=schedule,
         epochs=2,

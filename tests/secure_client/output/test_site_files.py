@@ -12,7 +12,7 @@ import torch
 
 from agreement.storage.run_files import FileError
 from algorithms.inference import by_prototype
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from algorithms.prototypes import Clusters, Targets
 from secure_client.checkpoints.predictor import inference_guide
 from secure_client.output.site_files import PROTOTYPES, SitePrototypes, read_prototypes, write_prototypes

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from agreement import Optimiser
 from agreement.registry.recipe import Recipe
-from algorithms.pfpl.objective import Objective
+from algorithms.pfpl.loss import PfplLoss
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
@@ -74,7 +74,7 @@ def learner(model: PrototypeModel | None = None, data: SiteData = DATA, **change
     for name, value in changes.items():
         (schedule if name in schedule else settings)[name] = value
     chosen = small_model() if model is None else model
-    return Learner(chosen, data, Recipe(Objective(2.0)), Schedule(**schedule), **settings)
+    return Learner(chosen, data, Recipe(PfplLoss(2.0)), Schedule(**schedule), **settings)
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from algorithms.model_outputs import Terms
+from algorithms.losses import Terms
 from protoseal.simulation.batched import training as batched
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client import app

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from agreement import ModelPart, Optimiser
 from agreement.registry.recipe import Recipe, Stage, Trains
-from algorithms.baselines import cross_entropy
+from algorithms.baseline_losses import CrossEntropyLoss
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel, compute_outputs
@@ -54,7 +54,7 @@ def make_learner(optimiser: Optimiser = Optimiser.SGD, *, seed: int = 0, **recip
     return Learner(
         make_model(seed),
         SiteData(TRAIN, TEST),
-        Recipe(cross_entropy.Objective(), averages=ModelPart.MODEL, **recipe),
+        Recipe(CrossEntropyLoss(), averages=ModelPart.MODEL, **recipe),
         Schedule(LR, MOMENTUM, DECAY, BATCH, EPOCHS, optimiser),
         site=SITE,
         seed=SEED,

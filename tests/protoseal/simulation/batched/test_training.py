@@ -11,12 +11,12 @@ from torch.utils.data import TensorDataset
 
 from agreement import Norm
 from agreement.registry.recipe import BatchLoss, Trains
-from algorithms.baselines import cross_entropy, fedplvm, fedproto, fpl
-from algorithms.feddbp import objective as feddbp
-from algorithms.fedpc import objective as fedpc
-from algorithms.fedplcc import objective as fedplcc
-from algorithms.model_outputs import Outputs, Terms
-from algorithms.pfpl import objective as pfpl
+from algorithms.baseline_losses import CrossEntropyLoss, FedplvmLoss, FedprotoLoss, FplLoss
+from algorithms.feddbp.loss import FeddbpLoss
+from algorithms.fedpc.loss import FedpcLoss
+from algorithms.fedplcc.loss import FedplccLoss
+from algorithms.losses import Outputs, Terms
+from algorithms.pfpl.loss import PfplLoss
 from algorithms.prototypes import Guide, Targets
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.errors import TrainingError
@@ -61,14 +61,14 @@ def test_in_groups(at_once: int, alone: list[Job]) -> None:
 
 
 GUIDED: dict[str, tuple[BatchLoss, list[Guide]]] = {
-    "pfpl": (pfpl.Objective(0.7), [targets(site) for site in range(6)]),
-    "pfpl literal": (pfpl.Objective(0.7, literal=True), [targets(site) for site in range(6)]),
-    "fedpc": (fedpc.Objective(0.5), [targets(site) for site in range(6)]),
-    "fedproto": (fedproto.Objective(1.0), [targets(0)] * 6),
-    "fedplcc": (fedplcc.Objective(0.5, 0.5), [clusters(0)] * 6),
-    "fpl": (fpl.Objective(), [clusters(site) for site in range(6)]),
-    "fedplvm": (fedplvm.Objective(weight=1.0), [clusters(site) for site in range(6)]),
-    "cross entropy": (cross_entropy.Objective(), [targets(site) for site in range(6)]),
+    "pfpl": (PfplLoss(0.7), [targets(site) for site in range(6)]),
+    "pfpl literal": (PfplLoss(0.7, literal=True), [targets(site) for site in range(6)]),
+    "fedpc": (FedpcLoss(0.5), [targets(site) for site in range(6)]),
+    "fedproto": (FedprotoLoss(1.0), [targets(0)] * 6),
+    "fedplcc": (FedplccLoss(0.5, 0.5), [clusters(0)] * 6),
+    "fpl": (FplLoss(), [clusters(site) for site in range(6)]),
+    "fedplvm": (FedplvmLoss(weight=1.0), [clusters(site) for site in range(6)]),
+    "cross entropy": (CrossEntropyLoss(), [targets(site) for site in range(6)]),
 }
 
 
@@ -85,9 +85,9 @@ def test_batched_training_equals_single_training_for_every_method(
 @pytest.mark.parametrize("literal", [True, False])
 def test_batched_training_equals_single_training_for_two_branches(literal: bool, alone: list[Job]) -> None:
     dual = add_branches(model_of(), DIM, seed=1).double()
-    objective = feddbp.Objective(literal=literal)
+    objective = FeddbpLoss(literal=literal)
     assert_alike(jobs_of(dual, objective))
-    assert_alike(jobs_of(dual, feddbp.Objective(), [None] * 6))
+    assert_alike(jobs_of(dual, FeddbpLoss(), [None] * 6))
     assert alone == []
 
 

@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 from agreement import DpSgdSection, Norm
 from agreement.registry.recipe import BatchLoss, Trains
-from algorithms.feddbp import objective as feddbp
-from algorithms.fedpc import objective as fedpc
-from algorithms.fedplcc import objective as fedplcc
-from algorithms.pfpl import objective as pfpl
+from algorithms.feddbp.loss import FeddbpLoss
+from algorithms.fedpc.loss import FedpcLoss
+from algorithms.fedplcc.loss import FedplccLoss
+from algorithms.pfpl.loss import PfplLoss
 from algorithms.prototypes import Clusters, Guide, Targets
 from secure_client.models.dual_branch import add_branches
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
@@ -33,14 +33,14 @@ SETTINGS = DpSgdSection(noise_multiplier=1.0, clip=0.5, sampling_rate=0.25)
 ALL = SETTINGS.model_copy(update={"sampling_rate": 1.0})
 """Every record in every step."""
 OBJECTIVES: dict[str, BatchLoss] = {
-    "pfpl": pfpl.Objective(10.0),
-    "pfpl-literal": pfpl.Objective(1.0, literal=True),
-    "fedpc": fedpc.Objective(0.5),
-    "feddbp": feddbp.Objective(),
-    "feddbp-literal": feddbp.Objective(literal=True),
-    "feddbp-one-branch": feddbp.Objective(share=False),
-    "feddbp-without-decision-loss": feddbp.Objective(decision_weight=0.0),
-    "fedplcc": fedplcc.Objective(0.1, 1.0),
+    "pfpl": PfplLoss(10.0),
+    "pfpl-literal": PfplLoss(1.0, literal=True),
+    "fedpc": FedpcLoss(0.5),
+    "feddbp": FeddbpLoss(),
+    "feddbp-literal": FeddbpLoss(literal=True),
+    "feddbp-one-branch": FeddbpLoss(share=False),
+    "feddbp-without-decision-loss": FeddbpLoss(decision_weight=0.0),
+    "fedplcc": FedplccLoss(0.1, 1.0),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.training.dp_sgd import steps
 from secure_client.training.loop import run_job

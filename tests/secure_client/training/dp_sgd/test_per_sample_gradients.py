@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from agreement import Norm
 from agreement.registry.recipe import BatchLoss
-from algorithms.model_outputs import Outputs
+from algorithms.losses import Outputs
 from algorithms.prototypes import Guide, Targets
 from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, build_model, compute_outputs

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.alignment_loss import mean_square, units
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.losses import Outputs, Terms, mean_square, units
 from algorithms.prototypes import Targets
 
 
 @dataclass(frozen=True)
-class Objective:
+class FeddbpLoss:
     """Loss L = CE_s + λ1 · CE_d + λ2 · L_s + λ3 · L_d (equation 7), each a batch mean.
 
     ``decision_weight`` is λ1, ``alignment_weight`` λ2, ``contrast_weight`` λ3, all at least 0; ``temperature`` is
-    τ > 0. L_s is :func:`algorithms.alignment_loss.mean_square` on the shared branch, L_d :func:`contrast` on the
+    τ > 0. L_s is :func:`algorithms.losses.mean_square` on the shared branch, L_d :func:`contrast` on the
     decision branch. ``literal`` takes both as printed: L_s without its 1/d, L_d without its logarithm and with the
     printed boundary term M.
     Ablations: ``share=False`` leaves out CE_s and L_s, ``decision=False`` CE_d and L_d (for a model without a decision

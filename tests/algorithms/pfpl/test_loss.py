@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.alignment_loss import distance_of_means, mean_square
-from algorithms.model_outputs import Outputs
-from algorithms.pfpl.objective import Objective
+from algorithms.losses import Outputs, distance_of_means, mean_square
+from algorithms.pfpl.loss import PfplLoss
 from algorithms.prototypes import Targets
 from tests.algorithms.target_cases import CLASSES, DIM, Case, cases
 
@@ -59,7 +58,7 @@ def test_known_answers() -> None:
 def test_the_loss_is_cross_entropy_plus_weighted_alignment(literal: bool, case: Case, weight: float) -> None:
     features, labels, targets = case
     logits = features @ torch.arange(DIM * CLASSES, dtype=torch.float32).reshape(DIM, CLASSES) / 10
-    terms = Objective(weight, literal)(Outputs(features, logits), labels, targets)
+    terms = PfplLoss(weight, literal)(Outputs(features, logits), labels, targets)
     entropy = 0.0
     for row, y in zip(logits.double().tolist(), labels.tolist(), strict=True):
         entropy += math.log(sum(math.exp(value) for value in row)) - row[y]
@@ -74,11 +73,11 @@ def test_the_loss_is_cross_entropy_plus_weighted_alignment(literal: bool, case: 
 def test_without_targets_there_is_cross_entropy_alone(literal: bool) -> None:
     features = torch.ones(2, DIM, requires_grad=True)
     labels = torch.tensor([0, 1])
-    terms = Objective(10.0, literal)(Outputs(features, features @ torch.eye(DIM, CLASSES)), labels, None)
+    terms = PfplLoss(10.0, literal)(Outputs(features, features @ torch.eye(DIM, CLASSES)), labels, None)
     assert terms.alignment.item() == 0.0
     assert terms.total.item() == terms.classification.item()
     nobody = Targets.of(np.zeros((CLASSES, DIM)), np.zeros(CLASSES, dtype=np.bool_))
-    terms = Objective(10.0, literal)(Outputs(features, features @ torch.eye(DIM, CLASSES)), labels, nobody)
+    terms = PfplLoss(10.0, literal)(Outputs(features, features @ torch.eye(DIM, CLASSES)), labels, nobody)
     assert terms.alignment.item() == 0.0
     torch.autograd.backward(terms.total)
     assert features.grad is not None
@@ -110,4 +109,4 @@ def test_the_gradient_at_the_target_is_zero(align: object) -> None:
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_weight_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="alignment_weight"):
-        Objective(weight)
+        PfplLoss(weight)

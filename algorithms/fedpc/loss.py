@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.alignment_loss import distance_of_means, mean_square
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.losses import Outputs, Terms, distance_of_means, mean_square
 from algorithms.prototypes import Targets
 
 
 @dataclass(frozen=True)
-class Objective:
+class FedpcLoss:
     """Loss (1 − γ) · CE + γ · L_p (equation 4), with CE a batch mean.
 
     ``alignment`` is γ: 0.5 in print, where both terms have the same weight; 0 leaves cross entropy alone. L_p is
-    :func:`algorithms.alignment_loss.mean_square`, and with ``literal``, as printed,
-    :func:`~algorithms.alignment_loss.distance_of_means`. Raises ``ValueError`` unless 0 ≤ γ < 1.
+    :func:`algorithms.losses.mean_square`, and with ``literal``, as printed,
+    :func:`~algorithms.losses.distance_of_means`. Raises ``ValueError`` unless 0 ≤ γ < 1.
     """
 
     alignment: float = 0.5

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.alignment_loss import distance_of_means
-from algorithms.fedpc.objective import Objective
-from algorithms.model_outputs import Outputs
+from algorithms.fedpc.loss import FedpcLoss
+from algorithms.losses import Outputs, distance_of_means
 from algorithms.prototypes import Targets
 from tests.algorithms import fedpc_reference as reference
 from tests.algorithms.target_cases import CLASSES, DIM, MIX, Case, cases, gradient
@@ -34,8 +33,8 @@ def test_alignment_is_equation_3(case: Case) -> None:
 
 
 READINGS = {
-    "mean square": (Objective(), reference.mean_square_loss, 29 / 6),
-    "printed": (Objective(literal=True), reference.prototype_loss, 4.0),
+    "mean square": (FedpcLoss(), reference.mean_square_loss, 29 / 6),
+    "printed": (FedpcLoss(literal=True), reference.prototype_loss, 4.0),
 }
 """Each reading of equation 3: the loss, its reference, and its value in :func:`test_known_answers`."""
 each_reading = pytest.mark.parametrize("reading", READINGS)
@@ -72,17 +71,17 @@ def test_known_answers(reading: str) -> None:
 
 
 def test_both_terms_weigh_the_same_as_printed() -> None:
-    assert Objective() == Objective(alignment=0.5, literal=False)
+    assert FedpcLoss() == FedpcLoss(alignment=0.5, literal=False)
 
 
 def test_without_targets_there_is_cross_entropy_alone() -> None:
     features, labels = torch.ones(2, DIM, dtype=torch.float64), torch.tensor([0, 1])
     nobody = Targets.of(np.full((CLASSES, DIM), np.nan), np.zeros(CLASSES, dtype=np.bool_))
     for targets in (None, nobody):
-        terms = Objective()(Outputs(features, features @ MIX), labels, targets)
+        terms = FedpcLoss()(Outputs(features, features @ MIX), labels, targets)
         assert terms.alignment.item() == 0.0
         assert terms.total.item() == terms.classification.item()
-        found = gradient(lambda z, t=targets: Objective()(Outputs(z, z @ MIX), labels, t).total, features)  # type: ignore[misc]
+        found = gradient(lambda z, t=targets: FedpcLoss()(Outputs(z, z @ MIX), labels, t).total, features)  # type: ignore[misc]
         alone = gradient(lambda z: torch.nn.functional.cross_entropy(z @ MIX, labels), features)
         torch.testing.assert_close(found, alone, rtol=0, atol=0)
 
@@ -90,7 +89,7 @@ def test_without_targets_there_is_cross_entropy_alone() -> None:
 def test_a_batch_of_withheld_classes_keeps_the_weight_of_cross_entropy() -> None:
     targets = Targets.of(np.zeros((CLASSES, DIM)), np.array([True, False, False, False]))
     features = torch.ones(2, DIM, dtype=torch.float64)
-    terms = Objective(0.3)(Outputs(features, features @ MIX), torch.tensor([1, 3]), targets)
+    terms = FedpcLoss(0.3)(Outputs(features, features @ MIX), torch.tensor([1, 3]), targets)
     assert terms.alignment.item() == 0.0
     assert terms.total.item() == pytest.approx(0.7 * terms.classification.item(), rel=1e-12)
 
@@ -98,7 +97,7 @@ def test_a_batch_of_withheld_classes_keeps_the_weight_of_cross_entropy() -> None
 def test_no_weight_is_cross_entropy_alone() -> None:
     targets = Targets.of(np.zeros((CLASSES, DIM)), np.ones(CLASSES, dtype=np.bool_))
     features = torch.ones(2, DIM, dtype=torch.float64)
-    terms = Objective(0.0)(Outputs(features, features @ MIX), torch.tensor([1, 3]), targets)
+    terms = FedpcLoss(0.0)(Outputs(features, features @ MIX), torch.tensor([1, 3]), targets)
     assert terms.total.item() == terms.classification.item()
     assert terms.alignment.item() > 0.0
 
@@ -213,4 +212,4 @@ def test_a_step_against_the_gradient_comes_nearer_to_the_target() -> None:
 @pytest.mark.parametrize("weight", [-0.1, 1.0, 2.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_weight_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="alignment"):
-        Objective(weight)
+        FedpcLoss(weight)

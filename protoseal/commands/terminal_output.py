@@ -1,4 +1,4 @@
-"""Output of errors and warnings that a user can act on: one line each, and an error's exit code."""
+"""What commands print on a terminal: errors in one line, names without control characters, and logs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,56 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
-
-from protoseal.commands.terminal_escaping import printable, printable_lines
+from rich.console import Console
+from rich.logging import RichHandler
 
 if TYPE_CHECKING:
+    from agreement import LogLevel
     from secure_client.diagnosis.diagnoses import Diagnosis
+
+
+def printable(text: str) -> str:
+    r"""Return the text with each unprintable character as its escape: ``\n``, ``\x1b``, ``\u202e``."""
+    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return the text with each line escaped; for this program's own text, such as a traceback."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+class PrintableRecords(logging.Filter):
+    """Logging filter that escapes a record. A traceback keeps its lines, each indented."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Escape the record and return True."""
+        record.msg, record.args = printable(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+            record.exc_info = None  # handlers show only its text
+        if record.exc_text:
+            lines = printable_lines(record.exc_text).split("\n")
+            record.exc_text = "\n".join(f"    {line}" for line in lines)
+        return True
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte of a name that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def start_log(level: LogLevel) -> None:
+    """Log to standard error: formatted on a terminal, one plain line an entry elsewhere (a file, journald)."""
+    console = Console(stderr=True)
+    handler = (
+        RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()
+    )
+    if not console.is_terminal:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(PrintableRecords())
+    logging.basicConfig(level=level.value.upper(), handlers=[handler])
+
 
 _log = logging.getLogger("protoseal")
 P = ParamSpec("P")

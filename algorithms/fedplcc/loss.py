@@ -8,13 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.contrastive_loss import check_numbers, contrast, largest, mean_over, same_class, similarities
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.losses import (
+    Outputs,
+    Terms,
+    check_numbers,
+    contrast,
+    largest,
+    mean_over,
+    same_class,
+    similarities,
+)
 from algorithms.prototypes import Clusters
 
 
 @dataclass(frozen=True)
-class Objective:
+class FedplccLoss:
     """Loss CE + λ1·L_contra + λ2·L_corr (equation 4), with s_α(z, g) = cos(z, g)^α (equation 7), as batch means.
 
     L_contra = −log[ Σ_{g∈G^y} e^{s_α/τ} W_g / Σ_{g∈G} e^{s_α/τ} W_g ] (equation 6), and

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
-from algorithms.feddbp.objective import Objective, contrast
-from algorithms.model_outputs import Outputs, Terms
+from algorithms.feddbp.loss import FeddbpLoss, contrast
+from algorithms.losses import Outputs, Terms
 from algorithms.prototypes import Targets
 from tests.algorithms import feddbp_reference as reference
 from tests.algorithms import target_cases
@@ -55,7 +55,7 @@ def outputs(shared: Tensor, decision: Tensor) -> Outputs:
     return Outputs(shared, shared @ MIX, decision, decision @ MIX)
 
 
-def by_loops(objective: Objective, case: Case) -> tuple[float, float]:
+def by_loops(objective: FeddbpLoss, case: Case) -> tuple[float, float]:
     """Return classification and alignment of equation 7, with their weights."""
     shared, decision, labels, targets = case
     known = labels.tolist()
@@ -111,7 +111,7 @@ def agrees(terms: Terms, expected: tuple[float, float]) -> bool:
 def test_the_loss_is_equation_7(
     switches: dict[str, Any], case: Case, weights: tuple[float, float, float]
 ) -> None:
-    objective = Objective(*weights, temperature=TAU, **switches)
+    objective = FeddbpLoss(*weights, temperature=TAU, **switches)
     shared, decision, labels, targets = case
     assert agrees(objective(outputs(shared, decision), labels, targets), by_loops(objective, case))
 
@@ -119,15 +119,17 @@ def test_the_loss_is_equation_7(
 @pytest.mark.parametrize("other", [*SWITCHES, *ABLATIONS])
 def test_the_comparison_sees_each_switch(other: dict[str, Any]) -> None:
     shared, decision, labels, targets = case = some_case()
-    objective = Objective(temperature=TAU)
-    switched: Objective = replace(objective, **other)
+    objective = FeddbpLoss(temperature=TAU)
+    switched: FeddbpLoss = replace(objective, **other)
     terms = switched(outputs(shared, decision), labels, targets)
     assert agrees(terms, by_loops(switched, case))
     assert not agrees(terms, by_loops(objective, case))
 
 
 def test_the_defaults_are_the_papers_settings() -> None:
-    assert Objective() == Objective(1.0, 10.0, 1.0, 0.07, literal=False, share=True, decision=True, hard=True)
+    assert FeddbpLoss() == FeddbpLoss(
+        1.0, 10.0, 1.0, 0.07, literal=False, share=True, decision=True, hard=True
+    )
 
 
 def test_known_answers() -> None:
@@ -139,10 +141,10 @@ def test_known_answers() -> None:
     targets = Targets.of(rows, np.ones(2, dtype=np.bool_))
     labels, half = torch.tensor([0]), torch.tensor([[1.0, 3**0.5]], dtype=torch.float64)
     given = Outputs(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), half, torch.zeros(1, 2))
-    terms = Objective(2.0, 10.0, 5.0, temperature=0.5)(given, labels, targets)
+    terms = FeddbpLoss(2.0, 10.0, 5.0, temperature=0.5)(given, labels, targets)
     assert terms.classification.item() == pytest.approx(3 * np.log(2))
     assert terms.alignment.item() == pytest.approx(10 * 8 + 5 * np.log(2))
-    printed = Objective(2.0, 10.0, 5.0, temperature=0.5, **PRINTED)(given, labels, targets)
+    printed = FeddbpLoss(2.0, 10.0, 5.0, temperature=0.5, **PRINTED)(given, labels, targets)
     assert printed.alignment.item() == pytest.approx(10 * 16 - 5 / (2 + np.exp(2)))
 
 
@@ -150,7 +152,7 @@ def test_known_answers() -> None:
 def test_without_targets_there_is_cross_entropy_on_both_branches(switches: dict[str, Any]) -> None:
     shared, decision, labels, _ = some_case()
     nobody = Targets.of(np.full((CLASSES, DIM), np.nan), np.zeros(CLASSES, dtype=np.bool_))
-    objective = Objective(0.7, **switches)
+    objective = FeddbpLoss(0.7, **switches)
     both = torch.nn.functional.cross_entropy
     for targets in (None, nobody):
         terms = objective(outputs(shared, decision), labels, targets)
@@ -172,7 +174,7 @@ def test_a_single_target_has_nothing_to_contrast_with() -> None:
 def test_samples_and_classes_without_a_target_count_nowhere() -> None:
     """Another sample of a class without a target changes neither L_s nor L_d, nor does what its row holds."""
     shared, decision, labels, targets = some_case()
-    objective = Objective(0.0, temperature=TAU)
+    objective = FeddbpLoss(0.0, temperature=TAU)
     before = objective(outputs(shared, decision), labels, targets).alignment
     more = [torch.cat([each, 9.0 * torch.ones(1, DIM, dtype=torch.float64)]) for each in (shared, decision)]
     after = objective(outputs(more[0], more[1]), torch.cat([labels, torch.tensor([2])]), targets).alignment
@@ -294,7 +296,7 @@ def test_a_hard_negative_is_repelled_seen_from_the_prototype() -> None:
 def test_batches_can_be_stacked(switches: dict[str, Any]) -> None:
     """Three sites' batches, with other labels and targets each, in one program: losses and gradients are the loop's."""
     sites = [some_case(0), some_case(1, (True,) * 4), some_case(2, (False,) * 4)]
-    objective = Objective(temperature=TAU, **switches)
+    objective = FeddbpLoss(temperature=TAU, **switches)
 
     def total(z: tuple[Tensor, Tensor], labels: Tensor, rows: Tensor, present: Tensor) -> Tensor:
         return objective(outputs(*z), labels, Targets(rows, present)).total
@@ -338,7 +340,7 @@ def test_no_gradient_is_ever_nan(
     rows = np.array([[scale] * DIM, [np.nan] * DIM, [1.0, 0.0, 0.0], [0.0] * DIM])
     targets = Targets.of(rows, np.isfinite(rows).all(axis=1))
     leaf = torch.full((len(labels), DIM), scale, dtype=dtype, requires_grad=True)
-    objective = Objective(**switches)
+    objective = FeddbpLoss(**switches)
     terms = objective(Outputs(leaf, leaf, leaf, leaf), torch.tensor(labels).clamp(max=DIM - 1), targets)
     torch.autograd.backward(terms.alignment)
     assert leaf.grad is not None
@@ -350,19 +352,19 @@ def test_a_model_without_the_branch_is_refused_unless_it_is_left_out() -> None:
     shared, _, labels, targets = some_case()
     given = Outputs(shared, shared @ MIX)
     with pytest.raises(ValueError, match="no decision branch"):
-        Objective()(given, labels, targets)
-    assert Objective(decision=False)(given, labels, targets).alignment > 0.0
+        FeddbpLoss()(given, labels, targets)
+    assert FeddbpLoss(decision=False)(given, labels, targets).alignment > 0.0
 
 
 @pytest.mark.parametrize("name", ["decision_weight", "alignment_weight", "contrast_weight", "temperature"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_numbers_that_are_no_weights_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
-        replace(Objective(), **{name: value})  # type: ignore[arg-type]  # some of its fields are bools
+        replace(FeddbpLoss(), **{name: value})  # type: ignore[arg-type]  # some of its fields are bools
 
 
 def test_settings_that_train_nothing_or_divide_by_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="nothing would train"):
-        Objective(share=False, decision=False)
+        FeddbpLoss(share=False, decision=False)
     with pytest.raises(ValueError, match="temperature"):
-        Objective(temperature=0.0)
+        FeddbpLoss(temperature=0.0)

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.alignment_loss import distance_of_means, mean_square
-from algorithms.baselines import fedproto
+from algorithms.baseline_losses import FedprotoLoss
+from algorithms.losses import distance_of_means, mean_square
 from algorithms.prototypes import Targets
 
 
 @dataclass(frozen=True)
-class Objective(fedproto.Objective):
+class PfplLoss(FedprotoLoss):
     """Loss CE + λ · ℓ_R (equation 5): FedProto's loss, with personalised prototypes as targets.
 
-    ``alignment_weight`` is λ ≥ 0. ℓ_R is :func:`algorithms.alignment_loss.mean_square`; ``literal`` takes it as printed
-    (equations 6 and 7, :func:`algorithms.alignment_loss.distance_of_means`). Raises ``ValueError`` for a negative or
+    ``alignment_weight`` is λ ≥ 0. ℓ_R is :func:`algorithms.losses.mean_square`; ``literal`` takes it as printed
+    (equations 6 and 7, :func:`algorithms.losses.distance_of_means`). Raises ``ValueError`` for a negative or
     non-finite λ.
     """
 
