@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from agreement import Agreement, AveragingSection, Method, Optimiser
-from algorithms.fedpc.loss import FedpcLoss as FedpcObjective
-from algorithms.pfpl.loss import FedpcLoss as PfplObjective
+from algorithms.fedpc.loss import FedpcLoss
+from algorithms.pfpl.loss import PfplLoss
 from crypto.errors import BoundError
 from protoseal.simulation.site_pool import SiteTraining
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
@@ -98,7 +98,7 @@ def test_build_learner_frozen_extractor_with_batch_norm_is_refused() -> None:
 
 
 def test_build_learner_objective_is_the_methods() -> None:
-    assert build_recipe(agreement()).objective == FedpcObjective(0.25)
+    assert build_recipe(agreement()).objective == FedpcLoss(0.25)
     printed = agreement(fedpc={"literal": True})
     assert build_recipe(printed).objective == FedpcLoss(literal=True)
 
@@ -113,7 +113,7 @@ def test_build_learner_objective_is_the_methods() -> None:
     ],
 )
 def test_build_learner_pfpl_regulariser_has_its_default_weight(
-    settings: dict[str, Any], objective: PfplObjective
+    settings: dict[str, Any], objective: PfplLoss
 ) -> None:
     assert build_recipe(agreement(method="pfpl", pfpl=settings)).objective == objective
 
