@@ -343,6 +343,13 @@ def test_describe_view_pfpl_says_what_was_seen(plain: Run, rotated: Run, encrypt
     assert numbers[0].startswith("768 plain numbers, 0 rotated ones, 0 masked words and 0 ciphertexts")
     assert numbers[1].startswith("0 plain numbers, 768 rotated ones, 0 masked words and 0 ciphertexts")
     assert numbers[2].startswith("0 plain numbers, 0 rotated ones, 0 masked words and 12 ciphertexts")
+    silent = [
+        message
+        for message in plain.received
+        if message.key is None or message.key.phase is not Phase.PRESENCE
+    ]
+    without = {line.what: line for line in describe_view(silent, plain.agreement, plain.last())}
+    assert "which site has which class" not in seen(without)
     told = by_ckks["which site has which class"].evidence
     assert told == f"{UPLOADS} signed presence statements, {UPLOADS} of which name classes"
 

@@ -18,6 +18,7 @@ from protoseal.audit.canary_audit import Verdict
 from protoseal.audit.release_checks import CLIPPING, DEPENDENT, REPEATED, SHARED
 from protoseal.audit.run_audit import CENTRES, MODELS, audit_run
 from protoseal.audit.run_checks import NOISE, PAID, SENT, Outcome, RunAudit
+from protoseal.audit.sent_checks import check_paid
 from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.audit.training_checks import SUCCESSION
 from protoseal.simulation.local_federation import LocalFederation
@@ -151,6 +152,9 @@ def test_audit_run_partial_record_does_not_stand(tmp_path: Path) -> None:
         (replace(evidence, answers=late), Verdict.REFUTED),
     ):
         assert audit_run(agreement.run, {**kept, first: changed}, LEVEL).verdict is verdict
+    twice = replace(evidence, draws=[*evidence.draws, evidence.draws[0]])
+    reasons = [check.reason for check in check_paid(twice)]
+    assert any("twice under one entry" in reason for reason in reasons)
 
 
 @pytest.mark.full

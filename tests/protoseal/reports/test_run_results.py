@@ -112,13 +112,17 @@ def test_run_result_groups_and_control_name() -> None:
     assert RESULT.groups == ()
 
 
-def test_run_result_withheld_is_of_reported_round() -> None:
+def test_run_result_figures_are_of_reported_round() -> None:
     """The reported round is the best one where training stopped early."""
     first, last = (("clinic-a", "clinic-b"), ("clinic-c",)), (("clinic-a",), ("clinic-b",))
     rounds = [replace(ROUNDS[0], groups=first), replace(ROUNDS[1], groups=last)]
-    for best, withheld, groups in (({"pfpl": 1}, (), first), ({"pfpl": 2}, ("2",), last), ({}, ("2",), last)):
+    for best, withheld, groups, accuracy in (
+        ({"pfpl": 1}, (), first, 0.2),
+        ({"pfpl": 2}, ("2",), last, 0.8),
+        ({}, ("2",), last, 0.8),
+    ):
         result = run_result(small_agreement(), SITES, rounds, {}, dataset="digits", seed=7, best=best)
-        assert (result.withheld, result.groups) == (withheld, groups)
+        assert (result.withheld, result.groups, result.sites[0].accuracy) == (withheld, groups, accuracy)
 
 
 def test_run_result_keeps_agreement_and_arguments() -> None:
