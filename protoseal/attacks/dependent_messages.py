@@ -15,7 +15,7 @@ import numpy as np
 from agreement.derived.payload_shapes import limits_of
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import Case, Measurement, share_interval
-from protoseal.attacks.readings import Adversary, decode_upload
+from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, record_run
 from protoseal.simulation.experiment import scene_of
 from protoseal_wire import codec
@@ -110,7 +110,7 @@ def _read_clear_content(run: RecordedRun, key: PhaseKey, content: bytes) -> obje
         return holds, len(stated.base), stated.keys is None, stated.anchor is None
     if key.phase is Phase.VALUES:
         received = Received("", key, content, 0.0)
-        payload = decode_upload(received, run.agreement)
+        payload = run.read(received)
         return tuple(array.tobytes() for array in payload.arrays) if payload.scheme == PLAIN else None
     return content if key.phase is Phase.RESULT else None
 

@@ -17,7 +17,7 @@ from agreement import Agreement
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedSum
 from agreement.registry.round_plan import PayloadKind
 from protoseal.attacks.opened_sums import decrypt_sum, find_group, find_means, open_clusters, open_means
-from protoseal.attacks.readings import Adversary, choose_accomplice, colluding_sites, decode_upload
+from protoseal.attacks.readings import Adversary, choose_accomplice, colluding_sites
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal_wire.messages import Phase
 from secure_client.checkpoints.learner_factory import build_agreed_model
@@ -78,7 +78,7 @@ def load_model(run: RecordedRun, vector: Rows) -> PrototypeModel:
 def _read_upload(run: RecordedRun, victim: str) -> ExchangedModel:
     """Read the victim's upload as if it were not protected."""
     agreement = run.agreement
-    payload = decode_upload(run.upload(victim), agreement)
+    payload = run.payload(victim)
     length = agreement.layout.length
     match agreement.plan.values:
         case PayloadKind.VECTOR | PayloadKind.LOCAL_CLUSTERS:
@@ -103,7 +103,7 @@ def _divide_by_weight(agreement: Agreement, contribution: Rows) -> Rows:
 
 def _decrypt_model(run: RecordedRun, victim: str, accomplice: str) -> Rows:
     agreement, length = run.agreement, run.agreement.layout.length
-    payload = decode_upload(run.upload(victim), agreement)
+    payload = run.payload(victim)
     if not agreement.clusters:
         values = decrypt_sum(run, accomplice, payload, EncryptedSum(agreement))
         return _divide_by_weight(agreement, values[:length])

@@ -66,8 +66,9 @@ def values_by_configuration(rows: Sequence[tuple[str, CaseRecord]]) -> str:
 
 def values_over_samples(panels: Panels) -> str:
     """Draw the value over the number of samples behind a prototype; a panel for each adversary."""
+    metric = next(cases[0].metric for lines in panels.values() for cases in lines.values())
     with mpl.rc_context(STYLE):
-        figure, places = _panels(panels, "samples behind a prototype", _metric(panels))
+        figure, places = _panels(panels, "samples behind a prototype", metric)
         styles = _styles(panels)
         for axes, lines in zip(places, panels.values(), strict=True):
             for name, cases in lines.items():
@@ -154,10 +155,6 @@ def _has_allowed(panels: Panels) -> bool:
 
 def _interval(cases: Sequence[CaseRecord]) -> Any:
     return [[case.value - case.low for case in cases], [case.high - case.value for case in cases]]
-
-
-def _metric(panels: Panels) -> str:
-    return next(cases[0].metric for lines in panels.values() for cases in lines.values())
 
 
 def _thresholds(axes: Axes, cases: Sequence[CaseRecord]) -> None:

@@ -208,7 +208,12 @@ class AttackGrid:
         data = scene_of(config, planned.seed).divided.sha256
         stored = self._load(path, settings, data)
         tried = () if stored is None else stored.attacks
-        missing = [case for case in self._select_cases(planned) if case.attack not in tried]
+        missing = [
+            case
+            for suite in self._cases.values()
+            for case in suite
+            if case.thinned == planned.thinned and case.attack not in tried
+        ]
         if stored is not None and not missing:
             return stored
         start = time.monotonic()
@@ -228,9 +233,6 @@ class AttackGrid:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, outcomes)
         return outcomes
-
-    def _select_cases(self, planned: PlannedRun) -> list[Case]:
-        return [case for suite in self._cases.values() for case in suite if case.thinned == planned.thinned]
 
     def _load(self, path: Path, settings: dict[str, Any], data: str) -> RunOutcomes | None:
         """Return a run's outcomes of an earlier start; raise ``UserError`` if it had other settings or data."""

@@ -33,7 +33,6 @@ from protoseal.attacks.readings import (
     Adversary,
     LearnedRows,
     add_length_readings,
-    decode_upload,
     group_by_reading,
     readings,
 )
@@ -182,14 +181,12 @@ def _mean_lengths(learned: LearnedRows, classes: int) -> Rows:
 def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
     agreement, classes = run.agreement, len(run.agreement.classes)
     if agreement.plan.values is PayloadKind.LOCAL_CLUSTERS:
-        arrays = {site: decode_upload(run.upload(site), agreement).arrays for site in run.sites}
+        arrays = {site: run.payload(site).arrays for site in run.sites}
         counts = {site: np.bincount(a[1].astype(np.int64), a[2], classes) for site, a in arrays.items()}
         counts = {site: np.where(count > 0, count, np.nan) for site, count in counts.items()}
         yield Estimate("its sample counts, in the clear", counts)
     if Phase.DIRECTIONS in agreement.plan.phases:
-        classes_of_rows = {
-            site: decode_upload(run.upload(site, Phase.DIRECTIONS), agreement).arrays[1] for site in run.sites
-        }
+        classes_of_rows = {site: run.payload(site, Phase.DIRECTIONS).arrays[1] for site in run.sites}
         numbers = {
             s: np.bincount(a.astype(np.int64), minlength=classes) * 1.0 for s, a in classes_of_rows.items()
         }
@@ -204,7 +201,7 @@ def _estimates_from_other_parts(run: RecordedRun) -> Iterator[Estimate]:
 def _read_biases(run: RecordedRun, site: str) -> Rows:
     """Return the biases (K,) of the classifier that the site uploaded."""
     layout = run.agreement.layout
-    vector = decode_upload(run.upload(site), run.agreement).arrays[-1]
+    vector = run.payload(site).arrays[-1]
     samples = vector[layout.means] if layout.weighted else 1.0
     model = copy.deepcopy(run.sites[site].model)  # for its shapes, which are agreed
     AveragedPart(model, run.agreement.method.traits.averaged).load(layout.split(vector)[1] / samples)

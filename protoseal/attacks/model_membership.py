@@ -97,16 +97,13 @@ def common_public(run: RecordedRun) -> LabelledImages:
 def train_shadows(run: RecordedRun) -> Shadows:
     """Train shadow models, each on a random part of the public samples, of a site's size if there are as many."""
     public, rng = common_public(run), np.random.default_rng(0)
-    size = min(int(_share(run.agreement) * len(public)), max(len(site.train) for site in run.sites.values()))
+    # Where only the extractor is exchanged, the public samples that a shadow did not see train its classifier.
+    share = 0.5 if run.agreement.method.traits.averaged is ModelPart.EXTRACTOR else 0.9
+    size = min(int(share * len(public)), max(len(site.train) for site in run.sites.values()))
     orders = [rng.permutation(len(public)) for _ in range(SHADOWS)]
     seen = [public.take(order[:size]) for order in orders]
     models = [_train_shadow(run, part, i) for i, part in enumerate(seen)]
     return Shadows(models, seen, [public.take(order[size:]) for order in orders])
-
-
-def _share(agreement: Agreement) -> float:
-    """Return the share of the public samples that a shadow model may train on; the rest trains a classifier."""
-    return 0.5 if agreement.method.traits.averaged is ModelPart.EXTRACTOR else 0.9
 
 
 def _train_shadow(run: RecordedRun, samples: LabelledImages, number: int) -> PrototypeModel:

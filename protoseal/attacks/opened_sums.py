@@ -41,6 +41,8 @@ from crypto.roster import Member, Roster
 from protoseal.attacks.recorded_run import RecordedRun, Rows, cached_in_run
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Assignment, Phase, PhaseKey
+from secure_client.exchanges.clusters import read_cleartext_clusters
+from secure_client.exchanges.sum_halves import read_cleartext_means
 from secure_server.exchanges.exchange import Attempt
 from secure_server.exchanges.secure_aggregation import MaskedSumExchange
 from secure_server.exchanges.sums import PlainSums
@@ -67,15 +69,14 @@ def open_means(run: RecordedRun, site: str, content: bytes) -> Means:
             rows, model = agreement.layout.split(total)
             return Means(rows / holders.clip(1.0)[:, None], holders > 0.0, model)
         case _:
-            return _split_means(agreement, payload)
+            return read_cleartext_means(agreement, payload, payload.scheme)
 
 
 def open_clusters(run: RecordedRun, site: str, content: bytes) -> tuple[GlobalClusters, Rows]:
     """Return the clusters and the mean model (p + q,) in a result that the site received."""
     agreement, payload = run.agreement, _decode_result(run, content)
     if agreement.plan.result is PayloadKind.CLUSTERS:
-        rows, classes, weights, averaged = payload.arrays
-        return GlobalClusters(rows, classes.astype(np.int64), weights), averaged
+        return read_cleartext_clusters(agreement, payload, payload.scheme)
     labels = whole_numbers(payload.arrays[0], len(agreement.classes))
     sums = EncryptedClusterSum(agreement, len(labels))
     return sums.means(decrypt_sum(run, site, payload, sums), labels)
@@ -96,12 +97,6 @@ def _decrypt_means(run: RecordedRun, site: str, payload: Payload) -> Means:
 
 def _decode_result(run: RecordedRun, content: bytes) -> Payload:
     return codec.decode_payload(content, limits_of(run.agreement), result_shape(run.agreement))
-
-
-def _split_means(agreement: Agreement, payload: Payload) -> Means:
-    vector, has = payload.arrays
-    rows, model = agreement.layout.split(vector)
-    return Means(rows, has == 1.0, model)
 
 
 # Members of the round
@@ -174,7 +169,8 @@ def open_coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
     attempt = replace(_rebuild_attempt(run), groups=(group,))
     kind = MaskedSumExchange if run.agreement.plan.masked else PlainSums
     outcome = kind(run.agreement, limits_of(run.agreement)).outcome(attempt)
-    return _split_means(run.agreement, outcome.results[group[0]])
+    result = outcome.results[group[0]]
+    return read_cleartext_means(run.agreement, result, result.scheme)
 
 
 def _rebuild_attempt(run: RecordedRun) -> Attempt:
@@ -253,7 +249,7 @@ def solve_means(run: RecordedRun, victim: str, sites: tuple[str, ...]) -> tuple[
         np.array([result.has for result in results]),
         np.array([result.model for result in results]),
     )
-    has = np.array([_classes_with_mean(run, group) for group in groups])
+    has = np.array([list_holdings(run, group).sum(axis=0) >= agreement.min_holders for group in groups])
     return tuple(
         Means(solution.rows[hidden], solution.has[hidden], solution.theta[hidden])
         for solution in unmix_groups(agreement, mixed, has)
@@ -296,8 +292,3 @@ def unmix_groups(agreement: Agreement, mixed: Groups, has: Bool) -> list[Groups]
         if error <= _ROOT and all(np.abs(end.x - other).max() > _SAME for _, other in ends):
             ends.append((error, end.x))
     return [means(cosines, mixed.theta) for _, cosines in sorted(ends, key=lambda end: end[0])]
-
-
-def _classes_with_mean(run: RecordedRun, group: tuple[str, ...]) -> Bool:
-    """Return the classes (K,) that the group has."""
-    return np.asarray(list_holdings(run, group).sum(axis=0) >= run.agreement.min_holders)

@@ -25,7 +25,6 @@ from protoseal.attacks.readings import (
     Adversary,
     LearnedRows,
     add_length_readings,
-    decode_upload,
     group_by_reading,
     readings,
 )
@@ -207,7 +206,7 @@ def _list_holders(run: RecordedRun, number: int) -> list[str]:
 
 
 def _is_rotated(run: RecordedRun) -> bool:
-    return any(decode_upload(run.upload(site), run.agreement).scheme != PLAIN for site in run.sites)
+    return any(run.payload(site).scheme != PLAIN for site in run.sites)
 
 
 def _score_known_rows(run: RecordedRun, number: int) -> Rows:
@@ -217,7 +216,7 @@ def _score_known_rows(run: RecordedRun, number: int) -> Rows:
     """
     holders, rng = _list_holders(run, number), np.random.default_rng(number)
     truth = np.concatenate([_true_rows(run, site, number) for site in holders])
-    uploads = [decode_upload(run.upload(site), run.agreement).arrays[0][number] for site in holders]
+    uploads = [run.payload(site).arrays[0][number] for site in holders]
     sent, rotated = np.array(uploads) * run.agreement.norm_bound, _is_rotated(run)
     shares = []
     for victim, _ in [(victim, order) for victim in range(len(holders)) for order in range(ORDERS)]:

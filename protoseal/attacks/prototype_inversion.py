@@ -142,7 +142,8 @@ def reconstruct(
         if decoder:
             made = train_decoder(run, victim, model)(targets)
         else:
-            made = match_features(model, targets, _class_means(public, labels.tolist()), _input_range(public))
+            starts = torch.stack([public.of_class(k).inputs.mean(dim=0) for k in labels.tolist()])
+            made = match_features(model, targets, starts, _input_range(public))
         result.append(Reconstruction(learned.reading, learned.rows[is_public], made, labels))
     return tuple(result)
 
@@ -199,10 +200,6 @@ def _fit_decoder(features: Tensor, images: Tensor) -> nn.Module:
                 parameter.grad = gradient
             optimiser.step()
     return network
-
-
-def _class_means(public: LabelledImages, classes: Sequence[int]) -> Tensor:
-    return torch.stack([public.of_class(k).inputs.mean(dim=0) for k in classes])
 
 
 def _input_range(public: LabelledImages) -> tuple[float, float]:

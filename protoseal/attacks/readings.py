@@ -29,13 +29,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import chain
 
 import numpy as np
 
 from agreement import Agreement, Family
 from agreement.derived.encrypted_sums import EncryptedClusterSum, EncryptedSum
-from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
 from agreement.registry.round_plan import PayloadKind
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
@@ -58,9 +56,7 @@ from protoseal.attacks.opened_sums import (
 )
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, cached_in_run
 from protoseal.attacks.solved_combinations import ClassSolutions, solve_class
-from protoseal_wire import codec
 from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
-from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import AssignedRows, Phase
 from secure_server.storage.store import Received
 
@@ -130,26 +126,12 @@ def choose_accomplice(run: RecordedRun, victim: str) -> str:
 # The coordinator's readings
 
 
-def decode_upload(received: Received, agreement: Agreement) -> Payload:
-    """Decode an upload of VALUES or DIRECTIONS."""
-    key = received.key
-    if key is None:
-        raise ValueError("a statement is no upload of values")
-    form = (
-        directions_shape(agreement) if key.phase is Phase.DIRECTIONS else values_shape(agreement, key.round)
-    )
-    try:
-        return codec.decode_payload(received.content, limits_of(agreement), form)
-    except Malformed:  # from a large group, with a signature beside it
-        return codec.decode_masked_values(received.content, limits_of(agreement), form).payload
-
-
 def _read_upload(run: RecordedRun, victim: str) -> Iterator[LearnedRows]:
     """Yield the victim's upload of prototypes, read as if it were not protected."""
     agreement, held = run.agreement, np.unique(run.sites[victim].labels)
     if not (agreement.method.traits.prototypes or agreement.clusters):
         return
-    payload = decode_upload(run.upload(victim), agreement)
+    payload = run.payload(victim)
     match agreement.plan.values:
         case PayloadKind.ROWS:
             rotated = payload.scheme != PLAIN
@@ -215,7 +197,7 @@ def _read_with_secrets(run: RecordedRun, victim: str, accomplice: str) -> Iterat
     if not (agreement.method.traits.prototypes or agreement.clusters):
         return
     upload = run.upload(victim)
-    payload = decode_upload(upload, agreement)
+    payload = run.read(upload)
     match agreement.plan.values:
         case PayloadKind.ROWS if payload.scheme != PLAIN:
             rows = _rotate_back(run, accomplice, upload, payload.arrays[0], np.arange(len(agreement.classes)))
@@ -246,7 +228,7 @@ def round_zero_readings(run: RecordedRun, adversary: Adversary, victim: str) -> 
     if run.initial is None or adversary not in (Adversary.COORDINATOR, Adversary.COLLUSION):
         return
     agreement, upload = run.agreement, run.upload(victim, number=0)
-    payload, held = decode_upload(upload, agreement), np.unique(run.sites[victim].labels)
+    payload, held = run.read(upload), np.unique(run.sites[victim].labels)
     rows, words = payload.arrays[0], "its prototypes of the initial model"
     if payload.scheme != PLAIN:
         if adversary is Adversary.COORDINATOR:
@@ -285,7 +267,7 @@ def _read_local_prototypes(run: RecordedRun, victim: str, accomplice: str) -> It
 def _read_directions(run: RecordedRun, site: str, accomplice: str) -> tuple[Rows, Labels]:
     """Return the directions (M, d) of a site's local prototypes, rotated back, and their classes (M,)."""
     upload = run.upload(site, Phase.DIRECTIONS)
-    rows, classes = decode_upload(upload, run.agreement).arrays
+    rows, classes = run.read(upload).arrays
     labels = classes.astype(np.int64)
     return _rotate_back(run, accomplice, upload, rows, labels), labels
 
@@ -322,7 +304,7 @@ def _open_cluster_sums(run: RecordedRun, victim: str, accomplice: str, assigned:
     """Return the sums (G, d) over clusters: of all sites' rows, or under ``ckks`` of the victim's."""
     agreement, number = run.agreement, len(assigned.labels)
     if agreement.protection.ckks_key:
-        payload = decode_upload(run.upload(victim), agreement)
+        payload = run.payload(victim)
         values = decrypt_sum(run, accomplice, payload, EncryptedClusterSum(agreement, number))
         own = agreement.clustering
         return own.split(values[: own.length(number, agreement.dim)], number, agreement.dim)[0]
@@ -393,13 +375,11 @@ def mean_readings(
     )
     shared = sent[mean.has[sent]]
     left = [_subtract_colluders(run, group, colluders, int(k), mean.rows[k]) for k in shared]
-    words = (_name_of_mean(run) if means else "a mixture of all groups' means") + (_LESS if colluders else "")
-    details = {"solutions of the groups' mixtures": float(len(means))} if len(list_groups(run)) > 1 else {}
+    one_group = len(list_groups(run)) == 1
+    name = "the mean over sites" if one_group else "the mean over its group's sites"
+    words = (name if means else "a mixture of all groups' means") + (_LESS if colluders else "")
+    details = {} if one_group else {"solutions of the groups' mixtures": float(len(means))}
     yield LearnedRows(words, np.array(left).reshape(-1, agreement.dim), shared, details=details)
-
-
-def _name_of_mean(run: RecordedRun) -> str:
-    return "the mean over sites" if len(list_groups(run)) == 1 else "the mean over its group's sites"
 
 
 def _subtract_colluders(
@@ -504,9 +484,10 @@ def group_by_reading(views: Mapping[str, Sequence[LearnedRows]]) -> dict[str, di
 
 def add_length_readings(run: RecordedRun, learned: Sequence[LearnedRows]) -> list[LearnedRows]:
     """Return the readings, and after rotated rows their lengths, (M, 1)."""
-    return list(chain.from_iterable([reading, *_lengths_kept(run, reading)] for reading in learned))
-
-
-def _lengths_kept(run: RecordedRun, learned: LearnedRows) -> Iterator[LearnedRows]:
-    if run.agreement.plan.values is PayloadKind.ROWS and "as they are" in learned.reading:
-        yield replace(learned, reading=LENGTHS, rows=np.linalg.norm(learned.rows, axis=1, keepdims=True))
+    readings_and_lengths = []
+    for reading in learned:
+        readings_and_lengths.append(reading)
+        if run.agreement.plan.values is PayloadKind.ROWS and "as they are" in reading.reading:
+            lengths = np.linalg.norm(reading.rows, axis=1, keepdims=True)
+            readings_and_lengths.append(replace(reading, reading=LENGTHS, rows=lengths))
+    return readings_and_lengths

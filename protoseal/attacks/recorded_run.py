@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from agreement import Agreement
+from crypto.protection import Payload
+from protoseal.audit.coordinator_view import read_upload
 from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, scene_of
@@ -138,6 +140,16 @@ class RecordedRun:
             and number in (None, received.key.round)
         ]
         return uploads[-1]
+
+    def payload(self, site: str, phase: Phase = Phase.VALUES, number: int | None = None) -> Payload:
+        """Return the payload of the site's last upload of VALUES or DIRECTIONS, or of that of the round ``number``."""
+        return self.read(self.upload(site, phase, number))
+
+    def read(self, received: Received) -> Payload:
+        """Return the payload of an upload of VALUES or DIRECTIONS; raise ``ValueError`` for a statement."""
+        if received.key is None:
+            raise ValueError("a statement is no upload of values")
+        return read_upload(self.agreement, received.key, received.content)
 
     @property
     def last_round(self) -> int:

@@ -37,7 +37,7 @@ from torch import Tensor
 from agreement.registry.round_plan import PayloadKind
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import divide_test_samples
-from protoseal.attacks.readings import LENGTHS, Adversary, decode_upload
+from protoseal.attacks.readings import LENGTHS, Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows, cached_in_run, compute_features
 from protoseal_wire.messages import Phase
 from secure_client.privacy.releases import build_query
@@ -295,16 +295,14 @@ class RotatedRows:
         if (at, site) not in self._spreads:
             public = self._auxiliary.public
             features = self._features(at, site, public.inputs)
+            of_class = {int(k): features[public.labels == k] for k in np.unique(public.labels)}
             self._spreads[at, site] = {
-                int(k): _estimate_spread(features[public.labels == k])
-                for k in filter(self._is_public, np.unique(public.labels))
+                # Shrunk as Ledoit and Wolf (2004) do: public samples are fewer than features.
+                k: Spread(rows.mean(axis=0), np.asarray(ledoit_wolf(rows)[0]))
+                for k, rows in of_class.items()
+                if self._is_public(k)
             }
         return self._spreads[at, site]
-
-
-def _estimate_spread(features: Rows) -> Spread:
-    """Return mean and covariance (d, d), shrunk as Ledoit and Wolf (2004) do."""
-    return Spread(features.mean(axis=0), np.asarray(ledoit_wolf(features)[0]))
 
 
 def form_moments(means: Rows, covariance: Rows, others: Spread) -> Moments:
@@ -380,7 +378,7 @@ def _list_rows_of_round(run: RecordedRun, number: int) -> Iterator[RotatedRow]:
         return
     for name in run.sites:
         upload = run.upload(name, Phase.DIRECTIONS if directions else Phase.VALUES, number)
-        payload = decode_upload(upload, agreement)
+        payload = run.read(upload)
         if payload.scheme == PLAIN:
             return
         rows = payload.arrays[0]

@@ -23,41 +23,24 @@ MEMBERS = (1, 2, 5, 20, None)
 """Training samples behind a prototype whose members are inferred; None for as many as the configuration gives."""
 
 
-def _prototypes() -> list[Case]:
-    return [
+SUITES: dict[str, Callable[[], Sequence[Case]]] = {
+    "inversion": lambda: [
         PrototypeInversion(samples, decoder=decoder)
         for decoder in (False, True)
         for samples in SAMPLES_BEHIND
-    ]
-
-
-def _membership() -> list[Case]:
-    return [*map(PrototypeMembership, MEMBERS)]
-
-
-def _models() -> list[Case]:
-    return [*map(UpdateInversion, (1, 4, None)), StandStill(), ModelMembership()]
-
-
-def _labels() -> list[Case]:
-    return [Presence(), ClassFrequencies(), Domains()]
-
-
-def _protection() -> list[Case]:
-    return [Values(), Comparison(), KnownRows(), KeyRecovery(), DependentMessages(), EchoingSite()]
-
-
-def _audit() -> list[Case]:
-    return [NoiseAudit()]
-
-
-SUITES: dict[str, Callable[[], Sequence[Case]]] = {
-    "inversion": _prototypes,
-    "membership": _membership,
-    "models": _models,
-    "labels": _labels,
-    "protection": _protection,
-    "audit": _audit,
+    ],
+    "membership": lambda: [*map(PrototypeMembership, MEMBERS)],
+    "models": lambda: [*map(UpdateInversion, (1, 4, None)), StandStill(), ModelMembership()],
+    "labels": lambda: [Presence(), ClassFrequencies(), Domains()],
+    "protection": lambda: [
+        Values(),
+        Comparison(),
+        KnownRows(),
+        KeyRecovery(),
+        DependentMessages(),
+        EchoingSite(),
+    ],
+    "audit": lambda: [NoiseAudit()],
     "poisoning": poisoning_cases,
 }
 """Makers of each suite's cases."""

@@ -26,15 +26,17 @@ def recorded(method: str, protection: str = "plain") -> RecordedRun:
 
 @cache
 def recorded_large(method: str, protection: str = "plain", samples: tuple[int, ...] = ()) -> RecordedRun:
-    """Return the recorded run of a method under a protection, without noise, of all records."""
-    return record_anew(method, protection, samples)
+    """Return the recorded run of a method under a protection, without noise, of enough records for an attack."""
+    return record_anew(method, protection, samples, split="iid:per=300")
 
 
 @cache
 def recorded_frozen(protection: str, weighting: str = "complement") -> RecordedRun:
     """Return the recorded run of PFPL with frozen features, and 1, 2 or 20 samples of a class."""
     frozen = {"frozen_extractor": True, "norm": "group"}
-    return record_anew("pfpl", protection, (1, 2, 20), training=frozen, pfpl={"weighting": weighting})
+    return record_anew(
+        "pfpl", protection, (1, 2, 20), sites=3, training=frozen, pfpl={"weighting": weighting}
+    )
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protoseal.attacks import update_inversion
+from protoseal.attacks import prototype_inversion, update_inversion
 from protoseal.attacks.cases import Measurement, Verdict
 from protoseal.attacks.image_gallery import GALLERY
 from protoseal.attacks.prototype_inversion import PrototypeInversion
@@ -18,6 +18,8 @@ from tests.protoseal.attacks.recorded import leave_out_masks, recorded_large
 @pytest.fixture(scope="module")
 def inverted() -> dict[str, Measurement]:
     """Return inversions of prototypes of one sample and of twenty, and of one sample under a rotation."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(prototype_inversion, "_STEPS", 100)
     plain, masked = (recorded_large("pfpl", protection, (1, 20)) for protection in ("plain", "masked"))
     one, many = (PrototypeInversion(samples, decoder=True) for samples in (1, 20))
     by_matching = PrototypeInversion(1, decoder=False)
@@ -27,7 +29,9 @@ def inverted() -> dict[str, Measurement]:
         "matched": (by_matching, plain),
         "rotated": (one, masked),
     }
-    return {name: case.measure(run, Adversary.COORDINATOR)[0] for name, (case, run) in runs.items()}
+    results = {name: case.measure(run, Adversary.COORDINATOR)[0] for name, (case, run) in runs.items()}
+    monkeypatch.undo()
+    return results
 
 
 def test_prototype_inversion_finds_one_image_and_not_one_of_twenty(

@@ -74,7 +74,7 @@ def succeeds(case: Poisoning, measured: Measurement) -> bool:
 def test_poisoning_norm_bound_holds_and_its_absence_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case, run = case_of(SCALED), run_of(config_of("fedproto"))
+    case, run = case_of(SCALED), run_of(config_of("fedproto", sites=5))
     undefended = case.reference(run)
     assert undefended is not None
     (within,) = case.measure(run, Adversary.PEER)
@@ -101,7 +101,7 @@ def test_poisoning_default_weights_hold_what_printed_weights_do_not() -> None:
 
 def test_poisoning_scaled_model_succeeds_within_bounds() -> None:
     case = case_of(SCALED)
-    (measured,) = case.measure(run_of(config_of("fedavg")), Adversary.PEER)
+    (measured,) = case.measure(run_of(config_of("fedavg", sites=5)), Adversary.PEER)
     assert succeeds(case, measured)
 
 

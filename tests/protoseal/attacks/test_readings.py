@@ -23,6 +23,7 @@ from tests.protoseal.attacks.recorded import (
     recorded,
     recorded_in_clusters,
     recorded_in_groups,
+    recorded_large,
     recorded_peer_sum,
 )
 from tests.support.marks import full_but
@@ -85,7 +86,9 @@ def check_nearness(run: RecordedRun, nearness: Mapping[Adversary, str]) -> None:
 
 @pytest.mark.parametrize(("method", "protection"), PAIRS)
 def test_readings_are_as_near_as_the_trust_model_says(method: str, protection: str) -> None:
-    check_nearness(recorded(method, protection), EXPECTED[method, protection])
+    # Few records leave classes with two holders to PFPL, and clusters of one prototype to FedPLCC: other readings.
+    record = recorded_large if method in ("pfpl", "fedplcc") else recorded
+    check_nearness(record(method, protection), EXPECTED[method, protection])
 
 
 def test_readings_peer_sum_is_exact_to_all_other_sites_alone() -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from protoseal.attacks import grid as grid_module
 from protoseal.attacks import model_membership, update_inversion
+from protoseal.attacks import report as report_module
 from protoseal.attacks import suites as suites_module
 from protoseal.attacks.cases import Case, Measurement, Picture
 from protoseal.attacks.image_gallery import to_picture
@@ -114,6 +115,7 @@ def test_attack_second_start_repeats_no_run(
         raise AssertionError("a finished run was repeated")
 
     monkeypatch.setattr(grid_module, "record_run", fail)
+    monkeypatch.setattr(report_module, "write_report", lambda folder, report: folder)  # drawn once is enough
     again = attack(attacked[0], "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["cases"] == report["cases"]
