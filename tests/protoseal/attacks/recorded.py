@@ -26,8 +26,8 @@ def recorded(method: str, protection: str = "plain") -> RecordedRun:
 
 @cache
 def recorded_large(method: str, protection: str = "plain", samples: tuple[int, ...] = ()) -> RecordedRun:
-    """Return the recorded run of a method under a protection, without noise, of enough records for an attack."""
-    return record_anew(method, protection, samples, split="iid:per=300")
+    """Return the recorded run of a method under a protection, without noise, of all records."""
+    return record_anew(method, protection, samples)
 
 
 @cache
