@@ -195,6 +195,14 @@ def test_wrapper_with_other_attributes_finds_the_data_set_inside(read: Callable[
     assert read(wrapper) == [2, 0]
 
 
+def test_concatenation_part_that_has_one_name_twice_is_refused(read: Callable[..., list[int]]) -> None:
+    first, twice = Named([0], classes=["dog"]), Named([0, 1], classes=["dog", "dog"])
+    joined: ConcatDataset[Any] = ConcatDataset([first, twice])
+    with pytest.raises(DataError) as refused:
+        read(joined)
+    assert "'dog'" in str(refused.value)
+
+
 def test_wrapper_with_names_decides(read: Callable[..., list[int]]) -> None:
     inside = Named([0, 1], classes=["dog", "bird"], targets=[0, 1])
     wrapper = Wrapper(inside, relabel=lambda label: 1 - label)

@@ -68,14 +68,14 @@ def test_published_packed_file_names_the_command_that_unpacks_it(tmp_path: Path)
     path = tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte"
     Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
-    with pytest.raises(DataError, match=rf"{path} is missing; run: gunzip -k {path}\.gz"):
+    with pytest.raises(DataError, match=rf"gunzip -k {path}\.gz"):
         read_published("mnist", tmp_path)
 
 
 def test_published_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     make_mnist(tmp_path, "MNIST")
     (tmp_path / "MNIST/raw/train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9]))
-    with pytest.raises(DataError, match=r"mnist \(training part in .*\): is damaged or not as published"):
+    with pytest.raises(DataError, match=r"^mnist \(training part"):
         read_published("mnist", tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_published_older_file_that_torchvision_would_unpickle_is_refused(tmp_pat
     old = tmp_path / "MNIST/processed/training.pt"
     old.parent.mkdir()
     old.write_bytes(b"")
-    with pytest.raises(DataError, match=rf"{old} is never read; remove the file"):
+    with pytest.raises(DataError, match=str(old)):
         read_published("mnist", tmp_path)
 
 
@@ -152,7 +152,7 @@ def test_published_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
     (folder / "test.bin").write_bytes(record([9, 1], (7, 8, 9)))
     assert read_published("cifar100", tmp_path).train.labels.tolist() == [1, 0]
     (folder / "test.bin").write_bytes(record([9, 1], (7, 8, 9))[:-1])
-    with pytest.raises(DataError, match=r"cifar100 \(test part in .*\): is damaged"):
+    with pytest.raises(DataError, match=r"^cifar100 \(test part"):
         read_published("cifar100", tmp_path)
 
 
@@ -160,9 +160,7 @@ def test_published_pickled_cifar_is_refused_unread(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     (folder / "data_batch_1").write_bytes(pickle.dumps({"data": 1}))
-    with pytest.raises(
-        DataError, match="holds pickles, which are never read; get the archive's binary version"
-    ):
+    with pytest.raises(DataError, match="cifar-10-batches-bin"):
         read_published("cifar10", tmp_path)
 
 
@@ -221,9 +219,9 @@ def test_published_flowers_by_name_have_the_agreed_size(
     "name", ["mnist", "fashion-mnist", "usps", "svhn", "cifar10", "cifar100", "flowers102"]
 )
 def test_published_missing_file_or_root_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=rf"{name}: {tmp_path}/\S+ is missing; .* correct"):
+    with pytest.raises(DataError, match=rf"^{name}: {tmp_path}/\S+"):
         read_published(name, tmp_path)
-    with pytest.raises(DataError, match=rf"{name}: .* --data-root or data_root"):
+    with pytest.raises(DataError, match=rf"^{name}: .*data_root"):
         read_published(name, None)
 
 

@@ -54,7 +54,7 @@ def test_subjects_of_an_npz_without_the_array_are_unknown(tmp_path: Path) -> Non
     "subjects", [NAMES[:3], NAMES[:, None], np.array([0.5, 1.0, 2.0, 3.0]), np.array([True] * 4)]
 )
 def test_subjects_of_other_shape_or_type_are_refused(tmp_path: Path, subjects: Any) -> None:
-    with pytest.raises(DataError, match="give 4 texts or whole numbers, one for each training sample"):
+    with pytest.raises(DataError, match=r"subjects .*4"):
         load_site_data(saved(tmp_path / "a.npz", subjects=subjects), None, agreed())
 
 
@@ -150,7 +150,7 @@ def test_subjects_list_of_a_spreadsheet_is_read(folder: Path) -> None:
     (folder / "subjects.csv").write_bytes(text.encode("utf-16"))
     with pytest.raises(DataError, match=r"subjects\.csv"):
         read_folder(folder, None)
-    with pytest.raises(DataError, match=r"two subjects for train/cat/2\.png"):
+    with pytest.raises(DataError, match=r"train/cat/2\.png"):
         read_folder(told(folder, COMPLETE + "    train/cat/2.png,8\n"), None)
 
 
@@ -202,7 +202,7 @@ def test_subjects_of_a_data_function_are_read(own: str, function: str) -> None:
 
 
 def test_subjects_of_a_data_function_of_another_number_are_refused(own: str) -> None:
-    with pytest.raises(DataError, match="give 2 texts or whole numbers"):
+    with pytest.raises(DataError, match=r"subjects .*2"):
         load_site_data(f"{own}:short", None, agreed())
 
 

@@ -171,9 +171,9 @@ def test_user_data_bad_sample_is_named_when_it_is_read(own: str, function: str) 
 
 
 def test_user_data_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
-    with pytest.raises(PluginError, match="does not accept the keyword arguments data_root="):
+    with pytest.raises(PluginError, match="data_root="):
         load_site_data(f"{own}:no_arguments", None, agreement())
-    with pytest.raises(PluginError, match="has no function 'absent'"):
+    with pytest.raises(PluginError, match="'absent'"):
         load_site_data(f"{own}:absent", None, agreement())
 
 

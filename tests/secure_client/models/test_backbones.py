@@ -154,7 +154,7 @@ def test_backbone_does_nothing_in_place_and_drops_nothing(name: str) -> None:
 
 
 def test_googlenet_too_small_an_image_is_refused() -> None:
-    with pytest.raises(ModelError, match="googlenet needs images of at least 4×4 pixels, not 3×3"):
+    with pytest.raises(ModelError, match=r"googlenet .*4×4.*3×3"):
         build("googlenet", image_size=3)
 
 

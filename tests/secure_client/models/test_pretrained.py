@@ -336,24 +336,22 @@ def test_site_with_the_agreed_file_begins_from_it(weights: Path) -> None:
 
 def test_site_without_the_agreed_file_does_not_begin(weights: Path, tmp_path: Path) -> None:
     agreed = agreement(weights)
-    with pytest.raises(
-        ModelError, match=f"set pretrained to the file of SHA-256 {agreed.training.pretrained_sha256}"
-    ):
+    with pytest.raises(ModelError, match=str(agreed.training.pretrained_sha256)):
         build_initial_model(agreed, SMALL, None)
     another = tmp_path / "another"
     another.write_bytes(weights.read_bytes() + b" ")
-    with pytest.raises(ModelError, match="get the federation's file"):
+    with pytest.raises(ModelError, match="SHA-256"):
         build_initial_model(agreed, SMALL, another)
 
 
 def test_site_with_a_file_that_is_not_agreed_is_refused(weights: Path) -> None:
-    with pytest.raises(ModelError, match="pretrained is set, but small-cnn begins from the seed"):
+    with pytest.raises(ModelError, match=r"pretrained.*small-cnn"):
         build_initial_model(agreement(None), SMALL, weights)
 
 
 def test_site_with_its_own_model_begins_from_the_seed(weights: Path) -> None:
     agreed, own = agreement(weights), "resnet10"
-    with pytest.raises(ModelError, match="but resnet10 begins from the seed"):
+    with pytest.raises(ModelError, match="resnet10"):
         build_initial_model(agreed, own, weights)
     begun, from_seed = build_initial_model(agreed, own, None), build_agreed_model(agreement(None), own)
     assert torch.equal(first_layer(begun), first_layer(from_seed))
@@ -411,7 +409,7 @@ def test_simulation_sites_and_controls_begin_from_the_file(weights: Path, tmp_pa
         trained = safetensors.torch.load_file(tmp_path / "run" / "sites" / site / "model.safetensors")
         assert torch.equal(trained["backbone.0.weight"], given)
     run_control(agreed, Method.LOCAL, data, training=training)
-    with pytest.raises(ModelError, match="set pretrained"):
+    with pytest.raises(ModelError, match="pretrained"):
         run_control(agreed, Method.LOCAL, data)
 
 

@@ -174,7 +174,7 @@ def test_projected_model_classifier_that_is_no_module_is_refused() -> None:
     model = small()
     del model.classifier
     model.classifier = lambda features: features  # type: ignore[assignment]  # a site's own may be anything
-    with pytest.raises(ModelError, match=r"make model\.classifier an nn\.Module"):
+    with pytest.raises(ModelError, match=r"model\.classifier"):
         project(model, FROM, DIM, seed=0)
 
 
@@ -198,7 +198,7 @@ def test_agreement_hash_depends_on_the_projection() -> None:
 
 @pytest.mark.parametrize("features", [4, 8])
 def test_agreement_projection_from_fewer_features_is_refused(features: int) -> None:
-    with pytest.raises(ValueError, match=r"project_from = \d are the|project_from = \d in"):
+    with pytest.raises(ValueError, match=r"project_from = \d"):
         agreed(project_from=features).check_served(Method.PFPL)
     agreed(project_from=9).check_served(Method.PFPL)
 

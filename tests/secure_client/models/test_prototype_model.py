@@ -188,7 +188,7 @@ def test_build_model_bad_spec_is_refused(
 
 def test_load_function_file_here_replaces_no_installed_module(own_models: str, tmp_path: Path) -> None:
     (tmp_path / "colorsys.py").write_text("def rgb_to_hsv(num_classes, dim): raise SystemExit")
-    with pytest.raises(PluginError, match="does not accept"):
+    with pytest.raises(PluginError, match="num_classes="):
         build("colorsys:rgb_to_hsv")
 
 
@@ -196,7 +196,7 @@ def test_load_function_file_here_replaces_no_installed_module(own_models: str, t
     ("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16), ("tanh-cnn", 16), ("scatternet", 8)]
 )
 def test_build_model_too_small_an_image_is_refused(spec: str, least: int) -> None:
-    with pytest.raises(ModelError, match=f"at least {least}×{least} pixels, not {least - 1}×{least - 1}"):
+    with pytest.raises(ModelError, match=f"{least}×{least}.*{least - 1}×{least - 1}"):
         build(spec, image_size=least - 1)
     build(spec, image_size=least)
 

@@ -47,7 +47,7 @@ def test_site_prototypes_class_without_a_cluster_has_the_sites_own() -> None:
 
 def test_site_prototypes_without_clusters_have_a_row_for_each_class() -> None:
     assert isinstance(inference_guide(PLAIN), Targets)
-    with pytest.raises(ValueError, match="no clusters"):
+    with pytest.raises(ValueError, match="clusters"):
         PLAIN.clusters_for_inference()
 
 
@@ -81,5 +81,5 @@ def test_site_prototypes_clusters_that_do_not_fit_are_refused(case: str, tmp_pat
         SitePrototypes(**arrays)
     kept = {name: array for name, array in arrays.items() if array is not None}
     safetensors.numpy.save_file(kept, tmp_path / PROTOTYPES)
-    with pytest.raises(FileError, match="does not hold a site's prototypes"):
+    with pytest.raises(FileError, match=PROTOTYPES):
         read_prototypes(tmp_path)

@@ -146,7 +146,7 @@ class Undivided(nn.Module):
 
 def test_averaged_classifier_that_is_no_module_is_refused() -> None:
     undivided: Any = Undivided()
-    with pytest.raises(ModelError, match=r"make model\.classifier an nn\.Module"):
+    with pytest.raises(ModelError, match=r"model\.classifier"):
         AveragedPart(undivided)
 
 
@@ -154,7 +154,7 @@ def test_averaged_parameters_that_are_no_real_numbers_are_refused() -> None:
     backbone = nn.Linear(2, 2)
     backbone.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     model: PrototypeModel = SplitModel(backbone, nn.Linear(2, 2))
-    with pytest.raises(ModelError, match=r"'backbone\.phase' does not hold real numbers"):
+    with pytest.raises(ModelError, match=r"'backbone\.phase'"):
         AveragedPart(model)
 
 
@@ -235,7 +235,7 @@ def test_averaged_nothing_is_empty() -> None:
     assert averaged.sizes == (0, 0)
     assert averaged.vector().shape == (0,)
     assert moved_by(ModelPart.NOTHING) == set()
-    with pytest.raises(ModelError, match=r"shape \(1,\), the model's part \(0,\)"):
+    with pytest.raises(ModelError, match=r"\(1,\).*\(0,\)"):
         averaged.load(np.ones(1))
 
 

@@ -265,7 +265,7 @@ def test_evaluate_without_the_sites_classes_has_no_personalised_accuracy() -> No
     halves = [TensorDataset(TRAIN.tensors[0][chosen], labels[chosen]) for chosen in (labels < 5, labels >= 5)]
     evaluation = learner(data=SiteData(halves[0], None)).evaluate_on(halves[1], None)
     assert (evaluation.pm_v, evaluation.pm_l) == (None, None)
-    with pytest.raises(DataError, match="no samples"):
+    with pytest.raises(DataError, match="samples"):
         learner().evaluate_on(digits(0, 0), None)
 
 
@@ -275,7 +275,7 @@ def test_learner_state_is_a_copy_and_fits_its_own_model_alone() -> None:
     frozen = {name: value.clone() for name, value in state.items()}
     site.train(1, None)
     assert same(state, frozen)
-    with pytest.raises(ModelError, match="does not fit the configured model"):
+    with pytest.raises(ModelError, match="model"):
         learner(dropout_model()).load(state)
 
 
@@ -297,15 +297,13 @@ def test_learner_batch_norm_trains_with_one_sample_left_over() -> None:
 
 @pytest.mark.parametrize(("samples", "size"), [(1, 4), (8, 1)])
 def test_learner_batch_norm_on_single_samples_is_refused(samples: int, size: int) -> None:
-    with pytest.raises(TrainingError, match=r"batch normalisation.*GroupNorm"):
+    with pytest.raises(TrainingError, match="GroupNorm"):
         learner(norm_model(), SiteData(digits(0, samples), None), batch_size=size)
     learner(small_model(), SiteData(digits(0, samples), None), batch_size=size).train(1, None)
 
 
 def test_learner_loss_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(
-        TrainingError, match=r"training loss is (nan|inf); lower the learning rate \(now 1e\+06\)"
-    ):
+    with pytest.raises(TrainingError, match=r"1e\+06"):
         learner(lr=1e6).train(1, TARGETS)
 
 

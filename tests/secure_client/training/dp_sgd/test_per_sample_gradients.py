@@ -110,7 +110,7 @@ def test_take_gradients_output_that_the_loss_leaves_out_is_refused() -> None:
     with hooked(model):
         outputs = compute_outputs(model, images(len(LABELS))[0])
         torch.autograd.backward(second_alone(outputs, LABELS, None))
-        with pytest.raises(ModelError, match="leaves out an output of a Linear layer"):
+        with pytest.raises(ModelError, match="Linear"):
             take_gradients(model, parameters)
 
 

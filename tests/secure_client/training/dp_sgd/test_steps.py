@@ -114,7 +114,7 @@ def test_run_privately_losses_are_means_over_the_last_epochs_records(silent: Non
 def test_run_privately_diverged_training_is_refused_by_its_parameters() -> None:
     inputs, labels = images(4)
     job = job_of(tiny(), inputs, labels, dp_sgd=ALL, epochs=2)
-    with pytest.raises(TrainingError, match="has diverged; lower the learning rate"):
+    with pytest.raises(TrainingError, match="learning rate"):
         run_job(replace(job, schedule=replace(job.schedule, lr=3e38)))
 
 
