@@ -75,7 +75,9 @@ class Aggregator:
     """Exchanges of a run's rounds, and their outcomes."""
 
     def __init__(self, agreement: Agreement, keys_path: Path, executor: Pool | None = None) -> None:
-        self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
+        self._agreement = agreement
+        self._keys_path = keys_path
+        self._executor = executor
         self._limits = limits_of(agreement)
         run = ExchangeInputs(agreement, self._limits, keys_path, executor)
         self._exchange = build_exchange(run)
@@ -119,7 +121,7 @@ class Aggregator:
         except BrokenExecutor as error:
             raise MalformedError("evaluation keys take too much time or memory to load") from error
 
-    def keep_keys(self, evaluation_keys: bytes) -> None:
+    def write_group_keys(self, evaluation_keys: bytes) -> None:
         """Write the group's evaluation keys, which are public, to the file that the worker processes read."""
         if not evaluation_keys:
             return

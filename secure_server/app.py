@@ -146,4 +146,4 @@ def read_rounds(path: Path) -> list[CoordinatorRound]:
     """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rounds = [TypeAdapter(CoordinatorRound).validate_json(line) for line in lines]
-    return list({each.round: each for each in rounds}.values())
+    return list({record.round: record for record in rounds}.values())

@@ -91,9 +91,14 @@ class Coordinator:
         the open phase gets its full time again. Errors that ``on_round`` raises are logged and stop nothing.
         ``anchors`` are those of the sites' privacy ledgers, over all runs.
         """
-        self._agreement, self._rules, self._store = agreement, rules, store
-        self._aggregator, self._background, self._clock = aggregator, background, clock
-        self._poll_seconds, self._reports = poll_seconds, RoundReports(agreement, on_round)
+        self._agreement = agreement
+        self._rules = rules
+        self._store = store
+        self._aggregator = aggregator
+        self._background = background
+        self._clock = clock
+        self._poll_seconds = poll_seconds
+        self._reports = RoundReports(agreement, on_round)
         self._limits = limits_of(agreement, len(rules.roster))
         self._members = MembershipChecks(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
         self._requests = Requests(agreement, store, self._members, aggregator)
@@ -107,12 +112,12 @@ class Coordinator:
         self._state = stored or machine.start(rules, clock())
         if stored:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
-            self._keep_keys()  # a resumed computation reads the keys
+            self._write_group_keys()  # a resumed computation reads the keys
             self._step(events.Resumed())
-            self._work_out_again()
+            self._recompute_plan()
             if self._state.over:  # some sites may not have been notified yet
                 self._ending.resume(self._state)
-            self._do_own_part()
+            self._start_pending_work()
 
     @property
     def state(self) -> State:
@@ -145,11 +150,11 @@ class Coordinator:
                 "client check` names the fields that differ"
             )
         member = self._members.check_joining(site, request.statement, self._state)
-        kept = self._anchors.report_to_joining(site, request.anchor)
-        joined = events.Joined(site, request.left)
-        self._step(joined, statement=(site, codec.encode_statement(request.statement)))
+        kept_anchor = self._anchors.report_to_joining(site, request.anchor)
+        event = events.Joined(site, request.left)
+        self._step(event, statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])
-        return JoinReply(PROTOCOL_VERSION, self._poll_seconds, self._state.session(site), kept)
+        return JoinReply(PROTOCOL_VERSION, self._poll_seconds, self._state.session(site), kept_anchor)
 
     def next_task(self, site: str, request: TaskRequest) -> Task:
         """Return the site's current task, or :class:`Wait` if there is none."""
@@ -190,8 +195,8 @@ class Coordinator:
         stored, phase = self._store.upload_hash(header.key, site), header.key.phase
         if stored is None:
             check_expected(self._rules, self._state, site, header.key)
-        is_taken = stored == header.sha256
-        limit = self._limits.answer_bytes(phase) if is_taken else self._most_bytes(site, phase)
+        is_accepted = stored == header.sha256
+        limit = self._limits.answer_bytes(phase) if is_accepted else self._max_answer_bytes(site, phase)
         if header.size > limit:
             raise errors.TooLarge(
                 f"{_name(header.key)}: {header.size} bytes announced; at most {limit} are accepted"
@@ -224,7 +229,7 @@ class Coordinator:
         """Apply deadlines and collect a finished aggregation. Call this a few times a second."""
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
-            self._take_done(job)
+            self._finish_job(job)
         self._step(events.Tick())
         self._waits.note(self._state, self._clock())
 
@@ -244,17 +249,18 @@ class Coordinator:
         sums: Mapping[str, bytes] | None = None,
     ) -> None:
         """Step the machine, store the outcome with its cause, then act on the outcome."""
-        before, after = self._state, self._following(event)
+        before, after = self._state, self._next_state(event)
         if after == before and statement is None and upload is None and results is None:
             return
         if is_reported(before, after):
             # Report before storing: a coordinator killed in between reports the round twice, never not at all.
             self._reports.report(before, self._requests.attempt, abandoned=machine.abandons(before, after))
+        # Durable first, acknowledged afterwards: a site that got a reply may erase what it sent.
         self._store.save(after, statement=statement, upload=upload, results=results, sums=sums)
         self._state = after
-        self._after(before, after)
+        self._follow_up(before, after)
 
-    def _following(self, event: events.Event) -> State:
+    def _next_state(self, event: events.Event) -> State:
         """Return the state after ``event``. No site whose certificate ends before the set-up does becomes a member.
 
         Every other site would refuse the whole roster because of that member. The site can join a run that begins
@@ -264,7 +270,7 @@ class Coordinator:
         after = machine.step(self._rules, self._state, event, now)
         before = self._state
         # Membership checks a joining site during its call; its statement is not stored yet.
-        lapsed = self._members.lapsed((set(after.members) & before.joined) - set(before.members))
+        lapsed = self._members.find_lapsed((set(after.members) & before.joined) - set(before.members))
         if not lapsed:
             return after
         _log.warning(
@@ -273,57 +279,57 @@ class Coordinator:
         staying = replace(before, joined=before.joined - lapsed, absent=before.absent - lapsed)
         return machine.step(self._rules, staying, event, now)
 
-    def _after(self, before: State, after: State) -> None:
+    def _follow_up(self, before: State, after: State) -> None:
         """Run the follow-ups of a step, those that the run depends on first."""
         log_progress(self._agreement, before, after)
         self._waits.note(after, self._clock())
         if after.over:
             self._ending.begin(after)
         if after.verified != before.verified:
-            self._keep_keys()
+            self._write_group_keys()
         if after.stage not in (Stage.PLANNING, Stage.COMPUTING):
             self._drop_job()
         if after.round > before.round:
             self._reports.begin_round()
             self._store.prune(after.round)
-        self._do_own_part()
+        self._start_pending_work()
         for callback in self._callbacks:
             callback()
 
-    def _do_own_part(self) -> None:
+    def _start_pending_work(self) -> None:
         """Do the coordinator's own part of the stage. After a restart this is repeated, with the same outcome."""
         if self._state.stage is Stage.PLANNING and not self._state.survivors:
             self._step(self._aggregator.plan(self._requests.attempt(self._state)))
         elif self._state.stage is Stage.PLANNING and self._job is None:
             self._start_job(self._aggregator.plan)
         elif self._state.stage is Stage.COMPUTING and self._job is None:
-            self._start_job(self._computation)
+            self._start_job(self._compute)
 
-    def _work_out_again(self) -> None:
+    def _recompute_plan(self) -> None:
         """Recompute, after a restart and before the first call, the contents of requests of the steps under way."""
         step_under_way = self._state.asked_key is not None and self._state.stage is not Stage.RESULT
         if self._state.survivors and step_under_way:
             self._aggregator.plan(self._requests.attempt(self._state))
 
-    def _keep_keys(self) -> None:
+    def _write_group_keys(self) -> None:
         """Write the uploaded evaluation keys of the group to the file that the protection reads."""
         if self._state.members and self._state.maker in self._state.verified:
             keys = self._requests.group_keys(self._state)
             if keys is not None:
-                self._aggregator.keep_keys(keys.evaluation_keys)
+                self._aggregator.write_group_keys(keys.evaluation_keys)
 
     def _start_job(self, work: Job) -> None:
         self._reports.begin_aggregation()
         attempt = self._requests.attempt(self._state)
         if self._background is None:
-            self._take_done(self._done_inline(work, attempt))
+            self._finish_job(self._run_inline(work, attempt))
         else:
-            self._job = self._background.submit(self._done_apart, work, attempt.with_last_sums())
+            self._job = self._background.submit(self._run_in_background, work, attempt.with_last_sums())
 
-    def _computation(self, attempt: Attempt) -> EncodedOutcome:
+    def _compute(self, attempt: Attempt) -> EncodedOutcome:
         return encode_outcome(self._aggregator.combine(attempt))
 
-    def _done_apart(self, work: Job, attempt: Attempt) -> Done:
+    def _run_in_background(self, work: Job, attempt: Attempt) -> Done:
         """Run a job in another thread.
 
         The job reads uploads one at a time, because all of them at once may exceed the memory.
@@ -337,7 +343,7 @@ class Coordinator:
             self._job.cancel()
             self._job = None
 
-    def _done_inline(self, work: Job, attempt: Attempt) -> Future[Done]:
+    def _run_inline(self, work: Job, attempt: Attempt) -> Future[Done]:
         job: Future[Done] = Future()
         try:
             job.set_result(work(attempt))
@@ -345,7 +351,7 @@ class Coordinator:
             job.set_exception(error)
         return job
 
-    def _take_done(self, job: Future[Done]) -> None:
+    def _finish_job(self, job: Future[Done]) -> None:
         error = job.exception()
         if error is not None:
             _log.error(
@@ -361,17 +367,17 @@ class Coordinator:
         if isinstance(done, events.Planned):
             self._step(done)
         else:
-            self._take_results(done)
+            self._store_results(done)
 
-    def _take_results(self, done: EncodedOutcome) -> None:
+    def _store_results(self, done: EncodedOutcome) -> None:
         log_failures(self._state, done.failures)
         if done.failures and not done.results:
             self._step(events.ComputeFailed())
             return
-        without = frozenset(site for failure in done.failures for site in failure.group)
-        self._step(events.Computed(done.groups, without), results=done.results or None, sums=done.sums)
+        excluded = frozenset(site for failure in done.failures for site in failure.group)
+        self._step(events.Computed(done.groups, excluded), results=done.results or None, sums=done.sums)
 
-    def _most_bytes(self, site: str, phase: Phase) -> int:
+    def _max_answer_bytes(self, site: str, phase: Phase) -> int:
         """Return the most bytes of the site's answer. Only the maker of group keys answers ROSTER at length."""
         makes_keys = self._rules.needs_secret and site in self._state.members[:1]
         if phase is Phase.ROSTER and not makes_keys:

@@ -25,8 +25,11 @@ class MembershipChecks:
     def __init__(
         self, agreement: Agreement, trust: TrustAnchor, store: Store, limits: Limits, setup_seconds: float
     ) -> None:
-        self._run, self._agreement_hash, self._trust = agreement.run, agreement.hash(), trust
-        self._store, self._limits = store, limits
+        self._run = agreement.run
+        self._agreement_hash = agreement.hash()
+        self._trust = trust
+        self._store = store
+        self._limits = limits
         self._foresight = timedelta(seconds=min(setup_seconds, _LONGEST_FORESIGHT))
         self._roster: Roster | None = None
 
@@ -38,20 +41,20 @@ class MembershipChecks:
         the roster was made. A site whose certificate was renewed during a run can therefore return with the statement
         that it joined with.
         """
-        _check_own(site, statement)
-        if state.begun or site in state.members:
-            return self._verified(statement, self._store.last_join())
+        check_own_statement(site, statement)
+        if state.setup_complete or site in state.members:
+            return self._verify(statement, self._store.last_join())
         now = datetime.now(UTC)
-        self._verified(statement, now)
-        return self._verified(statement, now + self._foresight)
+        self._verify(statement, now)
+        return self._verify(statement, now + self._foresight)
 
-    def lapsed(self, joined: Iterable[str]) -> frozenset[str]:
+    def find_lapsed(self, joined: Iterable[str]) -> frozenset[str]:
         """Return the sites whose statements will no longer verify at the end of the set-up, if joining closes now."""
         ending, lapsed = datetime.now(UTC) + self._foresight, set()
         statements = self._store.statements()
         for site in joined:
             try:
-                self._verified(codec.decode_statement(statements[site], self._limits), ending)
+                self._verify(codec.decode_statement(statements[site], self._limits), ending)
             except BadPayload:
                 lapsed.add(site)
         return frozenset(lapsed)
@@ -73,13 +76,14 @@ class MembershipChecks:
             )
         return self._roster
 
-    def _verified(self, statement: Statement, at: datetime) -> Member:
+    def _verify(self, statement: Statement, at: datetime) -> Member:
         try:
             return verify_statement(self._trust, statement, self._run, self._agreement_hash, at)
         except CryptoError as error:
             raise BadPayload(f"{statement.site}'s statement does not verify: {error}") from error
 
 
-def _check_own(site: str, statement: Statement) -> None:
+def check_own_statement(site: str, statement: Statement) -> None:
+    """Raise :class:`WrongIdentity` for another site's statement: the caller would join under that site's name."""
     if statement.site != site:
         raise WrongIdentity(f"{site} sent a statement of {statement.site}: a site must send its own")

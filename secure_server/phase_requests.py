@@ -36,7 +36,7 @@ class Requests:
         self._limits = limits_of(agreement)
         self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
         self._roster = AttemptCache[bytes]()
-        self._stated = AttemptCache[dict[str, PresenceStatement]]()
+        self._statements = AttemptCache[dict[str, PresenceStatement]]()
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
         """Return the request of ``key`` for ``site``; raise :class:`WrongPhase` if there is none."""
@@ -99,7 +99,7 @@ class Requests:
             catch_up = codec.decode_payload(content, self._limits, result_shape(self._agreement))
         return RoundStart(state.groups, base.sha256, catch_up)
 
-    def base_of(self, state: State, site: str) -> bytes:
+    def base_hash(self, state: State, site: str) -> bytes:
         """Return the SHA-256 of the base from which the site's group trains; empty before the first result."""
         base = self._base(state, site)
         return b"" if base is None else base.sha256
@@ -121,7 +121,7 @@ class Requests:
             roster=self._members.roster(state),
             active=self._active_list(state, state.participants),
             groups=tuple(sorted(group for group in there if group)),
-            survivors={each.phase: each.sites for each in state.survivors},
+            survivors={step.phase: step.sites for step in state.survivors},
             answer=lambda phase, site: self._answer(state.key(phase), site),
             last_sum=lambda group: self.last_sum(state, group[0]),
         )
@@ -135,7 +135,7 @@ class Requests:
     def _active_list(self, state: State, sites: Sequence[str]) -> ActiveList:
         key = state.presence_key
         # Decoded once: statements do not change, and each request and answer of the attempt needs all of them.
-        stated = self._stated.of((key,), dict)
+        stated = self._statements.of((key,), dict)
         for site in sites:
             if site not in stated:
                 stated[site] = codec.decode_presence(self._answer(key, site), self._limits)

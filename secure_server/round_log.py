@@ -94,7 +94,7 @@ class RoundReports:
             total_seconds=time.perf_counter() - self._round_began,
             groups=attempt.groups,
             abandoned=abandoned,
-            without=ended.without,
+            without=ended.excluded_from_result,
         )
 
 
@@ -113,18 +113,18 @@ class WaitLog:
         if state.over or (here == self._said and now - self._said_at < _REMINDER_SECONDS):
             return
         self._said, self._said_at = here, now
-        _log.info("%s", _waiting(self._rules, state, now))
+        _log.info("%s", _describe_wait(self._rules, state, now))
 
 
-def _waiting(rules: Rules, state: State, now: float) -> str:
+def _describe_wait(rules: Rules, state: State, now: float) -> str:
     if state.empty_until is not None:
         gone = _list(state.members)
         return (
             f"every site has left or is silent: waiting for one of {gone} (the run stops in "
-            f"{_left(state.empty_until, now)})"
+            f"{_format_time_left(state.empty_until, now)})"
         )
     missing = _list(missing_sites(rules, state)) or "nobody"
-    deadline = f"(deadline in {_left(state.deadline, now)})"
+    deadline = f"(deadline in {_format_time_left(state.deadline, now)})"
     match state.stage:
         case Stage.JOINING:
             return f"waiting for sites to join: missing {missing} {deadline}"
@@ -136,7 +136,7 @@ def _waiting(rules: Rules, state: State, now: float) -> str:
             return f"waiting for {state.stage.name} of round {state.round}: missing {missing} {deadline}"
 
 
-def _left(until: float, now: float) -> str:
+def _format_time_left(until: float, now: float) -> str:
     return f"{max(0.0, until - now):.0f} s"
 
 
@@ -144,7 +144,7 @@ def log_progress(agreement: Agreement, before: State, after: State) -> None:
     """Log the stage of the run, and the sites that it waits for or leaves out."""
     if after.reason and after.reason != before.reason:
         _log.warning("%s", after.reason)
-    left_out = _left_out(after) - _left_out(before)
+    left_out = _sites_left_out(after) - _sites_left_out(before)
     if left_out:
         _log.warning("round %d: continuing without %s", after.round, _list(left_out))
     if len(after.survivors) > len(before.survivors):
@@ -160,7 +160,7 @@ def log_progress(agreement: Agreement, before: State, after: State) -> None:
         _log_fewer_groups(after, agreement)
 
 
-def _left_out(state: State) -> frozenset[str]:
+def _sites_left_out(state: State) -> frozenset[str]:
     return state.absent | state.benched | state.left
 
 
@@ -175,7 +175,7 @@ def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:
 
 def _log_dropped(before: State, after: State) -> None:
     over = after.survivors[-1]
-    dropped = set(before.asked) - set(over.sites)
+    dropped = set(before.step_sites) - set(over.sites)
     if dropped:
         _log.warning("round %d: %s dropped out in %s", after.round, _list(dropped), over.phase.name)
 
@@ -212,12 +212,15 @@ def _log_groups(before: State, after: State) -> None:
 
 def _log_fewer_groups(after: State, agreement: Agreement) -> None:
     """Log that there are fewer groups than agreed: small groups are merged, and few sites are never divided."""
-    asked, made = agreement.fedpc.groups, len(after.groups)
-    if asked is not None and made < asked:
+    agreed, made = agreement.fedpc.groups, len(after.groups)
+    if agreed is not None and made < agreed:
         _log.warning(
             "groups = %d is agreed, but %d formed from %d sites, because each group needs "
             "min_holders = %d sites or more%s",
-            *(asked, made, sum(map(len, after.groups)), agreement.min_holders),
+            agreed,
+            made,
+            sum(map(len, after.groups)),
+            agreement.min_holders,
             "; a single group is mixed with no other group" if made == 1 else "",
         )
 

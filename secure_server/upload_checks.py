@@ -97,7 +97,7 @@ class AnswerCheck:
 
     def _check_base(self, state: State, statement: PresenceStatement) -> None:
         """Reject members of a group that trained from different results: their masks would not cancel."""
-        if statement.base != self._requests.base_of(state, statement.site):
+        if statement.base != self._requests.base_hash(state, statement.site):
             raise BadPayload(f"{statement.site} trained from another result than the result of its group")
 
     def _check_keys(self, state: State, statement: PresenceStatement) -> None:

@@ -26,7 +26,7 @@ def has_common_group(agreement: Agreement) -> bool:
     return agreement.sums and not agreement.method.is_grouped
 
 
-def fewest_listed(agreement: Agreement, roster: int) -> int:
+def min_group_size(agreement: Agreement, roster: int) -> int:
     """Return the fewest members that a group and an attempt's list may have in a run of ``roster`` sites.
 
     Masks need two members, masks of a large run enough to hold off its ``max_colluding``, and shared noise and the
@@ -39,7 +39,7 @@ def fewest_listed(agreement: Agreement, roster: int) -> int:
         if agreement.privacy and agreement.distributed_noise
         else 1
     )
-    return max(agreement.min_holders, _FEWEST_MASKED, agreement.masking.fewest_listed(roster), of_noise)
+    return max(agreement.min_holders, _FEWEST_MASKED, agreement.masking.min_group_size(roster), of_noise)
 
 
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:

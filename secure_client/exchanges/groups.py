@@ -16,7 +16,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from agreement.derived.cohorts import fewest_listed, group_cohort, has_common_group
+from agreement.derived.cohorts import group_cohort, has_common_group, min_group_size
 from agreement.derived.payload_shapes import limits_of, result_shape
 from algorithms.gram_matrix import Bool
 from crypto.errors import CryptoError
@@ -94,7 +94,7 @@ class RoundStartCheck:
 
     def _check_sizes(self, groups: Groups) -> None:
         smallest = min(len(group) for group in groups)
-        least = fewest_listed(self._agreement, len(self._setup.roster().members))
+        least = min_group_size(self._agreement, len(self._setup.roster().members))
         if smallest < least:
             raise Violation(f"a group has {smallest} sites, but every sum needs at least the agreed {least}")
 
@@ -215,7 +215,7 @@ class GroupMembers:
     def _check_enough_members(self, members: int) -> None:
         """Check the number of members, since the coordinator could list so few that ``max_colluding`` suffice."""
         roster = len(self._setup.roster().members)
-        least = fewest_listed(self._agreement, roster)
+        least = min_group_size(self._agreement, roster)
         if members < least:
             raise Violation(
                 f"{members} sites of the group take part, at least {least} are required in a run of {roster} "

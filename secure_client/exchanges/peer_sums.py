@@ -28,7 +28,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from agreement.derived.cohorts import fewest_listed
+from agreement.derived.cohorts import min_group_size
 from agreement.derived.payload_shapes import longest_mean
 from algorithms.averaging import Counts
 from algorithms.gram_matrix import Bool, Float
@@ -179,7 +179,7 @@ class PeerSumExchange(GroupExchange):
     def _check_members(self, run: str, members: SumMembers) -> None:
         """Check the signatures on the members, which a site can do that took no part in the attempt."""
         roster = self._setup.roster()
-        least = max(self._agreement.min_sites, fewest_listed(self._agreement, len(roster.members)))
+        least = max(self._agreement.min_sites, min_group_size(self._agreement, len(roster.members)))
         if len(members.listed) < least:
             raise Violation(
                 f"the sum's attempt lists {len(members.listed)} sites, at least {least} are required"

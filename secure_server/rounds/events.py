@@ -55,10 +55,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Computed:
-    """Results of the current attempt; for a clustering its ``groups``. Participants ``without`` get none."""
+    """Results of the current attempt; for a clustering its ``groups``. Participants ``excluded`` get none."""
 
     groups: Groups = ()
-    without: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

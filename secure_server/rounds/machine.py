@@ -50,24 +50,24 @@ from secure_server.rounds.events import (
 )
 from secure_server.rounds.preconditions import (
     check_computing,
+    check_excluded,
     check_expected,
     check_groups_due,
     check_joined,
     check_may_join,
     check_on_roster,
     check_planning,
-    check_some_given,
 )
 from secure_server.rounds.state import Groups, Rules, Stage, State
 from secure_server.rounds.transitions import (
     apply_due_transitions,
+    cap_deadline,
     enter,
     fail_attempt,
     next_attempt,
     next_round,
     next_step,
     stop_if_empty,
-    within_full_time,
 )
 
 
@@ -83,31 +83,32 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
     :class:`secure_server.errors.NotJoined` or :class:`secure_server.errors.WrongPhase` for an event that the state does
     not allow. An answer counts until an event has ended its phase, even just after the deadline.
     """
-    return stop_if_empty(rules, _followed(rules, within_full_time(rules, state, now), event, now), now)
+    return stop_if_empty(rules, _apply_event(rules, cap_deadline(rules, state, now), event, now), now)
 
 
-def _followed(rules: Rules, state: State, event: Event, now: float) -> State:
+def _apply_event(rules: Rules, state: State, event: Event, now: float) -> State:
+    # Every call of a site but Leave ends its absence, so that stages wait for it again.
     match event:
         case Joined(site, left):
-            state = _joined(rules, state, site, left)
+            state = _apply_join(rules, state, site, left)
         case Polled(site):
             check_joined(rules, state, site)
-            state = _back(state, site)
+            state = _mark_present(state, site)
         case Answered(site, key):
-            state = _answered(rules, state, site, key)
+            state = _apply_answer(rules, state, site, key)
         case Left(site):
-            state = _left(state, site)
+            state = _apply_leave(state, site)
         case Planned(quorums):
             check_planning(state)
             return next_step(rules, replace(state, quorums=quorums), now)
-        case Computed(groups, without):
+        case Computed(groups, excluded):
             # The results must first be stored under this state's key, so no transition follows here.
-            return _computed(rules, state, groups, without, now)
+            return _apply_result(rules, state, groups, excluded, now)
         case ComputeFailed():
             check_computing(state, Stage.PLANNING)
             return fail_attempt(rules, state, "the aggregation failed; see the coordinator's log", now)
         case Resumed():
-            return _resumed(rules, state, now)
+            return _apply_resume(rules, state, now)
         case Tick():
             pass
     return apply_due_transitions(rules, state, now)
@@ -118,40 +119,42 @@ def abandons(before: State, after: State) -> bool:
     ended = after.round > before.round or (
         after.stage is Stage.FINISHED and before.stage is not Stage.FINISHED
     )
-    return ended and before.begun and before.round > 0 and before.last_result < before.round
+    return ended and before.setup_complete and before.round > 0 and before.last_result < before.round
 
 
 # Events
 
 
-def _joined(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:
+def _apply_join(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:
     check_on_roster(rules, site)
     check_may_join(rules, state, site)
-    erased = {site} if state.begun and left == state.presence_key else set()
+    # A site that restarts says which attempt's secrets it has erased. The statement may be older than the current
+    # attempt, and then means nothing: without the comparison the site would sit out an attempt that it can answer.
+    erased = {site} if state.setup_complete and left == state.presence_key else set()
     sessions = {**dict(state.sessions), site: state.session(site) + 1}
     return replace(
-        _back(state, site),
+        _mark_present(state, site),
         joined=state.joined | {site},
         left=state.left | erased,
         sessions=tuple(sorted(sessions.items())),
     )
 
 
-def _back(state: State, site: str) -> State:
+def _mark_present(state: State, site: str) -> State:
     return replace(state, absent=state.absent - {site})
 
 
-def _answered(rules: Rules, state: State, site: str, key: PhaseKey) -> State:
+def _apply_answer(rules: Rules, state: State, site: str, key: PhaseKey) -> State:
     check_joined(rules, state, site)
-    state = _back(state, site)
+    state = _mark_present(state, site)
     if key in _answered_keys(state, site):
-        return state
+        return state  # a repeated upload whose acknowledgement was lost, perhaps after its stage ended
     check_expected(rules, state, site, key)
     match key.phase:
         case Phase.ROSTER:
             return replace(state, verified=state.verified | {site})
         case Phase.SECRET:
-            return replace(state, keyed=state.keyed | {site})
+            return replace(state, key_holders=state.key_holders | {site})
         case _:
             return replace(state, answered=state.answered | {site})
 
@@ -160,35 +163,38 @@ def _answered_keys(state: State, site: str) -> set[PhaseKey | None]:
     """Return the keys of the set-up and of the current attempt that the site has answered."""
     steps = (
         (state.roster_key, site in state.verified),
-        (state.secret_key, site in state.keyed),
+        (state.secret_key, site in state.key_holders),
         (state.presence_key, site in state.participants),
-        *((state.key(each.phase), site in each.sites) for each in state.survivors),
+        *((state.key(step.phase), site in step.sites) for step in state.survivors),
         (state.asked_key, site in state.answered),
     )
     return {key for key, answered in steps if answered}
 
 
-def _left(state: State, site: str) -> State:
+def _apply_leave(state: State, site: str) -> State:
+    # Only members are absent: a site that leaves before joining closes is simply forgotten.
     absent = (state.absent - {site}) | ({site} & set(state.members))
     return replace(state, joined=state.joined - {site}, absent=absent)
 
 
-def _computed(rules: Rules, state: State, groups: Groups, without: Set[str], now: float) -> State:
+def _apply_result(rules: Rules, state: State, groups: Groups, excluded: Set[str], now: float) -> State:
     check_computing(state)
     check_groups_due(state, groups)
-    check_some_given(state, without)
+    check_excluded(state, excluded)
     if groups:
         # The next round asks the sites again that this round was repeated without.
         over = replace(state, groups=groups, failures=0, benched=frozenset(), reason="")
         return next_round(rules, over, now)
-    state = replace(state, without=tuple(sorted(without)), last_result=state.round)
+    state = replace(state, excluded_from_result=tuple(sorted(excluded)), last_result=state.round)
     return enter(rules, state, Stage.RESULT, now)
 
 
-def _resumed(rules: Rules, state: State, now: float) -> State:
+def _apply_resume(rules: Rules, state: State, now: float) -> State:
     if state.stage is Stage.FINISHED or state.round > rules.rounds:
         return state
     if state.stage is not Stage.STOPPED:
+        # The clock began anew with the process, so the stored deadline says nothing. Benched sites may be well again:
+        # what failed could have been the coordinator's machine.
         deadline = now + rules.seconds(state.stage)
         return replace(state, deadline=deadline, benched=frozenset(), empty_until=None)
     # An operator who restarts a stopped run wants every site back, so no site counts as absent.
@@ -196,6 +202,6 @@ def _resumed(rules: Rules, state: State, now: float) -> State:
     state = replace(state, failures=0, absent=left_out, benched=frozenset(), reason="")
     if not state.members:
         return enter(rules, state, Stage.JOINING, now)
-    if not state.begun:
+    if not state.setup_complete:
         return enter(rules, state, Stage.SETUP, now)
     return next_attempt(rules, state, now)

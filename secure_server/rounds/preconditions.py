@@ -36,7 +36,7 @@ def may_join(rules: Rules, state: State, site: str) -> bool:
     """
     if not state.members or site in state.members:
         return True
-    return not state.begun and not state.over and state.failures + 1 < rules.max_attempts
+    return not state.setup_complete and not state.over and state.failures + 1 < rules.max_attempts
 
 
 def check_may_join(rules: Rules, state: State, site: str) -> None:
@@ -83,9 +83,9 @@ def check_groups_due(state: State, groups: Groups) -> None:
         raise ValueError(f"round {state.round} {'sets' if groups else 'must set'} the groups")
 
 
-def check_some_given(state: State, without: Set[str]) -> None:
+def check_excluded(state: State, excluded: Set[str]) -> None:
     """Raise ``ValueError`` unless those without a result are some of the participants, and not all of them."""
-    if without and not without < set(state.participants):
+    if excluded and not excluded < set(state.participants):
         raise ValueError("sites without a result must be participants, but not all of them")
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from agreement import Agreement
-from agreement.derived.cohorts import fewest_listed, first_round, has_common_group, steps_of
+from agreement.derived.cohorts import first_round, has_common_group, min_group_size, steps_of
 from protoseal_wire.messages import Phase
 from secure_server.rounds.state import Rules
 
@@ -37,7 +37,7 @@ def agreed_rules(
         clustering_steps=steps_of(agreement, 0),
         round_steps=steps_of(agreement, 1),
         common_group=has_common_group(agreement),
-        smallest_group=fewest_listed(agreement, 0),
+        smallest_group=min_group_size(agreement, 0),
         masking=agreement.masking if Phase.SHARES in steps_of(agreement, 1) else None,
         empty_seconds=empty_seconds,
     )

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from agreement import MaskingSection
 from protoseal_wire.messages import Phase, PhaseKey
@@ -114,9 +114,9 @@ class Rules:
         """Phases of a round between PRESENCE and the computation."""
         return self.round_steps if round_number else self.clustering_steps
 
-    def fewest_listed(self, members: int) -> int:
+    def min_group_size(self, members: int) -> int:
         """Return the fewest members of a group that take part in an attempt, in a run of so many members."""
-        return max(self.smallest_group, self.masking.fewest_listed(members) if self.masking else 1)
+        return max(self.smallest_group, self.masking.min_group_size(members) if self.masking else 1)
 
     def seconds(self, stage: Stage) -> float:
         """Return the longest time of a stage, in seconds."""
@@ -167,13 +167,15 @@ class Survivors:
 class State:
     """Position of a run. Immutable; ``ValueError`` for an impossible combination.
 
+    Stored states keep the shorter names that four fields had in earlier releases, given here as aliases.
+
     Membership:
 
     - ``joined``: sites in contact since their last Join. ``sessions`` counts each site's Joins, by name.
     - ``members`` (sorted): empty while joining is open. During the set-up, a maker of group keys that failed to deliver
       is removed, and a site that joins is added; afterwards members are fixed.
-    - ``verified`` and ``keyed``: members that have answered ROSTER and SECRET of ``setup_attempt``.
-    - ``begun``: True once the set-up is over.
+    - ``verified`` and ``key_holders``: members that have answered ROSTER and SECRET of ``setup_attempt``.
+    - ``setup_complete``: True once the set-up is over.
     - ``groups``: a partition of the members, fixed once set, by the clustering or, with a common group, at the start.
 
     The current attempt:
@@ -182,9 +184,10 @@ class State:
     - ``survivors``: the participants that answered each completed step.
     - ``answered``: sites that have answered the current stage.
     - ``quorums``: quorums of the attempt's steps; a step without a quorum needs everyone.
-    - ``without`` (sorted): participants that get no result. ``last_result``: the last round with a result, or 0.
-    - ``committed``: UNMASK quorums of those attempts of this round that asked for masked values. Sites of a group
-      refuse another attempt that has fewer of these sites than the quorum.
+    - ``excluded_from_result`` (sorted): participants that get no result. ``last_result``: the last round with a result,
+      or 0.
+    - ``unmask_commitments``: UNMASK quorums of those attempts of this round that asked for masked values. Sites of a
+      group refuse another attempt that has fewer of these sites than the quorum.
 
     Failures:
 
@@ -208,7 +211,7 @@ class State:
     sessions: tuple[tuple[str, int], ...] = ()
     members: tuple[str, ...] = ()
     verified: frozenset[str] = frozenset()
-    keyed: frozenset[str] = frozenset()
+    key_holders: Annotated[frozenset[str], Field(alias="keyed")] = frozenset()
     setup_attempt: int = 1
     round: int = 0
     attempt: int = 1
@@ -219,12 +222,12 @@ class State:
     left: frozenset[str] = frozenset()
     benched: frozenset[str] = frozenset()
     reason: str = ""
-    begun: bool = False
+    setup_complete: Annotated[bool, Field(alias="begun")] = False
     groups: Groups = ()
     quorums: tuple[Quorum, ...] = ()
     survivors: tuple[Survivors, ...] = ()
-    without: tuple[str, ...] = ()
-    committed: tuple[Quorum, ...] = ()
+    excluded_from_result: Annotated[tuple[str, ...], Field(alias="without")] = ()
+    unmask_commitments: Annotated[tuple[Quorum, ...], Field(alias="committed")] = ()
     last_result: int = 0
     empty_until: float | None = None
 
@@ -232,8 +235,8 @@ class State:
         members = set(self.members)
         if list(self.members) != sorted(members) or list(self.participants) != sorted(set(self.participants)):
             raise ValueError("members and participants must be sorted and distinct")
-        if not members >= self.verified >= self.keyed:
-            raise ValueError("verified sites must be members, and keyed sites must be verified")
+        if not members >= self.verified >= self.key_holders:
+            raise ValueError("verified sites must be members, and holders of keys must be verified")
         if not members >= self.answered | self.benched | self.left:
             raise ValueError("sites that answered, left or are benched must be members")
         if not members | self.joined >= self.absent:
@@ -257,21 +260,21 @@ class State:
             raise ValueError("each group must be sorted, and groups ordered by their first names")
 
     def _check_steps(self) -> None:
-        taking_part = [self.participants, *(each.sites for each in self.survivors)]
-        if any(not set(after) <= set(before) for before, after in pairwise(taking_part)):
+        sites_of_steps = [self.participants, *(step.sites for step in self.survivors)]
+        if any(not set(after) <= set(before) for before, after in pairwise(sites_of_steps)):
             raise ValueError("the survivors of a step must be survivors of the step before")
-        if any(list(each.sites) != sorted(set(each.sites)) for each in self.survivors):
+        if any(list(step.sites) != sorted(set(step.sites)) for step in self.survivors):
             raise ValueError("survivors must be sorted and distinct")
         participants = set(self.participants)
         if any(not quorum.sites <= participants for quorum in self.quorums):
             raise ValueError("the sites of a quorum must be participants")
-        if any(not quorum.sites <= set(self.members) for quorum in self.committed):
+        if any(not quorum.sites <= set(self.members) for quorum in self.unmask_commitments):
             raise ValueError("committed sites must be members")
-        if list(self.without) != sorted(set(self.without) & set(self.participants)):
+        if list(self.excluded_from_result) != sorted(set(self.excluded_from_result) & set(self.participants)):
             raise ValueError("sites without a result must be participants, sorted and distinct")
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def step_sites(self) -> tuple[str, ...]:
         """Sites that the current step is asked of, once PRESENCE is over: those that answered the step before.
 
         MEANS is asked of the groups' leaders alone. RESULT is asked of all participants that get a result, including
@@ -280,7 +283,7 @@ class State:
         if self.stage is Stage.MEANS:
             return self.leaders
         if self.stage is Stage.RESULT:
-            return tuple(site for site in self.participants if site not in self.without)
+            return tuple(site for site in self.participants if site not in self.excluded_from_result)
         if not self.survivors:
             return self.participants
         return self.survivors[-1].sites
@@ -292,8 +295,8 @@ class State:
     @property
     def leaders(self) -> tuple[str, ...]:
         """First participant by name of each group that takes part; sorted."""
-        there = set(self.participants)
-        return tuple(sorted(min(there & set(group)) for group in self.groups if there & set(group)))
+        present = [set(group).intersection(self.participants) for group in self.groups]
+        return tuple(sorted(min(sites) for sites in present if sites))
 
     @property
     def maker(self) -> str:
@@ -342,7 +345,7 @@ class State:
 
     def to_json(self) -> str:
         """Return the state as text that :meth:`from_json` reads."""
-        return _ADAPTER.dump_json(self).decode()
+        return _ADAPTER.dump_json(self, by_alias=True).decode()
 
     @classmethod
     def from_json(cls, text: str) -> State:

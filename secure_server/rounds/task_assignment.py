@@ -23,7 +23,7 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
         return state.roster_key
     if site not in ready_sites(rules, state):
         return state.secret_key if state.maker in state.verified else None
-    asked = asked_sites(rules, state) if state.stage is Stage.PRESENCE else askable_sites(state)
+    asked = presence_sites(rules, state) if state.stage is Stage.PRESENCE else reachable_step_sites(state)
     return state.asked_key if site in asked - state.answered else None
 
 
@@ -31,17 +31,17 @@ def late_sites(state: State) -> frozenset[str]:
     """Return the sites that there is a last result for and that have not acknowledged it, in a finished run."""
     if state.stage is not Stage.FINISHED or state.last_result != state.round:
         return frozenset()
-    return frozenset(state.participants) - set(state.without) - state.answered
+    return frozenset(state.participants) - set(state.excluded_from_result) - state.answered
 
 
-def asked_sites(rules: Rules, state: State) -> frozenset[str]:
+def presence_sites(rules: Rules, state: State) -> frozenset[str]:
     """Return the members that the attempt asks for PRESENCE: all that are set up, except benched ones and leavers."""
     return ready_sites(rules, state) - state.benched - state.left
 
 
-def askable_sites(state: State) -> frozenset[str]:
+def reachable_step_sites(state: State) -> frozenset[str]:
     """Return the sites that the current step can be asked of: those that left the attempt get its result alone."""
-    asked = frozenset(state.asked)
+    asked = frozenset(state.step_sites)
     return asked if state.stage is Stage.RESULT else asked - state.left
 
 
@@ -53,35 +53,35 @@ def missing_sites(rules: Rules, state: State) -> frozenset[str]:
         case Stage.SETUP:
             return frozenset(state.members) - ready_sites(rules, state)
         case Stage.PRESENCE:
-            return asked_sites(rules, state) - (state.answered - state.absent)
+            return presence_sites(rules, state) - (state.answered - state.absent)
         case Stage.PLANNING | Stage.COMPUTING | Stage.FINISHED | Stage.STOPPED:
             return frozenset()
         case _:
-            return askable_sites(state) - state.answered
+            return reachable_step_sites(state) - state.answered
 
 
-def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
+def sites_of_able_groups(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
     """Return those of ``sites`` that could complete a round: all, or with groups the members of groups that can."""
     if not state.groups:
         return frozenset(sites)
     return frozenset().union(
-        *(sites & set(group) for group in state.groups if _able(rules, state, group, sites))
+        *(sites & set(group) for group in state.groups if _is_able_group(rules, state, group, sites))
     )
 
 
-def _able(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
+def _is_able_group(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
     """Return True if the group's present members suffice, for its size and for what its members sent in the round.
 
     The sites that can be in a sum of this attempt and not in an earlier attempt's, or the reverse, must be too few to
     open either sum: two sums over the same values could be subtracted.
     """
-    if len(sites & set(group)) < rules.fewest_listed(len(state.members)):
+    if len(sites & set(group)) < rules.min_group_size(len(state.members)):
         return False
-    return all(quorum.met_by(sites) for quorum in state.committed if quorum.sites <= set(group))
+    return all(quorum.met_by(sites) for quorum in state.unmask_commitments if quorum.sites <= set(group))
 
 
 def ready_sites(rules: Rules, state: State) -> frozenset[str]:
     """Return the members that verified the roster and, where there is a group secret, hold the secret."""
     if not rules.needs_secret:
         return state.verified
-    return state.verified & (state.keyed | set(state.members[:1]))
+    return state.verified & (state.key_holders | set(state.members[:1]))

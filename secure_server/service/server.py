@@ -27,7 +27,7 @@ from protoseal_wire.codec import CHUNK_BYTES
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
 from secure_server.service.change_notifier import Changes
 from secure_server.service.servicer import Handler, Servicer
-from secure_server.service.tcp_proxy import TcpProxy, bound_sockets, limits_of_process
+from secure_server.service.tcp_proxy import TcpProxy, bind_sockets, raise_file_limit
 
 _log = logging.getLogger("protoseal.coordinator")
 _TICK_SECONDS = 0.25
@@ -70,7 +70,7 @@ async def serve(
         _listening(listen) as sockets,
         _socket_path() as inside,
     ):
-        front = TcpProxy(inside, limits_of_process())
+        front = TcpProxy(inside, raise_file_limit())
         server, checkup = grpc.aio.server(options=_OPTIONS), health.aio.HealthServicer()
         server.add_secure_port(f"unix:{inside}", _tls(credentials, trust))
         health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
@@ -100,12 +100,12 @@ def _tls(credentials: Credentials, trust: TrustAnchor) -> grpc.ServerCredentials
 
 @contextmanager
 def _listening(listen: str) -> Iterator[list[socket.socket]]:
-    sockets = bound_sockets(listen)
+    sockets = bind_sockets(listen)
     try:
         yield sockets
     finally:
-        for each in sockets:
-            each.close()
+        for bound in sockets:
+            bound.close()
 
 
 @contextmanager

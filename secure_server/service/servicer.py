@@ -123,8 +123,12 @@ class Servicer(pb_grpc.CoordinatorServicer):
         poll_seconds: float,
         connections: Connections,
     ) -> None:
-        self._handler, self._trust, self._thread = handler, trust, thread
-        self._changes, self._poll_seconds, self._connections = changes, poll_seconds, connections
+        self._handler = handler
+        self._trust = trust
+        self._thread = thread
+        self._changes = changes
+        self._poll_seconds = poll_seconds
+        self._connections = connections
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._downloading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(_UPLOADS_AT_ONCE)

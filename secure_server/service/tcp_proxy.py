@@ -56,7 +56,7 @@ class Limits:
     seconds: float = _CALL_SECONDS
 
 
-def limits_of_process() -> Limits:
+def raise_file_limit() -> Limits:
     """Raise the soft limit of open files to the hard one, 65,536 at most, and return the limits that fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
@@ -84,11 +84,11 @@ class TcpProxy:
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections at these bound sockets, which the front owns from now on."""
         loop = asyncio.get_running_loop()
-        for each in sockets:
+        for bound in sockets:
             self._listening.append(
-                await loop.create_server(lambda: OuterEnd(self), sock=each, backlog=_AT_ONCE)
+                await loop.create_server(lambda: OuterEnd(self), sock=bound, backlog=_AT_ONCE)
             )
-            each.listen(
+            bound.listen(
                 socket.SOMAXCONN
             )  # asyncio takes one number for the queue and for the connections accepted at once
 
@@ -111,12 +111,12 @@ class TcpProxy:
     def close(self) -> None:
         """Accept no more connections. Open ones stay until :meth:`drop_all`."""
         self._closing = True
-        for each in self._listening:
-            each.close()
+        for listener in self._listening:
+            listener.close()
 
     def drop_all(self) -> None:
         """Close every connection."""
-        for outer in [each for group in (*self._strangers.values(), *self._sites.values()) for each in group]:
+        for outer in [end for ends in (*self._strangers.values(), *self._sites.values()) for end in ends]:
             outer.drop()
 
     # Calls of its connections
@@ -132,7 +132,7 @@ class TcpProxy:
 
     def connect(self, outer: OuterEnd, first: bytes) -> None:
         """Open the other half of a connection that has sent its ``first`` bytes."""
-        task = asyncio.get_running_loop().create_task(self._connected(outer, first))
+        task = asyncio.get_running_loop().create_task(self._connect_to_server(outer, first))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -166,7 +166,7 @@ class TcpProxy:
         }
         _security.warning(json.dumps(event))
 
-    async def _connected(self, outer: OuterEnd, first: bytes) -> None:
+    async def _connect_to_server(self, outer: OuterEnd, first: bytes) -> None:
         inner, loop = RelayEnd(), asyncio.get_running_loop()
         end: socket.socket | None = None
         try:
@@ -204,12 +204,13 @@ class TcpProxy:
             _log.warning(
                 "too many connections without a certificate, most of them from %s: closed %d "
                 "since the last such line",
-                *(network, self._rejected),
+                network,
+                self._rejected,
             )
             self._rejected, self._logged = 0, now
 
 
-def bound_sockets(listen: str) -> list[socket.socket]:
+def bind_sockets(listen: str) -> list[socket.socket]:
     """Bind sockets at every address of ``listen``, host:port, all with the same port; port 0 for any.
 
     An address that this machine does not have is left out. Raises :class:`CannotListen` if none is left or one is in
@@ -224,13 +225,13 @@ def bound_sockets(listen: str) -> list[socket.socket]:
         for family, _kind, _protocol, _name, place in dict.fromkeys(places):
             number = bound[0].getsockname()[1] if bound else place[1]
             try:
-                bound.append(_bound(family, (place[0], number, *place[2:])))
+                bound.append(_bind(family, (place[0], number, *place[2:])))
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
     except (OSError, ValueError) as error:
-        for each in bound:
-            each.close()
+        for opened in bound:
+            opened.close()
         raise CannotListen(f"cannot listen on {listen}: {_problem(error)}") from error
     if not bound:
         raise CannotListen(f"cannot listen on {listen}: the address does not belong to this machine")
@@ -249,7 +250,7 @@ def _problem(error: OSError | ValueError) -> str:
             return str(getattr(error, "strerror", None) or error)
 
 
-def _bound(family: int, place: tuple[object, ...]) -> socket.socket:
+def _bind(family: int, place: tuple[object, ...]) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(

@@ -116,7 +116,7 @@ class OuterEnd(RelayEnd):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the new connection."""
         super().connection_made(transport)
-        self.origin, self.network = _place(transport.get_extra_info("peername"))
+        self.origin, self.network = _address_and_network(transport.get_extra_info("peername"))
         self._keeper.admit(self)
 
     def data_received(self, data: bytes) -> None:
@@ -181,7 +181,7 @@ class OuterEnd(RelayEnd):
             self._keeper.remove(self)
 
 
-def _place(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> tuple[str, str]:
+def _address_and_network(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> tuple[str, str]:
     """Return an address as gRPC names a peer, and its network: an IPv4 address, or an IPv6 /64."""
     if not peername:  # the connection is closed already
         return "unknown", "unknown"

@@ -92,8 +92,12 @@ class Store(DatabaseOwner):
         clock: Callable[[], float],
     ) -> None:
         """Wrap an open connection; use :meth:`open`."""
-        self._db, self._lock, self._path, self._run = database, lock, path, run
-        self._record, self._clock = record, clock
+        self._db = database
+        self._lock = lock
+        self._path = path
+        self._run = run
+        self._record = record
+        self._clock = clock
 
     @classmethod
     def open(

@@ -198,7 +198,7 @@ class Hostile:
         keys = answers[0].keys
         if keys is not None:
             if keys.evaluation_keys:
-                self._aggregator.keep_keys(keys.evaluation_keys)
+                self._aggregator.write_group_keys(keys.evaluation_keys)
             for name in names[1:]:
                 self.give_secret(name, keys, attempt=attempt)
         return keys

@@ -46,7 +46,7 @@ class Loss:
 
     def keeps_away(self, state: State) -> bool:
         """Return True if the site is away, as it is in every further attempt of the round."""
-        if not state.begun or state.over or state.round != self.round:
+        if not state.setup_complete or state.over or state.round != self.round:
             return False
         if self.back and state.stage is Stage.RESULT:
             return False

@@ -184,7 +184,7 @@ def test_a_certificate_that_ends_during_the_set_up_counts_as_ended(scene: Scene,
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT - timedelta(seconds=30))
     if weakened:
-        scene.monkeypatch.setattr(membership.MembershipChecks, "lapsed", lambda *_: frozenset())
+        scene.monkeypatch.setattr(membership.MembershipChecks, "find_lapsed", lambda *_: frozenset())
     scene.join(OTHERS[-1])
     scene.clock.now += 3600.0
     scene.coordinator.tick()
@@ -207,7 +207,7 @@ def test_a_site_that_the_set_up_left_out_is_not_taken_back_with_such_a_certifica
     scene.monkeypatch.setattr(scene.coordinator, "_rules", rules)
     scene.wait(LEFT - timedelta(seconds=30))
     if weakened:
-        scene.monkeypatch.setattr(membership.MembershipChecks, "lapsed", lambda *_: frozenset())
+        scene.monkeypatch.setattr(membership.MembershipChecks, "find_lapsed", lambda *_: frozenset())
     with nullcontext() if weakened else pytest.raises(NotJoined):
         scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN))
     assert (SHORT in scene.coordinator.state.members) is weakened
@@ -233,6 +233,6 @@ def test_another_sites_statement_is_refused(scene: Scene, monkeypatch: pytest.Mo
     request = JoinRequest(PROTOCOL_VERSION, RUN, AGREEMENT.hash(), scene.statements["clinic-c"])
     with pytest.raises(WrongIdentity, match="clinic-b sent a statement of clinic-c"):
         scene.coordinator.join("clinic-b", request)
-    monkeypatch.setattr(membership, "_check_own", lambda *_: None)
+    monkeypatch.setattr(membership, "check_own_statement", lambda *_: None)
     scene.coordinator.join("clinic-b", request)
     assert scene.coordinator.state.joined == {"clinic-b"}, "under another's key, without the check"

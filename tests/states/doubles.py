@@ -213,17 +213,17 @@ def _forgets_late_sites() -> AbstractContextManager[object]:
 
 def _waits_for_all() -> AbstractContextManager[object]:
     """The coordinator waits for every site's presence, past the deadline too."""
-    settled = transitions._settled_presence
+    settled = transitions._settle_presence
 
     def wrong(rules: Any, state: State, now: float, *, late: bool) -> State:
         return settled(rules, state, now, late=False)
 
-    return patch.dict(transitions._SETTLED, {Stage.PRESENCE: wrong})
+    return patch.dict(transitions._SETTLE, {Stage.PRESENCE: wrong})
 
 
 def _repeats_signed_rounds() -> AbstractContextManager[object]:
     """The coordinator attempts a round of a sparse graph again after survivors were signed."""
-    return patch.object(transitions, "_signed_for_good", lambda rules, state: False)
+    return patch.object(transitions, "_survivors_are_final", lambda rules, state: False)
 
 
 def _trains_unpaid() -> AbstractContextManager[object]:

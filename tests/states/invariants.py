@@ -324,7 +324,11 @@ class Monitor:
 
     def finished(self, state: State, ended: dict[str, tuple[int, bytes]]) -> None:
         """The run has finished. ``ended``: the last result and the base of each site that ended so."""
-        due = set(state.participants) - set(state.without) if state.last_result == state.round else set()
+        due = (
+            set(state.participants) - set(state.excluded_from_result)
+            if state.last_result == state.round
+            else set()
+        )
         for site in due & ended.keys():
             if (result := ended[site][0]) < state.last_result:
                 self.broken(Promise.SAME_RESULT, f"{site} ends with the result of round {result}")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agreement import ConfigError, MaskingSection, Protection
-from agreement.derived.cohorts import fewest_listed
+from agreement.derived.cohorts import min_group_size
 from crypto.pairwise.attempt import threshold
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, load_party, write
 from tests.support.grouped import grouped_agreement
@@ -20,22 +20,22 @@ def test_no_list_that_a_large_run_takes_has_too_many_who_collude() -> None:
     colluding = masking.colluding(roster)
     short = [n for n in range(2, roster + 1) if colluding >= 2 * threshold(n) - n]
     assert (colluding, short[-1]) == (50, 148)
-    assert masking.fewest_listed(roster) == 149
+    assert masking.min_group_size(roster) == 149
     assert not [n for n in range(149, roster + 1) if n - colluding < 2]
 
 
 @pytest.mark.parametrize(("roster", "fewest"), [(2, 1), (100, 1), (101, 32), (256, 77)])
 def test_where_no_graph_is_sparse_any_list_will_do(roster: int, fewest: int) -> None:
-    assert MaskingSection().fewest_listed(roster) == fewest
-    assert MaskingSection(complete_up_to=roster).fewest_listed(roster) == 1
+    assert MaskingSection().min_group_size(roster) == fewest
+    assert MaskingSection(complete_up_to=roster).min_group_size(roster) == 1
 
 
 def test_a_site_insists_on_the_larger_of_both_under_masks_alone() -> None:
     masked, plain = grouped_agreement(), grouped_agreement(Protection.PLAIN)
-    assert [fewest_listed(masked, roster) for roster in (10, 500)] == [3, 149]
-    assert [fewest_listed(plain, roster) for roster in (10, 500)] == [3, 3]
+    assert [min_group_size(masked, roster) for roster in (10, 500)] == [3, 149]
+    assert [min_group_size(plain, roster) for roster in (10, 500)] == [3, 3]
     holders = grouped_agreement(min_holders=200, min_sites=200)
-    assert fewest_listed(holders, 500) == 200
+    assert min_group_size(holders, 500) == 200
 
 
 @pytest.mark.parametrize(

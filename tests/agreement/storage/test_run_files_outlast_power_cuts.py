@@ -32,7 +32,9 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "agreement.json": lambda folder: write_agreement(folder, small_agreement()),
     "prototypes": lambda folder: write_prototypes(folder, PROTOTYPES),
     "rounds.jsonl": lambda folder: append_round(folder / "rounds.jsonl", ROUND),
-    "evaluation keys": lambda folder: Aggregator(small_agreement(), folder / "keys.bin").keep_keys(b"keys"),
+    "evaluation keys": lambda folder: Aggregator(small_agreement(), folder / "keys.bin").write_group_keys(
+        b"keys"
+    ),
     "CA": lambda folder: create_authority(folder / "ca", "f.example", b"passphrase"),
     "site's key": _keys,
     "database": lambda folder: make_private(folder / "state.sqlite"),

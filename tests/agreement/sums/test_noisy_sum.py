@@ -23,7 +23,7 @@ from agreement import (
     PrivacySection,
     Protection,
 )
-from agreement.derived.cohorts import fewest_listed, stated_classes
+from agreement.derived.cohorts import min_group_size, stated_classes
 from agreement.schema.layout import NoisySum
 from crypto.pairwise.attempt import fewest_against, threshold
 from privacy.mechanisms.grid import SIGMA
@@ -184,8 +184,8 @@ def test_noise_is_not_carried_over_rounds() -> None:
 def test_lists_are_as_long_as_the_colluders_ask() -> None:
     for colluding, fewest in ((0, 3), (1, 3), (2, 5), (3, 8)):
         agreed = grouped_agreement(privacy=with_(colluding=colluding))
-        assert fewest_listed(agreed, 10) == fewest
-    assert fewest_listed(grouped_agreement(privacy=with_(colluding=3, noise=Noise.LOCAL)), 10) == 3
+        assert min_group_size(agreed, 10) == fewest
+    assert min_group_size(grouped_agreement(privacy=with_(colluding=3, noise=Noise.LOCAL)), 10) == 3
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,10 @@ def test_a_coordinator_that_asked_them_would_meet_a_refusal(
     play.go_to(Stage.PRESENCE, 0)
     play.go_to(Stage.PRESENCE, 1, without=("x",))
     play.go_to(Stage.SURVIVORS, 1)
-    monkeypatch.setattr(transitions, "_committed", lambda state: replace(state, committed=()))
-    play.coordinator._state = replace(play.state, committed=())
+    monkeypatch.setattr(
+        transitions, "_commit_asked_sites", lambda state: replace(state, unmask_commitments=())
+    )
+    play.coordinator._state = replace(play.state, unmask_commitments=())
     play.go_to(Stage.PRESENCE, 1, without=("c", "x"))
     with pytest.raises(AssertionError, match="it would refuse"):
         play.go_to(Stage.RESULT, 1, without=("c", "x"))

@@ -65,7 +65,7 @@ def test_nobody_of_the_group_is_asked_for_a_result(masked: Play) -> None:
     masked.go_to(Stage.PRESENCE, 1)
     releases_wrong_shares(masked, "c")
     masked.go_to(Stage.RESULT, 1)
-    assert (masked.state.without, masked.state.asked) == (NEAR, FAR)
+    assert (masked.state.excluded_from_result, masked.state.step_sites) == (NEAR, FAR)
     assert [masked.store.result(masked.state.result_key, name) is None for name in ALL] == [True] * 4 + [
         False
     ] * 4

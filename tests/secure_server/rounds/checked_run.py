@@ -82,7 +82,7 @@ class CheckedRun:
         self.seen["taken in"] += bool(before.members and set(after.members) - set(before.members))
         self.seen["left by all"] += before.empty_until is not None and after.stage is Stage.STOPPED
         went_on = len(after.survivors) > len(before.survivors)
-        self.seen["drop-out"] += went_on and len(after.survivors[-1].sites) < len(before.asked)
+        self.seen["drop-out"] += went_on and len(after.survivors[-1].sites) < len(before.step_sites)
         if machine.abandons(before, after):
             self.seen["abandoned round"] += 1
             self.seen["abandoned last round"] += before.round == self.rules.rounds
@@ -114,12 +114,12 @@ class CheckedRun:
 
     def _check_step(self, before: State, after: State) -> None:
         """A step is over: enough of those who were asked answered it, and they alone are asked the next."""
-        phase, asked = after.survivors[-1].phase, set(before.asked)
+        phase, asked = after.survivors[-1].phase, set(before.step_sites)
         answered = {site for key, site in self.accepted if key == before.key(phase)}
         require(answered <= asked, f"{phase.name} from sites that had dropped out")
         there = [answered & set(group) for group in after.groups]
         due = {min(group) for group in there if group} if after.stage is Stage.MEANS else answered
-        require(set(after.asked) == due, f"after {phase.name} others are asked than those who answered")
+        require(set(after.step_sites) == due, f"after {phase.name} others are asked than those who answered")
         self._check_quorums(before, phase, asked, answered)
 
     def _check_answered(self, key: PhaseKey, sites: set[str]) -> None:
@@ -142,7 +142,9 @@ class CheckedRun:
             (after.round, after.attempt) >= (before.round, before.attempt), "a round or attempt went back"
         )
         require(after.setup_attempt >= before.setup_attempt, "the set-up went back")
-        require(not before.begun or after.members == before.members, "members changed after the set-up")
+        require(
+            not before.setup_complete or after.members == before.members, "members changed after the set-up"
+        )
         require(
             not before.members
             or after.members == before.members
@@ -160,7 +162,7 @@ class CheckedRun:
         if after.round > self.rules.rounds:
             require(after.stage is Stage.STOPPED, "went on after the last round")
             require(not any(self.computed), "stopped after the last round, and there are results")
-        if before.begun and after.round > before.round:
+        if before.setup_complete and after.round > before.round:
             due = before.round in self.computed or self._gives_up(before)
             require(due, f"left round {before.round} without a result")
         elif after.attempt > before.attempt:
@@ -186,7 +188,7 @@ class CheckedRun:
             key = replace(before.presence_key, attempt=before.attempt + 1)
             able = ready_sites(self.rules, before) - before.benched
             answered = {site for asked, site in self.accepted if asked == before.asked_key}
-            left, in_size = set(able) - (set(before.asked) - answered), set(able)
+            left, in_size = set(able) - (set(before.step_sites) - answered), set(able)
         else:
             return False
         least = self.rules.smallest_group
@@ -285,7 +287,7 @@ class CheckedRun:
         there = [group for group in there if group]
         self.without = there[0] if len(there) > 1 and self.rng.random() < 0.2 else set()
         self.seen["a group without result"] += bool(self.without)
-        return Computed(without=frozenset(self.without))
+        return Computed(excluded=frozenset(self.without))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds

@@ -146,4 +146,4 @@ class GroupPlayer(Player):
             if self.stage is Stage.COMPUTING:
                 self.do(Computed())
             else:
-                self.answer(*(site for site in self.state.asked if self.task(site)))
+                self.answer(*(site for site in self.state.step_sites if self.task(site)))

@@ -76,7 +76,7 @@ class SimulatedRun(CheckedRun):
 
     def own_part_out_of_turn(self) -> None:
         """Send the coordinator's own events, where the machine waits for others."""
-        if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.begun:
+        if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.setup_complete:
             groups = (self.state.groups or (self.state.members,)) if self.state.round == 0 else ()
             self.do(self.rng.choice((Computed(groups), ComputeFailed(), Planned())))
 

@@ -67,7 +67,7 @@ class TestOneSite:
     def test_would_stop_the_run_if_nobody_were_benched(
         self, spite: Callable[[Player], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(transitions, "_benched", keeps_nobody_out)
+        monkeypatch.setattr(transitions, "_bench", keeps_nobody_out)
         player = in_round()
         for _ in range(RULES.max_attempts):
             spite(player)
@@ -161,7 +161,7 @@ class TestManySpitefulSites:
         assert seen["failed attempt"] > 100
 
     def test_would_stop_it_if_nobody_were_benched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(transitions, "_benched", keeps_nobody_out)
+        monkeypatch.setattr(transitions, "_bench", keeps_nobody_out)
         with pytest.raises(InvariantError, match="enough sites are good"):
             run_spiteful()
 

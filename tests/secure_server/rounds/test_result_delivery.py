@@ -69,7 +69,7 @@ class TestAfterValuesWereAsked:
         four = frozenset(("bea", "cid", "dot", "eve"))
         player.do(Planned(tuple(Quorum(phase, four, 3) for phase in STEPS)))
         player.go_to(Stage.SURVIVORS)
-        assert [each.least for each in player.state.committed] == [4, 3, 3]
+        assert [each.least for each in player.state.unmask_commitments] == [4, 3, 3]
         player.do(Left("bea"), Left("cid"))
         player.join("ada", "bea")
         player.answer(*(site for site in ("ada", "bea", "dot", "eve") if player.task(site)))
@@ -83,7 +83,7 @@ class TestAfterValuesWereAsked:
         assert player.stage is Stage.PRESENCE, "the two may still come back"
         player.to_deadline()
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 2, 1)
-        assert (player.state.failures, player.state.committed) == (before.failures + 1, ())
+        assert (player.state.failures, player.state.unmask_commitments) == (before.failures + 1, ())
         assert machine.abandons(before, player.state)
         assert player.state.reason == (
             "round 1, attempt 2: too few of the sites that were asked for values before are present; missing: ada, "
@@ -127,7 +127,7 @@ class TestAGroupWithoutAResult:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
-        player.do(Computed(without=frozenset(LEFT)))
+        player.do(Computed(excluded=frozenset(LEFT)))
         return player
 
     def test_is_not_asked_for_it(self) -> None:
@@ -136,7 +136,11 @@ class TestAGroupWithoutAResult:
         with pytest.raises(WrongPhase):
             player.do(Answered("ada", player.state.result_key))
         player.answer(*RIGHT)
-        assert (player.stage, player.state.round, player.state.without) == (Stage.PRESENCE, 2, ())
+        assert (player.stage, player.state.round, player.state.excluded_from_result) == (
+            Stage.PRESENCE,
+            2,
+            (),
+        )
         assert [player.phase(site) for site in ALL] == [Phase.PRESENCE] * 8
 
     def test_does_not_make_the_round_one_without_a_result(self) -> None:
@@ -152,4 +156,4 @@ class TestAGroupWithoutAResult:
         player.begin()
         player.go_to(Stage.COMPUTING)
         with pytest.raises(ValueError, match="must be participants"):
-            player.do(Computed(without=frozenset(lacking)))
+            player.do(Computed(excluded=frozenset(lacking)))

@@ -241,7 +241,7 @@ class TestDropOuts:
             assert player.task("dot") is None
             with pytest.raises(WrongPhase):
                 player.do(Answered("dot", player.state.key(Phase(STEPS[-1]))))
-            player.answer(*player.state.asked)
+            player.answer(*player.state.step_sites)
         player.do(Computed())
         assert player.phase("dot") is Phase.RESULT
 
@@ -260,7 +260,7 @@ class TestDropOuts:
             assert player.task("dot") is player.task("hal") is None
             with pytest.raises(WrongPhase):
                 player.do(Answered("dot", player.state.key(Phase(STEPS[-1]))))
-            awaited = [site for site in player.state.asked if player.task(site)]
+            awaited = [site for site in player.state.step_sites if player.task(site)]
             assert awaited, "it waits for nobody else"
             player.answer(*awaited)
         player.do(Computed())

@@ -174,7 +174,7 @@ def same_attempt_again(rules: Rules, state: State, now: float) -> State:
 def answers_may_be_missing(rules: Rules, state: State, now: float, *, late: bool) -> State:
     if not late:
         return state
-    return real_step_over(rules, state, set(), now)
+    return real_end_step(rules, state, set(), now)
 
 
 def too_few_may_be_present(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -192,7 +192,7 @@ def too_small_groups_may_be_present(rules: Rules, state: State, now: float, *, l
 
 
 def never_gives_up(rules: Rules, state: State, why: str, now: float, lost: object = ()) -> State:
-    return transitions.next_attempt(rules, transitions._cleared(state), now)
+    return transitions.next_attempt(rules, transitions._clear_attempt(state), now)
 
 
 def any_deadline(rules: Rules, state: State, now: float) -> State:
@@ -210,8 +210,8 @@ def opening_is_as_any_step(rules: Rules, state: State) -> bool:
 
 def asks_all_participants(rules: Rules, state: State, missing: object, now: float) -> State:
     """Ask the dropped sites for the rest of the attempt too."""
-    after = real_step_over(rules, state, set(), now)
-    everyone = (*after.survivors[:-1], replace(after.survivors[-1], sites=state.asked))
+    after = real_end_step(rules, state, set(), now)
+    everyone = (*after.survivors[:-1], replace(after.survivors[-1], sites=state.step_sites))
     return replace(after, survivors=everyone)
 
 
@@ -228,9 +228,9 @@ def gives_everyone_a_result(rules: Rules, state: State, groups: Groups, without:
     return real_computed(rules, state, groups, frozenset(), now)
 
 
-real_presence = transitions._settled_presence
-real_next_round, real_computed = transitions.next_round, machine._computed
-real_step, real_step_over, next_step = machine.step, transitions._step_over, transitions.next_step
+real_presence = transitions._settle_presence
+real_next_round, real_computed = transitions.next_round, machine._apply_result
+real_step, real_end_step, next_step = machine.step, transitions._end_step, transitions.next_step
 
 
 def notices(violation: str) -> None:
@@ -247,11 +247,11 @@ def notices(violation: str) -> None:
         (transitions, "next_attempt", same_attempt_again, "asked .* again|asks something else"),
         (machine, "step", forgets_the_attempt, "went back|again"),
         (transitions, "_sum_may_be_open", opening_is_as_any_step, "UNMASK or MEANS was asked"),
-        (transitions, "_step_over", asks_all_participants, "others are asked"),
-        (task_assignment, "_able", any_members_will_do, "must refuse"),
-        (transitions, "_committed", lambda state: state, "must refuse"),
+        (transitions, "_end_step", asks_all_participants, "others are asked"),
+        (task_assignment, "_is_able_group", any_members_will_do, "must refuse"),
+        (transitions, "_commit_asked_sites", lambda state: state, "must refuse"),
         (transitions, "next_round", finishes_regardless, "without any result"),
-        (machine, "_computed", gives_everyone_a_result, "there is no .* for"),
+        (machine, "_apply_result", gives_everyone_a_result, "there is no .* for"),
     ],
 )
 def test_the_simulation_notices_a_weakened_machine(
@@ -267,7 +267,7 @@ def test_the_simulation_notices_a_weakened_machine(
 
 @pytest.mark.parametrize(
     ("name", "weakened", "violation"),
-    [("fail_attempt", never_gives_up, "goes on|UNMASK"), ("within_full_time", any_deadline, "recedes")],
+    [("fail_attempt", never_gives_up, "goes on|UNMASK"), ("cap_deadline", any_deadline, "recedes")],
 )
 def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
     name: str, weakened: Callable[..., object], violation: str, monkeypatch: pytest.MonkeyPatch
@@ -288,5 +288,5 @@ def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
 def test_the_simulation_notices_a_stage_that_ends_too_soon(
     stage: Stage, weakened: Callable[..., State], violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(transitions._SETTLED, stage, weakened)
+    monkeypatch.setitem(transitions._SETTLE, stage, weakened)
     notices(violation)

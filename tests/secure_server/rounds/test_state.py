@@ -48,6 +48,9 @@ class TestState:
         with pytest.raises(ValueError, match="validation error"):
             State.from_json(json.dumps(content | change))
 
+    def test_to_json_fields_have_the_names_of_stores_on_disk(self) -> None:
+        assert {"keyed", "begun", "without", "committed"} <= json.loads(self.in_values().to_json()).keys()
+
     def test_survivors_are_known_of_steps_that_are_over(self) -> None:
         assert self.in_values().survivors == (Survivors(Phase.SHARES, without("dot")),)
 

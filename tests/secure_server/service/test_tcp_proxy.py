@@ -19,7 +19,7 @@ from protoseal_wire.messages import PROTOCOL_VERSION, DownloadRequest, Finished,
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1.protoseal_pb2_grpc import CoordinatorStub
 from secure_server.errors import CannotListen
-from secure_server.service.tcp_proxy import Limits, bound_sockets, limits_of_process
+from secure_server.service.tcp_proxy import Limits, bind_sockets, raise_file_limit
 from tests.secure_server.service.harness import KEY, RUN, FakeHandler, dialling, join_request, serving
 from tests.secure_server.service.parties import Federation
 from tests.secure_server.service.test_server import process
@@ -126,7 +126,7 @@ class TestFewAtOnce:
     @pytest.fixture(autouse=True)
     def _limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         limits = Limits(connections=40, strangers=8, of_a_site=2)
-        monkeypatch.setattr("secure_server.service.server.limits_of_process", lambda: limits)
+        monkeypatch.setattr("secure_server.service.server.raise_file_limit", lambda: limits)
 
     def test_a_network_is_not_shut_out_by_another_one(self, port: int) -> None:
         with strangers(port, 2, source="127.0.0.2") as few, strangers(port, 30) as many:
@@ -158,7 +158,7 @@ def test_a_connection_without_a_call_is_closed_and_one_with_a_call_stays(
     handler: FakeHandler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("secure_server.service.server.limits_of_process", lambda: Limits(40, 8, seconds=2.0))
+    monkeypatch.setattr("secure_server.service.server.raise_file_limit", lambda: Limits(40, 8, seconds=2.0))
     with serving(handler, coordinator, federation.trust) as port, _alone(port, federation, site) as stub:
         poll = _polling(handler, stub)
         with strangers(port, 1) as (stranger,):
@@ -199,27 +199,27 @@ def test_connections_fit_into_the_files_there_are(
     set_to: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: set_to.append(both))
-    found = limits_of_process()
+    found = raise_file_limit()
     assert (found.connections, found.strangers) == limits
     assert set_to == ([] if raised_to is None else [(raised_to, hard)])
 
 
 @pytest.mark.parametrize("listen", ["localhost:0", "127.0.0.1:0", "0.0.0.0:0"])
 def test_all_addresses_get_one_port_and_a_second_listener_is_refused(listen: str) -> None:
-    sockets = bound_sockets(listen)
+    sockets = bind_sockets(listen)
     try:
         (port,) = {each.getsockname()[1] for each in sockets}
         for each in sockets:
             each.listen()
         with pytest.raises(CannotListen):
-            bound_sockets(listen.replace(":0", f":{port}"))
+            bind_sockets(listen.replace(":0", f":{port}"))
     finally:
         for each in sockets:
             each.close()
 
 
 def test_accepted_connection_sends_small_packets_at_once() -> None:
-    (listening,) = bound_sockets("127.0.0.1:0")
+    (listening,) = bind_sockets("127.0.0.1:0")
     with listening:
         listening.listen()
         with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
@@ -253,4 +253,4 @@ def _polling(handler: FakeHandler, stub: CoordinatorStub) -> grpc.Future[pb.Task
 )
 def test_an_address_that_cannot_be_bound_is_named(listen: str, named: str) -> None:
     with pytest.raises(CannotListen, match=named):
-        bound_sockets(listen)
+        bind_sockets(listen)
