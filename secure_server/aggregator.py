@@ -22,18 +22,20 @@ from crypto.ckks import peer_server
 from crypto.ckks.peer_server import CkksServer
 from crypto.errors import MalformedError
 from crypto.plain import PlainServer, Weights
-from crypto.protection import Combination, Pool, ServerHalf
+from crypto.protection import Combination, Payload, Pool, ServerHalf
 from protoseal_files import durable_files
+from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.clusters import EncryptedClusters, MaskedClusters, PlainClusters
-from secure_server.exchanges.exchange import Attempt, Exchange, Outcome
+from secure_server.exchanges.exchange import Attempt, Exchange, GroupFailure, Outcome
 from secure_server.exchanges.peers import PeerExchange
 from secure_server.exchanges.secure_aggregation import MaskedSumExchange
 from secure_server.exchanges.site_grouping import SiteGrouping
 from secure_server.exchanges.sums import EncryptedGroupSums, EncryptedSums, PlainSums
 from secure_server.process_pool import run_isolated
 from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Groups
 
 
 @dataclass(frozen=True)
@@ -173,3 +175,26 @@ def _hash_of_none(evaluation_keys: bytes) -> bytes:
     if evaluation_keys:
         raise MalformedError("evaluation keys were sent, but the agreed protection uses none")
     return hashlib.sha256(b"").digest()
+
+
+@dataclass(frozen=True)
+class EncodedOutcome:
+    """Results and sums of sites as bytes, the groups of a clustering, and the groups that get nothing."""
+
+    results: Mapping[str, bytes]
+    groups: Groups
+    failures: tuple[GroupFailure, ...]
+    sums: Mapping[str, bytes]
+
+
+def encode_outcome(outcome: Outcome) -> EncodedOutcome:
+    """Encode an outcome."""
+    return EncodedOutcome(
+        _encode_by_site(outcome.results), outcome.groups, outcome.failures, _encode_by_site(outcome.sums)
+    )
+
+
+def _encode_by_site(payloads: Mapping[str, Payload]) -> dict[str, bytes]:
+    """Encode payloads by site. A payload that several sites share, of megabytes, is encoded once."""
+    contents = {id(payload): codec.encode_payload(payload) for payload in payloads.values()}
+    return {site: contents[id(payload)] for site, payload in payloads.items()}

@@ -28,8 +28,8 @@ from secure_server.coordinator import Coordinator
 from secure_server.errors import OtherRun, WrongIdentity
 from secure_server.process_pool import Workers
 from secure_server.round_log import CoordinatorRound
-from secure_server.rounds.rules_from_agreement import agreed_rules
-from secure_server.rounds.state import STEPS, Rules, State
+from secure_server.rounds.rules import Rules, build_rules
+from secure_server.rounds.state import STEPS, State
 from secure_server.service.server import serve
 from secure_server.storage.store import Store
 
@@ -40,7 +40,7 @@ ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
 
 def rules_of(config: CoordinatorConfig) -> Rules:
     """Return the rules of the run that the coordinator's file describes."""
-    return agreed_rules(
+    return build_rules(
         config.agreement,
         config.sites,
         max_attempts=config.max_attempts,

@@ -38,11 +38,10 @@ from protoseal_wire.messages import (
     Work,
 )
 from secure_server import errors
-from secure_server.aggregator import Aggregator
-from secure_server.check_reply import check_reply
+from secure_server.aggregator import Aggregator, EncodedOutcome, encode_outcome
 from secure_server.exchanges.exchange import Attempt
 from secure_server.ledger_anchors import LedgerAnchors
-from secure_server.membership import MembershipChecks
+from secure_server.membership import MembershipChecks, check_reply
 from secure_server.phase_requests import Requests
 from secure_server.round_log import (
     CoordinatorRound,
@@ -54,11 +53,11 @@ from secure_server.round_log import (
 )
 from secure_server.rounds import events, machine
 from secure_server.rounds.preconditions import check_expected, check_joined, check_on_roster, check_protocol
+from secure_server.rounds.rules import Rules
 from secure_server.rounds.shutdown import ShutdownWait
-from secure_server.rounds.state import Rules, Stage, State
+from secure_server.rounds.state import Stage, State
 from secure_server.rounds.task_assignment import task_for
 from secure_server.storage.store import Store
-from secure_server.stored_outcome import EncodedOutcome, encode_outcome
 from secure_server.upload_checks import AnswerCheck
 
 __all__ = ["Coordinator", "CoordinatorRound"]

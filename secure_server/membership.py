@@ -1,4 +1,8 @@
-"""Membership of a run: the sites' statements, verified when a site joins and again when joining closes."""
+"""Membership of a run: the sites' statements, and the reply to a site that asks before it joins.
+
+Statements are verified when a site joins and again when joining closes. A site that is not on the coordinator's list
+learns the run's name and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from agreement import Agreement
+from agreement.schema.differences import fields_of
 from crypto.errors import CryptoError
 from crypto.pki import TrustAnchor
 from crypto.roster import Member, Roster, Statement, assemble_roster, verify_statement
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
+from protoseal_wire.messages import PROTOCOL_VERSION, CheckReply, Listing, RunStage
 from secure_server.errors import BadPayload, WrongIdentity
-from secure_server.rounds.state import State
+from secure_server.rounds.preconditions import may_join
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Stage, State
 from secure_server.storage.store import Store
 
 _LONGEST_FORESIGHT = 3600.0
@@ -87,3 +95,24 @@ def check_own_statement(site: str, statement: Statement) -> None:
     """Raise :class:`WrongIdentity` for another site's statement: the caller would join under that site's name."""
     if statement.site != site:
         raise WrongIdentity(f"{site} sent a statement of {statement.site}: a site must send its own")
+
+
+_STAGES_ON_THE_WIRE = {
+    Stage.JOINING: RunStage.JOINING,
+    Stage.FINISHED: RunStage.FINISHED,
+    Stage.STOPPED: RunStage.STOPPED,
+}
+
+
+def check_reply(agreement: Agreement, rules: Rules, state: State, site: str) -> CheckReply:
+    """Return the reply to ``site``, whose certificate the coordinator has verified."""
+    if site not in rules.roster:
+        return CheckReply(PROTOCOL_VERSION, agreement.run, None)
+    listing = Listing(
+        agreement_hash=agreement.hash(),
+        fields=fields_of(agreement),
+        stage=_STAGES_ON_THE_WIRE.get(state.stage, RunStage.UNDER_WAY),
+        round=state.round,
+        may_join=may_join(rules, state, site),
+    )
+    return CheckReply(PROTOCOL_VERSION, agreement.run, listing)

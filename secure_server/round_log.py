@@ -14,7 +14,8 @@ from agreement import Agreement
 from agreement.derived.cohorts import cohort_of, group_cohort
 from secure_server.exchanges.exchange import Attempt, GroupFailure
 from secure_server.rounds import machine
-from secure_server.rounds.state import Groups, Rules, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Groups, Stage, State
 from secure_server.rounds.task_assignment import missing_sites
 
 _log = logging.getLogger("protoseal.coordinator")

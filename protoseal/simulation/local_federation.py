@@ -67,8 +67,8 @@ from secure_client.session import Session
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
-from secure_server.rounds.rules_from_agreement import agreed_rules
-from secure_server.rounds.state import Rules, Stage
+from secure_server.rounds.rules import Rules, build_rules
+from secure_server.rounds.state import Stage
 from secure_server.storage.store import Received, Store
 
 _KEYS_WORD = "passphrase"
@@ -388,6 +388,6 @@ def _last_result(journal: Journal) -> int:
 
 
 def _patient_rules(agreement: Agreement, names: Sequence[str]) -> Rules:
-    return agreed_rules(
+    return build_rules(
         agreement, names, max_attempts=1, join_seconds=_AGES, phase_seconds=dict.fromkeys(Phase, _AGES)
     )

@@ -19,7 +19,7 @@ from privacy import errors as privacy_errors
 from protoseal.cli import main
 from secure_client import errors as site_errors
 from secure_server import errors as coordinator_errors
-from secure_server.service.status import STATUS
+from secure_server.service.servicer import STATUS
 
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _CODE = re.compile(r"(`+[^`]+`+)")

@@ -58,7 +58,8 @@ from secure_server.rounds.preconditions import (
     check_on_roster,
     check_planning,
 )
-from secure_server.rounds.state import Groups, Rules, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Groups, Stage, State
 from secure_server.rounds.transitions import (
     apply_due_transitions,
     cap_deadline,

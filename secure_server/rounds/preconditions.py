@@ -6,7 +6,8 @@ from collections.abc import Set
 
 from protoseal_wire.messages import PROTOCOL_VERSION, PhaseKey
 from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase, WrongProtocol
-from secure_server.rounds.state import Groups, Rules, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Groups, Stage, State
 from secure_server.rounds.task_assignment import task_for
 
 

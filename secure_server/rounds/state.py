@@ -1,8 +1,7 @@
-"""State and rules of the round machine."""
+"""State of the round machine."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +10,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from agreement import MaskingSection
 from protoseal_wire.messages import Phase, PhaseKey
 
 
@@ -61,77 +59,7 @@ REPLANNING_STEP = Phase.DIRECTIONS
 Groups = tuple[tuple[str, ...], ...]
 """Partition of sites that average together: each group sorted, the groups by their first names."""
 
-_COMPUTING_FACTOR = 10
-"""Factor between the time limits of computing and VALUES: a bound for workers that hang, not for slow ones."""
-
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Rules of a run. ``ValueError`` unless ``min_sites`` is from 2 to the roster's size.
-
-    The other limits of these values are checked where the agreement and the coordinator's file are read.
-
-    ``roster`` names the sites that may join. A round is computed over at least ``min_sites`` of them. The run stops
-    after ``max_attempts`` failed attempts in a row. With ``needs_secret``, the first member by name makes group keys
-    that each other member must receive. Times are in seconds. The set-up may take the time of ROSTER plus, with a group
-    secret, the time of SECRET.
-
-    ``first_round`` is 0 if sites are clustered before training; that round consists of ``clustering_steps`` and has no
-    RESULT. All other rounds consist of ``round_steps``. With ``common_group`` all members are one group from the start.
-    An attempt has either no members of a group, or at least ``smallest_group`` and, under masks, at least as many as
-    ``masking`` requires in a run of that many members. Once survivors are signed, a round is over for groups of more
-    members than ``masking.complete_up_to``; without masks, ``masking`` is None and this does not apply.
-
-    A run is empty if every member has left, or missed a deadline without calling since. An empty run stops after
-    ``empty_seconds``, or never if that is infinite.
-    """
-
-    run: str
-    roster: tuple[str, ...]
-    min_sites: int
-    rounds: int
-    max_attempts: int
-    needs_secret: bool
-    join_seconds: float
-    phase_seconds: Mapping[Phase, float]
-    first_round: int = 1
-    clustering_steps: tuple[Phase, ...] = (Phase.VALUES,)
-    round_steps: tuple[Phase, ...] = (Phase.VALUES,)
-    common_group: bool = False
-    smallest_group: int = 1
-    masking: MaskingSection | None = None
-    empty_seconds: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.min_sites <= len(self.roster):
-            raise ValueError(
-                f"min_sites is {self.min_sites}: it must be 2 to {len(self.roster)}, the roster's size"
-            )
-
-    def steps(self, round_number: int) -> tuple[Phase, ...]:
-        """Phases of a round between PRESENCE and the computation."""
-        return self.round_steps if round_number else self.clustering_steps
-
-    def min_group_size(self, members: int) -> int:
-        """Return the fewest members of a group that take part in an attempt, in a run of so many members."""
-        return max(self.smallest_group, self.masking.min_group_size(members) if self.masking else 1)
-
-    def seconds(self, stage: Stage) -> float:
-        """Return the longest time of a stage, in seconds."""
-        times = self.phase_seconds
-        match stage:
-            case Stage.JOINING:
-                return self.join_seconds
-            case Stage.SETUP:
-                return times[Phase.ROSTER] + (times[Phase.SECRET] if self.needs_secret else 0.0)
-            case Stage.PLANNING:
-                return times[Phase.VALUES]
-            case Stage.COMPUTING:
-                return _COMPUTING_FACTOR * times[Phase.VALUES]
-            case _:
-                return times[PHASE_OF_STAGE[stage]]
 
 
 @dataclass(frozen=True)

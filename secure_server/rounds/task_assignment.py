@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 
 from protoseal_wire.messages import PhaseKey
-from secure_server.rounds.state import Rules, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Stage, State
 
 
 def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:

@@ -9,13 +9,13 @@ from itertools import dropwhile
 from typing import Protocol
 
 from protoseal_wire.messages import Phase
+from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import (
     PHASE_OF_STAGE,
     REPLANNING_STEP,
     STAGE_OF_PHASE,
     SUM_OPENING_STEPS,
     Quorum,
-    Rules,
     Stage,
     State,
     Survivors,

@@ -25,8 +25,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from crypto.pki import Credentials, TrustAnchor
 from protoseal_wire.codec import CHUNK_BYTES
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
-from secure_server.service.change_notifier import Changes
-from secure_server.service.servicer import Handler, Servicer
+from secure_server.service.servicer import Changes, Handler, Servicer
 from secure_server.service.tcp_proxy import TcpProxy, bind_sockets, raise_file_limit
 
 _log = logging.getLogger("protoseal.coordinator")

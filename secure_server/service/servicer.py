@@ -1,5 +1,7 @@
-"""Service of the coordinator over gRPC: it identifies the caller, decodes, calls the handler and encodes."""
-# ruff: noqa: N802 (the calls have the schema's names)
+"""Service of the coordinator over gRPC: it identifies the caller, decodes, calls the handler and encodes.
+
+A call that has to wait is held open until a change, and each refusal becomes the gRPC status of its class.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,16 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import grpc
+from grpc import StatusCode
 
-from crypto.errors import CryptoError
+from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.pki import Role, TrustAnchor
 from protoseal_wire import codec
 from protoseal_wire.messages import (
@@ -32,12 +35,9 @@ from protoseal_wire.messages import (
 )
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
+from secure_server import errors
 from secure_server.errors import WrongIdentity
-from secure_server.service.change_notifier import Changes
-from secure_server.service.status import status_of
 
-_log = logging.getLogger("protoseal.coordinator")
-_security = logging.getLogger("protoseal.security")
 _UPLOADS_AT_ONCE = 4
 _HEADER_SECONDS = 30.0
 _SLOWEST_BYTES_PER_SECOND = 16 * 1024
@@ -46,6 +46,26 @@ _REPLY_SECONDS = 2.0
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 P = ParamSpec("P")
 R = TypeVar("R")
+
+STATUS: Mapping[type[Exception], StatusCode] = {
+    errors.NotOnRoster: StatusCode.PERMISSION_DENIED,
+    errors.WrongIdentity: StatusCode.PERMISSION_DENIED,
+    errors.WrongProtocol: StatusCode.UNIMPLEMENTED,
+    codec.OtherProtocol: StatusCode.UNIMPLEMENTED,
+    errors.WrongAgreement: StatusCode.FAILED_PRECONDITION,
+    errors.NotJoined: StatusCode.FAILED_PRECONDITION,
+    errors.JoinClosed: StatusCode.FAILED_PRECONDITION,
+    errors.WrongPhase: StatusCode.ABORTED,
+    errors.Conflict: StatusCode.ALREADY_EXISTS,
+    errors.BadPayload: StatusCode.INVALID_ARGUMENT,
+    codec.CodecError: StatusCode.INVALID_ARGUMENT,
+    MalformedError: StatusCode.INVALID_ARGUMENT,
+    VerificationError: StatusCode.INVALID_ARGUMENT,
+    errors.TooLarge: StatusCode.RESOURCE_EXHAUSTED,
+    codec.TooLarge: StatusCode.RESOURCE_EXHAUSTED,
+    codec.Corrupted: StatusCode.DATA_LOSS,
+}
+"""Errors with a meaning for the peer. Every other error is the coordinator's own: ``INTERNAL``, without details."""
 
 
 class Handler(Protocol):
@@ -263,3 +283,53 @@ async def _in_time(what: str, size: int) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise codec.Corrupted(f"the {what} stalled: not complete after {seconds:.0f} s") from error
+
+
+class Changes:
+    """Notifier of the calls that wait on the event loop it was made on."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._next = asyncio.Event()
+        self._closed = False
+
+    def notify(self) -> None:
+        """Wake all waiting calls. Callable from any thread; harmless once the loop is gone."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def next(self) -> asyncio.Event:
+        """Return the next change. Take it *before* looking, so that no change in between is missed."""
+        return self._next
+
+    async def wait(self, change: asyncio.Event, seconds: float) -> bool:
+        """Return True if ``change`` came within ``seconds``; False at once when closed."""
+        if self._closed:
+            return False
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await change.wait()
+        except TimeoutError:
+            return False
+        return not self._closed
+
+    def close(self) -> None:
+        """Release every call that waits, now and later."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        change, self._next = self._next, asyncio.Event()
+        change.set()
+
+
+def status_of(error: Exception) -> StatusCode | None:
+    """Return the status of a refusal, by the nearest class in the table; None for an error that is no refusal."""
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)
+
+
+# ruff: noqa: N802 (the calls have the schema's names)
+
+
+_log = logging.getLogger("protoseal.coordinator")
+_security = logging.getLogger("protoseal.security")

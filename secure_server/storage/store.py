@@ -24,7 +24,6 @@ from protoseal_files.sqlite import DatabaseOwner, closed_on_error, make_private,
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds.state import State
-from secure_server.storage.answer_reader import Reader
 
 _SCHEMA_VERSION = 2
 _SCHEMA = (
@@ -187,9 +186,9 @@ class Store(DatabaseOwner):
 
     # Stored contents
 
-    def reader(self) -> Reader:
+    def reader(self) -> AnswerReader:
         """Return a reader for another thread, which closes it before this store is closed."""
-        return Reader(self._path)
+        return AnswerReader(self._path)
 
     def upload(self, key: PhaseKey, site: str) -> bytes | None:
         """Return the answer of ``site`` to ``key``; None if there is none, or it is pruned."""
@@ -368,3 +367,22 @@ def _start_over(database: sqlite3.Connection, identity: tuple[int, str, bytes]) 
         )
         if changed.rowcount:
             database.execute("DELETE FROM state")
+
+
+class AnswerReader(DatabaseOwner):
+    """Second connection to the file, read-only; it sees what the store has committed. One thread may use it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the connection; use :meth:`secure_server.storage.store.Store.reader`, while that store is open."""
+        self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+    def answer(self, key: PhaseKey, site: str) -> bytes:
+        """Return the answer of ``site`` to ``key``; raise ``RuntimeError`` if it was pruned."""
+        row = self._db.execute(
+            "SELECT content FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)",
+            (key.round, key.attempt, int(key.phase), site),
+        ).fetchone()
+        if row is None or row[0] is None:
+            raise RuntimeError(f"the store has no answer of {site} to {key.phase.name} of round {key.round}")
+        content: bytes = row[0]
+        return content

@@ -21,7 +21,7 @@ from protoseal_wire.messages import (
 )
 from secure_server import errors
 from secure_server.coordinator import Coordinator
-from secure_server.service.status import status_of
+from secure_server.service.servicer import status_of
 from tests.support.small import RUN, small_agreement, small_data
 
 A, B = "clinic-a", "clinic-b"

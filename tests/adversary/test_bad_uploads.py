@@ -24,7 +24,7 @@ from protoseal_wire.class_presence import sign_presence
 from protoseal_wire.messages import Acknowledgement, Phase, PresenceStatement, RoundStart
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_server import errors
-from secure_server.service.status import status_of
+from secure_server.service.servicer import status_of
 from tests.adversary.bad_set_ups import MAKERS, NOT_MAKERS, OTHER_HASH, SEALED, UNSIGNED, Case
 from tests.adversary.victim import Scene, Upload, personalised, play_up_to, stopped_at
 from tests.support.anchors import anchor

@@ -10,7 +10,7 @@ from protoseal.simulation.local_federation import DirectTransport, LocalFederati
 from protoseal_wire.messages import Finished, Phase, Stopped, Work
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.rules import build_rules
 from secure_server.rounds.state import STAGE_OF_PHASE, Stage, State
 
 SECONDS = 10.0
@@ -62,7 +62,7 @@ def set_deadlines(federation: LocalFederation, keys: Path, clock: Clock) -> None
     agreement = federation.agreement
     federation.coordinator = Coordinator(
         agreement=agreement,
-        rules=agreed_rules(
+        rules=build_rules(
             agreement,
             [site.name for site in federation.sites],
             max_attempts=ATTEMPTS,

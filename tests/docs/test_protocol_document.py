@@ -15,7 +15,7 @@ from protoseal_wire.codec.assembly import CHUNK_BYTES
 from protoseal_wire.messages import PROTOCOL_VERSION, Phase
 from secure_client.errors import PhaseOver, Refused
 from secure_client.retry import FINAL
-from secure_server.service.status import STATUS
+from secure_server.service.servicer import STATUS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs/reference/protocol.md").read_text(encoding="utf-8")

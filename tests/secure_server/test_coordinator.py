@@ -33,7 +33,8 @@ from secure_server.coordinator import Coordinator
 from secure_server.errors import TooLarge, WrongPhase
 from secure_server.membership import MembershipChecks
 from secure_server.phase_requests import Requests
-from secure_server.rounds.state import Rules, Stage
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Stage
 from secure_server.storage.store import Store
 from tests.secure_server.clock import Clock
 from tests.secure_server.rounds.round_player import in_round

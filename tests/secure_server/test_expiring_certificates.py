@@ -27,7 +27,8 @@ from secure_server import membership
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.errors import BadPayload, NotJoined, WrongIdentity
-from secure_server.rounds.state import Rules, Stage
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Stage
 from secure_server.storage.store import Store
 from tests.secure_server.clock import Clock
 from tests.support.small import FEDERATION, HOLDINGS, RUN, small_agreement

@@ -12,7 +12,7 @@ import pytest
 from agreement import FedpcSection, Protection
 from agreement.registry.round_plan import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
-from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.rules import build_rules
 from secure_server.rounds.state import Stage
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing
@@ -121,7 +121,7 @@ def test_an_abandoned_round_is_told(masked: Play, lines: Lines) -> None:
 
 class TestAgreedRules:
     def test_of_masked_sums(self) -> None:
-        rules = agreed_rules(
+        rules = build_rules(
             fedpc_agreement(Protection.MASKED),
             ("w", "a", "d"),
             max_attempts=2,
@@ -141,7 +141,7 @@ class TestAgreedRules:
         assert smallest == [1, 2], "a mask is between two"
 
     def test_of_pfpl_are_as_they_were(self) -> None:
-        rules = agreed_rules(
+        rules = build_rules(
             small_agreement(),
             ("a", "b", "c"),
             max_attempts=2,

@@ -9,7 +9,7 @@ from typing import TypeVar
 from privacy.errors import PrivacyError
 from secure_client.errors import SiteError, Unreachable
 from secure_client.retry import FINAL
-from secure_server.service.status import status_of
+from secure_server.service.servicer import status_of
 from tests.states.faults import AWAY, CALLS, COORDINATOR, Kind
 from tests.states.interleaved_threads import Killed
 from tests.states.invariants import Promise

@@ -37,7 +37,7 @@ from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.rules import build_rules
 from secure_server.storage.store import Store
 from tests.states.disks import Disk
 from tests.states.faults import COORDINATOR
@@ -345,7 +345,7 @@ class CoordinatorProcess:
             Store.open(folder / STORE, agreement.run, agreement.hash(), durable=False)
         )
         anchors = self._stack.enter_context(AnchorRecord.open(folder / "anchors.sqlite"))
-        rules = agreed_rules(
+        rules = build_rules(
             agreement,
             cast.sites,
             max_attempts=MAX_ATTEMPTS,

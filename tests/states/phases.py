@@ -37,7 +37,8 @@ from secure_server.rounds.events import (
     Resumed,
     Tick,
 )
-from secure_server.rounds.state import Quorum, Rules, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Quorum, Stage, State
 from secure_server.rounds.task_assignment import task_for
 from tests.secure_server.rounds.round_player import survivors_of
 from tests.states.site_rules import Asked, Journal, Refused, answered

@@ -9,7 +9,8 @@ import pytest
 from protoseal_wire.messages import PhaseKey
 from secure_server.rounds import machine as rounds
 from secure_server.rounds import transitions
-from secure_server.rounds.state import Rules, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import State
 from tests.states.phases import Explorer
 
 

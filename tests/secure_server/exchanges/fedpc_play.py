@@ -21,7 +21,7 @@ from secure_client.protocol.setup import Party
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
-from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.rules import build_rules
 from secure_server.rounds.state import PHASE_OF_STAGE, Stage, State
 from secure_server.storage.store import Store
 from tests.secure_server.clock import Clock
@@ -66,7 +66,7 @@ class Play:
     def new_coordinator(self, **options: Any) -> Coordinator:
         return Coordinator(
             agreement=self.agreement,
-            rules=agreed_rules(
+            rules=build_rules(
                 self.agreement,
                 self.parties,
                 max_attempts=self.max_attempts,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from agreement import AveragingSection, FedpcSection, Protection
+from secure_server.aggregator import EncodedOutcome
 from secure_server.exchanges.exchange import Attempt
 from secure_server.exchanges.secure_aggregation import LazyVectors
 from secure_server.rounds.state import Stage
-from secure_server.stored_outcome import EncodedOutcome
 from tests.secure_server import scripted_sites
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing

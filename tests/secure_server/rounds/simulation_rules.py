@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from agreement.registry.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ENCRYPTED_GROUPS, MASKED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server.rounds.state import STEPS, Rules, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import STEPS, State
 
 SECONDS: Mapping[Phase, float] = {
     Phase.ROSTER: 10.0,

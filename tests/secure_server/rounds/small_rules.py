@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agreement import Agreement
 from protoseal_wire.messages import Phase
-from secure_server.rounds.state import Rules
+from secure_server.rounds.rules import Rules
 from tests.support.small import HOLDINGS
 
 SECONDS = 60.0

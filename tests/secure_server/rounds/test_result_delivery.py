@@ -11,7 +11,8 @@ from protoseal_wire.messages import Phase
 from secure_server.errors import WrongPhase
 from secure_server.rounds import machine
 from secure_server.rounds.events import Answered, Computed, Left, Planned, Resumed
-from secure_server.rounds.state import Quorum, Rules, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Quorum, Stage, State
 from tests.secure_server.rounds.round_player import ALL, GROUPED, LEFT, RIGHT, THREE_OF_EACH, GroupPlayer
 
 FIVE = (*LEFT, "eve")

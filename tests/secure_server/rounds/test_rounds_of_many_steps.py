@@ -23,7 +23,8 @@ from secure_server.rounds.events import (
     Resumed,
     Tick,
 )
-from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import Groups, Quorum, Stage, State
 from tests.secure_server.rounds.round_player import (
     ALL,
     GROUPED,

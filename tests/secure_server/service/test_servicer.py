@@ -29,7 +29,7 @@ from protoseal_wire.messages import (
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1.protoseal_pb2_grpc import CoordinatorStub
 from secure_server import errors
-from secure_server.service.status import STATUS
+from secure_server.service.servicer import STATUS
 from tests.secure_server.service.conftest import SecurityLog
 from tests.secure_server.service.harness import (
     KEY,
