@@ -37,11 +37,11 @@ def test_a_machine_that_attempts_a_round_again_after_unmask_is_found() -> None:
 
 
 def test_a_machine_that_asks_who_left_an_attempt_for_more_of_it_is_found() -> None:
-    joined = rounds._joined
+    joined = rounds._apply_join
 
     def wrong(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:
         return joined(rules, state, site, None)
 
-    with patch.object(rounds, "_joined", wrong):
+    with patch.object(rounds, "_apply_join", wrong):
         refused = "refused: the secrets are erased"
         assert refused in Explorer(4, 1).explore(until=refused).problems
