@@ -10,7 +10,7 @@ counts as exact (docs/explanation/privacy.md has the limit of float64).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -110,8 +110,15 @@ class Composed:
         )
 
     def epsilon(self, delta: float) -> float:
-        """Return ε as :func:`epsilon` does."""
-        _check_delta(delta)
+        """Return the ε for which this history is (ε, ``delta``)-private under adding or removing one record.
+
+        ε is 0 for an empty history. ε is infinite where ``delta`` is not above the :class:`Slack`'s delta, or where ε
+        would exceed :data:`MOST_EPSILON`. ε is never less than the true cost, and exceeds the true cost by at most
+        0.001 or 1 %. Training with a noise multiplier below 1e-3 (infinite ε) or a sampling rate below 1e-12 is
+        overstated by more. Raises ``ValueError`` unless ``delta`` is between 0 and 1.
+        """
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must be between 0 and 1, not {delta}")
         if self == Composed():
             return 0.0
         if self.is_beyond() or delta <= (slack := self.slack()).delta:
@@ -121,19 +128,11 @@ class Composed:
         epsilon = float(_accountant(self).get_epsilon(left)) + slack.epsilon
         return epsilon if epsilon <= MOST_EPSILON else math.inf
 
-    def delta(self, epsilon: float) -> float:
-        """Return δ as :func:`delta_of` does."""
-        if not 0 <= epsilon <= MOST_EPSILON:
-            raise ValueError(f"epsilon must be from 0 to {MOST_EPSILON:g}, not {epsilon}")
-        if self == Composed():
-            return 0.0
-        if self.is_beyond() or (slack := self.slack()).delta >= 1.0:
-            return 1.0
-        continuous = float(_accountant(self).get_delta(epsilon - slack.epsilon))
-        return min(1.0, continuous * slack.factor + slack.delta)
-
     def deltas(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return δ for each ε, float64 (n,), from one composition. The history must not be empty."""
+        """Return the δ for each ε, float64 (n,), from one composition. The history must not be empty.
+
+        δ is 1 for a history whose ε counts as infinite at every δ.
+        """
         if self.is_beyond() or (slack := self.slack()).delta >= 1.0:
             return np.ones(len(epsilons))
         continuous = np.asarray(_accountant(self).get_delta((epsilons - slack.epsilon).tolist()))
@@ -156,33 +155,8 @@ class Composed:
         )
 
 
-def epsilon(history: Sequence[Event], delta: float) -> float:
-    """Return the ε for which ``history`` is (ε, ``delta``)-private under adding or removing one record.
-
-    ε is 0 for an empty history. ε is infinite where ``delta`` is not above the :class:`Slack`'s delta, or where ε would
-    exceed :data:`MOST_EPSILON`. ε is never less than the true cost, and exceeds the true cost by at most 0.001 or 1 %.
-    Training with a noise multiplier below 1e-3 (infinite ε) or a sampling rate below 1e-12 is overstated by more.
-    Raises ``ValueError`` unless ``delta`` is between 0 and 1.
-    """
-    return Composed.of(history).epsilon(delta)
-
-
-def delta_of(history: Sequence[Event], epsilon: float) -> float:
-    """Return the δ for which ``history`` is (``epsilon``, δ)-private under adding or removing one record.
-
-    δ is 1 for a history that :func:`epsilon` counts as infinite at every δ. Raises ``ValueError`` unless ``epsilon`` is
-    from 0 to :data:`MOST_EPSILON`.
-    """
-    return Composed.of(history).delta(epsilon)
-
-
 def _square(release: GaussianRelease) -> float:
     return 1 / min(max(release.noise_multiplier, _LEAST_NOISE), _MOST_NOISE) ** 2
-
-
-def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be between 0 and 1, not {delta}")
 
 
 def _accountant(composed: Composed) -> PLDAccountant:

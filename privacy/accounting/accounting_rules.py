@@ -36,12 +36,12 @@ def accountant_for(rule: Accounting) -> Accountant:
 
 
 def pld_cost(history: Sequence[Event], delta: float) -> float:
-    """Return :func:`privacy.accounting.accountant.epsilon`, cached: simulated sites have equal histories."""
+    """Return :meth:`privacy.accounting.accountant.Composed.epsilon`, cached: simulated sites have equal histories."""
     return _pld_cost(Composed.of(history), delta)
 
 
 def renyi_cost(history: Sequence[Event], delta: float) -> float:
-    """Return :func:`privacy.accounting.renyi_filter.filtered_epsilon`, cached."""
+    """Return :func:`privacy.accounting.renyi_filter.renyi_epsilon`, cached."""
     return _renyi_cost(Composed.of(history), delta)
 
 

@@ -31,10 +31,8 @@ Interleaved runs over one ledger are covered, because a payment is recorded befo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from privacy.accounting.accountant import MOST_EPSILON, Composed
-from privacy.accounting.events import Event
 
 ORDERS = (2, 3, 5, 9, 17, 33, 65)
 """Rényi orders, fixed for every ledger in use. At whole numbers the cost of a DP-SGD step is a finite sum."""
@@ -42,18 +40,13 @@ _ROUNDING_OF_A_STEP = 1e-13
 """Margin added to the cost of each step for float64 rounding: the cost's terms are sums of numbers near 1."""
 
 
-def filtered_epsilon(history: Sequence[Event], delta: float) -> float:
-    """Return the least ε with which the filter would have let all of ``history`` run, at ``delta``.
+def renyi_epsilon(composed: Composed, delta: float) -> float:
+    """Return the least ε with which the filter would have let all of the history run, at ``delta``.
 
     ε is 0 for an empty history. ε is infinite above :data:`~privacy.accounting.accountant.MOST_EPSILON`, and where
-    :func:`~privacy.accounting.accountant.epsilon` counts too little noise as infinite. Raises ``ValueError`` for a δ
-    that is not between 0 and 1.
+    :meth:`~privacy.accounting.accountant.Composed.epsilon` counts too little noise as infinite. Raises ``ValueError``
+    for a δ that is not between 0 and 1.
     """
-    return renyi_epsilon(Composed.of(history), delta)
-
-
-def renyi_epsilon(composed: Composed, delta: float) -> float:
-    """Return :func:`filtered_epsilon` for a merged history."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, not {delta}")
     if composed == Composed():

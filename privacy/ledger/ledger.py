@@ -32,7 +32,6 @@ from privacy.ledger.lines import (
     Limit,
     Line,
     Loss,
-    ReleaseName,
     Spending,
     line_to_json,
     now,
@@ -40,7 +39,6 @@ from privacy.ledger.lines import (
 from privacy.ledger.remaining_budget import (
     check_covered,
     check_payments,
-    count_remaining,
     fits,
     refusal,
     spent_epsilon,
@@ -198,28 +196,11 @@ class Ledger:
         with self._opened():
             return self._seen.guaranteed
 
-    def has_paid_for(self, release: ReleaseName) -> bool:
-        """Return True if any process has recorded a release of this name, sent or not."""
-        with self._opened():
-            return any(entry.spending.release == release for entry in self._seen.entries)
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Return the spending entries that any process has recorded so far."""
-        with self._opened():
-            return self._seen.entries
-
     def epsilon_spent(self) -> float:
         """Return the epsilon of all entries recorded so far, by any process, at the limit's delta."""
         with self._opened():
             history = self.history
         return spent_epsilon(history, self._budget.limit, self._epsilon)
-
-    def remaining(self, event: Event) -> int:
-        """Return how many more releases like ``event``, or steps of DP-SGD, fit the limit.
-
-        See :func:`privacy.ledger.remaining_budget.count_remaining`.
-        """
-        return count_remaining(self.history, event, self._budget.limit, self._epsilon)
 
     def check_anchor(self, anchor: Anchor) -> None:
         """Raise :class:`RolledBackError` unless the file has the entry whose number and hash another party kept."""

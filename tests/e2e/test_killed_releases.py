@@ -81,8 +81,8 @@ def paid(path: Path) -> list[int]:
     """Return the rounds whose releases are in a ledger, mended as a site does that opens it."""
     account = read_account(path)
     ledger = Ledger(path, account.budget.dataset, account.limit, epsilon=exact_epsilon)
-    assert all(isinstance(each, Entry) for each in ledger.entries())
-    return [each.spending.release.round for each in ledger.entries()]
+    assert all(isinstance(each, Entry) for each in read_account(ledger.path).entries)
+    return [each.spending.release.round for each in read_account(ledger.path).entries]
 
 
 def check_nothing_hidden(federation: Federation, name: str, scratch: Path) -> None:

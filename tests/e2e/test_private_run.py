@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from agreement import Agreement, Method, PrivacySection, Protection
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import Unit
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
@@ -23,6 +22,7 @@ from secure_client.site_check import check_site
 from secure_server.app import read_rounds
 from secure_server.storage.store import Store
 from tests.e2e.federations import small_agreement, small_sites
+from tests.support.composed import epsilon
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

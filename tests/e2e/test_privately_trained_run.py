@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, DpSgdSection, Extractor, Method, Norm, PrivacySection
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd, Unit
 from privacy.ledger.budget_account import read_account
 from protoseal.reports.run_results import run_result
@@ -21,6 +20,7 @@ from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_client.site_check import check_site
 from secure_server.app import read_rounds
 from tests.e2e.federations import small_agreement, small_sites
+from tests.support.composed import epsilon
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

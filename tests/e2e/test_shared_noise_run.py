@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from agreement import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import Unit
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
@@ -17,6 +16,7 @@ from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.cost import planned_epsilon, release_event
 from secure_server.app import read_rounds
 from tests.e2e.federations import feddbp_agreement, small_sites
+from tests.support.composed import epsilon
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

@@ -11,8 +11,8 @@ from statistics import NormalDist
 from opacus.accountants import PRVAccountant
 from scipy.special import log_ndtr, ndtr  # type: ignore[import-untyped]
 
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
+from tests.support.composed import epsilon
 
 Accountant = Callable[[Sequence[Event], float], float]
 PHI = NormalDist().cdf

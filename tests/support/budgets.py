@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privacy.accounting.events import Event, GaussianRelease
+from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Limit, ReleaseName, Spending
+from privacy.ledger.remaining_budget import count_remaining
 
 if TYPE_CHECKING:  # torch takes seconds to import, and processes of these tests do without
     from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
@@ -43,6 +45,17 @@ def spent_budget(trainee: CheckpointedLearner) -> SpentBudget:
     if trainee.releases is None:
         raise LookupError("the site has no budget")
     return trainee.releases.spent_budget()
+
+
+def has_paid_for(ledger: Ledger, release: ReleaseName) -> bool:
+    """Return True if any process has recorded a release of this name, sent or not."""
+    ledger.epsilon_spent()  # reads the file, and repairs it
+    return any(entry.spending.release == release for entry in read_account(ledger.path).entries)
+
+
+def count_possible(ledger: Ledger, event: Event) -> int:
+    """Return how many more releases like ``event``, or steps, fit the limit by the exact accountant."""
+    return count_remaining(ledger.history, event, ledger.limit, exact_epsilon)
 
 
 def _square(event: Event) -> float:

@@ -10,7 +10,6 @@ from dp_accounting import get_sigma_gaussian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.budget_plan import (
     NOISE_GRID,
     Query,
@@ -22,6 +21,7 @@ from privacy.accounting.budget_plan import (
 from privacy.accounting.events import DpSgd, GaussianRelease, Unit
 from privacy.errors import Unattainable
 from privacy.mechanisms.grid import best_count_weight
+from tests.support.composed import epsilon
 
 DELTA = 1e-5
 TRAINING = DpSgd(2.0, 0.05, 100)

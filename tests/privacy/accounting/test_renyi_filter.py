@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from privacy.accounting.accountant import Composed, epsilon
+from privacy.accounting.accountant import Composed
 from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
-from privacy.accounting.renyi_filter import ORDERS, costs, filtered_epsilon
+from privacy.accounting.renyi_filter import ORDERS, costs
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Limit, ReleaseName, Spending
+from tests.support.composed import epsilon, filtered_epsilon
 
 DELTA = 1e-5
 TRAINING = DpSgd(2.5, 0.1, 50)

@@ -24,7 +24,7 @@ from privacy.errors import LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import ReleaseName
 from protoseal_files import append_only_file
-from tests.support.budgets import LIMIT, open_ledger, spending
+from tests.support.budgets import LIMIT, count_possible, has_paid_for, open_ledger, spending
 from tests.support.marks import full_but
 from tests.support.spending_process import Settings, exposed_in, limit_after
 
@@ -84,7 +84,7 @@ def test_spend_failed_write_raises_and_takes_the_line_back(
     ledger, before = open_ledger(path), path.read_bytes()
     head = ledger.anchor
     disk = FailingDisk(monkeypatch, number)
-    ledger.has_paid_for(spending(2).release)
+    has_paid_for(ledger, spending(2).release)
     assert disk.calls == ["fsync"]  # of what others may have written
     disk.left = {"write": 1} if call == "write" else {}
     with pytest.raises(LedgerError), _second_sync_fails(disk, call == "fsync"):
@@ -131,11 +131,11 @@ def test_spend_line_that_cannot_be_cut_stops_the_ledger(
     with pytest.raises(LedgerError), _second_sync_fails(disk, True, 1 + (call == "fsync")):
         ledger.spend(spending(2))
     disk.calls.clear()
-    for attempt in (lambda: ledger.spend(spending(3)), lambda: ledger.has_paid_for(spending(2).release)):
+    for attempt in (lambda: ledger.spend(spending(3)), lambda: has_paid_for(ledger, spending(2).release)):
         with pytest.raises(LedgerError):
             attempt()
     assert disk.calls == []
-    assert open_ledger(path).has_paid_for(spending(2).release) == (call == "ftruncate")
+    assert has_paid_for(open_ledger(path), spending(2).release) == (call == "ftruncate")
 
 
 def test_open_syncs_lines_of_other_processes_before_they_count(
@@ -236,9 +236,11 @@ def check_nothing_hidden(settings: Settings) -> None:
     """Check that the ledger shows all that left, and that it can be used further."""
     sent = settings.sent.read_text(encoding="utf-8").split() if settings.sent.exists() else []
     ledger = open_ledger(settings.ledger)
-    assert all(ledger.has_paid_for(ReleaseName(settings.run, int(number), "prototypes")) for number in sent)
+    assert all(has_paid_for(ledger, ReleaseName(settings.run, int(number), "prototypes")) for number in sent)
     assert (
-        0 <= len(ledger.history) - len(sent) <= 1 + ledger.has_paid_for(ReleaseName("run-0", 1, "prototypes"))
+        0
+        <= len(ledger.history) - len(sent)
+        <= 1 + has_paid_for(ledger, ReleaseName("run-0", 1, "prototypes"))
     )
     before = ledger.epsilon_spent()
     ledger.spend(spending(9, "run-2"))
@@ -350,9 +352,9 @@ def test_two_processes_spend_no_more_than_the_budget(tmp_path: Path) -> None:
     sent, ledger = sent_by(both), open_ledger(both[0].ledger)
     one_alone = tmp_path / "alone"
     one_alone.mkdir()
-    possible = open_ledger(one_alone / "heart.ledger").remaining(spending(1).event)
+    possible = count_possible(open_ledger(one_alone / "heart.ledger"), spending(1).event)
     assert len(sent) == len(set(sent)) == len(ledger.history) == possible
-    assert all(ledger.has_paid_for(each) for each in sent)
+    assert all(has_paid_for(ledger, each) for each in sent)
 
 
 @pytest.mark.parametrize("double", ["", "not locked"])

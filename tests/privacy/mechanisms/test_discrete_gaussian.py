@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import privacy.mechanisms.discrete_gaussian as sampler
 from privacy.accounting import accountant
-from privacy.accounting.accountant import delta_of
 from privacy.accounting.events import GaussianRelease
 from privacy.mechanisms.discrete_gaussian import bernoulli_exp, discrete_gaussian, discreteness
 from privacy.mechanisms.grid import SIGMA, Grid, noise_share
@@ -28,6 +27,7 @@ from tests.crypto.draw_counts import (
     check_integers,
     gaussian_chances,
 )
+from tests.support.composed import delta_of
 
 COUNT = 40_000
 SMALL = [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog  # type: ignore[import-untyped]  # it ships no types
 from scipy.stats import binom, norm  # type: ignore[import-untyped]
 
-from privacy.accounting.accountant import Composed, epsilon
+from privacy.accounting.accountant import Composed
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from protoseal.audit.canary_bound import (
     LEAST_P,
@@ -35,6 +35,7 @@ from protoseal.audit.trade_off import (
     most_recognised,
 )
 from tests.privacy.accountants import gaussian_delta, prv
+from tests.support.composed import epsilon
 
 Signs = tuple[int, ...]
 SOLVED = 1e-6

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import GaussianRelease, Unit
 from privacy.mechanisms import joint_clipping
 from privacy.mechanisms.prototype_query import PrototypeQuery
@@ -22,6 +21,7 @@ from protoseal.audit.prototype_canaries import LENGTH, AuditedQuery
 from protoseal.cli import main
 from protoseal.commands import budget_audit
 from tests.support.audit_doubles import NOISE, SHAPES, Double, Shape, misshape_query, weaken_query
+from tests.support.composed import epsilon
 from tests.support.config_files import AGREEMENT, write
 from tests.support.marks import full_but
 

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from agreement import DpSgdSection
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd, Unit
 from protoseal.audit.canary_audit import Verdict, audit_mechanism, plan_audit
 from protoseal.audit.canary_bound import fair_coins
@@ -25,6 +24,7 @@ from protoseal.cli import main
 from protoseal.commands import budget_audit
 from secure_client.training.dp_sgd.mechanism import GradientGrid, SubjectUnits
 from tests.support.audit_doubles import weaken_training
+from tests.support.composed import epsilon
 from tests.support.config_files import AGREEMENT, write
 
 DELTA, LEVEL = 1e-5, 0.05

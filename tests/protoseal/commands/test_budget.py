@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import secure_client.privacy
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd, GaussianRelease
 from tests.protoseal.commands.budget_plans import plan, planned, refusal
+from tests.support.composed import epsilon
 
 NORMAL = NormalDist()
 DP_SGD = ("--dp-sgd", 0.05, 2, 100)

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
 
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import GaussianRelease
 from protoseal.audit import budget_curve as budget_runs
 from protoseal.audit.accuracy_page import FREEZING, accuracy_over_epsilon
@@ -24,6 +23,7 @@ from protoseal.commands.simulate import simulate as simulate_command
 from protoseal.reports.privacy_statement import NO_GUARANTEE
 from protoseal.reports.report import write_report
 from protoseal.reports.result_files import read_result
+from tests.support.composed import epsilon
 
 FILE = """
 method = "pfpl"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from agreement.sections.privacy import DpSgdSection
-from privacy.accounting.accountant import delta_of, epsilon
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from tests.protoseal.commands.budget_plans import planned, refusal
+from tests.support.composed import delta_of, epsilon
 
 USUAL = ("--releases", 20, "--records", 500)
 

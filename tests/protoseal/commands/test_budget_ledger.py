@@ -21,7 +21,7 @@ from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
 from protoseal.reports.ledger_facts import day
 from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside
-from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending
+from tests.support.budgets import DATASET, LIMIT, count_possible, exact_epsilon, open_ledger, spending
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +61,12 @@ def failure(*arguments: object) -> str:
 def test_show_says_what_was_spent_on_what_and_what_remains(path: Path) -> None:
     ledger, before = open_ledger(path), path.read_bytes()
     shown = output_of("show", path)
-    releases, steps = (ledger.remaining(event) for event in ledger.history[1:])
+    releases, steps = (count_possible(ledger, event) for event in ledger.history[1:])
     assert f"epsilon spent     {ledger.epsilon_spent():.6g}" in shown
     assert (
         f"remaining         {releases} releases with noise multiplier 6.2 or {steps} steps of DP-SGD" in shown
     )
-    (today,) = {day(entry.time) for entry in ledger.entries()}
+    (today,) = {day(entry.time) for entry in read_account(ledger.path).entries}
     assert f"run 'run-1', {today}, rounds 1-3: prototypes, 2 releases with noise multiplier 6.2" in shown
     assert (
         f"run 'run-2', {today}, rounds 1-1: extractor, 3 steps of DP-SGD with noise multiplier 100" in shown
@@ -88,7 +88,7 @@ def test_show_gives_all_of_it_as_json(path: Path) -> None:
     }
     assert shown["epsilon_spent"] == ledger.epsilon_spent()
     assert [each["count"] for each in shown["remaining"]] == [
-        ledger.remaining(event) for event in ledger.history[1:]
+        count_possible(ledger, event) for event in ledger.history[1:]
     ]
     assert [(each["run"], each["round"], each["what"]) for each in shown["entries"]] == [
         ("run-1", 1, "prototypes"),

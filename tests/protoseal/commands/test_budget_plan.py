@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from agreement import load_agreement
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.budget_plan import count_error, mean_error
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
 from protoseal.cli import main
 from protoseal.commands.budget_inputs import NO_GUARANTEE
 from secure_client.privacy.cost import planned_epsilon
 from tests.protoseal.commands.budget_plans import plan, planned, refusal
+from tests.support.composed import epsilon
 from tests.support.config_files import AGREEMENT, FEDPC, write
 
 PRIVACY: dict[str, Any] = {"clip": 2.0, "noise_multiplier": 4.0, "release_every": 3}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import GaussianRelease
 from protoseal.cli import main
+from tests.support.composed import epsilon
 from tests.support.marks import full_but
 
 FILE = """

@@ -24,7 +24,6 @@ from agreement import (
 )
 from algorithms.fedplcc import GlobalClusters
 from crypto.keys import StorageKey
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import GaussianRelease
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import Entry
@@ -38,6 +37,7 @@ from secure_client.privacy.releases import open_releases
 from secure_client.protocol.journal import Journal
 from tests.conformance.federations import data_for, private_agreement
 from tests.support.budgets import spent_budget
+from tests.support.composed import epsilon
 from tests.support.replayed_noise import replayed_noise
 
 CLASSES, DIM, SITE = 3, 8, "site-1"

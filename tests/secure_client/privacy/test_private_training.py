@@ -13,7 +13,6 @@ import torch
 
 from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
 from crypto.keys import StorageKey
-from privacy.accounting.accountant import epsilon
 from privacy.accounting.events import DpSgd
 from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
@@ -37,6 +36,7 @@ from secure_client.training.dp_sgd import steps as dp_sgd
 from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.learner import Learner
 from tests.support.budgets import spent_budget
+from tests.support.composed import epsilon
 from tests.support.small import small_agreement, small_data
 
 SITE, ROUNDS, EPOCHS = "clinic-a", 4, 2
