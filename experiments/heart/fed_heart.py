@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 from agreement import ConfigError, Method
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.config import SimulationConfig, load_simulation
-from protoseal.simulation.experiment import Ended, Watcher, scene_of, simulate
+from protoseal.simulation.experiment import EndedRun, Watcher, load_scene, simulate
 from protoseal.simulation.local_controls import run_control
 from protoseal.simulation.site_pool import SiteTesting
 from secure_client.data import SiteData
@@ -106,7 +106,7 @@ class Collector(Watcher):
     def __init__(self) -> None:
         self.accuracies: dict[str, dict[int, list[float]]] = {}
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         """Keep the accuracies of the last round."""
         last = [ended.outcome.sites[name].rounds[-1].accuracy_global for name in HOSPITALS]
         by_seed = self.accuracies.setdefault(ended.method.value, {})
@@ -125,7 +125,7 @@ def run_protection(config: SimulationConfig) -> Figures:
 
 def train_pooled(config: SimulationConfig, seed: int) -> float:
     """Return the accuracy of one model that trains on all hospitals' rows, scaled together."""
-    scene = scene_of(config, seed)
+    scene = load_scene(config, seed)
     train = join_samples([site.train for site in scene.divided.sites])
     data = to_dataset(train, fit_inputs(config.inputs, train.inputs, where=POOLED), where=POOLED)
     outcome = run_control(

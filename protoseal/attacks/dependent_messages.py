@@ -17,7 +17,7 @@ from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import Case, Measurement, share_interval
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, record_run
-from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.experiment import load_scene
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.data.npz import write_npz
@@ -70,7 +70,7 @@ class DependentMessages(Case):
 
 def record_neighbour(run: RecordedRun) -> RecordedRun:
     """Record the run again with one training record of each site changed: its inputs become the largest value."""
-    divided = scene_of(run.config, run.seed).divided
+    divided = load_scene(run.config, run.seed).divided
     with tempfile.TemporaryDirectory(prefix="protoseal-neighbour-") as folder:
         for site in divided.sites:
             data = TrainTest(_brighten_first_record(site.train), site.test, divided.classes, site.domains)

@@ -32,7 +32,7 @@ from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows
 from protoseal.attacks.solved_combinations import MOST_OTHERS, select_plausible, solve_combinations
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.experiment import load_scene
 from protoseal.simulation.local_federation import LocalFederation
 from secure_server.process_pool import Workers
 
@@ -115,7 +115,7 @@ def _measure_answers(agreement: Agreement, answers: Sequence[Answers], basis: st
 
 def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:
     """Run a federation whose first site echoes, and yield what it sent and received of each suitable class."""
-    scene = scene_of(config, seed)
+    scene = load_scene(config, seed)
     agreement, (name, *_) = scene.agreement(config.method), choose_malicious(list(scene.data))
     results: dict[int, Any] = {}
     rows: Mapping[str, tuple[Rows, Any]] = {}

@@ -38,7 +38,7 @@ from protoseal.attacks.records import (
 from protoseal.audit.accuracy_records import EXACT
 from protoseal.audit.budget_curve import LOCAL, BudgetCurve, RequestedRun, change_config
 from protoseal.simulation.config import SPLITTING, SimulationConfig
-from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.experiment import load_scene
 from secure_client.data.sources import is_public
 from secure_client.privacy.cost import SIMULATED_DELTA
 
@@ -137,7 +137,7 @@ class AttackGrid:
             for counts in samples
         )
         self._configs = {planned: self._make_config(planned) for planned in self._planned}
-        self._sites = len(scene_of(config, config.seeds[0]).divided.sites)
+        self._sites = len(load_scene(config, config.seeds[0]).divided.sites)
 
     @property
     def runs(self) -> int:
@@ -205,7 +205,7 @@ class AttackGrid:
         """Return the outcomes of a run; cases that an earlier start has tried are read, the others tried now."""
         path, config = self._folder / planned.file, self._configs[planned]
         settings = config.model_dump(mode="json", by_alias=True, exclude={"out"})
-        data = scene_of(config, planned.seed).divided.sha256
+        data = load_scene(config, planned.seed).divided.sha256
         stored = self._load(path, settings, data)
         tried = () if stored is None else stored.attacks
         missing = [

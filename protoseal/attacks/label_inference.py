@@ -37,7 +37,7 @@ from protoseal.attacks.readings import (
     readings,
 )
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows
-from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.experiment import load_scene
 from protoseal.splits import SiteArrays
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
@@ -251,7 +251,7 @@ class Public:
     @classmethod
     def of(cls, run: RecordedRun) -> Public:
         """Return the test samples of all sites, and the domains of their training samples."""
-        sites = scene_of(run.config, run.seed).divided.sites
+        sites = load_scene(run.config, run.seed).divided.sites
         inputs = torch.cat([run.sites[site.name].test.inputs for site in sites])
         labels = np.concatenate([run.sites[site.name].test.labels for site in sites])
         domains = np.concatenate([np.array(site.domains)[site.test.domains] for site in sites])

@@ -34,7 +34,7 @@ from protoseal.attacks.cases import Case, Measurement, concatenate_images
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, load_images
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import Scene, scene_of
+from protoseal.simulation.experiment import Scene, load_scene
 from protoseal.simulation.local_federation import LocalFederation, LocalSite
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.exchanged_values import ExchangedValues
@@ -115,7 +115,7 @@ def run_poisoned(
     ``triggered`` makes test images with a trigger, labelled as the target. Raises the errors of
     :func:`protoseal.simulation.experiment.simulate`.
     """
-    scene = scene_of(config, seed)
+    scene = load_scene(config, seed)
     agreement, malicious = scene.agreement(config.method), choose_malicious(list(scene.data))
     data = {
         name: _poison_data(site_data, poison, len(agreement.classes)) if name in malicious else site_data

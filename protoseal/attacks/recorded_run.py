@@ -29,7 +29,7 @@ from crypto.protection import Payload
 from protoseal.audit.coordinator_view import read_upload
 from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import Scene, scene_of
+from protoseal.simulation.experiment import Scene, load_scene
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
@@ -214,7 +214,7 @@ def record_run(config: SimulationConfig, seed: int, *, samples: Sequence[int] = 
     prototypes of one, two, … samples leave the sites. Raises the errors of
     :func:`protoseal.simulation.experiment.simulate`.
     """
-    scene = scene_of(config, seed)
+    scene = load_scene(config, seed)
     return record_scene(thin_scene(scene, samples) if samples else scene)
 
 

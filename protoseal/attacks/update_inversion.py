@@ -46,7 +46,7 @@ from protoseal.attacks.image_gallery import (
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows, record_scene
 from protoseal.audit.budget_curve import change_config
-from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.experiment import load_scene
 from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 
@@ -165,7 +165,7 @@ def record_single_step(run: RecordedRun, samples: int, number: int) -> RecordedR
     """Record one round, under the run's protection, of one step of SGD on ``samples`` images at each site."""
     own = run.config.training.model_dump(mode="json", exclude_unset=True)
     config = change_config(run.config, {"rounds": 1, "training": own | _ONE_STEP | {"batch_size": samples}})
-    scene, rng = scene_of(config, run.seed), np.random.default_rng(number)
+    scene, rng = load_scene(config, run.seed), np.random.default_rng(number)
     sites = tuple(replace(site, train=_draw_few(site.train, samples, rng)) for site in scene.divided.sites)
     data = {site.name: site.to_data(scene.divided.preprocessing) for site in sites}
     return record_scene(replace(scene, divided=replace(scene.divided, sites=sites), data=data))

@@ -27,7 +27,7 @@ from protoseal.audit.accuracy_records import (
 )
 from protoseal.reports.result_files import RESULT, RunResult, read_result
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import Watcher, scene_of, simulate
+from protoseal.simulation.experiment import Watcher, load_scene, simulate
 from secure_client.privacy.cost import SIMULATED_DELTA, planned_epsilon
 
 _PRECISION = 1.0001
@@ -168,7 +168,7 @@ class BudgetCurve:
             return None
         key = request.epsilon, request.noise
         if key not in self._fitted:
-            agreement = scene_of(self._config, self._config.seeds[0]).agreement(self._config.method)
+            agreement = load_scene(self._config, self._config.seeds[0]).agreement(self._config.method)
 
             def planned(privacy: PrivacySection) -> float:
                 agreed = agreement.model_copy(update={"privacy": privacy})

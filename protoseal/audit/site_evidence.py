@@ -29,7 +29,7 @@ from protoseal.audit.exact_sums import (
 )
 from protoseal.reports.result_files import site_folder
 from protoseal.simulation.config import SPLITTING, SimulationConfig
-from protoseal.simulation.experiment import scene_of
+from protoseal.simulation.experiment import load_scene
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.run_folder import CLAIM, COMPARED, RUNS, SavedRun, read_claim
 from secure_client.app import load_data, open_learner
@@ -201,7 +201,7 @@ def load_simulation_evidence(
         noisy = [run for run in runs if run.method not in CONTROLS and run.agreement.privacy is not None]
         if not noisy:
             continue
-        scene = scene_of(config, seed)
+        scene = load_scene(config, seed)
         for run in noisy:
             if run.data_sha256 != scene.divided.sha256:
                 raise FileError(

@@ -14,7 +14,7 @@ from protoseal.reports.report import write_report
 from protoseal.reports.run_results import mean
 from protoseal.reports.tables import percent
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import Completed, Ended, Watcher, Written
+from protoseal.simulation.experiment import CompletedRound, EndedRun, Watcher, WrittenResult
 from protoseal.simulation.tensorboard import Scalars
 from secure_client.output.site_log import SiteRound
 
@@ -25,7 +25,7 @@ LINE_SECONDS = 5.0
 class Reports(Watcher):
     """Watcher that writes ``report.html`` beside each ``result.json``, updated as results come."""
 
-    def on_result(self, written: Written) -> None:
+    def on_result(self, written: WrittenResult) -> None:
         """Write the report of the results so far."""
         write_report(written.folder)
 
@@ -37,7 +37,7 @@ class Lines(Watcher):
         self._console, self._rounds = console, rounds
         self._began = self._last = time.monotonic()
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Print a line, unless the last line is too recent."""
         now = time.monotonic()
         if now - self._last >= LINE_SECONDS:
@@ -47,7 +47,7 @@ class Lines(Watcher):
             )
             self._line(where + _tested(completed.reports))
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         """Print a line at the end of every run."""
         last = {name: rounds[-1] for name, rounds in ended.outcome.site_rounds.items() if rounds}
         had_ended = "" if ended.anew else " (read from an earlier start)"
@@ -65,14 +65,14 @@ class Bars(Watcher):
         self._bar, self._task, self._rounds = bar, task, rounds
         self._ended = 0
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Advance the bar by one round."""
         done = self._ended * self._rounds + completed.round
         tested = _tested(completed.reports)
         text = f"seed {completed.seed}, {completed.method.value}{tested}"
         self._bar.update(self._task, completed=done, description=text)
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         """Complete the bar of a run, stopped early or not."""
         self._ended += 1
         text = f"seed {ended.seed}, {ended.method.value}"
@@ -85,17 +85,17 @@ class Several(Watcher):
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = watchers
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Forward the round to all watchers."""
         for each in self._watchers:
             each.on_completed(completed)
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         """Forward the end of the run to all watchers."""
         for each in self._watchers:
             each.on_run(ended)
 
-    def on_result(self, written: Written) -> None:
+    def on_result(self, written: WrittenResult) -> None:
         """Forward the result to all watchers."""
         for each in self._watchers:
             each.on_result(written)

@@ -33,13 +33,13 @@ from secure_client.privacy.kept_releases import FOLDER as RELEASES
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.process_pool import Workers
 
-__all__ = ["COMPARED", "Completed", "Ended", "Watcher", "Written", "scene_of", "simulate"]
+__all__ = ["COMPARED", "CompletedRound", "EndedRun", "Watcher", "WrittenResult", "load_scene", "simulate"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Completed:
+class CompletedRound:
     """A round that every site has reported; ``reports`` maps sites to their figures."""
 
     seed: int
@@ -49,7 +49,7 @@ class Completed:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRun:
     """A run that has ended; ``anew`` is false if an earlier start had completed it and its record was read."""
 
     seed: int
@@ -59,7 +59,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenResult:
     """A ``result.json`` with the results so far, and the folder to which it was written."""
 
     folder: Path
@@ -69,13 +69,13 @@ class Written:
 class Watcher:
     """Observer of a simulation's events. The base class does nothing."""
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Handle a round that every site has reported."""
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         """Handle the end of a run."""
 
-    def on_result(self, written: Written) -> None:
+    def on_result(self, written: WrittenResult) -> None:
         """Handle results that were written."""
 
 
@@ -96,15 +96,15 @@ def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh:
     folder = RunFolder(config)
     if fresh:
         _check(config)
-    seen = watcher or Watcher()
+    watcher = watcher or Watcher()
     with folder.claimed(fresh=fresh), _workers(config) as executor:
         results: dict[int, RunResult] = {}
         for seed in config.seeds:
-            results[seed] = OneSeed(config, seed, folder, executor, seen).run()
+            results[seed] = SeedRuns(config, seed, folder, executor, watcher).run()
             if len(config.seeds) > 1:
                 over = over_seeds(results)
                 whole = len(results) == len(config.seeds)
-                _publish(seen, config.out, over.model_copy(update={"complete": whole}))
+                _publish(watcher, config.out, over.model_copy(update={"complete": whole}))
         folder.drop_all_state()
     return over_seeds(results) if len(results) > 1 else results[config.seeds[0]]
 
@@ -154,7 +154,7 @@ class Scene:
         return SiteTesting(self.overall, config.evaluate_every, config.per_class, config.early_stopping)
 
 
-def scene_of(config: SimulationConfig, seed: int) -> Scene:
+def load_scene(config: SimulationConfig, seed: int) -> Scene:
     """Read and divide one seed's data; raise the errors of :func:`simulate` for unsuitable data."""
     divided = _divided(config, seed)
     if len(divided.sites) < config.fewest_sites:
@@ -186,39 +186,42 @@ def _divided(config: SimulationConfig, seed: int) -> DividedData:
 
 def _check(config: SimulationConfig) -> None:
     """Raise any error of the first seed's data, split or models, before existing results are deleted."""
-    scene = scene_of(config, config.seeds[0])
+    scene = load_scene(config, config.seeds[0])
     for method in config.methods:
         agreement = scene.agreement(method)
         build_agreed_model(agreement, agreement.training.model)
 
 
-class OneSeed:
+class SeedRuns:
     """Runs of all methods on one seed's data."""
 
     def __init__(
-        self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Pool | None, seen: Watcher
+        self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Pool | None, watcher: Watcher
     ) -> None:
-        self._config, self._seed, self._folder = config, seed, folder
-        self._executor, self._seen = executor, seen
+        self._config = config
+        self._seed = seed
+        self._folder = folder
+        self._executor = executor
+        self._watcher = watcher
         self._out = folder.of_seed(seed)
         self._runs: dict[Method, SavedRun] = {}
 
     def run(self) -> RunResult:
         """Run the methods, reading completed runs, and return the result."""
-        ended = self._ended()
+        ended = self._read_ended_runs()
         for method in self._config.methods:
-            run = self._runs[method] = ended.get(method) or self._run_anew(method)
+            run = self._runs[method] = ended.get(method) or self._run_or_resume(method)
             if method not in ended:
                 write_record(self._folder.record(self._seed, method), run.record())
                 self._folder.drop_state(self._seed, method)
             elif self._config.keep_releases and method not in CONTROLS:
                 self._warn_without_releases(method)
-            self._seen.on_run(Ended(self._seed, method, run.outcome, anew=method not in ended))
+            self._watcher.on_run(EndedRun(self._seed, method, run.outcome, anew=method not in ended))
             result = self._publish(complete=len(self._runs) == len(self._config.methods))
         return result
 
-    def _ended(self) -> dict[Method, SavedRun]:
-        """Return the runs that had ended before, all read before another begins, since any may be refused."""
+    def _read_ended_runs(self) -> dict[Method, SavedRun]:
+        """Read the runs that had ended before, all of them before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
         ended = {method: SavedRun.of(path) for method, path in paths.items() if path.exists()}
         for method, run in ended.items():
@@ -227,7 +230,7 @@ class OneSeed:
 
     @cached_property
     def _scene(self) -> Scene:
-        scene = scene_of(self._config, self._seed)
+        scene = load_scene(self._config, self._seed)
         self._folder.check_data(
             lambda seed: (scene.divided if seed == self._seed else _divided(self._config, seed)).sha256
         )
@@ -243,17 +246,17 @@ class OneSeed:
                 folder,
             )
 
-    def _run_anew(self, method: Method) -> SavedRun:
-        """Or from where it was when it was ended."""
+    def _run_or_resume(self, method: Method) -> SavedRun:
+        """Run a method, or resume its run from the state that a killed process left."""
         aligned = self._config.self_aligns_as if method is Method.SELF else method
         agreement = self._scene.agreement(aligned)
         self._folder.keep_agreement(self._seed, method, agreement)
         self._folder.keep_claim(self._seed, self._scene.divided.sha256)
         if method in CONTROLS:
-            return self._run(method, agreement, self._control(method, agreement))
+            return self._save(method, agreement, self._run_control(method, agreement))
         with self._federation(method, agreement) as federation:
             federation.run()
-            return self._run(method, agreement, federation.save(self._folder_of(method)))
+            return self._save(method, agreement, federation.save(self._folder_of(method)))
 
     def _federation(self, method: Method, agreement: Agreement) -> LocalFederation:
         scene = self._scene
@@ -266,13 +269,13 @@ class OneSeed:
             executor=self._executor,
             keep_releases=self._config.keep_releases,
             state=self._folder.state(self._seed, method),
-            on_completed=partial(self._completed, method),
+            on_completed=partial(self._report_round, method),
         )
 
-    def _run(self, method: Method, agreement: Agreement, outcome: Outcome) -> SavedRun:
+    def _save(self, method: Method, agreement: Agreement, outcome: Outcome) -> SavedRun:
         return SavedRun(method, agreement, outcome, self._scene.divided.sha256)
 
-    def _control(self, method: Method, agreement: Agreement) -> Outcome:
+    def _run_control(self, method: Method, agreement: Agreement) -> Outcome:
         """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
         scene = self._scene
         return run_control(
@@ -282,17 +285,17 @@ class OneSeed:
             training=scene.training,
             testing=scene.testing,
             state=self._folder.state(self._seed, method),
-            on_completed=partial(self._completed, method),
+            on_completed=partial(self._report_round, method),
         )
 
-    def _completed(self, method: Method, run: HasOutcome, number: int) -> None:
+    def _report_round(self, method: Method, run: HasOutcome, number: int) -> None:
         reports = {
             site: done
             for site, log in run.outcome.sites.items()
             for done in log.rounds
             if done.round == number
         }
-        self._seen.on_completed(Completed(self._seed, method, number, reports))
+        self._watcher.on_completed(CompletedRound(self._seed, method, number, reports))
 
     def _folder_of(self, method: Method) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value
@@ -305,11 +308,11 @@ class OneSeed:
         own = self._runs[self._config.method]
         others = [run for run in self._runs.values() if run is not own]
         result = self._result(own, others, complete=complete)
-        _publish(self._seen, self._out, result)
+        _publish(self._watcher, self._out, result)
         return result
 
     def _result(self, run: SavedRun, others: Sequence[SavedRun], *, complete: bool) -> RunResult:
-        best = {method.value: each.outcome.best_round for method, each in self._runs.items()}
+        best = {method.value: ended.outcome.best_round for method, ended in self._runs.items()}
         return run_result(
             run.agreement,
             run.outcome.sites,
@@ -334,9 +337,9 @@ class HasOutcome(Protocol):
         ...
 
 
-def _publish(seen: Watcher, folder: Path, result: RunResult) -> None:
+def _publish(watcher: Watcher, folder: Path, result: RunResult) -> None:
     write_result(folder, result)
-    seen.on_result(Written(folder, result))
+    watcher.on_result(WrittenResult(folder, result))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from agreement import Method
 from agreement.errors import UserError
 from protoseal.reports.run_results import mean
-from protoseal.simulation.experiment import Completed, Ended, Watcher
+from protoseal.simulation.experiment import CompletedRound, EndedRun, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -35,7 +35,7 @@ class Scalars(Watcher):
             writer.close()
         self._writers.clear()
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Write one step of each scalar, without values that were not tested."""
         reports, number = completed.reports, completed.round
         writer = self._writer(completed.seed, completed.method)
@@ -46,7 +46,7 @@ class Scalars(Watcher):
             writer.add_scalar(f"seconds/{part}", slowest, number)
         writer.flush()
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         """Close the run's file."""
         writer = self._writers.pop((ended.seed, ended.method), None)
         if writer is not None:

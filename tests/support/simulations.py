@@ -10,7 +10,7 @@ import pytest
 
 from agreement import Agreement
 from protoseal.simulation.config import SimulationConfig, load_simulation
-from protoseal.simulation.experiment import Completed, Watcher
+from protoseal.simulation.experiment import CompletedRound, Watcher
 from protoseal.simulation.local_federation import LocalFederation, Outcome
 from protoseal.simulation.site_pool import ONE_BY_ONE, SiteTraining
 from secure_client.data import SiteData
@@ -57,9 +57,9 @@ class Rounds(Watcher):
     """Watcher that records what every site reported of each round of each method, in order."""
 
     def __init__(self) -> None:
-        self.completed: list[Completed] = []
+        self.completed: list[CompletedRound] = []
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Noted."""
         self.completed.append(completed)
 

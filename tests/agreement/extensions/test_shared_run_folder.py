@@ -9,7 +9,7 @@ import pytest
 
 from agreement.storage.run_files import FileError
 from protoseal.reports.result_files import read_record, site_folder
-from protoseal.simulation.experiment import Ended, Watcher, simulate
+from protoseal.simulation.experiment import EndedRun, Watcher, simulate
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation
 from secure_client.output.site_files import read_agreement
@@ -26,7 +26,7 @@ class Anew(Watcher):
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         if ended.anew:
             self.ran.append(ended.method.value)
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from agreement import Method, Protection
 from protoseal.reports.result_files import RESULT, Accuracies, RunResult, read_result, site_folder
 from protoseal.simulation.config import SimulationConfig, load_simulation
-from protoseal.simulation.experiment import Completed, Watcher, simulate
+from protoseal.simulation.experiment import CompletedRound, Watcher, simulate
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.output.site_log import SiteRound
 from secure_client.training.evaluation import Evaluation
@@ -165,7 +165,7 @@ class Told(Watcher):
     def __init__(self) -> None:
         self.rounds: list[SiteRound] = []
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Record reports of the control `self` alone."""
         if completed.method is Method.SELF:
             self.rounds += completed.reports.values()

@@ -21,7 +21,7 @@ from protoseal.prediction import By, load_trained, own_inference, predict
 from protoseal.reports.result_files import RunResult
 from protoseal.reports.tables import NO_PROTOTYPE, accuracy_text, sites_table
 from protoseal.simulation.config import SimulationConfig, load_simulation
-from protoseal.simulation.experiment import scene_of, simulate
+from protoseal.simulation.experiment import load_scene, simulate
 from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_log import read_site_log
 from tests.support.marks import full_but
@@ -97,7 +97,7 @@ def test_frozen_accuracy_follows_noise_unlike_classifiers(run_of: RunOf, method:
 @pytest.mark.parametrize("method", full_but(METHODS, "pfpl", "fedpc"))
 def test_frozen_saved_site_predicts_reported_accuracy(run_of: RunOf, method: str) -> None:
     config, result = run_of(method, QUIET)
-    scene = scene_of(config, 0)
+    scene = load_scene(config, 0)
     for site in result.sites:
         trained, test = load_trained(config.out / "sites" / site.name), scene.data[site.name].test
         assert test is not None
@@ -111,7 +111,7 @@ def test_frozen_saved_site_predicts_reported_accuracy(run_of: RunOf, method: str
 
 def test_frozen_controls_use_exact_prototypes(run_of: RunOf) -> None:
     (config, loud), (_, quiet) = run_of("pfpl", LOUD), run_of("pfpl", QUIET)
-    scene = scene_of(config, 0)
+    scene = load_scene(config, 0)
     for site in loud.sites:
         data = scene.data[site.name]
         model = load_trained(config.out / "sites" / site.name).model

@@ -17,7 +17,7 @@ from agreement.errors import UserError
 from protoseal.reports.report import write_report
 from protoseal.reports.result_files import RunResult, read_result, site_folder
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import Watcher, Written, simulate
+from protoseal.simulation.experiment import Watcher, WrittenResult, simulate
 from protoseal.simulation.run_folder import COMPARED
 from protoseal.simulation.run_log import RunLog
 from protoseal.simulation.tensorboard import Scalars
@@ -239,7 +239,7 @@ class Folder(Watcher):
     def __init__(self) -> None:
         self.seen: list[tuple[int, bool, list[str]]] = []
 
-    def on_result(self, written: Written) -> None:
+    def on_result(self, written: WrittenResult) -> None:
         """Record the result, of which a report can be made."""
         result = read_result(written.folder)
         assert result == written.result

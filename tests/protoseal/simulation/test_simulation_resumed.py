@@ -25,7 +25,7 @@ from agreement.errors import UserError
 from privacy.errors import PrivacyError
 from protoseal.reports.result_files import read_record, read_result
 from protoseal.simulation.config import SimulationConfig
-from protoseal.simulation.experiment import Completed, Ended, Watcher, simulate
+from protoseal.simulation.experiment import CompletedRound, EndedRun, Watcher, simulate
 from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
 from protoseal.simulation.run_log import RunLog
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
@@ -172,11 +172,11 @@ class Runs(Watcher):
         self.seen: list[tuple[int, str, bool]] = []
         self.reports: list[tuple[str, int, int]] = []
 
-    def on_completed(self, completed: Completed) -> None:
+    def on_completed(self, completed: CompletedRound) -> None:
         """Record the completed round."""
         self.reports.append((completed.method.value, completed.round, len(completed.reports)))
 
-    def on_run(self, ended: Ended) -> None:
+    def on_run(self, ended: EndedRun) -> None:
         """Record the run."""
         self.seen.append((ended.seed, ended.method.value, ended.anew))
 
