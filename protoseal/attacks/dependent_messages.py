@@ -119,5 +119,6 @@ def _differ(one: Sequence[Message], two: Sequence[Message]) -> bool:
     """Return whether two lists of messages differ by more than signatures and ciphertexts vary in size."""
     if [(phase, content) for phase, _, content in one] != [(phase, content) for phase, _, content in two]:
         return True
+    # Signatures and compressed ciphertexts vary in size at random, also between two runs on equal data.
     sizes = ((a, b) for (_, a, _), (_, b, _) in zip(one, two, strict=True))
     return any(abs(a - b) > max(SIZES_VARY, a // CIPHERTEXTS_VARY) for a, b in sizes)

@@ -93,9 +93,8 @@ def _measure_answers(agreement: Agreement, answers: Sequence[Answers], basis: st
     scores, errors = [], []
     for answer in answers:
         count = len(answer.peers)
-        last = slice(
-            -count - 1, None
-        )  # one answer more than peers is enough; peers move least between the last ones
+        # One answer more than peers is enough, and peers move least between the last ones.
+        last = slice(-count - 1, None)
         own, combined = answer.sent[last], answer.combined[last]
         solved = select_plausible(
             agreement, own, solve_combinations(agreement, own, combined, count, one_site=True)

@@ -185,6 +185,7 @@ class AttackGrid:
         """Attack every run. After each, write ``attacks.json`` so far and call ``on_run``."""
         start = time.monotonic()
         outcomes: dict[PlannedRun, RunOutcomes] = {}
+        # The undefended setting comes first: without it no case has a verdict.
         for planned in self._planned:
             outcomes[planned] = self._load_or_attack(planned)
             complete = len(outcomes) == len(self._planned)

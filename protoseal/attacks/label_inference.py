@@ -163,6 +163,7 @@ def _estimates_from_prototypes(run: RecordedRun, adversary: Adversary) -> Iterat
         )
         held = np.isfinite(lengths)
         mean = np.where(held, lengths, 0.0).sum(axis=0) / np.maximum(held.sum(axis=0), 1)
+        # Classes differ in length at all sites alike; what a site's frequency changes is the difference to the others.
         own = lengths - mean
         excess = own if np.nanmax(np.abs(own), initial=0.0) > _SAME * np.nanmax(lengths) else lengths
         if run.agreement.privacy is not None:

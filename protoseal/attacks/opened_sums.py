@@ -166,6 +166,7 @@ def open_coordinator_means(run: RecordedRun, group: tuple[str, ...]) -> Means:
 
     The result of a single group is its mean, so the coordinator's code computes the result of this group alone.
     """
+    # With one group left, the coordinator's own code mixes nothing, and its result is the group's mean.
     attempt = replace(_rebuild_attempt(run), groups=(group,))
     kind = MaskedSumExchange if run.agreement.plan.masked else PlainSums
     outcome = kind(run.agreement, limits_of(run.agreement)).outcome(attempt)

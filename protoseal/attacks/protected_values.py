@@ -155,6 +155,7 @@ def exact_share(rows: Rows, truth: Rows, bound: float) -> float | None:
 
     Numbers near zero do not count: features that are zero at every site would be read from any result.
     """
+    # Twice the error: a guess of 0 must not count as exact.
     counted = np.abs(truth) > 2.0 * EXACT * bound
     if not len(rows) or not counted.any():
         return None

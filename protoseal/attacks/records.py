@@ -193,6 +193,7 @@ def combine_seeds(outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
     values, lows, highs = (
         np.array([getattr(outcome, name) for outcome in outcomes]) for name in ("value", "low", "high")
     )
+    # Seeds are independent: errors of the weighted mean add up as squares.
     value = float(weights @ values)
     below, above = (float(np.linalg.norm(weights * width)) for width in (values - lows, highs - values))
     details = {

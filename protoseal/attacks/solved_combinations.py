@@ -118,6 +118,7 @@ def solve_combinations(
     def errors(coordinates: Rows) -> Rows:
         """Return by how much the combinations with guessed rows differ from the results, relative to ``scale``."""
         rows = scale * coordinates.reshape(others, -1)
+        # The guess fixes every distance, the distances fix the weights, and those the combinations.
         distances = np.square(near[:receivers, None] - rows).sum(axis=-1)
         squares = np.hstack([between[peers].reshape(receivers, colluding_peers), distances])
         weights = distance_weights(agreement, squares)
@@ -134,6 +135,7 @@ def solve_combinations(
         end = least_squares(
             errors, start, method="lm", xtol=_STEP, ftol=_STEP, gtol=_STEP, max_nfev=_STEPS * (start.size + 1)
         )
+        # As many equations as unknowns are met to rounding; with more, the 32-bit rounding of results remains.
         of_many = _ONE_SITE if one_site else _LEAST_SQUARES
         if np.abs(end.fun).max() <= (_ROOT if receivers == others else of_many):
             rows = scale * end.x.reshape(others, -1) @ basis.T + own[0]

@@ -138,9 +138,9 @@ def test_document_describes_every_attack_as_its_docstring_does(file: str) -> Non
 
 
 def test_checks_report_names_that_do_not_exist() -> None:
-    renamed = DOCUMENT.replace("test_a_denominator_is_real", "test_a_denominator_was_real")
+    renamed = DOCUMENT.replace("test_answer_denominator_real", "test_answer_denominator_unreal")
     assert missing_tests(renamed) == [
-        "tests/crypto/ckks/test_answer_contents.py::test_a_denominator_was_real"
+        "tests/crypto/ckks/test_answer_contents.py::test_answer_denominator_unreal"
     ]
     assert missing_attacks(DOCUMENT.replace("`opens shares twice`", "`opens shares thrice`")) == [
         "opens shares thrice"
