@@ -26,7 +26,6 @@ from torch.utils.data import Dataset
 
 from agreement import Agreement
 from crypto.protection import Payload
-from protoseal.audit.coordinator_view import read_upload
 from protoseal.audit.site_evidence import SiteEvidence, collect_evidence
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import Scene, load_scene
@@ -39,6 +38,7 @@ from secure_client.models.prototype_model import PrototypeModel, compute_outputs
 from secure_client.output.site_files import SitePrototypes
 from secure_client.protocol.setup import Setup
 from secure_client.training.batches import batch_in_order, open_source
+from secure_server.exchanges.exchange import read_upload
 from secure_server.process_pool import Workers
 from secure_server.storage.store import Received
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agreement import Agreement, Family, ModelPart
-from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
+from agreement.derived.payload_shapes import limits_of
 from crypto.pairwise import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
@@ -22,9 +22,9 @@ from crypto.rotation import SCHEME as ROTATION
 from protoseal.audit.leakage_search import Likeness, Vectors, likeness
 from protoseal.reports.result_files import ViewLine
 from protoseal_wire import codec
-from protoseal_wire.codec import Malformed
-from protoseal_wire.messages import Phase, PhaseKey
+from protoseal_wire.messages import Phase
 from secure_client.output.site_files import SitePrototypes
+from secure_server.exchanges.exchange import read_upload
 from secure_server.storage.store import Received
 
 PRESENCE = "which site has which class"
@@ -92,17 +92,6 @@ def search_messages(received: Sequence[Received], agreement: Agreement, vectors:
         for index, part in enumerate(_parts(message, agreement)):
             series.setdefault((message.site, _kind(message), later, index), []).append(part)
     return likeness([message.content for message in received], series.values(), vectors)
-
-
-def read_upload(agreement: Agreement, key: PhaseKey, content: bytes) -> Payload:
-    """Return the payload of an upload of VALUES or DIRECTIONS; raise :class:`protoseal_wire.codec.Malformed`."""
-    form = (
-        directions_shape(agreement) if key.phase is Phase.DIRECTIONS else values_shape(agreement, key.round)
-    )
-    try:
-        return codec.decode_payload(content, limits_of(agreement), form)
-    except Malformed:  # from a large group, with a signature beside it
-        return codec.decode_masked_values(content, limits_of(agreement), form).payload
 
 
 def _parts(message: Received, agreement: Agreement) -> Sequence[bytes]:

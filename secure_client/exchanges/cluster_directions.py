@@ -28,7 +28,7 @@ from secure_client.errors import Violation
 from secure_client.exchanges.exchange import ExchangeParts
 from secure_client.exchanges.groups import GroupMembers
 from secure_client.exchanges.row_protection import rotation_context
-from secure_client.protocol.assignment_checks import checked_assignment
+from secure_client.protocol.assignment_checks import check_assignment
 from secure_client.protocol.secure_aggregation import Group
 
 _SUBSTITUTES = "seed of zero prototypes' directions"
@@ -72,7 +72,7 @@ class DirectionsStep:
         The binding hashes the whole assignment: masks of sites that were told different assignments do not cancel.
         """
         group = self._members.accepted_group(key)
-        clusters = checked_assignment(
+        clusters = check_assignment(
             self._agreement,
             self._site,
             group.cohort,

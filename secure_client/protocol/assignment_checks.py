@@ -19,7 +19,7 @@ from protoseal_wire.messages import AssignedRows, Assignment
 from secure_client.errors import Violation
 
 
-def checked_assignment(
+def check_assignment(
     agreement: Agreement, site: str, cohort: Cohort, sent: Labels, assignment: Assignment
 ) -> AssignedClusters:
     """Check an assignment and return its clusters; the rows of ``site`` are of the classes ``sent`` (M,).
@@ -27,21 +27,21 @@ def checked_assignment(
     Raises :class:`Violation` for an unacceptable assignment.
     """
     check_own_rows(site, sent, assignment)
-    for each in assignment.sites:
-        check_classes(each, cohort, agreement)
+    for assigned in assignment.sites:
+        check_classes(assigned, cohort, agreement)
     try:
-        found = clusters_of(assignment)
+        clusters = clusters_of(assignment)
     except MalformedError as error:
         raise Violation(f"the assignment is refused: {error}") from error
-    check_few(found, agreement)
-    check_holders(found.holders, agreement, "the assignment")
-    return found
+    check_few(clusters, agreement)
+    check_holders(clusters.holders, agreement, "the assignment")
+    return clusters
 
 
 def check_own_rows(site: str, sent: Labels, assignment: Assignment) -> None:
     """Check that the assignment has each own row exactly once, in its class, and no other row of this site."""
-    own = next((each for each in assignment.sites if each.site == site), None)
-    if own is None or not np.array_equal(own.classes, sent):
+    assigned = next((rows for rows in assignment.sites if rows.site == site), None)
+    if assigned is None or not np.array_equal(assigned.classes, sent):
         raise Violation("the assignment has other rows of this site than the site sent")
 
 
@@ -49,10 +49,10 @@ def check_classes(assigned: AssignedRows, cohort: Cohort, agreement: Agreement) 
     """Check that each site has rows of exactly its stated, not withheld classes, and not too many."""
     if assigned.site not in cohort.sites:
         raise Violation(f"the assignment names {assigned.site}, which is not in the sum")
-    each = np.bincount(assigned.classes, minlength=cohort.classes)
-    if ((each > 0) != cohort.holds[cohort.index(assigned.site)]).any():
+    per_class = np.bincount(assigned.classes, minlength=cohort.classes)
+    if ((per_class > 0) != cohort.holds[cohort.index(assigned.site)]).any():
         raise Violation(f"the assignment has rows of {assigned.site} in classes that the site does not hold")
-    if each.max(initial=0) > agreement.clustering.most_local:
+    if per_class.max(initial=0) > agreement.clustering.most_local:
         raise Violation(f"the assignment has more rows of {assigned.site} than agreed")
 
 

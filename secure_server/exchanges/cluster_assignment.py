@@ -54,11 +54,11 @@ def check_labels(numbers: Float, holds: Bool, most: int) -> None:
     labels = whole_numbers(numbers, len(holds))
     if (np.diff(labels) < 0).any():
         raise MalformedError("local prototypes are not ordered by class")
-    each = np.bincount(labels, minlength=len(holds))
-    if ((each > 0) != holds).any():
+    per_class = np.bincount(labels, minlength=len(holds))
+    if ((per_class > 0) != holds).any():
         raise MalformedError("the classes of local prototypes differ from the classes that the site stated")
-    if each.max(initial=0) > most:
-        raise MalformedError(f"{each.max()} local prototypes of one class; at most {most} are agreed")
+    if per_class.max(initial=0) > most:
+        raise MalformedError(f"{per_class.max()} local prototypes of one class; at most {most} are agreed")
 
 
 def assign_clusters(agreement: Agreement, local: Mapping[str, LocalPrototypes]) -> ClusterAssignment:
@@ -69,29 +69,30 @@ def assign_clusters(agreement: Agreement, local: Mapping[str, LocalPrototypes]) 
     with the square of a class's rows over all sites, and time with their cube; a site can add at most
     ``most_prototypes`` rows of each class.
     """
-    sites, own = sorted(local), agreement.clustering
+    sites, clustering = sorted(local), agreement.clustering
     classes = range(len(agreement.classes))
     owners = [
         np.repeat(np.arange(len(sites)), [int((local[site].labels == k).sum()) for site in sites])
         for k in classes
     ]
-    found = assign(
+    assignment = assign(
         (
             _gram(np.concatenate([local[site].rows[local[site].labels == k] for site in sites]))
             for k in classes
         ),
         owners,
         agreement.min_holders,
-        literal=own.literal,
-        most=own.most_clusters,
+        literal=clustering.literal,
+        most=clustering.most_clusters,
         hiding=agreement.plan.masked,
     )
     return ClusterAssignment(
-        found.labels, {site: _of_site(number, owners, found) for number, site in enumerate(sites)}
+        assignment.labels,
+        {site: _site_clusters(number, owners, assignment) for number, site in enumerate(sites)},
     )
 
 
-def result_of(
+def clusters_result(
     agreement: Agreement, total: Contribution, labels: Labels, model: Float, scheme: str
 ) -> Payload:
     """Return the result for every site: centres, classes and weights of clusters, and the mean of models.
@@ -111,9 +112,9 @@ def with_last_clusters(agreement: Agreement, attempt: Attempt, result: Payload, 
     return replace(result, arrays=(*last.arrays[:3], result.arrays[3]))
 
 
-def _of_site(number: int, owners: list[Labels], found: FinchAssignment) -> Labels:
+def _site_clusters(number: int, owners: list[Labels], assignment: FinchAssignment) -> Labels:
     """Return the clusters of a site's rows, which are ordered by class at every site."""
-    parts = [of_row[own == number] for own, of_row in zip(owners, found.of_row, strict=True)]
+    parts = [of_row[owner == number] for owner, of_row in zip(owners, assignment.of_row, strict=True)]
     return np.concatenate(parts)
 
 
@@ -148,12 +149,12 @@ class RotatedClusters:
 
     def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> EncodedAssignment:
         local = {site: self._read(attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
-        found = assign_clusters(self._agreement, local)
+        clusters = assign_clusters(self._agreement, local)
         # Quorums see to it, since directions are never zero.
-        if any((clusters == WITHHELD).any() for clusters in found.of_site.values()):
+        if any((numbers == WITHHELD).any() for numbers in clusters.of_site.values()):
             raise ValueError("a class has directions of fewer than min_holders sites")
         assignment = Assignment(
-            tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
+            tuple(AssignedRows(site, local[site].labels, clusters.of_site[site]) for site in sorted(local))
         )
         return EncodedAssignment(codec.encode_assignment(assignment), clusters_of(assignment))
 

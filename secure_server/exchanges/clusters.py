@@ -40,7 +40,7 @@ from secure_server.exchanges.cluster_assignment import (
     RotatedClusters,
     assign_clusters,
     check_labels,
-    result_of,
+    clusters_result,
     with_last_clusters,
 )
 from secure_server.exchanges.exchange import Attempt, Outcome, SinglePhaseExchange, repeated_sum
@@ -74,18 +74,19 @@ class PlainClusters(SinglePhaseExchange):
         for site in group:
             local[site], vector = _read(self.payload(attempt, site))
             model += vector
-        found = assign_clusters(
-            self._agreement, {site: LocalPrototypes(each.rows, each.labels) for site, each in local.items()}
-        )
-        total = self._sum(found, local)
-        result = result_of(self._agreement, total, found.labels, model, PLAIN)
+        rows = {site: LocalPrototypes(clusters.rows, clusters.labels) for site, clusters in local.items()}
+        assignment = assign_clusters(self._agreement, rows)
+        total = self._sum(assignment, local)
+        result = clusters_result(self._agreement, total, assignment.labels, model, PLAIN)
         result = with_last_clusters(self._agreement, attempt, result, self._limits)
         repeated = [result] if self._agreement.repeats_rows(attempt.key.round) else ()
         return for_members(attempt.groups, [result], repeated)
 
-    def _sum(self, found: ClusterAssignment, local: dict[str, LocalClusters]) -> Contribution:
-        each = [contribution(local[site], found.of_site[site], len(found.labels)) for site in sorted(local)]
-        return Contribution(*(np.sum(parts, axis=0) for parts in zip(*each, strict=True)))
+    def _sum(self, assignment: ClusterAssignment, local: dict[str, LocalClusters]) -> Contribution:
+        clusters = len(assignment.labels)
+        parts = [contribution(local[site], assignment.of_site[site], clusters) for site in sorted(local)]
+        sums, members, counts = (np.sum(values, axis=0) for values in zip(*parts, strict=True))
+        return Contribution(sums, members, counts)
 
     @property
     def _most_counted(self) -> int:
@@ -161,12 +162,12 @@ class MaskedClusters(MaskedSumExchange):
         """Return the broadcast's hash, the assignment included."""
         return broadcast(super().broadcast(attempt, group), self._directions.assignment(attempt).content)
 
-    def check_sum(self, attempt: Attempt, found: GroupSum) -> None:
+    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:
         """Check a sum of samples, counts and centres, as the base class does."""
         most = self._agreement.averaging.most_samples
-        check_samples(float(found.total[-1]), len(found.members), most)
-        self._check_counts(attempt, found)
-        self._result(attempt, found)
+        check_samples(float(group_sum.total[-1]), len(group_sum.members), most)
+        self._check_counts(attempt, group_sum)
+        self._result(attempt, group_sum)
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return the result of the one group."""
@@ -177,26 +178,26 @@ class MaskedClusters(MaskedSumExchange):
         """Return the result, of whose clusters rounds whose sums have no prototypes make theirs."""
         return results
 
-    def _result(self, attempt: Attempt, found: GroupSum) -> Payload:
-        clusters, model = self._parts(attempt, found)
+    def _result(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
+        clusters, model = self._parts(attempt, group_sum)
         labels = self._directions.assignment(attempt).clusters.labels
-        return result_of(self._agreement, clusters, labels, model, PAIRWISE)
+        return clusters_result(self._agreement, clusters, labels, model, PAIRWISE)
 
-    def _parts(self, attempt: Attempt, found: GroupSum) -> tuple[Contribution, Float]:
+    def _parts(self, attempt: Attempt, group_sum: GroupSum) -> tuple[Contribution, Float]:
         """Split a sum into its cluster part, over the sites that are in it, and its model part."""
-        assignment, own = self._directions.assignment(attempt).clusters, self._agreement.clustering
+        assignment, clustering = self._directions.assignment(attempt).clusters, self._agreement.clustering
         number, dim = len(assignment.labels), self._agreement.dim
-        of_clusters, model = np.split(found.total, [own.length(number, dim)])
-        sums, counts = own.split(of_clusters, number, dim)
-        members = assignment.members(found.members).astype(np.float64)
+        of_clusters, model = np.split(group_sum.total, [clustering.length(number, dim)])
+        sums, counts = clustering.split(of_clusters, number, dim)
+        members = assignment.members(group_sum.members).astype(np.float64)
         return Contribution(sums, members, counts), model
 
-    def _check_counts(self, attempt: Attempt, found: GroupSum) -> None:
-        own = self._agreement.clustering
-        if not own.counted:
+    def _check_counts(self, attempt: Attempt, group_sum: GroupSum) -> None:
+        clustering = self._agreement.clustering
+        if not clustering.counted:
             return
-        clusters, _ = self._parts(attempt, found)
-        most = own.most_counted(self._agreement.averaging.most_samples) * len(found.members)
+        clusters, _ = self._parts(attempt, group_sum)
+        most = clustering.most_counted(self._agreement.averaging.most_samples) * len(group_sum.members)
         if ((clusters.counts < clusters.members) | (clusters.counts > most)).any():
             raise MalformedError(
                 "a cluster has fewer samples than prototypes, or more samples than its sites may count"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from agreement import Agreement, Protection
-from agreement.derived.payload_shapes import values_shape
+from agreement.derived.payload_shapes import directions_shape, limits_of, values_shape
 from crypto import plain
 from crypto.errors import UnknownSchemeError
 from crypto.protection import Payload, PayloadShape
@@ -92,14 +92,14 @@ class AttemptCache(Generic[T]):
     """Cache of the value computed for one attempt, because each of its sites asks for the same value."""
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[object, ...], T] | None = None
+        self._entry: tuple[tuple[object, ...], T] | None = None
 
     def of(self, about: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return the value of ``make``, which depends on ``about`` alone."""
-        kept = self._kept  # another thread may replace the cached value meanwhile
-        if kept is None or kept[0] != about:
-            kept = self._kept = (about, make())
-        return kept[1]
+        entry = self._entry  # another thread may replace the cached value meanwhile
+        if entry is None or entry[0] != about:
+            entry = self._entry = (about, make())
+        return entry[1]
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,22 @@ class Exchange(Protocol):
     def outcome(self, attempt: Attempt, /) -> Outcome:
         """Return the outcome of the answers to all steps; raise if there is none."""
         ...
+
+
+def read_upload(agreement: Agreement, key: PhaseKey, content: bytes) -> Payload:
+    """Return the payload of an upload of VALUES or DIRECTIONS, whatever the size of the sender's group.
+
+    Raises :class:`protoseal_wire.codec.Malformed` for content of another form. For readers of recorded uploads; an
+    exchange reads its own.
+    """
+    limits = limits_of(agreement)
+    shape = (
+        directions_shape(agreement) if key.phase is Phase.DIRECTIONS else values_shape(agreement, key.round)
+    )
+    try:
+        return codec.decode_payload(content, limits, shape)
+    except codec.Malformed:  # in a sparse graph, a masked vector has its sender's signature beside it
+        return codec.decode_masked_values(content, limits, shape).payload
 
 
 class SinglePhaseExchange(ABC):

@@ -37,7 +37,7 @@ def suspicions(
     )
     needed = graph_among(len(binding.group), graph).threshold
     odd = (_odd_one_out(kind, released, binding, sharers, public, needed) for kind in ShareKind)
-    return (*omitted, *(each for each in odd if each))
+    return (*omitted, *(suspicion for suspicion in odd if suspicion))
 
 
 def _omitted_by_all(owner: str, released: Released) -> bool:

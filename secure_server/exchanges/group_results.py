@@ -42,44 +42,44 @@ class GroupSum:
         return np.asarray(self.cohort.holds[indices].sum(axis=0), dtype=np.int64)
 
 
-def check_means(agreement: Agreement, each: GroupSum) -> None:
+def check_means(agreement: Agreement, group_sum: GroupSum) -> None:
     """Check a total, as :func:`agreement.derived.means.check_total`, since sites would refuse a wrong result."""
-    check_total(agreement, each.total, each.holders, len(each.members))
+    check_total(agreement, group_sum.total, group_sum.holders, len(group_sum.members))
 
 
-def rows_of(agreement: Agreement, each: GroupSum) -> Payload:
+def summed_rows(agreement: Agreement, group_sum: GroupSum) -> Payload:
     """Return the sum's rows (K, d) and their holders (K,), which later rounds repeat."""
-    rows, _ = agreement.layout.split(each.total)
-    return Payload(SCHEME, arrays=(rows, each.holders.astype(np.float64)))
+    rows, _ = agreement.layout.split(group_sum.total)
+    return Payload(SCHEME, arrays=(rows, group_sum.holders.astype(np.float64)))
 
 
-def with_last_rows(agreement: Agreement, attempt: Attempt, each: GroupSum, limits: Limits) -> GroupSum:
+def with_last_rows(agreement: Agreement, attempt: Attempt, group_sum: GroupSum, limits: Limits) -> GroupSum:
     """Return a sum with its group's last rows, in a round whose sums have no prototypes; otherwise the same sum."""
     classes = len(agreement.classes)
     form = PayloadShape(arrays=((classes, agreement.dim), (classes,)))
-    last = repeated_sum(agreement, attempt, each.cohort.sites, form, limits)
+    last = repeated_sum(agreement, attempt, group_sum.cohort.sites, form, limits)
     if last is None:
-        return each
+        return group_sum
     rows, holders = last.arrays
-    total = np.concatenate([rows.ravel(), each.total[agreement.layout.prototypes :]])
-    return replace(each, total=total, last_holders=holders.astype(np.int64))
+    total = np.concatenate([rows.ravel(), group_sum.total[agreement.layout.prototypes :]])
+    return replace(group_sum, total=total, last_holders=holders.astype(np.int64))
 
 
-def results_of(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
+def group_payloads(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
     """Return the groups' results, in the order of the sums; raise ``ValueError`` for a group too small to have one."""
     if agreement.method.is_grouped:
         return _mixed(agreement, sums, scheme)
-    return [_averaged(agreement, each, scheme) for each in sums]
+    return [_averaged(agreement, group_sum, scheme) for group_sum in sums]
 
 
 def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
     """Mix the groups' vectors by FedPC's equations 5 to 8; also return which classes each group has."""
-    parts = [agreement.layout.split(each.total) for each in sums]
+    parts = [agreement.layout.split(group_sum.total) for group_sum in sums]
     means = means_within_groups(
         np.stack([rows for rows, _ in parts]),
-        np.stack([each.holders for each in sums]),
+        np.stack([group_sum.holders for group_sum in sums]),
         np.stack([model for _, model in parts]),
-        np.array([len(each.members) for each in sums], dtype=np.int64),
+        np.array([len(group_sum.members) for group_sum in sums], dtype=np.int64),
         agreement.min_holders,
     )
     if agreement.distributed_noise:
@@ -94,15 +94,20 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
 
 def _with_noise(agreement: Agreement, sums: Sequence[GroupSum], means: Groups) -> Groups:
     """Return the groups' extractors, and prototypes decoded from noisy sums: means over records, not over sites."""
-    found = [noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites)) for each in sums]
-    return Groups(np.stack([rows for rows, _ in found]), np.stack([has for _, has in found]), means.theta)
+    noisy = [
+        noisy_rows(agreement, group_sum.total, len(group_sum.members), len(group_sum.cohort.sites))
+        for group_sum in sums
+    ]
+    return Groups(np.stack([rows for rows, _ in noisy]), np.stack([has for _, has in noisy]), means.theta)
 
 
-def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
+def _averaged(agreement: Agreement, group_sum: GroupSum, scheme: str) -> Payload:
     """Average prototypes over their holders, or their records; models over samples, or over members."""
-    means = means_of(agreement, each.total, each.holders, len(each.members))
+    means = means_of(agreement, group_sum.total, group_sum.holders, len(group_sum.members))
     if agreement.distributed_noise:
-        rows, has = noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites))
+        rows, has = noisy_rows(
+            agreement, group_sum.total, len(group_sum.members), len(group_sum.cohort.sites)
+        )
         return _payload(rows, means.model, has, scheme)
     return _payload(means.rows, means.model, means.has, scheme)
 

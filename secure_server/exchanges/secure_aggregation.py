@@ -45,8 +45,8 @@ from secure_server.exchanges.group_results import (
     GroupSum,
     check_means,
     for_members,
-    results_of,
-    rows_of,
+    group_payloads,
+    summed_rows,
     with_last_rows,
 )
 from secure_server.rounds.state import Quorum
@@ -98,22 +98,22 @@ class MaskedSumExchange:
         """Return the hash of the broadcast to all members: the base that each member stated in PRESENCE."""
         return attempt.statement(group[0]).base
 
-    def check_sum(self, attempt: Attempt, found: GroupSum) -> None:  # noqa: ARG002 (elsewhere it depends on the attempt)
+    def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:  # noqa: ARG002 (elsewhere it depends on the attempt)
         """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have."""
-        check_means(self._agreement, found)
+        check_means(self._agreement, group_sum)
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
         """Return each group's result: of PFPL the sum itself, from which each member subtracts its own term."""
         if self._agreement.plan.result is PayloadKind.PEER_SUMS:
             return [self._peer_sum(attempt, group_sum) for group_sum in sums]
         repeated = [with_last_rows(self._agreement, attempt, group_sum, self._limits) for group_sum in sums]
-        return results_of(self._agreement, repeated, SCHEME)
+        return group_payloads(self._agreement, repeated, SCHEME)
 
     def repeatable(self, sums: Sequence[GroupSum], results: Sequence[Payload]) -> Sequence[Payload]:
         """Return what rounds whose sums have no prototypes repeat of these sums, for each group."""
         if self._agreement.plan.result is PayloadKind.PEER_SUMS:
             return results
-        return [rows_of(self._agreement, group_sum) for group_sum in sums]
+        return [summed_rows(self._agreement, group_sum) for group_sum in sums]
 
     def _peer_sum(self, attempt: Attempt, group_sum: GroupSum) -> Payload:
         """Return a sum, the numbers of holders in it, and its members with their signatures.
@@ -138,10 +138,12 @@ class MaskedSumExchange:
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
         """Return the quorums of one group."""
+        # Shares of fewer than the threshold open nothing, so a step with fewer answers fails the group at once.
         least, members = threshold(len(group)), frozenset(group)
         cohort = group_cohort(attempt.active, group, self._agreement)
         for phase in self.summing:
             yield Quorum(phase, members, max(least, self._agreement.min_holders))
+            # A sum over fewer holders of a class than agreed would show their rows: sites would refuse to open it.
             for k in np.flatnonzero(cohort.counts):
                 holders = frozenset(cohort.sites[i] for i in np.flatnonzero(cohort.holds[:, k]))
                 yield Quorum(phase, holders, self._agreement.min_holders)
@@ -191,14 +193,17 @@ class MaskedSumExchange:
     def _signed(self, attempt: Attempt, group: tuple[str, ...], site: str) -> SignedSurvivors:
         signed, survivors = attempt.survivors[Phase.SURVIVORS], attempt.among(group, Phase.VALUES)
         signatures = self._on_survivors.of(
-            (attempt.key, signed), lambda: {each: self._all_signed(attempt, each) for each in attempt.groups}
+            (attempt.key, signed),
+            lambda: {other: self._all_signed(attempt, other) for other in attempt.groups},
         )
-        return SignedSurvivors(survivors, signatures[group], self._of_owners(attempt, group, survivors, site))
+        return SignedSurvivors(
+            survivors, signatures[group], self._owner_signatures(attempt, group, survivors, site)
+        )
 
     def _all_signed(self, attempt: Attempt, group: tuple[str, ...]) -> tuple[SurvivorSignature, ...]:
-        return tuple(self._signature(attempt, each) for each in attempt.among(group, Phase.SURVIVORS))
+        return tuple(self._signature(attempt, site) for site in attempt.among(group, Phase.SURVIVORS))
 
-    def _of_owners(
+    def _owner_signatures(
         self, attempt: Attempt, group: tuple[str, ...], survivors: tuple[str, ...], site: str
     ) -> tuple[SurvivorSignature, ...]:
         """Return, in a sparse graph, the survivors' mask partners, for whose seeds the site is to release shares."""
@@ -210,10 +215,10 @@ class MaskedSumExchange:
 
     def _signed_sharers(self, attempt: Attempt, site: str) -> bytes:
         """Return the sharers that a site signed; after a restart, read them from the site's upload, a whole vector."""
-        kept = self._signatures(attempt)
-        if site not in kept:
-            kept[site] = self._values(attempt, attempt.answer(Phase.VALUES, site)).signature
-        return kept[site]
+        signatures = self._signatures(attempt)
+        if site not in signatures:
+            signatures[site] = self._values(attempt, attempt.answer(Phase.VALUES, site)).signature
+        return signatures[site]
 
     def _signatures(self, attempt: Attempt) -> dict[str, bytes]:
         """Return the known signatures of the attempt."""
@@ -251,7 +256,7 @@ class MaskedSumExchange:
             self._words(attempt, site, content)
             return
         values, sharers = self._values(attempt, content), attempt.among(group, Phase.SHARES)
-        self._words_of(attempt, values.payload)
+        self._payload_words(attempt, values.payload)
         binding = self._binding(attempt, group)
         verify_sharers(attempt.roster.members[site], binding, sharers, values.signature)
         self._signatures(attempt)[site] = values.signature
@@ -283,6 +288,7 @@ class MaskedSumExchange:
         failures = []
         for group in attempt.groups:
             released = self._all_released(attempt, group)
+            # One bad group must not take the others' results with it.
             try:
                 sums[group] = self._sum(attempt, group, released)
             except (MalformedError, VerificationError) as error:
@@ -307,9 +313,9 @@ class MaskedSumExchange:
             self._graph(attempt, group),
         )
         total = self.fixed_point(attempt).decode_sum(words, len(survivors))
-        found = GroupSum(group_cohort(attempt.active, group, self._agreement), survivors, total)
-        self.check_sum(attempt, found)
-        return found
+        group_sum = GroupSum(group_cohort(attempt.active, group, self._agreement), survivors, total)
+        self.check_sum(attempt, group_sum)
+        return group_sum
 
     def _all_released(self, attempt: Attempt, group: tuple[str, ...]) -> Released:
         return {
@@ -326,18 +332,18 @@ class MaskedSumExchange:
         if self._graph(attempt, attempt.group_of(site)).sparse:
             payload = self._values(attempt, content).payload
         else:
-            payload = codec.decode_payload(content, self._limits, self._form(attempt))
-        return self._words_of(attempt, payload)
+            payload = codec.decode_payload(content, self._limits, self._shape(attempt))
+        return self._payload_words(attempt, payload)
 
-    def _words_of(self, attempt: Attempt, payload: Payload) -> Words:
+    def _payload_words(self, attempt: Attempt, payload: Payload) -> Words:
         fixed_point = self.fixed_point(attempt)
         return masked_words(payload, fixed_point.ring_bits, fixed_point.length)
 
     def _values(self, attempt: Attempt, content: bytes) -> MaskedValues:
         """Answer to VALUES of a site in a sparse graph."""
-        return codec.decode_masked_values(content, self._limits, self._form(attempt))
+        return codec.decode_masked_values(content, self._limits, self._shape(attempt))
 
-    def _form(self, attempt: Attempt) -> PayloadShape:
+    def _shape(self, attempt: Attempt) -> PayloadShape:
         return values_shape(self._agreement, attempt.key.round)
 
     def _graph(self, attempt: Attempt, group: tuple[str, ...]) -> Graph:
@@ -354,5 +360,5 @@ class MaskedSumExchange:
 
 
 def _public(attempt: Attempt, group: tuple[str, ...]) -> Mapping[str, MaskKeys]:
-    stated = {each.site: each.keys for each in attempt.active.statements}
+    stated = {statement.site: statement.keys for statement in attempt.active.statements}
     return {site: keys for site in group if (keys := stated[site]) is not None}

@@ -44,14 +44,14 @@ class SiteGrouping(SinglePhaseExchange):
             seed=self._agreement.training.init_seed,
         )
         labels = search() if self._executor is None else self._executor.submit(search).result()
-        found = grouped(cohort.sites, [int(label) for label in labels])
-        return Outcome(groups=with_absent(found, tuple(attempt.roster.members)))
+        groups = grouped(cohort.sites, [int(label) for label in labels])
+        return Outcome(groups=with_absent(groups, tuple(attempt.roster.members)))
 
 
 def grouped(sites: Sequence[str], labels: Sequence[int]) -> Groups:
     """Return sites with the same label together: each group sorted, the groups by their first names."""
     groups = (
-        tuple(sorted(site for site, own in zip(sites, labels, strict=True) if own == label))
+        tuple(sorted(site for site, group in zip(sites, labels, strict=True) if group == label))
         for label in set(labels)
     )
     return tuple(sorted(groups))

@@ -37,8 +37,8 @@ from secure_server.exchanges.group_results import (
     GroupSum,
     Vector,
     for_members,
-    results_of,
-    rows_of,
+    group_payloads,
+    summed_rows,
     with_last_rows,
 )
 
@@ -60,10 +60,12 @@ class PlainSums(SinglePhaseExchange):
     def outcome(self, attempt: Attempt) -> Outcome:
         """Return the result of its group for each participant."""
         sums = [self._sum(attempt, group) for group in attempt.groups]
-        results = results_of(self._agreement, sums, SCHEME)
+        results = group_payloads(self._agreement, sums, SCHEME)
         if not self._agreement.repeats_rows(attempt.key.round):
             return for_members(attempt.groups, results)
-        return for_members(attempt.groups, results, [rows_of(self._agreement, each) for each in sums])
+        return for_members(
+            attempt.groups, results, [summed_rows(self._agreement, group_sum) for group_sum in sums]
+        )
 
     def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
         """Add vectors that are read one at a time."""

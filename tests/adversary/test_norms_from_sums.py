@@ -18,7 +18,7 @@ from crypto.rotation import class_key, rotate
 from protoseal_wire.messages import AssignedRows, Assignment, Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.exchanges.row_protection import rotation_context
-from secure_client.protocol.assignment_checks import checked_assignment
+from secure_client.protocol.assignment_checks import check_assignment
 from tests.adversary.attack import weaken
 from tests.adversary.cluster_attacks import begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
@@ -90,7 +90,7 @@ def check(number: int, **bounds: int) -> None:
     cohort = Cohort(
         tuple(f"site-{i:02}" for i in range(SITES)), np.eye(1, 3, dtype=np.bool_).repeat(SITES, 0), 8
     )
-    checked_assignment(
+    check_assignment(
         clustered_agreement(fedplcc=bounds),
         "site-00",
         cohort,

@@ -21,7 +21,7 @@ from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
 from secure_server.exchanges import sums
 from secure_server.exchanges.exchange import Attempt
-from secure_server.exchanges.group_results import GroupSum, check_means, results_of
+from secure_server.exchanges.group_results import GroupSum, check_means, group_payloads
 from secure_server.exchanges.sums import PlainSums
 from tests.algorithms import feddbp_reference as paper
 from tests.support.small import CLASSES, DIM, HOLDINGS
@@ -193,7 +193,7 @@ def test_a_result_is_the_means_of_those_who_are_in_the_sum(
     rows, models = contributions(agreement)
     each = total(agreement, sent(agreement, rows, models), tuple(SITES[i] for i in members))
     check_means(agreement, each)
-    (result,) = results_of(agreement, [each], scheme)
+    (result,) = group_payloads(agreement, [each], scheme)
     vector, has = result.arrays
     means, known, model = by_loops(agreement, rows, models, members)
     got_rows, got_model = agreement.layout.split(vector)
@@ -211,7 +211,7 @@ def test_a_result_is_the_means_of_those_who_are_in_the_sum(
 def test_the_comparison_sees_a_site_more_or_less(method: Method) -> None:
     agreement = agreed(method)
     rows, models = contributions(agreement)
-    (result,) = results_of(agreement, [total(agreement, sent(agreement, rows, models))], PLAIN)
+    (result,) = group_payloads(agreement, [total(agreement, sent(agreement, rows, models))], PLAIN)
     means, _, model = by_loops(agreement, rows, models, (0, 1, 3))
     got_rows, got_model = agreement.layout.split(result.arrays[0])
     wanted, got = (got_rows, np.array(means)) if agreement.layout.classes else (got_model, np.array(model))
@@ -221,7 +221,7 @@ def test_the_comparison_sees_a_site_more_or_less(method: Method) -> None:
 def test_unweighted_models_would_be_another_mean() -> None:
     agreement = agreed(Method.FEDAVG)
     rows, models = contributions(agreement)
-    (result,) = results_of(agreement, [total(agreement, sent(agreement, rows, models))], PLAIN)
+    (result,) = group_payloads(agreement, [total(agreement, sent(agreement, rows, models))], PLAIN)
     assert np.abs(result.arrays[0] - np.mean(models, axis=0)).max() > 0.1
 
 
@@ -233,7 +233,7 @@ def test_a_plain_outcome_is_the_same_result_for_everyone() -> None:
     }
     outcome = PlainSums(agreement, limits_of(agreement)).outcome(attempt(answers=answers))
     assert set(outcome.results) == set(SITES)
-    (expected,) = results_of(agreement, [total(agreement, vectors)], PLAIN)
+    (expected,) = group_payloads(agreement, [total(agreement, vectors)], PLAIN)
     for result in outcome.results.values():
         np.testing.assert_allclose(result.arrays[0], expected.arrays[0], rtol=1e-12)
 
@@ -242,7 +242,7 @@ def test_a_sum_of_fewer_than_is_agreed_has_no_result() -> None:
     agreement = agreed(Method.FEDAVG)
     few = total(agreement, sent(agreement, *contributions(agreement)), SITES[:2])
     with pytest.raises(ValueError, match="2 sites; at least min_holders = 3"):
-        results_of(agreement, [few], PLAIN)
+        group_payloads(agreement, [few], PLAIN)
 
 
 # What a masked sum must come to
