@@ -1,8 +1,4 @@
-"""Sites of a FedPC run that do what the protocol asks with vectors that a test chose, and nothing that it did not.
-
-They hold what a site has to remember, and know the crypto; they train nothing and refuse nothing, but that they fail
-the test where a site would refuse to go on.
-"""
+"""Sites played by a script against a real coordinator, whose clock the test holds."""
 
 from __future__ import annotations
 
@@ -56,6 +52,17 @@ from protoseal_wire.messages import (
 from secure_client.protocol.setup import Party
 from secure_server.coordinator import Coordinator
 from tests.support.small import small_agreement
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
 
 Vector = NDArray[np.float64]
 

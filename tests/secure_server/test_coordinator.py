@@ -1,4 +1,4 @@
-"""The coordinator's handler where the run must go on: reports that fail, a computation that hangs or fails, sizes."""
+"""The coordinator's handler: reports, computations, sizes, Leave, restarts, and the end of a run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from agreement import Agreement, Protection
 from agreement.derived.payload_shapes import limits_of
 from crypto.sealed_group_secret import SealedSecret
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, make_parties
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
+    Finished,
     GroupKeys,
     LeaveRequest,
     Phase,
@@ -26,6 +28,7 @@ from protoseal_wire.messages import (
     Stopped,
     TaskRequest,
     UploadHeader,
+    Work,
 )
 from secure_server.aggregator import Aggregator
 from secure_server.app import append_round, read_rounds
@@ -36,10 +39,28 @@ from secure_server.phase_requests import Requests
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Stage
 from secure_server.storage.store import Store
-from tests.secure_server.clock import Clock
+from tests.secure_server.conftest import Identities
+from tests.secure_server.exchanges.fedpc_play import SECONDS, Play, playing
 from tests.secure_server.rounds.round_player import in_round
-from tests.secure_server.rounds.small_rules import SECONDS, rules_of
+from tests.secure_server.scripted_sites import Clock, fedpc_agreement
 from tests.support.small import HOLDINGS, small_agreement, small_data
+
+PHASE_SECONDS = 60.0
+"""Seconds for joining, and for each phase."""
+
+
+def rules_of(agreement: Agreement, *, max_attempts: int) -> Rules:
+    """Return rules with no secret to be made."""
+    return Rules(
+        run=agreement.run,
+        roster=tuple(HOLDINGS),
+        min_sites=agreement.min_sites,
+        rounds=agreement.rounds,
+        max_attempts=max_attempts,
+        needs_secret=False,
+        join_seconds=PHASE_SECONDS,
+        phase_seconds=dict.fromkeys(Phase, PHASE_SECONDS),
+    )
 
 
 class ByHand(Executor):
@@ -166,7 +187,7 @@ class TestComputing:
         coordinator = scene.coordinator(background=by_hand, on_round=scene.federation.rounds.append)
         scene.join()
         scene.go_to(Stage.COMPUTING)
-        scene.clock.now += 10 * SECONDS
+        scene.clock.now += 10 * PHASE_SECONDS
         coordinator.tick()
         assert (coordinator.state.stage, coordinator.state.attempt) == (Stage.PRESENCE, 2)
         (hung, _), *_ = by_hand.jobs
@@ -264,3 +285,89 @@ def test_group_keys_are_decoded_once_for_each_set_up(tmp_path: Path, monkeypatch
             for _ in range(3):
                 assert requests.group_keys(current) == answer.keys
         assert decoded == contents
+
+
+def test_started_again_after_the_end_it_tells_the_sites_and_ends(tmp_path: Path) -> None:
+    agreement, clock = small_agreement(rounds=1), Clock()
+    _, trust = make_parties(tmp_path, agreement, [])
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        federation.run()
+
+        def again() -> Coordinator:
+            return Coordinator(
+                agreement=agreement,
+                rules=rules_of(agreement, max_attempts=1),
+                trust=trust,
+                store=federation.store,
+                aggregator=Aggregator(agreement, tmp_path / "keys"),
+                clock=clock,
+            )
+
+        ended = [again().finished]
+        asked = again()
+        for site in HOLDINGS:
+            ended.append(asked.finished)
+            assert isinstance(asked.next_task(site, TaskRequest(PROTOCOL_VERSION, agreement.run)), Finished)
+        assert [*ended, asked.finished] == [False] * 5 + [True]
+
+        patient = again()
+        clock.now += 31.0  # and nobody came
+        assert patient.finished
+
+
+LATE, PEER, ROUNDS = "d", "c", 2
+
+
+@pytest.fixture(params=[Protection.PLAIN, Protection.MASKED], ids=str)
+def ended(request: pytest.FixtureRequest, identities: Identities, tmp_path: Path) -> Iterator[Play]:
+    """A run that a site left between its last values and their result."""
+    with playing(fedpc_agreement(request.param), *identities, tmp_path) as play:
+        play.join()
+        play.go_to(Stage.RESULT, ROUNDS)
+        play.go_to(Stage.FINISHED, without=[LATE])
+        yield play
+
+
+def is_over(play: Play) -> bool:
+    return play.coordinator.finished
+
+
+def test_a_late_site_gets_what_its_group_was_given(ended: Play) -> None:
+    assert ended.result(LATE, ROUNDS) is None
+    assert isinstance(ended.sites[LATE].step(), Work)
+    assert isinstance(ended.sites[LATE].step(), Finished)
+    assert ended.result(LATE, ROUNDS) == ended.result(PEER, ROUNDS)
+
+
+def test_a_site_that_has_it_or_sat_out_is_told_the_end(identities: Identities, tmp_path: Path) -> None:
+    with playing(fedpc_agreement(Protection.PLAIN), *identities, tmp_path) as play:
+        play.join()
+        play.go_to(Stage.PRESENCE, ROUNDS)
+        play.go_to(Stage.FINISHED, without=[LATE])
+        for site in (LATE, PEER):
+            assert isinstance(play.sites[site].step(), Finished)
+        key = play.state.result_key
+        header = UploadHeader(key, 1, bytes(32))
+        with pytest.raises(WrongPhase):
+            play.coordinator.check_upload(LATE, header)
+
+
+def test_a_coordinator_that_is_started_again_waits_for_those_who_lack_it(ended: Play) -> None:
+    ended.restart()
+    ended.clock.now += SECONDS - 1.0
+    assert not is_over(ended)
+    ended.sites[LATE].step()
+    assert not is_over(ended)  # it has not been told the end
+    ended.sites[LATE].step()
+    assert is_over(ended)
+    assert ended.state.key(Phase.RESULT).round == ROUNDS
+
+    ended.restart()
+    ended.clock.now += 31.0  # nobody lacks anything any more, and nobody came
+    assert is_over(ended)
+
+
+def test_it_does_not_wait_for_ever(ended: Play) -> None:
+    ended.restart()
+    ended.clock.now += SECONDS + 1.0
+    assert is_over(ended)

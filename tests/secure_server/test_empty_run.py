@@ -15,8 +15,8 @@ from secure_server.coordinator import Coordinator
 from secure_server.round_log import WaitLog
 from secure_server.rounds.events import Joined, Left, Polled, Resumed, Tick
 from secure_server.rounds.state import Stage
-from tests.secure_server.clock import Clock
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round
+from tests.secure_server.scripted_sites import Clock
 from tests.secure_server.test_coordinator import Scene
 from tests.support.small import small_agreement, small_data
 

@@ -114,7 +114,7 @@ def test_computing_in_a_thread_gives_the_inline_result(play: Play, later: Later)
     play.step(*ALL)
     apart: EncodedOutcome = later.job()
     attempt = play.coordinator._requests.attempt(play.state)
-    inline = play.coordinator._done_inline(play.coordinator._computation, attempt).result()
+    inline = play.coordinator._run_inline(play.coordinator._compute, attempt).result()
     assert isinstance(inline, EncodedOutcome)
     assert set(apart.results) == set(ALL)
     assert apart == inline

@@ -1,23 +1,86 @@
-"""The round machine under a ledger: one event after the other, and what must hold after each.
+"""The round machine under a ledger: rules at random, one event after the other, and what must hold after each.
 
 The checks rest on a ledger of this module's own, not on what the machine says of itself. Rules are of each kind:
 one step or many in a round, with a clustering before or without. What the coordinator puts in of its own, plans and
-groups, is chosen here once for each attempt, as it is a function of what is stored.
+groups, is chosen here once for each attempt, because it is a function of what is stored.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
+from agreement.registry.round_plan import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ENCRYPTED_GROUPS, MASKED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import machine
 from secure_server.rounds.events import Answered, Computed, ComputeFailed, Event, Left, Planned, Resumed, Tick
-from secure_server.rounds.state import REPLANNING_STEP, Groups, Quorum, Stage, State
+from secure_server.rounds.rules import Rules
+from secure_server.rounds.state import REPLANNING_STEP, STEPS, Groups, Quorum, Stage, State
 from secure_server.rounds.task_assignment import ready_sites, task_for
-from tests.secure_server.rounds.simulation_rules import NEED_EVERYONE, content_of, random_rules, require
+
+SECONDS: Mapping[Phase, float] = {
+    Phase.ROSTER: 10.0,
+    Phase.SECRET: 10.0,
+    Phase.PRESENCE: 60.0,
+    **dict.fromkeys(STEPS, 20.0),
+    Phase.RESULT: 20.0,
+}
+ONE = (Phase.VALUES,)
+NEED_EVERYONE = (ONE, ENCRYPTED_CLUSTERS, ENCRYPTED_GROUPS)
+"""Steps that nobody may miss."""
+
+
+def random_rules(rng: random.Random) -> Rules:
+    """Rules of a small run: one step in a round, groups with one, or groups, or all in one, with many."""
+    sites = rng.randint(3, 7)
+    first_round, steps, common = rng.choice(
+        (
+            *((1, ONE, False), (0, ONE, False), (0, MASKED_SUM, False), (0, MASKED_SUM, False)),
+            *((1, MASKED_SUM, True), (0, CLUSTERED_SUM, False), (1, CLUSTERED_SUM, True)),
+            *((0, ENCRYPTED_GROUPS, False), (0, ENCRYPTED_GROUPS, False), (1, ENCRYPTED_CLUSTERS, True)),
+        )
+    )
+    return Rules(
+        first_round=first_round,
+        common_group=common,
+        round_steps=steps,
+        smallest_group=2,
+        run="sim",
+        roster=tuple(f"s{number}" for number in range(sites)),
+        min_sites=rng.randint(2, sites if steps in NEED_EVERYONE else sites // 2 + 1),
+        rounds=rng.randint(1, 3),
+        max_attempts=rng.randint(1, 4),
+        needs_secret=rng.random() < 0.7,
+        join_seconds=100.0,
+        phase_seconds=SECONDS,
+        empty_seconds=rng.choice((math.inf, 10.0)),
+    )
+
+
+class InvariantError(Exception):
+    """An invariant does not hold."""
+
+
+def require(condition: bool, what: str) -> None:
+    """:class:`InvariantError` unless the condition holds."""
+    if not condition:
+        raise InvariantError(what)
+
+
+def content_of(state: State, key: PhaseKey, site: str) -> object:
+    """Return the part of the state from which a request is made, besides the uploads."""
+    if key.phase in (Phase.ROSTER, Phase.SECRET):
+        return state.members
+    if key.phase is Phase.PRESENCE:
+        return state.groups
+    group = next((group for group in state.groups if site in group), state.members)
+    over = [(each.phase, sorted(set(each.sites) & set(group))) for each in state.survivors]
+    return state.participants, over
+
 
 _HELD_UP = (Stage.DIRECTIONS, Stage.SHARES, Stage.VALUES, Stage.SURVIVORS)
 

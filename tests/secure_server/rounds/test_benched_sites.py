@@ -15,9 +15,9 @@ from secure_server.rounds import transitions
 from secure_server.rounds.events import Answered, Computed, ComputeFailed, Left, Planned, Polled, Resumed
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Quorum, Stage, State
+from tests.secure_server.rounds.checked_run import InvariantError
 from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
-from tests.secure_server.rounds.simulation_rules import InvariantError
-from tests.secure_server.rounds.spiteful_run import SpitefulRun
+from tests.secure_server.rounds.simulated_run import SpitefulRun
 
 OTHERS = ("ada", "bea", "cid")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed, NotOnRoster
 from secure_server.rounds import machine
 from secure_server.rounds.events import Answered, Computed, Event, Joined, Left, Polled, Resumed
-from secure_server.rounds.state import Stage, State
+from secure_server.rounds.state import Stage
 from secure_server.rounds.task_assignment import ready_sites
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round, without_secret
 
@@ -253,51 +252,3 @@ class TestRules:
     def test_the_set_up_has_time_for_secrets_only_if_there_are_any(self) -> None:
         assert RULES.seconds(Stage.SETUP) == 20
         assert without_secret().seconds(Stage.SETUP) == 10
-
-
-class TestStateAsText:
-    def full(self) -> State:
-        player = in_round()
-        player.answer("ada", "bea", "cid")
-        player.to_deadline()
-        player.answer("ada")
-        return player.state
-
-    def test_comes_back_equal(self) -> None:
-        for state in (self.full(), machine.start(RULES, 0.0)):
-            assert State.from_json(state.to_json()) == state
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"unknown": 1},
-            {"stage": "pausing"},
-            {"round": "1"},
-            {"round": -1},
-            {"attempt": 0},
-            {"deadline": None},
-            {"members": ["bea", "ada", "cid", "dot"]},
-            {"members": ["ada", "ada", "bea", "cid", "dot"]},
-            {"participants": ["cid", "ada"]},
-            {"verified": ["ada"]},
-            {"keyed": ["eve"]},
-            {"absent": ["eve"]},
-            {"answered": ["eve"]},
-        ],
-    )
-    def test_altered_is_refused(self, change: dict[str, object]) -> None:
-        content = json.loads(self.full().to_json())
-        assert State.from_json(json.dumps(content)) == self.full()
-        with pytest.raises(ValueError, match=r"validation error|unexpected"):
-            State.from_json(json.dumps(content | change))
-
-    def test_with_a_field_missing_is_refused(self) -> None:
-        content = json.loads(self.full().to_json())
-        del content["deadline"]
-        with pytest.raises(ValueError, match="deadline"):
-            State.from_json(json.dumps(content))
-
-    @pytest.mark.parametrize("text", ["", "{", "null", "[]", '"x"'])
-    def test_other_text_is_refused(self, text: str) -> None:
-        with pytest.raises(ValueError, match="validation error"):
-            State.from_json(text)

@@ -23,8 +23,8 @@ from secure_server.rounds.preconditions import check_expected
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import STAGE_OF_PHASE, STEPS, Groups, Quorum, Stage, State
 from secure_server.rounds.task_assignment import task_for
+from tests.secure_server.rounds.checked_run import InvariantError
 from tests.secure_server.rounds.simulated_run import SimulatedRun
-from tests.secure_server.rounds.simulation_rules import InvariantError
 from tests.support.marks import full_but
 
 RUNS, FEW = 600, 200

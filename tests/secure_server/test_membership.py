@@ -1,4 +1,4 @@
-"""Certificates that end while the others join: their site is left out, and the run goes on."""
+"""Membership: certificates that end around the set-up, and the reply to a site that asks before it joins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from agreement import Protection
+from agreement.schema.differences import agreed_fields, differing_fields
 from crypto.errors import VerificationError
 from crypto.keys import ChannelKey
 from crypto.pki import (
@@ -22,15 +24,26 @@ from crypto.pki import (
     create_request,
 )
 from crypto.roster import Statement, sign_statement, verify_roster
-from protoseal_wire.messages import PROTOCOL_VERSION, JoinRequest, Phase, TaskRequest
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    CheckReply,
+    CheckRequest,
+    JoinRequest,
+    Listing,
+    Phase,
+    RunStage,
+    TaskRequest,
+)
 from secure_server import membership
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.errors import BadPayload, NotJoined, WrongIdentity
+from secure_server.errors import BadPayload, NotJoined, WrongIdentity, WrongProtocol
 from secure_server.rounds.rules import Rules
 from secure_server.rounds.state import Stage
 from secure_server.storage.store import Store
-from tests.secure_server.clock import Clock
+from tests.secure_server.conftest import Identities
+from tests.secure_server.exchanges.fedpc_play import Play, playing
+from tests.secure_server.scripted_sites import Clock, fedpc_agreement
 from tests.support.small import FEDERATION, HOLDINGS, RUN, small_agreement
 
 AGREEMENT = small_agreement()
@@ -237,3 +250,77 @@ def test_another_sites_statement_is_refused(scene: Scene, monkeypatch: pytest.Mo
     monkeypatch.setattr(membership, "check_own_statement", lambda *_: None)
     scene.coordinator.join("clinic-b", request)
     assert scene.coordinator.state.joined == {"clinic-b"}, "under another's key, without the check"
+
+
+STAGES = {
+    Stage.JOINING: (RunStage.JOINING, 0, True),
+    Stage.SETUP: (RunStage.UNDER_WAY, 0, True),
+    Stage.PRESENCE: (RunStage.UNDER_WAY, 0, False),
+    Stage.RESULT: (RunStage.UNDER_WAY, 1, False),
+    Stage.FINISHED: (RunStage.FINISHED, 2, False),
+}
+"""The stage, the round, and whether a site that has not joined still may."""
+LATE = "a"
+
+
+@pytest.fixture
+def play(identities: Identities, tmp_path: Path) -> Iterator[Play]:
+    """A run that a listed site has not joined yet."""
+    with playing(fedpc_agreement(Protection.PLAIN), *identities, tmp_path) as begun:
+        for name, site in begun.sites.items():
+            if name != LATE:
+                site.join()
+        yield begun
+
+
+def asked(play: Play, site: str) -> CheckReply:
+    return play.coordinator.check(site, CheckRequest(PROTOCOL_VERSION))
+
+
+def listing(play: Play, site: str) -> Listing:
+    told = asked(play, site).listing
+    assert told is not None
+    return told
+
+
+def test_each_stage_is_told_and_neither_store_nor_run_changes(play: Play, tmp_path: Path) -> None:
+    for stage, (told, number, may_join) in STAGES.items():
+        if stage is not Stage.JOINING:
+            play.go_to(stage, without=[LATE])
+        files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        state = play.state
+        play.clock.now += (
+            10 * 3600.0
+        )  # a deadline that has passed is for the next tick to notice, not for Check
+        for site in play.sites:
+            seen = listing(play, site)
+            assert (seen.stage, seen.round) == (told, number)
+            assert seen.may_join is (may_join or site != LATE)
+        asked(play, "stranger")
+        play.clock.now -= 10 * 3600.0
+        assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        assert play.state is state
+
+
+def test_a_site_that_is_not_listed_learns_the_name_of_the_run_alone(play: Play) -> None:
+    assert asked(play, "stranger") == CheckReply(PROTOCOL_VERSION, play.agreement.run, None)
+
+
+def test_the_fields_that_differ_are_named_with_both_values(play: Play) -> None:
+    told = listing(play, "b")
+    assert told.agreement_hash == play.agreement.hash()
+    assert {each.path: each.text for each in told.fields} == agreed_fields(play.agreement.to_json())
+    assert differing_fields(play.agreement, told.fields) == []
+    training = play.agreement.training.model_copy(update={"lr": 0.125})
+    other = play.agreement.model_copy(update={"rounds": 7, "training": training, "classes": ("x", "y", "z")})
+    assert [line.partition(":")[0] for line in differing_fields(other, told.fields)] == [
+        "classes",
+        "rounds",
+        "training.lr",
+    ]
+    assert "rounds: here 7, at the coordinator 2" in differing_fields(other, told.fields)
+
+
+def test_another_version_is_refused(play: Play) -> None:
+    with pytest.raises(WrongProtocol):
+        play.coordinator.check("b", CheckRequest(PROTOCOL_VERSION + 1))
