@@ -40,11 +40,12 @@ test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
 		$(PYTEST) $(NUMERICAL)
 
-check: $(READY)  ## lint, formatting, types, layers, and that the generated stubs are current
+check: $(READY)  ## lint, formatting, types, layers, size, and that the generated stubs are current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/size.py
 	scripts/stubs.sh --check
 
 stubs:  ## regenerate the protobuf stubs
