@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from agreement.registry.protections import Protection
+from agreement import Protection
 from protoseal.simulation.config import SimulationConfig
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agreement import DEPLOYABLE, METHODS, PROTECTIONS, Family, Method, Protection
-from agreement.registry.methods import CONTROLS
+from agreement import CONTROLS
 from agreement.registry.round_plan import _PLANS, ExchangeKind, PayloadKind, plan_for
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
