@@ -16,7 +16,7 @@ from benchmarks.masked_round import Float, MaskedRound, play
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 
-STEPS = {Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT}
+PHASES = {Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT}
 COMPLETE = MaskingSection()
 SPARSE = MaskingSection(complete_up_to=6)
 BY_SITES = ("presence", "shares_made", "payload", "survivor_signature", "released_shares")
@@ -28,8 +28,8 @@ def test_sixteen_sites_add_up_though_a_quarter_drops_out(masking: MaskingSection
     """Played to the mean over those who stayed, which it checks."""
     assert masking.graph(16, 16).sparse is (masking is SPARSE)
     played = play(16, 2, 3, 4, masking)
-    assert played.sites.keys() == played.coordinator.keys() == STEPS
-    assert {phase: len(of) for phase, of in played.sites.items()} == dict.fromkeys(STEPS, 12)
+    assert played.sites.keys() == played.coordinator.keys() == PHASES
+    assert {phase: len(of) for phase, of in played.sites.items()} == dict.fromkeys(PHASES, 12)
     assert len(played.sent_by) == len(played.received_by) == 12
 
 
