@@ -1,258 +1,301 @@
-"""``budget plan`` by an agreement, a simulation's file, and a site's own data."""
+"""``protoseal budget plan`` by options alone: what it finds, says and refuses."""
 
 from __future__ import annotations
 
+import math
+import re
+import sys
 from pathlib import Path
-from typing import Any
+from statistics import NormalDist
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from agreement import load_agreement
-from privacy.accounting.budget_plan import count_error, mean_error
+import secure_client.privacy
+from agreement.sections.privacy import DpSgdSection
 from privacy.accounting.events import DpSgd, Event, GaussianRelease
-from protoseal.cli import main
-from protoseal.commands.budget_inputs import NO_GUARANTEE
-from secure_client.privacy.cost import planned_epsilon
 from tests.protoseal.commands.budget_plans import plan, planned, refusal
-from tests.support.composed import epsilon
-from tests.support.config_files import AGREEMENT, FEDPC, write
+from tests.support.composed import delta_of, epsilon
 
-PRIVACY: dict[str, Any] = {"clip": 2.0, "noise_multiplier": 4.0, "release_every": 3}
-PRIVATE: dict[str, Any] = AGREEMENT | {"rounds": 10, "protection": "plain", "training": {"norm": "group"}}
-SIMULATION = """
-method = "pfpl"
-dataset = "digits"
-rounds = 6
-dim = 8
-[training]
-norm = "group"
-local_epochs = 2
-[privacy]
-clip = 1.5
-count_weight = 0.5
-noise_multiplier = 5.0
-extractor = "private"
-[privacy.dp_sgd]
-noise_multiplier = 2.0
-clip = 1.0
-sampling_rate = 0.1
-"""
+NORMAL = NormalDist()
+DP_SGD = ("--dp-sgd", 0.05, 2, 100)
 
 
-def agreement(folder: Path, **changes: Any) -> Path:
-    return write(folder / "agreement.toml", PRIVATE | {"privacy": PRIVACY} | changes)
+@pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])
+def test_plan_solves_for_the_noise(count: int, guide: float) -> None:
+    found = planned("--epsilon", 3, "--releases", count, "--records", "50,500,5000")
+    assert found["noise_multiplier"] == pytest.approx(guide, abs=0.05)
+    assert found["spent"] <= 3
+    assert (found["solved_for"], found["unit"], found["neighbours"]) == (
+        "noise_multiplier",
+        "record",
+        "add or remove one",
+    )
+    assert [error["records"] for error in found["errors"]] == [50, 500, 5000]
+    first, second, _ = found["errors"]
+    assert first["relative"] == pytest.approx(10 * second["relative"])
 
 
-def test_an_agreement_without_release_every_has_one_release(tmp_path: Path) -> None:
-    file = agreement(tmp_path, privacy={"clip": 2.0, "noise_multiplier": 4.0})
-    found = planned("--agreement", file)
-    assert (found["releases"], found["agreement"]["release_every"]) == (1, 10)
-    assert found["epsilon"] == epsilon([GaussianRelease(4.0, 18)], 1e-5)
+def test_plan_solves_for_the_releases_and_their_cost() -> None:
+    noise = planned("--epsilon", 3, "--releases", 40)["noise_multiplier"]
+    found = planned("--epsilon", 3, "--noise-multiplier", noise)
+    assert (found["releases"], found["solved_for"]) == (40, "releases")
+    cost = planned("--releases", 40, "--noise-multiplier", noise)
+    assert cost["solved_for"] == "epsilon"
+    assert cost["epsilon"] == cost["spent"] == pytest.approx(3.0, abs=1e-3)
+    assert cost["epsilon"] == epsilon([GaussianRelease(noise, 5130)] * 40, 1e-5)
+
+
+def test_training_is_composed_beside_releases() -> None:
+    found = planned("--releases", 10, "--noise-multiplier", 8, *DP_SGD)
+    training = DpSgd(2.0, 0.05, 100)
+    assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.05, "steps": 100}
+    assert found["epsilon"] == epsilon([training, *[GaussianRelease(8.0, 5130)] * 10], 1e-5)
+    assert "100 steps of DP-SGD" in plan("--releases", 10, "--noise-multiplier", 8, *DP_SGD).stdout
+    assert "DP-SGD alone costs" in refusal("--epsilon", 0.5, "--releases", 10, *DP_SGD)
+
+
+def test_the_query_decides_on_errors_and_coordinates() -> None:
+    arguments = ("--epsilon", 3, "--releases", 10, "--records", 300)
+    found = planned(*arguments, "--dim", 64)
+    assert (found["clip"], found["coordinates"]) == (1, 10 * 65)
+    assert planned(*arguments, "--dim", 16)["count_weight"] == pytest.approx(0.5)
+
+
+def test_plan_prints_budget_noise_and_errors() -> None:
+    done = plan("--epsilon", 3, "--releases", 100, "--records", "50,5000")
+    assert "ε = 3 at δ = 1e-05" in done.stdout
+    assert "100 releases, noise multiplier 13.906" in done.stdout
+    assert "6.57" in done.stdout
+    assert "over a third of 50 records" in done.stderr
+    assert "give --records" not in done.stderr
+    assert "give --records" in plan("--epsilon", 3, "--releases", 1).stderr
+
+
+def test_the_first_sentence_says_what_is_protected_how_surely_and_at_what_cost() -> None:
+    found = planned("--epsilon", 3, "--releases", 20, "--records", "50,500")
+    power = NORMAL.cdf(math.sqrt(20) / found["noise_multiplier"] - NORMAL.inv_cdf(0.99))
+    assert found["recognised"] == pytest.approx(power, rel=1e-4)
+    assert found["statement"] in plan("--epsilon", 3, "--releases", 20, "--records", "50,500").stdout
+    assert found["statement"].startswith(
+        "If the planned noise is really added and the initial model has not seen these records, then whether any one"
+        " record is in the data set is protected from anyone who sees"
+    )
+    assert f"picks out at most {math.ceil(1000 * power) / 10:g} in 100 records" in found["statement"]
+    assert (
+        f"costs ε = {found['spent']:.4g} at δ = 1e-05, and an error of 2.9 of the clip" in found["statement"]
+    )
+    assert "in the mean of 50 records" in found["statement"]
+    people = planned("--epsilon", 3, "--releases", 20, "--unit", "subject", "--delta", 1e-6)["statement"]
+    assert "whether any one person has records in the data set" in people
+    assert ("single records" in found["statement"], "single records" in people) == (True, False)
+    assert "at δ = 1e-06" in people
+    assert planned("--epsilon", 3, "--releases", 20, *DP_SGD)["recognised"] > 0.04
+
+
+def test_values_that_nobody_gave_are_named_as_assumed() -> None:
+    silent = planned("--epsilon", 3, "--releases", 1)
+    weight = silent["count_weight"]
+    assert silent["assumed"] == {
+        "delta": 1e-5,
+        "clip": 1.0,
+        "count_weight": weight,
+        "dim": 512,
+        "classes": 10,
+        "unit": "record",
+    }
+    assert "assumed, since not given: delta 1e-05, clip 1," in plan("--epsilon", 3, "--releases", 1).stdout
+    given = ("--delta", 1e-5, "--dim", 512, "--unit", "record")
+    always = {"clip": 1.0, "count_weight": weight, "classes": 10}
+    assert planned("--epsilon", 3, "--releases", 1, *given)["assumed"] == always
+    by_site = planned("--epsilon", 3, "--releases", 1, *given[:-1], "site")["assumed"]
+    assert by_site == always | {"classes_of_one": 10}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", silent["made"])
+    assert f"planned on {silent['made']}" in plan("--epsilon", 3, "--releases", 1).stdout
+
+
+def test_a_delta_that_is_no_guarantee_is_refused() -> None:
+    told = refusal("--epsilon", 3, "--releases", 1, "--delta", 0.02, "--records", "50,5000")
+    assert "one of 50 records" in told
+    found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.001, "--records", "50,5000")
+    assert "50000 records, 10 times 5000, or more" in found["warnings"][0]
 
 
 @pytest.mark.parametrize(
-    ("every", "other", "line"),
-    [
-        (10, 10, "one release serves the run; 10 releases would need a noise multiplier of"),
-        (3, 1, "1 release would need a noise multiplier of"),
-    ],
+    ("unit", "whole"),
+    [((), 1000), (("--unit", "subject", "--classes-of-one", 5), 200), (("--unit", "site"), None)],
 )
-def test_a_plan_compares_one_release_of_frozen_features_with_more(
-    tmp_path: Path, every: int, other: int, line: str
-) -> None:
-    file = agreement(tmp_path, privacy=PRIVACY | {"release_every": every})
-    found = planned("--agreement", file)
-    compared = found["other_releases"]
-    assert compared["releases"] == other
-    asked = ("--epsilon", found["epsilon"], "--solve", "noise-multiplier", "--releases", other)
-    assert compared["noise_multiplier"] == planned("--agreement", file, *asked)["noise_multiplier"]
-    assert line in plan("--agreement", file).stdout
-
-
-def test_an_agreement_has_its_releases_noise_and_query(tmp_path: Path) -> None:
-    file = agreement(tmp_path)
-    found = planned("--agreement", file, "--records", 100)
-    agreed = load_agreement(file)
-    assert agreed.privacy is not None
-    assert found["epsilon"] == planned_epsilon(agreed, agreed.privacy, 1e-5)
-    assert (found["releases"], found["noise_multiplier"], found["solved_for"]) == (4, 4.0, "epsilon")
-    assert (found["clip"], found["dim"], found["classes"], found["coordinates"]) == (2.0, 8, 2, 18)
-    assert found["count_weight"] == pytest.approx(2 / 8**0.25)
-    assert found["agreement"] == {
-        "method": "pfpl",
-        "protection": "plain",
-        "rounds": 10,
-        "release_every": 3,
-        "extractor": "frozen",
-        "classes": 2,
-    }
-    assert "pfpl under plain, 10 rounds: release_every = 3" in plan("--agreement", file).stdout
-
-
-def test_plan_by_agreement_solves_for_noise_or_releases(tmp_path: Path) -> None:
-    file = agreement(tmp_path)
-    noise = planned("--agreement", file, "--epsilon", 1, "--solve", "noise-multiplier")
-    assert noise["releases"] == 4
-    assert 0.999 < noise["spent"] <= 1
-    few = planned("--agreement", file, "--epsilon", 2, "--solve", "releases")
-    assert few["noise_multiplier"] == 4.0
-    assert few["spent"] <= 2 < epsilon([GaussianRelease(4.0, 18)] * (few["releases"] + 1), 1e-5)
-    assert few["agreement"]["release_every"] == -(-10 // few["releases"])
-
-
-def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none(tmp_path: Path) -> None:
-    """FedPC with trained features has one before its rounds: that alone is no run."""
-    trained = {"privacy": PRIVACY | {"extractor": "trained"}}
-    for least, changes in ((1, {}), (2, FEDPC | trained)):
-        file = agreement(tmp_path, **changes)
-        cost = epsilon([GaussianRelease(4.0, 18)] * least, 1e-5)
-        little = plan("--agreement", file, "--epsilon", cost * 0.999, "--solve", "releases", "--records", 9)
-        assert (little.exit_code, little.stdout) == (1, "")
-        [told] = little.stderr.splitlines()
-        assert f"{least} release" in told
-        assert f"a run of {'fedpc' if changes else 'pfpl'}," in told
-        assert f"ε = {cost:.4g}" in told
-        enough = planned("--agreement", file, "--epsilon", cost * 1.001, "--solve", "releases")
-        assert (enough["releases"], enough["agreement"]["release_every"]) == (least, 10)
-
-
-def test_the_clustering_of_fedpc_is_a_release_too_unless_it_serves_the_rounds(tmp_path: Path) -> None:
-    assert planned("--agreement", agreement(tmp_path, **FEDPC))["releases"] == 4
-    file = agreement(tmp_path, **FEDPC, privacy=PRIVACY | {"extractor": "trained"})
-    assert planned("--agreement", file)["releases"] == 5
-    assert planned("--agreement", file, "--epsilon", 3, "--releases", 1)["solved_for"] == "noise_multiplier"
-    found = planned("--agreement", file, "--epsilon", 3, "--solve", "releases")
-    releases, every = found["releases"], found["agreement"]["release_every"]
-    assert 1 + -(-10 // every) <= releases < 1 + -(-10 // max(1, every - 1))
-
-
-def test_options_win_over_the_file(tmp_path: Path) -> None:
-    file = agreement(tmp_path)
-    found = planned("--agreement", file, "--noise-multiplier", 9, "--dim", 5)
-    assert (found["noise_multiplier"], found["clip"], found["dim"], found["classes"]) == (9, 2, 5, 2)
-    assert found["epsilon"] == epsilon([GaussianRelease(9.0, 2 * 6)] * 4, 1e-5)
-    found = planned("--agreement", file, "--epsilon", 2, "--releases", 7)
-    assert (found["solved_for"], found["releases"]) == ("noise_multiplier", 7)
-
-
-def test_a_simulations_file_has_dp_sgd(tmp_path: Path) -> None:
-    file = tmp_path / "sim.toml"
-    file.write_text(SIMULATION, encoding="utf-8")
-    found = planned("--agreement", file)
-    assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.1, "steps": 6 * 20}
-    assert (found["classes"], found["clip"], found["count_weight"]) == (10, 1.5, 0.5)
-    history: list[Event] = [DpSgd(2.0, 0.1, 120), *[GaussianRelease(5.0, 10 * 9)] * 6]
-    assert found["epsilon"] == epsilon(history, 1e-5)
-
-
-def test_features_that_are_trained_without_noise_have_no_guarantee_in_the_first_words(tmp_path: Path) -> None:
-    """A plan, and an audit of its releases whatever the verdict, begin by saying that there is no guarantee."""
-    file = agreement(tmp_path, privacy=PRIVACY | {"extractor": "trained"})
-    assert NO_GUARANTEE in planned("--agreement", file)["warnings"]
-    assert planned("--agreement", file)["recognised"] is None
-    few = ("--canaries", "100", "--guesses", "10")
-    for arguments in (("plan",), ("audit", "prototypes", *few)):
-        done = CliRunner().invoke(main, ["budget", *arguments, "--agreement", str(file)])
-        assert done.stdout.startswith("NO GUARANTEE")
-        assert "NO GUARANTEE" not in done.stderr
-
-
-def test_shared_noise_and_what_a_file_leaves_to_its_data_are_in_the_first_lines(tmp_path: Path) -> None:
-    shared = agreement(
-        tmp_path, **FEDPC, privacy={"clip": 2.0, "noise_multiplier": 4.0, "noise": "distributed"}
-    )
-    assert "with up to one site that helps them" in planned("--agreement", shared)["statement"]
-    assert planned("--agreement", shared)["assumed"] == {"delta": 1e-5}
-    file = tmp_path / "sim.toml"
-    file.write_text(SIMULATION, encoding="utf-8")
-    assert planned("--agreement", file)["assumed"] == {"delta": 1e-5, "classes": 10}
-
-
-def test_releases_that_are_not_those_of_a_run_are_told_and_not_averaged(tmp_path: Path) -> None:
-    file = agreement(tmp_path, privacy={"clip": 2.0, "noise_multiplier": 4.0})
-    found = planned("--agreement", file, "--releases", 12, "--records", 100)
-    assert any("makes 1 release, and the plan has 12" in warning for warning in found["warnings"])
-    assert found["errors"][0]["absolute"] == pytest.approx(mean_error(4.0, 2.0, 2 / 8**0.25, 100, 8))
-    assert "averaged" not in found["statement"]
-    every = planned("--agreement", agreement(tmp_path), "--releases", 1)
-    assert any("makes 4 releases, and the plan has 1" in warning for warning in every["warnings"])
-    many = planned("--agreement", file, "--epsilon", 20, "--solve", "releases")
-    assert any("makes 10 releases at most" in warning for warning in many["warnings"])
-
-
-def test_shared_noise_is_compared_with_no_more_releases_than_a_run_makes(tmp_path: Path) -> None:
-    shared = agreement(
-        tmp_path, **FEDPC, privacy={"clip": 2.0, "noise_multiplier": 4.0, "noise": "distributed"}
-    )
-    assert planned("--agreement", shared)["other_releases"] is None
-    assert planned("--agreement", shared, "--releases", 2)["other_releases"]["releases"] == 11
-
-
-def test_the_classes_that_fedplcc_assumes_are_classes_and_its_query_has_their_parts(tmp_path: Path) -> None:
-    file = tmp_path / "sim.toml"
-    file.write_text(SIMULATION.replace('"pfpl"', '"fedplcc"'), encoding="utf-8")
-    found = planned("--agreement", file)
-    assert (found["assumed"]["classes"], found["classes"]) == (10, 160)
-
-
-# A site's own counts
-
-
-def npz(folder: Path, labels: list[int], **more: Any) -> str:
-    path = folder / "site.npz"
-    count = len(labels)
-    np.savez(path, x_train=np.zeros((count, 6, 6, 1), np.uint8), y_train=np.array(labels), **more)
-    return f"npz:{path}"
-
-
-def test_errors_of_the_classes_that_a_site_has(tmp_path: Path) -> None:
-    source = npz(tmp_path, [0] * 20 + [1] * 300)
-    found = planned("--agreement", agreement(tmp_path), "--counts-of", source)
-    weight = 2 / 8**0.25
-    assert [(each["class"], each["records"]) for each in found["errors"]] == [("a", 20), ("b", 300)]
-    for each in found["errors"]:
-        assert each["absolute"] == pytest.approx(mean_error(2.0, 2.0, weight, each["records"], 8))
-        assert each["count"] == pytest.approx(count_error(2.0, 2.0, weight))
-    assert "once the 4 releases of a run are averaged" in found["statement"]
-    assert any("over a third of 20 records" in each for each in found["warnings"])
-    shown = plan("--agreement", agreement(tmp_path), "--counts-of", source).stdout
-    assert [line.split()[0] for line in shown.splitlines() if " 20 " in line or " 300 " in line] == ["a", "b"]
-
-
-def test_classes_without_records_have_no_error(tmp_path: Path) -> None:
-    found = planned("--epsilon", 3, "--releases", 2, "--counts-of", npz(tmp_path, [0] * 20 + [2] * 50))
-    assert [each["class"] for each in found["errors"]] == ["0", "2"]
-
-
-def test_delta_is_held_against_all_records_of_a_site(tmp_path: Path) -> None:
-    source = npz(tmp_path, [0] * 60 + [1] * 60)
-    refused = plan("--epsilon", 3, "--releases", 1, "--delta", 0.01, "--counts-of", source)
-    assert refused.exit_code == 2
-    assert "one of 120 records" in refused.output
-    assert planned("--epsilon", 3, "--releases", 1, "--counts-of", source)["warnings"] == []
+def test_delta_is_held_against_all_classes_of_a_site(unit: tuple[object, ...], whole: int | None) -> None:
+    """Records and subjects are of one class; sites have all of them."""
+    found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.006, "--records", 100, *unit)
+    assert any("is no guarantee for" in each for each in found["warnings"]) is (whole is not None)
+    if whole is not None:
+        assert f"for a data set with {whole} " in found["warnings"][0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--epsilon", 3), "compute by --solve"),
-        (("--solve", "epsilon", "--epsilon", 3), "--epsilon is both given and the target of --solve"),
-        (("--solve", "releases"), "compute by --solve"),
-        (("--records", "50", "--counts-of", "digits"), "give only one"),
-        (("--counts-of", "npz:missing.npz"), "missing.npz"),
-        (("--counts-of", "digits"), "class"),
+        (("--epsilon", 3), "all but one of"),
+        (("--epsilon", 3, "--releases", 1, "--noise-multiplier", 2), "all but one of"),
+        (("--epsilon", 3, "--releases", 1, "--dp-sgd", 0.1, 2), "requires 3 arguments"),
+        (("--epsilon", 3, "--releases", 1, "--unit", "site", *DP_SGD), "no ε for one site"),
+        (("--epsilon", "nan", "--releases", 1), "number"),
+        (("--epsilon", "inf", "--releases", 1), "number"),
+        (("--epsilon", -1, "--releases", 1), "range"),
+        (("--epsilon", 3, "--releases", 1, "--delta", 1), "range"),
+        (("--noise-multiplier", 0.001, "--releases", 5), "more than any ε"),
+        (("--epsilon", 3, "--releases", 1, "--delta", "1e-14"), "no noise keeps"),
     ],
 )
-def test_plan_by_agreement_refuses_impossible_arguments_in_one_line(
-    tmp_path: Path, arguments: tuple[object, ...], told: str
+def test_plan_refuses_impossible_arguments_in_one_line(arguments: tuple[object, ...], told: str) -> None:
+    assert told in refusal(*arguments)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--records", 50)])
+@pytest.mark.parametrize("noise", [1, 0.001])
+def test_no_release_within_the_budget_is_one_message_and_no_plan(
+    more: tuple[object, ...], noise: float
 ) -> None:
-    assert told in refusal("--agreement", agreement(tmp_path), *arguments)
+    done = plan("--epsilon", 0.1, "--noise-multiplier", noise, *more)
+    assert (done.exit_code, done.stdout) == (1, "")
+    [told] = done.stderr.splitlines()
+    one = epsilon([GaussianRelease(1.0, 5130)], 1e-5)
+    cost = f"ε = {one:.4g}" if noise == 1 else "more than any ε"
+    assert f"1 release with noise multiplier {noise} would cost {cost} at δ = 1e-05, and 0.1 is" in told
+    assert planned("--epsilon", 0.1, "--releases", 1)["spent"] <= 0.1  # what it says to give
 
 
-def test_an_agreement_without_noise_is_none_to_plan_by(tmp_path: Path) -> None:
-    file = write(tmp_path / "agreement.toml", PRIVATE)
-    done = plan("--agreement", file)
-    assert done.exit_code == 2
-    assert "has no [privacy]" in done.output
+def test_no_release_beside_training_is_told_with_what_both_cost() -> None:
+    alone, both = (
+        epsilon([DpSgd(2.0, 0.05, 100), *releases], 1e-5) for releases in ([], [GaussianRelease(1.0, 5130)])
+    )
+    told = refusal("--epsilon", alone + 0.01, "--noise-multiplier", 1, *DP_SGD)
+    assert f"multiplier 1 and DP-SGD would cost ε = {both:.4g}" in told
+
+
+def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "dp_accounting" or name.startswith("secure_client.privacy"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(secure_client, "privacy", secure_client.privacy)  # put back what is imported anew
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert "pip install 'protoseal[site]'" in refusal("--epsilon", 3, "--releases", 1)
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [("subject", 1), ("site", 10)])
+def test_a_unit_costs_what_a_record_does_and_counts_less_the_more_classes_it_has(
+    unit: str, of_one: int
+) -> None:
+    arguments = ("--epsilon", 3, "--releases", 20, "--records", 500, "--dim", 64)
+    by_record, found = planned(*arguments), planned(*arguments, "--unit", unit)
+    assert (found["unit"], found["classes_of_one"]) == (unit, of_one)
+    assert (found["noise_multiplier"], found["spent"]) == (by_record["noise_multiplier"], by_record["spent"])
+    times = of_one**0.5
+    for name in ("absolute", "relative", "count"):
+        assert found["errors"][0][name] == pytest.approx(times * by_record["errors"][0][name])
+    four = planned(*arguments, "--unit", unit, "--classes-of-one", 4)
+    assert four["errors"][0]["relative"] == pytest.approx(2 * by_record["errors"][0]["relative"])
+    told = plan(*arguments, "--unit", unit)
+    assert f"{unit}s of a class" in told.stdout
+
+
+def test_delta_and_warnings_are_of_the_unit() -> None:
+    arguments = ("--epsilon", 3, "--releases", 1, "--unit", "subject")
+    assert "one over the subjects of the smallest data set" in plan(*arguments).stderr
+    assert "sites of a run" in plan(*arguments[:-1], "site").stderr
+    assert "one of 50 subjects" in refusal(*arguments, "--delta", 0.02, "--records", 50)
+    assert "over a third of 5 subjects" in plan(*arguments, "--records", 5).stderr
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [("record", 2), ("subject", 11), ("site", 11)])
+def test_no_unit_has_more_classes_than_there_are(unit: str, of_one: int) -> None:
+    told = refusal("--epsilon", 3, "--releases", 1, "--unit", unit, "--classes-of-one", of_one)
+    assert f"one {unit} has records of" in told
+
+
+def test_subjects_of_a_sites_own_data_are_counted_class_by_class(tmp_path: Path) -> None:
+    """Ann has records of both classes, Bob of one, Carl of the other; each has several."""
+    file = tmp_path / "own.npz"
+    subjects, labels = (
+        np.array(["ann"] * 4 + ["bob"] * 3 + ["carl"] * 2),
+        np.array([0, 0, 1, 1, 1, 1, 1, 0, 0]),
+    )
+    np.savez(
+        file, x_train=np.zeros((9, 4)), y_train=labels, subjects=subjects, class_names=np.array(["a", "b"])
+    )
+    arguments = ("--epsilon", 3, "--releases", 1, "--counts-of", f"npz:{file}")
+    found = planned(*arguments, "--unit", "subject")
+    assert [(each["class"], each["records"]) for each in found["errors"]] == [("a", 2), ("b", 2)]
+    assert found["classes_of_one"] == 2
+    assert [each["records"] for each in planned(*arguments)["errors"]] == [4, 5]
+    assert "one of 3 subjects" in refusal(*arguments, "--unit", "subject", "--delta", 0.34)
+    assert "one of 9 records" in refusal(*arguments, "--delta", 0.12)
+    assert "one site's data" in refusal(*arguments, "--unit", "site")
+    np.savez(file, x_train=np.zeros((9, 4)), y_train=labels)
+    assert "has no subjects" in refusal(*arguments, "--unit", "subject")
+
+
+def test_the_unit_is_the_agreements_unless_another_is_asked_about(tmp_path: Path) -> None:
+    file = tmp_path / "agreed.toml"
+    text = (Path(__file__).parents[3] / "deploy" / "samples" / "agreement-private.toml").read_text("utf-8")
+    file.write_text(text.replace("\n[privacy]", '\n[privacy]\nunit = "site"'), "utf-8")
+    found = planned("--agreement", file, "--records", 100)
+    assert (found["unit"], found["classes_of_one"]) == ("site", 10)
+    assert planned("--agreement", file, "--records", 100, "--unit", "record")["unit"] == "record"
+
+
+USUAL = ("--releases", 20, "--records", 500)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((*USUAL, "--noise-multiplier", 1e-300), "more than any ε"),
+        ((*USUAL, "--epsilon", 1, "--dim", 10**10), "not in the range"),
+        (("--epsilon", 1, "--releases", 10**10), "not in the range"),
+        (("--epsilon", 1, "--releases", 1, "--records", 10**10), "each number must be from 1"),
+        (("--epsilon", 1, "--noise-multiplier", 1e-300), "none fits"),
+        (("--epsilon", 1e300, "--noise-multiplier", 1e300), "the budget allows over"),
+        ((*USUAL, "--noise-multiplier", 6, "--dp-sgd", 0.1, 1e-5, 3), "more than any ε"),
+    ],
+)
+def test_a_plan_of_what_is_far_out_is_refused(options: tuple[object, ...], reason: str) -> None:
+    assert reason in refusal(*options)
+
+
+def test_more_than_any_budget_is_planned_as_much_as_is_told() -> None:
+    assert planned(*USUAL, "--epsilon", 1e300)["noise_multiplier"] == pytest.approx(0.1166, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("event", "least", "most"),
+    [
+        (GaussianRelease(1e-300, 650), np.inf, np.inf),
+        (GaussianRelease(1e300, 650), 0.0, 1e-6),
+        (GaussianRelease(5.0, 1 << 60), np.inf, np.inf),
+        (DpSgd(1e-300, 0.1, 3), np.inf, np.inf),
+        (DpSgd(1e300, 0.1, 3), 0.0, 1e-6),
+        (DpSgd(1.0, 0.1, 1 << 62), np.inf, np.inf),
+        (DpSgd(1.0, 1e-200, 3), 0.0, 1e-3),
+    ],
+)
+def test_the_accountant_answers_for_any_event(event: Event, least: float, most: float) -> None:
+    assert least <= epsilon([event, event], 1e-5) <= most
+    assert delta_of([event, event], 1.0) <= (1.0 if least else 1e-5)
+    assert (delta_of([event, event], 1.0) == 1.0) is bool(least)
+
+
+def test_agreements_have_no_more_steps_than_an_event() -> None:
+    with pytest.raises(ValueError, match=r"greater than or equal to 0\.000001"):
+        DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=1e-7)
+    most = DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=1e-6).steps(10**6)
+    assert DpSgd(1.0, 1e-6, most * 100_000).steps == most * 100_000
+
+
+def test_labels_that_are_no_classes_are_not_counted(tmp_path: Path) -> None:
+    file = tmp_path / "ids.npz"
+    np.savez(file, x_train=np.zeros((2, 3), np.float32), y_train=np.array([0, 9_000_000_000]))
+    assert "has label 9000000000; number the classes" in refusal(
+        "--epsilon", 3, "--releases", 4, "--counts-of", f"npz:{file}"
+    )

@@ -1,4 +1,4 @@
-"""Each method has a loss and a course of its own, and none runs as another for want of one."""
+"""Methods, protections and the plan of rounds: each allowed pair has a loss, and a class at both parties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from agreement import (
     CONTROLS,
@@ -26,14 +28,19 @@ from agreement import (
 )
 from agreement.derived.cohorts import first_round, has_common_group
 from agreement.registry.compatibility import check_protection_serves
+from agreement.registry.round_plan import _PLANS, ExchangeKind, PayloadKind, plan_for
 from algorithms.baseline_losses import CrossEntropyLoss, FedplvmLoss, FedprotoLoss, FplLoss
 from algorithms.feddbp.loss import FeddbpLoss
 from algorithms.fedpc.loss import FedpcLoss
 from algorithms.fedplcc.loss import FedplccLoss
+from algorithms.pfpl import Weighting
 from algorithms.pfpl.loss import PfplLoss
+from crypto.plain import SCHEME as PLAIN
+from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.exchanges.peers import PeerExchange as PeerExchangeAtSite
 from secure_client.exchanges.sums import SumExchange
+from secure_client.session import _EXCHANGES
 from secure_client.training import recipes
 from secure_client.training.recipes import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
@@ -188,3 +195,70 @@ def test_a_methods_settings_are_those_of_its_section(method: Method) -> None:
 
 def test_every_built_in_method_trains_somehow_at_a_site() -> None:
     assert set(recipes.BUILT_IN) == set(METHODS.values())
+
+
+def config(sites: int, threshold: float = 1e-4, protection: Protection = Protection.CKKS) -> SimulationConfig:
+    return SimulationConfig(
+        dataset="digits", sites=sites, agreement_threshold=threshold, protection=protection
+    )
+
+
+def test_a_threshold_below_what_so_many_sites_can_tell_is_refused() -> None:
+    config(200)
+    config(20, 1e-5)
+    with pytest.raises(ValidationError, match=r"set agreement_threshold to 2\.391e-05 or more"):
+        config(200, 1e-5)
+    config(200, 1e-5, Protection.PLAIN)
+
+
+def test_more_sites_than_the_modulus_has_room_for_are_refused() -> None:
+    with pytest.raises(ValidationError, match="serves 2 to 256 sites, not 257"):
+        config(257)
+    config(257, protection=Protection.MASKED)
+
+
+@pytest.mark.parametrize("method", sorted(DEPLOYABLE, key=str))
+@pytest.mark.parametrize("protection", PROTECTIONS.values())
+@pytest.mark.parametrize("weighting", Weighting)
+def test_a_deployed_method_has_rounds_under_every_protection(
+    method: Method, protection: Protection, weighting: Weighting
+) -> None:
+    plan = plan_for(method, protection, weighting)
+    peers = method.traits.family is Family.PEERS
+    alike = peers and weighting is Weighting.UNIFORM and protection is Protection.MASKED
+    assert plan.masked is (protection is Protection.MASKED and (alike or not peers))
+    assert plan.sums is (alike or not peers)
+
+
+def test_masked_sites_share_a_secret_only_for_rotations() -> None:
+    rotating = {"fedpc", "average", "fedplcc", "fpl", "fedplvm"}
+    for weighting in Weighting:
+        sharing = {
+            name
+            for name, method in METHODS.items()
+            if method not in CONTROLS and plan_for(method, Protection.MASKED, weighting).shares_secret
+        }
+        assert sharing - {"pfpl"} == rotating
+        assert ("pfpl" in sharing) is (weighting is not Weighting.UNIFORM)
+
+
+def test_weights_of_an_extension_need_inner_products() -> None:
+    """The agreed weighting is PFPL's, and means nothing where the method weighs by itself."""
+    by_itself = replace(
+        Method.PFPL, name="by-itself", weights=lambda _settings: lambda gram, _holds: np.ones_like(gram)
+    )
+    plan = plan_for(by_itself, Protection.MASKED, Weighting.UNIFORM)
+    assert (plan.exchange, plan.sums, plan.shares_secret) == (ExchangeKind.PEERS, False, True)
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("protection", [Protection.MASKED, Protection.CKKS, None])
+def test_no_protection_but_plain_has_cleartext_rounds(family: Family, protection: Protection | None) -> None:
+    plan = _PLANS.get((family, protection))
+    if plan is not None:
+        assert plan.row_scheme != PLAIN
+        assert plan.values not in (PayloadKind.VECTOR, PayloadKind.LOCAL_CLUSTERS)
+
+
+def test_site_knows_every_exchange() -> None:
+    assert _EXCHANGES.keys() == set(ExchangeKind)
