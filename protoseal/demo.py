@@ -161,7 +161,9 @@ class _Parties:
     """The coordinator's and the sites' processes, which end with ``stack``."""
 
     def __init__(self, out: Path, stack: ExitStack, on_progress: Callable[[Progress], None]) -> None:
-        self._out, self._stack, self._on_progress = out, stack, on_progress
+        self._out = out
+        self._stack = stack
+        self._on_progress = on_progress
         self._processes: dict[str, _Process] = {}
         self._deadline = time.monotonic() + _RUN_SECONDS
 

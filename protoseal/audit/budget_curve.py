@@ -139,7 +139,9 @@ class BudgetCurve:
             )
         if exact is not None:
             _check_comparable(config, exact)
-        self._config, self._agreed, self._out = config, config.privacy, out
+        self._config = config
+        self._agreed = config.privacy
+        self._out = out
         self._exact = exact
         self._fitted: dict[tuple[float, str], ScaledNoise] = {}
 

@@ -57,7 +57,9 @@ class BinomialSpread:
     def __init__(self, count: int, trials: int, rate: float) -> None:
         if not (0.0 < rate < 1.0 and count > 0 and trials > 0):
             raise ValueError(f"no binomial spread of {count} values of {trials} trials at rate {rate}")
-        self._count, self._mean, self._variance = count, trials * rate, trials * rate * (1 - rate)
+        self._count = count
+        self._mean = trials * rate
+        self._variance = trials * rate * (1 - rate)
         excess = (1 - 6 * rate * (1 - rate)) / self._variance
         top = count + 12 * math.sqrt(count * (2 + excess)) + 100 * (1 + 1 / self._variance)
         self._cell = top / _CELLS

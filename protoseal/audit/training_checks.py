@@ -279,7 +279,9 @@ class _EqualRows:
     """Counts of equal rows of bits, and of the most that there can be, with the number that chance makes expect."""
 
     def __init__(self) -> None:
-        self._equal, self._most, self._expected = 0, 0, 0.0
+        self._equal = 0
+        self._most = 0
+        self._expected = 0.0
 
     def add(self, rows: NDArray[np.bool_], rate: float) -> None:
         """Add rows (M, B) of bits that are true with a probability of ``rate``."""

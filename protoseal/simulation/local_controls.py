@@ -104,13 +104,13 @@ class LocalControl:
         return Outcome(self._pool.logs(), self._log.rounds(), [], self._pool.best_round)
 
     def _round(self, name: str, number: int) -> None:
-        trainee, start = self._sites[name], time.perf_counter()
-        trainee.train_round(number)
+        learner, start = self._sites[name], time.perf_counter()
+        learner.train_round(number)
         seconds = {"train": time.perf_counter() - start, "protect": 0.0}
         if self._control is Method.SELF:
-            trainee.take_targets(number, *trainee.values.latest())
-        tested = trainee.evaluate() if self._pool.tests_in(number) else None
-        shortened = trainee.values.shortened if self._control is Method.SELF else None
+            learner.take_targets(number, *learner.values.latest())
+        tested = learner.evaluate() if self._pool.tests_in(number) else None
+        shortened = learner.values.shortened if self._control is Method.SELF else None
         how = self._agreement.inference
         figures = site_round(number, 1, 1, (), tested, seconds, inference=how, shortened=shortened)
         self._pool.tell(name, figures)

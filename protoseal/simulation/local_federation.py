@@ -88,7 +88,9 @@ class DirectTransport:
         site: str,
         on_payload: Callable[[PhaseKey, int, bool], None] = lambda key, size, up: None,
     ) -> None:
-        self._coordinator, self._run, self._site = coordinator, run, site
+        self._coordinator = coordinator
+        self._run = run
+        self._site = site
         self._on_payload, self._session = on_payload, 0
 
     def join(self, request: JoinRequest) -> JoinReply:
@@ -185,7 +187,10 @@ class LocalFederation:
         left in ``state``; without ``state`` the files are in a folder that is removed at the end. With
         ``keep_releases`` each site keeps its noisy releases for an audit, which :meth:`save` copies with the ledger.
         """
-        self.agreement, self._data, self._training, self._record = agreement, data, training, record
+        self.agreement = agreement
+        self._data = data
+        self._training = training
+        self._record = record
         self._on_round, self._on_completed = on_round, on_completed
         self._keep_releases = keep_releases
         self._stack = ExitStack()

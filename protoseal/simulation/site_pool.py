@@ -84,14 +84,14 @@ ONE_BY_ONE, EVERY_ROUND = SiteTraining(), SiteTesting()
 class SitePool:
     """SitePool of one run of one method, by site name, with the rounds that they reported.
 
-    A killed run resumes with the trainees of its journals and the rounds of its log: reported rounds are not repeated,
+    A killed run resumes with the learners of its journals and the rounds of its log: reported rounds are not repeated,
     and only training that no journal has is repeated. If sites train one by one, the results are the same, bit for bit
     on a CPU; in a batched program, the remaining sites form a smaller program, which rounds differently.
     """
 
     def __init__(
         self,
-        trainees: Mapping[str, CheckpointedLearner],
+        learners: Mapping[str, CheckpointedLearner],
         data: Mapping[str, SiteData],
         log: RunLog,
         *,
@@ -106,9 +106,13 @@ class SitePool:
         ``method`` determines the sites' inference. Raises :class:`DataError` if training may stop early and a site has
         no validation samples.
         """
-        self._learners, self._data, self._log = trainees, data, log
-        self._method, self._agreement = method, agreement
-        self._training, self._testing = training, testing
+        self._learners = learners
+        self._data = data
+        self._log = log
+        self._method = method
+        self._agreement = agreement
+        self._training = training
+        self._testing = testing
         lacking = [name for name in sorted(data) if data[name].validation is None]
         if testing.patience is not None and lacking:
             raise DataError(
@@ -121,7 +125,7 @@ class SitePool:
                 for report in log.site_rounds(name)
                 if until is None or report.round <= until[name]
             }
-            for name in sorted(trainees)
+            for name in sorted(learners)
         }
         self._means: dict[int, float] = {}
 
@@ -153,14 +157,14 @@ class SitePool:
 
     def tell(self, name: str, figures: SiteRound) -> SiteRound:
         """Add the simulation's figures to a site's figures of a round, store them, and return them."""
-        trainee, seconds = self._learners[name], dict(figures.seconds)
+        learner, seconds = self._learners[name], dict(figures.seconds)
         # Each site's time is an equal share of the common training's time.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
         update: dict[str, Any] = {"seconds": seconds}
-        update |= loss_figures(trainee.losses, trainee.values.label_entropy)
+        update |= loss_figures(learner.losses, learner.values.label_entropy)
         validation = self._data[name].validation
         if self._testing.patience is not None and validation is not None:
-            validated = trainee.evaluate_on(validation)
+            validated = learner.evaluate_on(validation)
             update["accuracy_validation"] = validated.accuracy_by(self._agreement.inference)
         return self._keep(name, figures.model_copy(update=update))
 
@@ -198,20 +202,20 @@ class SitePool:
 
     # End of the run
 
-    def close(self, save: Callable[[str, CheckpointedLearner], None] = lambda name, trainee: None) -> None:
+    def close(self, save: Callable[[str, CheckpointedLearner], None] = lambda name, learner: None) -> None:
         """Run the final tests of the reported models, and ``save`` them.
 
         With early stopping the sites return to the best round's model first. Logs a warning on rounds in which a site's
         training failed.
         """
         self._warn_of_failures()
-        for name, trainee in self._learners.items():
+        for name, learner in self._learners.items():
             if self._testing.patience is not None:
-                trainee.go_back()
+                learner.go_back()
             last = self._reports[name].get(self.best_round or self.completed)
             if last is not None:
-                self._keep(name, self._closing(trainee, last))
-            save(name, trainee)
+                self._keep(name, self._closing(learner, last))
+            save(name, learner)
 
     def logs(self) -> dict[str, SiteLog]:
         """Return each site's log so far."""
@@ -257,13 +261,13 @@ class SitePool:
         value = mean(report.accuracy_validation for report in reports)
         return -1.0 if value is None or len(reports) < len(self._reports) else value
 
-    def _closing(self, trainee: CheckpointedLearner, figures: SiteRound) -> SiteRound:
+    def _closing(self, learner: CheckpointedLearner, figures: SiteRound) -> SiteRound:
         update: dict[str, Any] = {}
         if self._testing.patience is not None or self._testing.per_class:
-            tested = trainee.evaluate()
+            tested = learner.evaluate()
             update = {} if tested is None else self._tested(figures, tested)
         if self._testing.overall is not None:
-            tested = trainee.evaluate_on(self._testing.overall)
+            tested = learner.evaluate_on(self._testing.overall)
             update |= {"accuracy_global": tested.accuracy_by(self._agreement.inference)}
             update |= {"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l}
         return figures.model_copy(update=update)

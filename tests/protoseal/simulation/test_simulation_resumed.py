@@ -223,9 +223,9 @@ def test_simulate_other_configuration_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
     first = simulate(config_for(out, **small))
-    with pytest.raises(OtherSimulation, match=r"\(training\.lr\)"):
+    with pytest.raises(OtherSimulation, match=r"training\.lr"):
         simulate(config_for(out, FILE.replace("lr = 0.02", "lr = 0.05"), **small))
-    with pytest.raises(OtherSimulation, match=r"\(seed\).*--fresh"):
+    with pytest.raises(OtherSimulation, match="seed"):
         simulate(config_for(out, seeds=(1,), **small))
     assert read_result(out) == first
     second = simulate(config_for(out, seeds=(1,), **small), fresh=True)
@@ -245,7 +245,7 @@ def test_simulate_other_data_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_train=other, y_train=labels)
     more = [small | {"compare": ("fedavg",)}, small | {"seeds": (0, 1, 2)}]
     for flags in more:
-        with pytest.raises(OtherSimulation, match=r"other data.*--fresh"):
+        with pytest.raises(OtherSimulation, match="--fresh"):
             simulate(config_for(out, **flags))
     assert simulate(config_for(out, **small)) == first
     np.savez(tmp_path / "a.npz", x_train=one, y_train=labels)
@@ -260,7 +260,7 @@ def test_simulate_claim_without_data_is_refused(tmp_path: Path, data: object) ->
     simulate(config_for(out, **small))
     claim = json.loads((out / CLAIM).read_text(encoding="utf-8"))
     (out / CLAIM).write_text(json.dumps(claim | {"data": data}), encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="on other data than the present data"):
+    with pytest.raises(OtherSimulation, match="--fresh"):
         simulate(config_for(out, **small | {"compare": ("fedavg",)}))
 
 
@@ -268,7 +268,7 @@ def test_simulate_fresh_keeps_other_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").write_text("years of work", encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="was not written by a simulation"):
+    with pytest.raises(OtherSimulation, match="--out"):
         simulate(config_for(out), fresh=True)
     assert (out / "thesis.tex").exists()
 
@@ -297,7 +297,7 @@ def test_simulate_fresh_foreign_folder_is_refused(tmp_path: Path) -> None:
     for each in others:
         each.parent.mkdir(parents=True)
         each.write_text("years of work", encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="was not written by a simulation"):
+    with pytest.raises(OtherSimulation, match="--out"):
         simulate(config_for(out), fresh=True)
     (out / CLAIM).write_text("{}", encoding="utf-8")
     small: dict[str, Any] = {"method": "pfpl", "compare": (), "rounds": 1}
@@ -336,7 +336,7 @@ def test_simulate_impossible_configuration_claims_nothing(tmp_path: Path) -> Non
 
 def test_simulate_two_processes_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(config_for(tmp_path / "out"))
-    with folder.claimed(), pytest.raises(OtherSimulation, match="another process"):
+    with folder.claimed(), pytest.raises(OtherSimulation, match="--out"):
         simulate(config_for(tmp_path / "out"))
 
 
@@ -344,7 +344,7 @@ def test_simulate_damaged_claim_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / CLAIM).write_text("{", encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="damaged"):
+    with pytest.raises(OtherSimulation, match=CLAIM):
         simulate(config_for(out))
 
 
