@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import safetensors.torch
+from safetensors import torch as torch_tensors
 
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import RoundStart
@@ -64,7 +64,7 @@ def _scores(federation: Federation, site: str) -> Float:
     with open_site(federation, site) as journal:
         stored = journal.get("model")
     assert stored is not None
-    scores: Float = safetensors.torch.load(stored[1])["protoseal.scores"].numpy()
+    scores: Float = torch_tensors.load(stored[1])["protoseal.scores"].numpy()
     return scores
 
 
@@ -84,5 +84,5 @@ def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
 def _averaged(federation: Federation, site: str) -> Float:
     """Return the averaged part of the model that the site trained last, as the site sent it."""
     model = build_agreed_model(federation.agreement, federation.agreement.training.model)
-    model.load_state_dict(safetensors.torch.load_file(federation.folder(site) / MODEL))
+    model.load_state_dict(torch_tensors.load_file(federation.folder(site) / MODEL))
     return AveragedPart(model).vector()
