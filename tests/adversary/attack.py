@@ -12,7 +12,7 @@ from agreement import Protection
 from algorithms.pfpl import Weighting
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
-from tests.adversary.hostile_coordinator import Asked, Hostile
+from tests.support.scripted_coordinator import Asked, ScriptedCoordinator
 
 ORDER = "secure_client.protocol.phase_order.PhaseOrder."
 PARTICIPANTS = "secure_client.protocol.participants.Participants."
@@ -44,7 +44,7 @@ _DOUBLES: dict[str, Any] = {
 }
 
 
-Play = TypeVar("Play", bound=Hostile)
+Play = TypeVar("Play", bound=ScriptedCoordinator)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AnyAttack(Generic[Play]):
 
 
 @dataclass(frozen=True)
-class Attack(AnyAttack[Hostile]):
+class Attack(AnyAttack[ScriptedCoordinator]):
     """Attack on a run of PFPL."""
 
     protection: Protection = Protection.PLAIN
@@ -97,7 +97,7 @@ def assert_refused(attack: AnyAttack[Play], play: Play) -> None:
     assert_refused_again(play, last, attack.refusal)
 
 
-def assert_nothing_answered(play: Hostile) -> Asked:
+def assert_nothing_answered(play: ScriptedCoordinator) -> Asked:
     """Assert that the last request, which was refused, left no answer behind at its site."""
     last = play.last
     assert last is not None
@@ -105,7 +105,7 @@ def assert_nothing_answered(play: Hostile) -> Asked:
     return last
 
 
-def assert_refused_again(play: Hostile, last: Asked, refusal: str) -> None:
+def assert_refused_again(play: ScriptedCoordinator, last: Asked, refusal: str) -> None:
     """Neither asking once more nor a restart changes the site's mind."""
     for _ in range(2):
         with pytest.raises(Violation, match=refusal):

@@ -15,7 +15,7 @@ from crypto.sealed_group_secret import SealedSecret, seal_group_secret
 from protoseal_wire import codec
 from protoseal_wire.messages import GroupKeys, RosterAnswer
 from secure_server import errors
-from tests.adversary.victim import Scene, Upload
+from tests.adversary.stopped_run import Scene, Upload
 from tests.support.seal_keys import FULL, key_set
 
 A, B = "clinic-a", "clinic-b"

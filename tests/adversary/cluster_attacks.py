@@ -11,22 +11,22 @@ import numpy as np
 from algorithms.clustering.kmeans import Labels
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
 from tests.adversary.attack import BROADCAST, AnyAttack
-from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay
-from tests.adversary.masked_play import Vector
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_clusters import ClusterAttempt, ScriptedClusters
+from tests.support.scripted_sums import Vector
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
 
 
 @dataclass(frozen=True)
-class ClusterAttack(AnyAttack[ClusterPlay]):
+class ClusterAttack(AnyAttack[ScriptedClusters]):
     """Attack on a run of FedPLCC whose agreement has ``changes``."""
 
     changes: dict[str, Any] = field(default_factory=dict)
 
 
-def begun(play: ClusterPlay) -> ClusterAttempt:
+def begun(play: ScriptedClusters) -> ClusterAttempt:
     play.set_up(*EVERYONE)
     return play.begun(*EVERYONE)
 
@@ -37,14 +37,14 @@ def assert_is(found: Vector, secret: Vector) -> None:
     np.testing.assert_allclose(found, secret, rtol=0.0, atol=1e-9)
 
 
-def isolated_row(play: ClusterPlay) -> None:
+def isolated_row(play: ScriptedClusters) -> None:
     """One site's prototype is a cluster by itself: the cluster's sum is that prototype."""
     attempt = begun(play)
     attempt.tell(attempt.by_first({A: True}), *EVERYONE)
     assert_is(attempt.summed(EVERYONE)[0], play.local(A).rows[0])
 
 
-def isolated_by_different_assignments(play: ClusterPlay) -> None:
+def isolated_by_different_assignments(play: ScriptedClusters) -> None:
     """The coordinator tells each site of three others in the first cluster, and all but clinic-a that its own row is
     elsewhere.
     """
@@ -56,7 +56,7 @@ def isolated_by_different_assignments(play: ClusterPlay) -> None:
     assert_is(attempt.summed(EVERYONE)[0], play.local(A).rows[0])
 
 
-def row_in_a_cluster_of_another_class(play: ClusterPlay) -> None:
+def row_in_a_cluster_of_another_class(play: ScriptedClusters) -> None:
     """The coordinator puts a prototype with those of another class, whose sum without it an earlier round has nearly
     told.
     """
@@ -70,7 +70,7 @@ def row_in_a_cluster_of_another_class(play: ClusterPlay) -> None:
     assert_is(attempt.summed(EVERYONE)[1] - of_class_1, play.local(A).rows[0])
 
 
-def rows_called_by_another_class(play: ClusterPlay) -> None:
+def rows_called_by_another_class(play: ScriptedClusters) -> None:
     """The coordinator assigns two sites' first prototypes of class 2 to class 0, as company for clinic-a's row."""
     attempt = begun(play)
     called = attempt.by_first({A: True})
@@ -83,13 +83,13 @@ def rows_called_by_another_class(play: ClusterPlay) -> None:
     assert_is(attempt.summed(EVERYONE)[0] - strange, play.local(A).rows[0])
 
 
-def rows_of(play: ClusterPlay, name: str, number: int) -> Vector:
+def rows_of(play: ScriptedClusters, name: str, number: int) -> Vector:
     """Return a site's local prototypes of one class."""
     local = play.local(name)
     return np.asarray(local.rows[local.labels == number])
 
 
-def too_few_survive(play: ClusterPlay) -> None:
+def too_few_survive(play: ScriptedClusters) -> None:
     """The coordinator opens a cluster of three sites without one of them; class 0 as a whole has enough left."""
     attempt = begun(play)
     attempt.tell(attempt.by_first({A: True, B: True, C: True}), *EVERYONE)
@@ -97,7 +97,7 @@ def too_few_survive(play: ClusterPlay) -> None:
     assert_is(attempt.summed(WITHOUT_C)[0], secret)
 
 
-def stranger_for_company(play: ClusterPlay) -> None:
+def stranger_for_company(play: ScriptedClusters) -> None:
     """A site that is in no sum of the run counts for the minimum of a cluster of two."""
     attempt = begun(play)
     two = attempt.by_first({A: True, B: True})

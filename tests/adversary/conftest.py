@@ -15,13 +15,13 @@ from algorithms.pfpl import Weighting
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from secure_client.protocol.setup import Party
-from tests.adversary.hostile_coordinator import Cast, Hostile
-from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import TEN
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator
+from tests.support.scripted_sums import ScriptedSums
 from tests.support.small import FEDERATION, small_agreement, small_data
 
-Open = Callable[[Protection, Weighting], Hostile]
-OpenMasked = Callable[[Agreement, Mapping[str, str]], MaskedPlay]
+Open = Callable[[Protection, Weighting], ScriptedCoordinator]
+OpenMasked = Callable[[Agreement, Mapping[str, str]], ScriptedSums]
 _PASSPHRASE = b"the tests'"
 STORAGE = partial(StorageKey, bytes(32))
 
@@ -63,7 +63,7 @@ def open_play(tmp_path: Path, cast: Cast) -> Iterator[Open]:
     """Sites of a new run under an agreement, for a hostile coordinator to ask."""
     with ExitStack() as stack:
         yield lambda protection, weighting: stack.enter_context(
-            Hostile(tmp_path, small_agreement(protection, weighting), cast)
+            ScriptedCoordinator(tmp_path, small_agreement(protection, weighting), cast)
         )
 
 
@@ -71,9 +71,9 @@ def open_play(tmp_path: Path, cast: Cast) -> Iterator[Open]:
 def open_masked(tmp_path: Path, cast: Cast) -> Iterator[OpenMasked]:
     """Sites of a new FedPC run under masks; the second argument says which site has whose data, if not its own."""
 
-    def opened(agreement: Agreement, data_of: Mapping[str, str]) -> MaskedPlay:
+    def opened(agreement: Agreement, data_of: Mapping[str, str]) -> ScriptedSums:
         data = {name: cast.data[data_of.get(name, name)] for name in {**cast.data, **data_of}}
-        return stack.enter_context(MaskedPlay(tmp_path, agreement, replace(cast, data=data)))
+        return stack.enter_context(ScriptedSums(tmp_path, agreement, replace(cast, data=data)))
 
     with ExitStack() as stack:
         yield opened

@@ -11,8 +11,8 @@ from crypto.protection import Payload
 from protoseal_wire.messages import Phase
 from tests.adversary.attack import BINDING_FIELDS, GROUPS_UNCHANGED
 from tests.adversary.masked_attacks import MaskedAttack, assert_is
-from tests.adversary.masked_play import Attempt, MaskedPlay, base_of
 from tests.support.grouped import EVERYONE, PARAMETERS
+from tests.support.scripted_sums import ScriptedSums, SumAttempt, base_of
 from tests.support.small import DIM, short_training
 
 A, B, C, D = EVERYONE
@@ -22,7 +22,7 @@ _DECAYED = 1e-5
 """Bound on the change by weight decay of a model that nothing else moves."""
 
 
-def other_groups(play: MaskedPlay) -> None:
+def other_groups(play: ScriptedSums) -> None:
     """The coordinator leaves one site out of a group in a later round, at sites whose models hardly move."""
     play.set_up(*EVERYONE)
     first = play.attempt(*EVERYONE)
@@ -32,7 +32,7 @@ def other_groups(play: MaskedPlay) -> None:
     np.testing.assert_allclose(difference, play.vector(C, first), atol=1e-5)
 
 
-def small_group(play: MaskedPlay) -> None:
+def small_group(play: ScriptedSums) -> None:
     """The coordinator tells two sites that they are a group, where three are agreed for every sum."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE, groups=((A, B), (C, D)))
@@ -40,7 +40,7 @@ def small_group(play: MaskedPlay) -> None:
     assert_is(play, begun.carried_out((A, B)), expected, 2)
 
 
-def left_out(play: MaskedPlay) -> None:
+def left_out(play: ScriptedSums) -> None:
     """The coordinator makes a group of three where all four sites are one: one site's share of every sum shows."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*WITHOUT_C, groups=(WITHOUT_C,))
@@ -61,7 +61,7 @@ def _dead(result: Payload) -> Payload:
     return replace(result, arrays=(np.concatenate([vector[:-PARAMETERS], model]), has))
 
 
-def _begin_dead(play: MaskedPlay, start_of_d: str) -> Attempt:
+def _begin_dead(play: ScriptedSums, start_of_d: str) -> SumAttempt:
     """Everyone but clinic-d trains from the dead model, or has it as its base and is caught up with it."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
@@ -74,7 +74,7 @@ def _begin_dead(play: MaskedPlay, start_of_d: str) -> Attempt:
     return play.attempt(*EVERYONE, round_number=2, start={D: (base_of(_dead(result)), result)})
 
 
-def _assert_model_of_d(play: MaskedPlay, begun: Attempt) -> None:
+def _assert_model_of_d(play: ScriptedSums, begun: SumAttempt) -> None:
     """Check that the sum alone gives clinic-d's trained model: the others' models are as the coordinator sent them."""
     dead = np.concatenate([np.zeros(PARAMETERS - DIM), np.full(DIM, _BIAS)])
     found = begun.carried_out(EVERYONE)[-PARAMETERS:] - 3.0 * dead
@@ -84,19 +84,19 @@ def _assert_model_of_d(play: MaskedPlay, begun: Attempt) -> None:
     assert (np.abs(found - own) <= 3.0 * _DECAYED + play.rounding(4)[-PARAMETERS:]).all()
 
 
-def other_result(play: MaskedPlay) -> None:
+def other_result(play: ScriptedSums) -> None:
     """The coordinator gives all members but one a model that does not move (Pasquini et al. 2021): the sum is the
     victim's.
     """
     _assert_model_of_d(play, _begin_dead(play, "result"))
 
 
-def other_catch_up(play: MaskedPlay) -> None:
+def other_catch_up(play: ScriptedSums) -> None:
     """The coordinator gives the victim another result and passes it off as the one that all others have."""
     _assert_model_of_d(play, _begin_dead(play, "catch-up"))
 
 
-def two_starts_of_a_round(play: MaskedPlay) -> None:
+def two_starts_of_a_round(play: ScriptedSums) -> None:
     """The coordinator begins a round again from another result: the site trains twice in it, on the same data."""
     play.set_up(*EVERYONE)
     result = play.play_sum(*EVERYONE)

@@ -24,7 +24,7 @@ from tests.adversary.attack import (
     PRESENCE_FIELDS,
     Attack,
 )
-from tests.adversary.hostile_coordinator import Hostile, Rows
+from tests.support.scripted_coordinator import Rows, ScriptedCoordinator
 
 A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
 _EXACT = 1e-9
@@ -48,7 +48,7 @@ def _assert_is(found: Rows, secret: Rows) -> None:
 # Who takes part
 
 
-def forged_holder(play: Hostile) -> None:
+def forged_holder(play: ScriptedCoordinator) -> None:
     """The coordinator claims three holders of a class that two sites hold: each answer is the other's prototype."""
     play.set_up(A, B, C)
     active = play.begin(A, B, C)
@@ -61,7 +61,7 @@ def forged_holder(play: Hostile) -> None:
     _assert_is(2 * play.peers_received(A)[2:], play.rows(B)[2:])  # the mean of clinic-b's and nothing
 
 
-def replayed_attempt(play: Hostile) -> None:
+def replayed_attempt(play: ScriptedCoordinator) -> None:
     """Two sites are gone; their presence of the previous attempt stands in for them."""
     play.set_up(A, B, C, D)
     before = play.begin(A, B, C, D)
@@ -70,7 +70,7 @@ def replayed_attempt(play: Hostile) -> None:
     assert play.values(A, mixed, attempt=2).arrays[0].any()
 
 
-def replayed_round(play: Hostile) -> None:
+def replayed_round(play: ScriptedCoordinator) -> None:
     """Two sites are gone; their presence of an earlier round stands in for them."""
     play.set_up(A, B, C)
     before = play.begin(A, B, C)
@@ -80,14 +80,14 @@ def replayed_round(play: Hostile) -> None:
     assert play.values(A, mixed, round_number=2).arrays[0].any()
 
 
-def left_out(play: Hostile) -> None:
+def left_out(play: ScriptedCoordinator) -> None:
     """The coordinator asks a site for values among participants without that site."""
     play.set_up(A, B, C, D)
     active = play.begin(A, B, C, D)
     assert play.values(A, _without(active, A)).arrays[0].any()
 
 
-def repeated_participant(play: Hostile) -> None:
+def repeated_participant(play: ScriptedCoordinator) -> None:
     """The coordinator lists one peer twice: two sites count as three, and the answer is the peer's prototype."""
     play.set_up(A, B, C)
     active = play.begin(A, B, C)
@@ -98,7 +98,7 @@ def repeated_participant(play: Hostile) -> None:
     _assert_is(play.peers_received(A), play.rows(B))
 
 
-def too_few(play: Hostile) -> None:
+def too_few(play: ScriptedCoordinator) -> None:
     """The coordinator lists as many participants as the agreement demands, but fewer than the site's own file."""
     play.insist(A, 4)
     play.set_up(A, B, C, D)
@@ -109,7 +109,7 @@ def too_few(play: Hostile) -> None:
 # What is asked twice
 
 
-def _two_lists(play: Hostile, *, restart: bool) -> None:
+def _two_lists(play: ScriptedCoordinator, *, restart: bool) -> None:
     play.set_up(A, B, C, D)
     active = play.begin(A, B, C, D)
     first = play.values(A, active).arrays[0]
@@ -121,17 +121,17 @@ def _two_lists(play: Hostile, *, restart: bool) -> None:
     assert not second[2].any()  # two answers over the same inputs
 
 
-def two_lists(play: Hostile) -> None:
+def two_lists(play: ScriptedCoordinator) -> None:
     """The coordinator asks for VALUES twice, with two lists of participants."""
     _two_lists(play, restart=False)
 
 
-def two_lists_over_a_restart(play: Hostile) -> None:
+def two_lists_over_a_restart(play: ScriptedCoordinator) -> None:
     """The coordinator asks for VALUES twice; the site's process restarts in between."""
     _two_lists(play, restart=True)
 
 
-def _two_results(play: Hostile, *, restart: bool) -> None:
+def _two_results(play: ScriptedCoordinator, *, restart: bool) -> None:
     play.set_up(A, B, C, D)
     active = play.begin(A, B, C, D)
     values = play.all_values(active)
@@ -144,12 +144,12 @@ def _two_results(play: Hostile, *, restart: bool) -> None:
     _assert_is(3 * (first - play.peers_received(A))[:2], play.rows(D)[:2])
 
 
-def two_results(play: Hostile) -> None:
+def two_results(play: ScriptedCoordinator) -> None:
     """The coordinator sends RESULT twice, once without one peer: the difference is that peer's prototype."""
     _two_results(play, restart=False)
 
 
-def two_results_over_a_restart(play: Hostile) -> None:
+def two_results_over_a_restart(play: ScriptedCoordinator) -> None:
     """The coordinator sends RESULT twice; the site's process restarts in between."""
     _two_results(play, restart=True)
 
@@ -159,7 +159,7 @@ def _difference(first: Rows, second: Rows) -> Rows:
     return np.asarray((3 * first - 2 * second)[:2])
 
 
-def attempt_after_result(play: Hostile) -> None:
+def attempt_after_result(play: ScriptedCoordinator) -> None:
     """The coordinator repeats a round after its result, without one site: the difference is that site's prototype."""
     play.set_up(A, B, C, D)
     play.play_round(A, B, C, D)
@@ -168,7 +168,7 @@ def attempt_after_result(play: Hostile) -> None:
     _assert_is(_difference(first, play.peers_received(A)), play.rows(D)[:2])
 
 
-def earlier_round(play: Hostile) -> None:
+def earlier_round(play: ScriptedCoordinator) -> None:
     """The coordinator asks for a skipped round after a later one: the same prototypes leave under two names."""
     play.set_up(A, B, C, D)
     play.play_round(A, B, C, D, round_number=2)
@@ -177,7 +177,7 @@ def earlier_round(play: Hostile) -> None:
     _assert_is(_difference(first, play.peers_received(A, 2)), play.rows(D, 2)[:2])
 
 
-def two_open_attempts(play: Hostile) -> None:
+def two_open_attempts(play: ScriptedCoordinator) -> None:
     """Two attempts of a round are begun, and then both are carried on."""
     play.set_up(A, B, C, D)
     one, two = play.begin(A, B, C, D), play.begin(A, B, C, attempt=2)
@@ -189,7 +189,7 @@ def two_open_attempts(play: Hostile) -> None:
     _assert_is(_difference(first, play.peers_received(A)), play.rows(D)[:2])
 
 
-def more_rounds(play: Hostile) -> None:
+def more_rounds(play: ScriptedCoordinator) -> None:
     """The coordinator asks for a round beyond the last agreed one."""
     play.set_up(A, B, C)
     beyond = play.agreement.rounds + 1
@@ -197,7 +197,7 @@ def more_rounds(play: Hostile) -> None:
     assert play.peers_received(A, beyond).any()
 
 
-def another_run(play: Hostile) -> None:
+def another_run(play: ScriptedCoordinator) -> None:
     """The coordinator asks for a site's signature for a run that the site does not take part in."""
     play.set_up(A, B, C)
     start = codec.encode_round_start(RoundStart())
@@ -210,14 +210,14 @@ def another_run(play: Hostile) -> None:
 # What is sent back
 
 
-def _encrypted_round(play: Hostile) -> tuple[Mapping[str, Payload], Mapping[str, Payload]]:
+def _encrypted_round(play: ScriptedCoordinator) -> tuple[Mapping[str, Payload], Mapping[str, Payload]]:
     play.set_up(A, B, C, D)
     active = play.begin(A, B, C, D)
     values = play.all_values(active)
     return values, play.combine(values, active)
 
 
-def other_scale(play: Hostile) -> None:
+def other_scale(play: ScriptedCoordinator) -> None:
     """The coordinator overwrites the numerators' scale: the site reads half of its peers' values."""
     _, results = _encrypted_round(play)
     numerators, denominator = results[A].blobs
@@ -231,7 +231,7 @@ def other_scale(play: Hostile) -> None:
     assert (ratio < 0.7).all()
 
 
-def other_level(play: Hostile) -> None:
+def other_level(play: ScriptedCoordinator) -> None:
     """The coordinator returns the site's own correction as the denominator: the site believes that all its peers agree
     with it.
     """

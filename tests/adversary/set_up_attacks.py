@@ -19,14 +19,15 @@ from protoseal_wire.class_presence import verify_presence
 from protoseal_wire.messages import ActiveList, GroupKeys, Phase
 from secure_client.protocol.setup import ckks_key
 from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, SEALED_INFO, Attack
-from tests.adversary.hostile_coordinator import Hostile
+from tests.adversary.opened_masks import decrypt_upload
+from tests.support.scripted_coordinator import ScriptedCoordinator
 
 A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
 _PRECISION = 1e-5
 _SEED = b"s" * KEY_BYTES
 
 
-def coordinators_own_key(play: Hostile) -> None:
+def coordinators_own_key(play: ScriptedCoordinator) -> None:
     """The coordinator makes a group secret itself and gives it to a site as if the maker had."""
     statements = play.statements([A, B, C])
     for name in (A, B, C):
@@ -42,7 +43,7 @@ def coordinators_own_key(play: Hostile) -> None:
     _assert_reads(play, secret, B, play.begin(A, B, C))
 
 
-def other_evaluation_keys(play: Hostile) -> None:
+def other_evaluation_keys(play: ScriptedCoordinator) -> None:
     """The coordinator claims that the secret goes with evaluation keys of another hash."""
     statements = play.statements([A, B, C])
     keys = play.give_roster(A, statements).keys
@@ -53,7 +54,7 @@ def other_evaluation_keys(play: Hostile) -> None:
     codec.decode_acknowledgement(answer, play.limits)
 
 
-def swapped_channel_key(play: Hostile) -> None:
+def swapped_channel_key(play: ScriptedCoordinator) -> None:
     """The coordinator puts another channel key into a site's statement, and opens what the maker seals to that site."""
     key = ChannelKey.generate()
     statements = play.statements([A, B, C, D])
@@ -61,7 +62,7 @@ def swapped_channel_key(play: Hostile) -> None:
     _read_with_secret_sealed_to(play, B, key, statements)
 
 
-def unsigned_channel_key(play: Hostile) -> None:
+def unsigned_channel_key(play: ScriptedCoordinator) -> None:
     """The coordinator signs a channel key in a site's name."""
     key = ChannelKey.generate()
     statements = play.statements([A, B, C, D])
@@ -72,7 +73,7 @@ def unsigned_channel_key(play: Hostile) -> None:
     _read_with_secret_sealed_to(play, B, key, statements)
 
 
-def repeated_channel_key(play: Hostile) -> None:
+def repeated_channel_key(play: ScriptedCoordinator) -> None:
     """A colluding site states another's channel key as its own: whoever has that key counts as two sites."""
     statements = play.statements([A, B, C])
     agreement, stated = play.agreement, statements[1].channel_key
@@ -90,24 +91,24 @@ def repeated_channel_key(play: Hostile) -> None:
     assert ckks_key(opened).to_bytes() == _group_secret(play, A).to_bytes()
 
 
-def member_of_another_ca(play: Hostile) -> None:
+def member_of_another_ca(play: ScriptedCoordinator) -> None:
     """A site that only another CA knows is put on the roster, with a channel key of the coordinator's."""
     _add_member(play, play.cast.stranger)
 
 
-def coordinator_as_member(play: Hostile) -> None:
+def coordinator_as_member(play: ScriptedCoordinator) -> None:
     """The coordinator's own certificate, good under this CA, stands on the roster as a site's."""
     _add_member(play, play.cast.coordinator)
 
 
-def _add_member(play: Hostile, credentials: Credentials) -> None:
+def _add_member(play: ScriptedCoordinator, credentials: Credentials) -> None:
     key, agreement = ChannelKey.generate(), play.agreement
     own = sign_statement(credentials, agreement.run, agreement.hash(), key.public_bytes)
     _read_with_secret_sealed_to(play, own.site, key, [*play.statements([A, B, C, D]), own])
 
 
 def _read_with_secret_sealed_to(
-    play: Hostile, name: str, key: ChannelKey, statements: list[Statement]
+    play: ScriptedCoordinator, name: str, key: ChannelKey, statements: list[Statement]
 ) -> None:
     """Set up A, C and D with a roster on which ``name`` has the coordinator's key, and read what A sends."""
     answer = play.give_roster(A, statements)
@@ -122,10 +123,10 @@ def _read_with_secret_sealed_to(
 
 
 def _assert_reads(
-    play: Hostile, secret: CkksSecret, victim: str, active: ActiveList, *, attempt: int = 1
+    play: ScriptedCoordinator, secret: CkksSecret, victim: str, active: ActiveList, *, attempt: int = 1
 ) -> None:
     """The gain: with a key of its own, the coordinator decrypts the site's prototypes."""
-    read = play.decrypt(secret, play.values(victim, active, attempt=attempt), active)
+    read = decrypt_upload(play, secret, play.values(victim, active, attempt=attempt), active)
     held = play.rows(victim)[:2]
     assert np.linalg.norm(held, axis=1).min() > 0.1
     np.testing.assert_allclose(read[:2], held, atol=_PRECISION)
@@ -136,7 +137,7 @@ def _made(keys: GroupKeys | None) -> GroupKeys:
     return keys
 
 
-def repeated_member(play: Hostile) -> None:
+def repeated_member(play: ScriptedCoordinator) -> None:
     """One site counts as two, by statements from before and after it lost its state."""
     old = play.statement(B)
     play.lose_state(B)
@@ -145,33 +146,33 @@ def repeated_member(play: Hostile) -> None:
     assert play.presence(A).site == A  # it takes part with one peer, though it insists on two
 
 
-def too_small_roster(play: Hostile) -> None:
+def too_small_roster(play: ScriptedCoordinator) -> None:
     """The coordinator sends a roster of two sites, where three are agreed."""
     play.give_roster(A, play.statements([A, B]))
     assert play.presence(A).site == A
 
 
-def dropped_site(play: Hostile) -> None:
+def dropped_site(play: ScriptedCoordinator) -> None:
     """A site is given a roster that it is not on."""
     play.give_roster(A, play.statements([B, C, D]))
     assert play.presence(A).site == A  # it says what it holds, for a run that it is not part of
 
 
-def two_rosters(play: Hostile) -> None:
+def two_rosters(play: ScriptedCoordinator) -> None:
     """The coordinator asks for ROSTER twice in one attempt."""
     first = play.give_roster(A, play.statements([A, B, C, D])).roster_hash
     second = play.give_roster(A, play.statements([A, B, C])).roster_hash
     assert first != second  # two words for one phase
 
 
-def two_rosters_over_a_restart(play: Hostile) -> None:
+def two_rosters_over_a_restart(play: ScriptedCoordinator) -> None:
     """The coordinator asks for ROSTER twice in one attempt; the site's process restarts in between."""
     first = play.give_roster(A, play.statements([A, B, C, D])).roster_hash
     play.restart(A)
     assert play.give_roster(A, play.statements([A, B, C])).roster_hash != first
 
 
-def roster_after_rounds_began(play: Hostile) -> None:
+def roster_after_rounds_began(play: ScriptedCoordinator) -> None:
     """The coordinator sends a smaller roster after a round: the site continues among fewer peers."""
     play.set_up(A, B, C, D)
     play.play_round(A, B, C, D)
@@ -182,7 +183,7 @@ def roster_after_rounds_began(play: Hostile) -> None:
     verify_presence(member, statement, play.last.key, smaller)
 
 
-def secret_after_rounds_began(play: Hostile) -> None:
+def secret_after_rounds_began(play: ScriptedCoordinator) -> None:
     """The coordinator sends another group secret during the run: the same prototypes leave under two keys."""
     play.set_up(A, B, C)
     first = _group_secret(play, B)
@@ -194,7 +195,7 @@ def secret_after_rounds_began(play: Hostile) -> None:
     assert _group_secret(play, B).to_bytes() != first.to_bytes()
 
 
-def earlier_secret(play: Hostile) -> None:
+def earlier_secret(play: ScriptedCoordinator) -> None:
     """The coordinator sends the secret of an earlier set-up in a later one of the same roster."""
     statements = play.statements([A, B, C])
     first = _made(play.give_roster(A, statements).keys)
@@ -205,7 +206,7 @@ def earlier_secret(play: Hostile) -> None:
     assert _group_secret(play, B).to_bytes() != made  # the group is split
 
 
-def _group_secret(play: Hostile, name: str) -> CkksSecret:
+def _group_secret(play: ScriptedCoordinator, name: str) -> CkksSecret:
     return play.site(name).session._setup.ckks_key()
 
 

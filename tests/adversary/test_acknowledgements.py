@@ -31,7 +31,7 @@ from protoseal_wire.messages import (
 from secure_client.client_loop import step, take_part
 from secure_client.errors import Violation
 from tests.adversary.conftest import Open
-from tests.adversary.hostile_coordinator import Hostile
+from tests.support.scripted_coordinator import ScriptedCoordinator
 
 A, B, C, D = NAMES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 BOTH = [(Protection.PLAIN, Weighting.COMPLEMENT), (Protection.CKKS, Weighting.COMPLEMENT)]
@@ -63,17 +63,17 @@ class OneTask:
         self.said.append(("leave", b""))
 
 
-def _up_to_result(play: Hostile) -> dict[str, Payload]:
+def _up_to_result(play: ScriptedCoordinator) -> dict[str, Payload]:
     play.set_up(*NAMES)
     active = play.begin(*NAMES)
     return play.combine(play.all_values(active), active)
 
 
-def _result_waiting(play: Hostile, payload: Payload) -> OneTask:
+def _result_waiting(play: ScriptedCoordinator, payload: Payload) -> OneTask:
     return OneTask(PhaseKey(play.agreement.run, 1, 1, Phase.RESULT), codec.encode_payload(payload))
 
 
-def _take(play: Hostile, name: str, payload: Payload) -> list[tuple[str, bytes]]:
+def _take(play: ScriptedCoordinator, name: str, payload: Payload) -> list[tuple[str, bytes]]:
     """Return everything the site says when it finds this result waiting."""
     transport = _result_waiting(play, payload)
     try:

@@ -26,7 +26,7 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_server import errors
 from secure_server.service.servicer import status_of
 from tests.adversary.bad_set_ups import MAKERS, NOT_MAKERS, OTHER_HASH, SEALED, UNSIGNED, Case
-from tests.adversary.victim import Scene, Upload, personalised, play_up_to, stopped_at
+from tests.adversary.stopped_run import Scene, Upload, personalised, play_up_to, stopped_at
 from tests.support.anchors import anchor
 from tests.support.small import small_agreement, small_data
 

@@ -24,8 +24,8 @@ from crypto.ckks.peer_combination import Combining
 from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
 from crypto.protection import Combination
-from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
-from tests.adversary.hostile_coordinator import Cast, Hostile
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator
+from tests.support.scripted_sums import MAKES_SECRETS, one_secret
 from tests.support.small import DIM, small_agreement
 
 Rows = NDArray[np.float64]
@@ -65,7 +65,7 @@ def mirrored(rows: Mapping[str, Rows], combination: Combination) -> dict[str, Ro
     return other
 
 
-def seen(play: Hostile, rows: Mapping[str, Rows], round_number: int) -> Seen:
+def seen(play: ScriptedCoordinator, rows: Mapping[str, Rows], round_number: int) -> Seen:
     """Return all that clinic-a can decrypt of its answer, ciphertext by ciphertext."""
     for name, each in rows.items():
         # What training gave, with the rows replaced; the site protects it as it does its own.
@@ -103,10 +103,10 @@ def solved(own: Rows, answer: Seen, combination: Combination) -> list[tuple[Rows
 @pytest.fixture(params=_WEIGHTINGS)
 def play(
     request: pytest.FixtureRequest, tmp_path: Path, cast: Cast, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Hostile]:
+) -> Iterator[ScriptedCoordinator]:
     """Three holders, ready for the first round."""
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
-    with Hostile(tmp_path, small_agreement(Protection.CKKS, request.param), cast) as opened:
+    with ScriptedCoordinator(tmp_path, small_agreement(Protection.CKKS, request.param), cast) as opened:
         opened.set_up(*HOLDERS)
         yield opened
 
@@ -134,7 +134,7 @@ def generous(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("generous")
-def test_with_the_class_sum_a_site_solves_for_both_of_its_peers(play: Hostile) -> None:
+def test_with_the_class_sum_a_site_solves_for_both_of_its_peers(play: ScriptedCoordinator) -> None:
     rows = drawn(1)
     combination = Combination(play.agreement.pfpl.weighting.value)
     answer = seen(play, rows, 1)
@@ -144,7 +144,7 @@ def test_with_the_class_sum_a_site_solves_for_both_of_its_peers(play: Hostile) -
         np.testing.assert_allclose(either[1], rows[C][k], rtol=0.0, atol=_EXACT)
 
 
-def test_without_the_class_sum_different_peers_give_identical_answers(play: Hostile) -> None:
+def test_without_the_class_sum_different_peers_give_identical_answers(play: ScriptedCoordinator) -> None:
     """No solver can find the peers: nothing in any slot of any ciphertext tells the two cases apart."""
     combination = Combination(play.agreement.pfpl.weighting.value)
     one = drawn(1)
@@ -157,7 +157,7 @@ def test_without_the_class_sum_different_peers_give_identical_answers(play: Host
 
 
 @pytest.mark.usefixtures("generous")
-def test_the_class_sum_distinguishes_those_peers(play: Hostile) -> None:
+def test_the_class_sum_distinguishes_those_peers(play: ScriptedCoordinator) -> None:
     """The power of the above."""
     combination = Combination(play.agreement.pfpl.weighting.value)
     one = drawn(1)

@@ -19,19 +19,19 @@ from secure_client.errors import Violation
 from secure_client.exchanges import cluster_directions
 from tests.adversary.attack import assert_nothing_answered, assert_refused, by_layer, weaken, weaken_all_but
 from tests.adversary.cluster_attacks import CLUSTER_ATTACKS, begun, replace_clusters
-from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
-from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_clusters import ScriptedClusters, clustered_agreement
+from tests.support.scripted_coordinator import Cast
 
 A, B, C, D = EVERYONE
-Open = Callable[[Agreement], ClusterPlay]
+Open = Callable[[Agreement], ScriptedClusters]
 
 
 @pytest.fixture
 def opened(tmp_path: Path, cast: Cast) -> Iterator[Open]:
     """Sites of a new run of FedPLCC under masks."""
     with ExitStack() as stack:
-        yield lambda agreement: stack.enter_context(ClusterPlay(tmp_path, agreement, cast))
+        yield lambda agreement: stack.enter_context(ScriptedClusters(tmp_path, agreement, cast))
 
 
 @pytest.mark.parametrize("name", CLUSTER_ATTACKS)
@@ -108,7 +108,7 @@ def test_a_second_assignment_in_one_attempt_is_refused(opened: Open) -> None:
         attempt.tell(attempt.by_first(dict.fromkeys(EVERYONE, True)), A)
 
 
-def _grams(play: ClusterPlay, attempt: int) -> list[np.ndarray]:
+def _grams(play: ScriptedClusters, attempt: int) -> list[np.ndarray]:
     """Return each site's rotated rows of an attempt; attempts come one after the other."""
     turned = play.begun(*EVERYONE, attempt=attempt)
     return [turned.directions[name].arrays[0] for name in EVERYONE]

@@ -22,10 +22,10 @@ from crypto.ckks.serialization import dump, read_payload
 from crypto.errors import MalformedError
 from crypto.protection import Combination, Payload
 from protoseal_wire.messages import Phase, PhaseKey
-from tests.adversary.encrypted_play import EncryptedAttempt, play_quickly
-from tests.adversary.hostile_coordinator import Cast, Hostile
-from tests.adversary.masked_play import MaskedPlay
+from tests.adversary.opened_masks import decrypt_upload
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator
+from tests.support.scripted_sums import EncryptedAttempt, ScriptedSums, play_quickly
 from tests.support.small import DIM, small_agreement
 
 COPIER, VICTIM, THIRD = HOLDERS = ("clinic-a", "clinic-b", "clinic-d")
@@ -41,20 +41,20 @@ ANSWERS = {
 @pytest.fixture(params=ANSWERS)
 def play(
     tmp_path: Path, cast: Cast, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Hostile]:
+) -> Iterator[ScriptedCoordinator]:
     play_quickly(monkeypatch)
-    with Hostile(tmp_path, small_agreement(Protection.CKKS, request.param), cast) as opened:
+    with ScriptedCoordinator(tmp_path, small_agreement(Protection.CKKS, request.param), cast) as opened:
         opened.set_up(*HOLDERS)
         yield opened
 
 
-def test_a_copier_learns_what_its_key_opens_in_the_bytes_that_it_copies(play: Hostile) -> None:
+def test_a_copier_learns_what_its_key_opens_in_the_bytes_that_it_copies(play: ScriptedCoordinator) -> None:
     """The copier encrypts the victim's rows afresh. With three holders, distances then single out one peer."""
     active = play.begin(*HOLDERS)
     payloads = play.all_values(active)
     rows = {name: play.rows(name) for name in HOLDERS}
     copier = play.site(COPIER)
-    opened = play.decrypt(copier.session._setup.ckks_key(), payloads[VICTIM], active)
+    opened = decrypt_upload(play, copier.session._setup.ckks_key(), payloads[VICTIM], active)
     assert np.abs(opened - rows[VICTIM]).max() < ERROR
 
     half = copier.session._exchange._half(play_key(play), cohort_of(active, play.agreement))  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def test_a_copier_learns_what_its_key_opens_in_the_bytes_that_it_copies(play: Ho
     assert np.abs(play.peers_received(COPIER) - expected).max() < ERROR
 
 
-def test_copied_bytes_and_multiples_of_them_are_refused(play: Hostile) -> None:
+def test_copied_bytes_and_multiples_of_them_are_refused(play: ScriptedCoordinator) -> None:
     """The difference of equal ciphertexts has no ciphertext, and a multiple has lost its seed."""
     active = play.begin(*HOLDERS)
     payloads = play.all_values(active)
@@ -77,11 +77,11 @@ def test_copied_bytes_and_multiples_of_them_are_refused(play: Hostile) -> None:
             play.combine({**payloads, COPIER: copy}, active)
 
 
-def play_key(play: Hostile) -> PhaseKey:
+def play_key(play: ScriptedCoordinator) -> PhaseKey:
     return PhaseKey(play.agreement.run, 1, 1, Phase.VALUES)
 
 
-def doubled(play: Hostile, payload: Payload) -> Payload:
+def doubled(play: ScriptedCoordinator, payload: Payload) -> Payload:
     """Return the upload of rows twice as long: a fresh ciphertext's seed does not survive the doubling."""
     packing = Packing(len(play.agreement.classes), DIM)
     forms = upload_shapes(Combination(play.agreement.pfpl.weighting.value), packing.parts)
@@ -98,7 +98,7 @@ def test_a_copy_of_rotated_rows_gives_the_copier_one_peers_prototype(
     tmp_path: Path, cast: Cast, weighting: Weighting
 ) -> None:
     """The copier's own seed undoes the rotation, so that the copied rows told it the victim's before."""
-    with Hostile(tmp_path, small_agreement(Protection.MASKED, weighting), cast) as play:
+    with ScriptedCoordinator(tmp_path, small_agreement(Protection.MASKED, weighting), cast) as play:
         play.set_up(*HOLDERS)
         active = play.begin(*HOLDERS)
         payloads = play.all_values(active)
@@ -110,7 +110,7 @@ def test_a_copy_of_rotated_rows_gives_the_copier_one_peers_prototype(
 
 def test_a_copy_of_masked_words_spoils_the_sum(tmp_path: Path, cast: Cast) -> None:
     """The copier's masks stay in the sum; the coordinator notices that, and not who did it."""
-    with MaskedPlay(tmp_path, grouped_agreement(), cast) as play:
+    with ScriptedSums(tmp_path, grouped_agreement(), cast) as play:
         play.set_up(*EVERYONE)
         begun = play.attempt(*EVERYONE)
         begun.share(*EVERYONE)
@@ -125,7 +125,7 @@ def test_a_copy_in_an_encrypted_sum_counts_its_victim_twice(
 ) -> None:
     """Bytes are accepted as they are: two fresh ciphertexts differ, and a sum takes no difference of them."""
     play_quickly(monkeypatch)
-    with MaskedPlay(tmp_path, grouped_agreement(Protection.CKKS, method=Method.FEDDBP), cast) as play:
+    with ScriptedSums(tmp_path, grouped_agreement(Protection.CKKS, method=Method.FEDDBP), cast) as play:
         play.set_up(*EVERYONE)
         begun = EncryptedAttempt(play, *EVERYONE)
         honest = begun.read(begun.summed(*EVERYONE))

@@ -24,17 +24,15 @@ from protoseal_wire.messages import Assignment, Phase, Work
 from secure_client.errors import Violation
 from secure_server.rounds import transitions
 from tests.adversary.cluster_attacks import replace_clusters, rows_of
-from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.conftest import OpenMasked
-from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
-from tests.adversary.encrypted_play import EncryptedAttempt, Vector, hash_of, play_quickly
-from tests.adversary.hostile_coordinator import Cast
-from tests.adversary.masked_play import MaskedPlay
 from tests.conformance.drop_outs import Loss
 from tests.conformance.federations import data_for, grouped_agreement, two_kinds
 from tests.conformance.transcripts import Tap, Transcript, record_into
 from tests.support import grouped
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_clusters import EncryptedClusterAttempt, ScriptedClusters, encrypted_clusters
+from tests.support.scripted_coordinator import Cast
+from tests.support.scripted_sums import EncryptedAttempt, ScriptedSums, Vector, hash_of, play_quickly
 from tests.support.small import DIM
 
 A, B, C, D = EVERYONE
@@ -111,7 +109,7 @@ def test_a_leader_reads_one_sum_of_a_round(tmp_path: Path) -> None:
 # Classes of one holder
 
 
-def alone(play: MaskedPlay) -> tuple[Vector, Vector]:
+def alone(play: ScriptedSums) -> tuple[Vector, Vector]:
     """Class 2, which clinic-a alone has: what anybody reads of it in the sum, and the prototype."""
     play.set_up(*EVERYONE)
     begun = EncryptedAttempt(play, *EVERYONE)
@@ -143,7 +141,7 @@ def test_a_class_of_one_holder_is_zeros_before_it_is_encrypted(
 # One site's values in place of a sum
 
 
-def given_for_the_sum(play: MaskedPlay) -> tuple[Vector, Vector, Vector | None]:
+def given_for_the_sum(play: ScriptedSums) -> tuple[Vector, Vector, Vector | None]:
     """Return what clinic-a trains from when clinic-b's values pass for the sum, clinic-b's values, and clinic-a's own
     base.
     """
@@ -165,7 +163,7 @@ def without_the_minimum(sums: EncryptedSum, opened: DecryptedSum) -> Means:
     return means_of(sums._agreement.model_copy(update={"min_holders": 1}), *vars(opened).values())
 
 
-def fedproto(open_masked: OpenMasked) -> MaskedPlay:
+def fedproto(open_masked: OpenMasked) -> ScriptedSums:
     agreement = grouped.grouped_agreement(Protection.CKKS, method=Method.FEDPROTO)
     return open_masked(agreement, {})
 
@@ -203,8 +201,8 @@ def test_the_stated_limit_a_coordinator_can_make_one_site_count_as_three(open_ma
 
 
 @pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
-    with ClusterPlay(tmp_path, encrypted_clusters(), cast) as opened:
+def play(tmp_path: Path, cast: Cast) -> Iterator[ScriptedClusters]:
+    with ScriptedClusters(tmp_path, encrypted_clusters(), cast) as opened:
         opened.set_up(*EVERYONE)
         yield opened
 
@@ -216,7 +214,7 @@ def first_cluster(begun: EncryptedClusterAttempt, assignment: Assignment) -> Vec
 
 
 def test_a_row_in_a_cluster_of_its_own_would_be_open_to_every_site(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("secure_client.protocol.assignment_checks.check_holders", lambda *_: None)
     begun = EncryptedClusterAttempt(play, *EVERYONE)
@@ -224,7 +222,7 @@ def test_a_row_in_a_cluster_of_its_own_would_be_open_to_every_site(
     np.testing.assert_allclose(found, play.local(A).rows[0], rtol=0.0, atol=1e-9)
 
 
-def test_a_row_in_a_cluster_of_its_own_is_refused_by_everyone(play: ClusterPlay) -> None:
+def test_a_row_in_a_cluster_of_its_own_is_refused_by_everyone(play: ScriptedClusters) -> None:
     begun = EncryptedClusterAttempt(play, *EVERYONE)
     for name in EVERYONE:
         with pytest.raises(Violation, match="a cluster has rows of 1 sites, fewer than min_holders = 3"):
@@ -232,7 +230,7 @@ def test_a_row_in_a_cluster_of_its_own_is_refused_by_everyone(play: ClusterPlay)
 
 
 def test_a_row_among_those_of_another_class_would_show_and_is_refused(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others' rows of that class, whose sum is nearly known from a round before, keep it company."""
     begun = EncryptedClusterAttempt(play, *EVERYONE)
@@ -248,7 +246,7 @@ def test_a_row_among_those_of_another_class_would_show_and_is_refused(
     np.testing.assert_allclose(found, play.local(A).rows[0], rtol=0.0, atol=1e-9)
 
 
-def different_assignments(play: ClusterPlay) -> tuple[EncryptedClusterAttempt, Vector]:
+def different_assignments(play: ScriptedClusters) -> tuple[EncryptedClusterAttempt, Vector]:
     """Each site but clinic-a is told that its first row is elsewhere: alone in its cluster clinic-a's remains."""
     begun = EncryptedClusterAttempt(play, *EVERYONE)
     everyone = dict.fromkeys(EVERYONE, True)
@@ -258,7 +256,7 @@ def different_assignments(play: ClusterPlay) -> tuple[EncryptedClusterAttempt, V
     return begun, begun.read(begun.total(EVERYONE))
 
 
-def test_a_row_left_alone_by_different_assignments_is_refused_by_its_count(play: ClusterPlay) -> None:
+def test_a_row_left_alone_by_different_assignments_is_refused_by_its_count(play: ScriptedClusters) -> None:
     """The stated limit, as above: no mask binds sites to one assignment, so a site that looks can read the row."""
     begun, read = different_assignments(play)
     np.testing.assert_allclose(read[:DIM], play.local(A).rows[0], rtol=0.0, atol=1e-9)
@@ -271,7 +269,7 @@ def test_a_row_left_alone_by_different_assignments_is_refused_by_its_count(play:
 
 
 def test_without_the_count_check_sites_would_train_towards_a_lone_row(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, _ = different_assignments(play)
     monkeypatch.setattr(encrypted_sums, "whole_counts", at_least_three)

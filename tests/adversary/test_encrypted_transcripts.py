@@ -35,9 +35,9 @@ from protoseal_wire.messages import Acknowledgement, Phase, PhaseKey
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.checkpoints import Base
 from secure_client.checkpoints.exchanged_values import ExchangedValues
-from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.conformance.federations import Bool, data_for, grouped_agreement
 from tests.conformance.transcripts import Transcript, record_cluster_run, record_run
+from tests.support.scripted_sums import MAKES_SECRETS, one_secret
 
 ROUNDS = 3
 METHODS = (Method.FEDDBP, Method.FEDPC, Method.FEDPLCC)

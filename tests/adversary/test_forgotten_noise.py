@@ -12,7 +12,7 @@ from algorithms.pfpl import Weighting
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Unprotected
-from tests.adversary.hostile_coordinator import Cast, Hostile
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator
 from tests.support.small import small_agreement
 
 A, B, C = "clinic-a", "clinic-b", "clinic-c"
@@ -34,17 +34,17 @@ FORGOTTEN: dict[str, Callable[[CheckpointedLearner], None]] = {
 
 
 @pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Hostile:
+def play(tmp_path: Path, cast: Cast) -> ScriptedCoordinator:
     plain = small_agreement(Protection.PLAIN, Weighting.COMPLEMENT)
-    return Hostile(tmp_path, Agreement.model_validate({**dict(plain), "privacy": NOISE}), cast)
+    return ScriptedCoordinator(tmp_path, Agreement.model_validate({**dict(plain), "privacy": NOISE}), cast)
 
 
-def stored(play: Hostile, phase: Phase, attempt: int = 1) -> bytes | None:
+def stored(play: ScriptedCoordinator, phase: Phase, attempt: int = 1) -> bytes | None:
     return play.site(A).journal.stored_answer(PhaseKey(play.agreement.run, 1, attempt, phase))
 
 
 @pytest.mark.parametrize("case", FORGOTTEN)
-def test_exact_values_under_noise_are_refused_before_presence(play: Hostile, case: str) -> None:
+def test_exact_values_under_noise_are_refused_before_presence(play: ScriptedCoordinator, case: str) -> None:
     with play:
         play.set_up(A, B, C)
         FORGOTTEN[case](play.site(A).trainee)
@@ -55,7 +55,7 @@ def test_exact_values_under_noise_are_refused_before_presence(play: Hostile, cas
         assert play.presence(A).anchor is not None
 
 
-def test_exact_values_after_an_honest_presence_are_refused(play: Hostile) -> None:
+def test_exact_values_after_an_honest_presence_are_refused(play: ScriptedCoordinator) -> None:
     """A release that is lost between the phases, as by a journal of another version."""
     with play:
         play.set_up(A, B, C)
@@ -69,7 +69,7 @@ def test_exact_values_after_an_honest_presence_are_refused(play: Hostile) -> Non
         assert stored(play, Phase.VALUES) is None
 
 
-def test_a_stored_release_suffices_after_a_restart(play: Hostile) -> None:
+def test_a_stored_release_suffices_after_a_restart(play: ScriptedCoordinator) -> None:
     with play:
         play.set_up(A, B, C)
         active = play.begin(A, B, C)

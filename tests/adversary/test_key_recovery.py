@@ -1,7 +1,7 @@
-"""A decryption that comes back gives the key away, and no site gives one (Li and Micciancio, eprint 2020/1533).
+"""A decryption that comes back gives the group's key away, and no site gives one.
 
-The attack is :mod:`protoseal.attacks.key_recovery`. The double says in its acknowledgement what it
-decrypted. From one result the coordinator has the ternary key, and with it every upload.
+The attack is :mod:`protoseal.attacks.key_recovery` (Li and Micciancio, eprint 2020/1533). The double says in its
+acknowledgement what it decrypted. From one result the coordinator has the ternary key, and with it every upload.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from crypto.protection import Combination, Payload
 from protoseal.attacks.key_recovery import ACKNOWLEDGED, NoKey, Slots, recover_key
 from secure_client.session import Session
 from tests.adversary.conftest import Open, OpenMasked
-from tests.adversary.encrypted_play import EncryptedAttempt, play_quickly
+from tests.adversary.opened_masks import decrypt_upload
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import EncryptedAttempt, play_quickly
 
 A, B, C, D = EVERYONE
 ON_CIPHERTEXTS = (Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.UNIFORM)
@@ -78,7 +79,7 @@ def of_peers(weighting: Weighting, open_play: Open) -> Attack:
         result = play.combine(uploads, active)[A]
         forms = answer_shapes(Combination(weighting.value), 1)
         secret = recover_key(read_payload(result, forms)[0], forms[0], play.give_result(A, result))
-        return play.decrypt(secret, uploads[B], active), play.rows(B)
+        return decrypt_upload(play, secret, uploads[B], active), play.rows(B)
 
     return attack
 

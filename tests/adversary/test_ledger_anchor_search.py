@@ -16,8 +16,8 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.lines import line_to_json
 from protoseal_wire.messages import LedgerAnchor
-from tests.adversary.hostile_coordinator import Cast, Hostile
-from tests.support.ledger_search import is_line
+from tests.support.ledgers import is_line
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator
 from tests.support.small import small_agreement
 
 NAMES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
@@ -25,9 +25,11 @@ NOISE = PrivacySection(clip=1.0, noise_multiplier=5.0, extractor=Extractor.FROZE
 
 
 @pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Iterator[Hostile]:
+def play(tmp_path: Path, cast: Cast) -> Iterator[ScriptedCoordinator]:
     plain = small_agreement(Protection.PLAIN, Weighting.COMPLEMENT)
-    with Hostile(tmp_path, Agreement.model_validate({**dict(plain), "privacy": NOISE}), cast) as play:
+    with ScriptedCoordinator(
+        tmp_path, Agreement.model_validate({**dict(plain), "privacy": NOISE}), cast
+    ) as play:
         play.set_up(*NAMES)
         yield play
 
@@ -37,7 +39,7 @@ def anchor_of(shown: LedgerAnchor | None) -> Anchor:
     return Anchor(shown.seq, shown.head.hex())
 
 
-def test_the_anchor_in_presence_does_not_say_when_the_site_had_trained(play: Hostile) -> None:
+def test_the_anchor_in_presence_does_not_say_when_the_site_had_trained(play: ScriptedCoordinator) -> None:
     """All of a payment's line but its second is public. With the salt from the site's disk the search succeeds."""
     before = anchor_of(play.site("clinic-a").session.join_request().anchor)
     start = datetime.now(UTC)

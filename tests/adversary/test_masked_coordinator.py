@@ -22,12 +22,18 @@ from tests.adversary.attack import (
     weaken_all_but,
 )
 from tests.adversary.conftest import OpenMasked
-from tests.adversary.masked_attacks import CHECK_KEYS, SIGNED, SUM_ATTACKS, MaskedAttack, with_keys
-from tests.adversary.masked_play import MaskedPlay
-from tests.adversary.masked_sparse_attacks import SPARSE_ATTACKS
+from tests.adversary.masked_attacks import (
+    CHECK_KEYS,
+    SIGNED,
+    SPARSE_ATTACKS,
+    SUM_ATTACKS,
+    MaskedAttack,
+    with_keys,
+)
 from tests.adversary.masked_start_attacks import START_ATTACKS
 from tests.support.grouped import EVERYONE, grouped_agreement
 from tests.support.marks import full_but
+from tests.support.scripted_sums import ScriptedSums
 from tests.support.small import small_agreement
 
 MASKED_ATTACKS = SUM_ATTACKS | START_ATTACKS | SPARSE_ATTACKS
@@ -48,7 +54,7 @@ ON_PEERS = (
 """Attacks on a sum of peers that `make test` plays."""
 
 
-def opened(attack: MaskedAttack, open_masked: OpenMasked) -> MaskedPlay:
+def opened(attack: MaskedAttack, open_masked: OpenMasked) -> ScriptedSums:
     return open_masked(grouped_agreement(**attack.changes), attack.data_of)
 
 

@@ -16,15 +16,18 @@ from agreement import Method, Protection
 from algorithms.fedplcc import LocalClusters
 from secure_client.checkpoints.checkpoints import TrainedValues
 from secure_client.exchanges.cluster_directions import substitute_directions
-from tests.adversary.presence_oracle import CLASSES, PIXELS, agreed, classes_with_a_direction
-from tests.adversary.record_oracle import (
+from tests.adversary.oracles import (
+    CLASSES,
     GRID,
+    PIXELS,
     SITES,
     Answers,
     Float,
     Question,
     Questioned,
+    agreed,
     ask,
+    classes_with_a_direction,
     dying,
     largest_pixels,
     question_for_half,

@@ -13,28 +13,28 @@ import pytest
 from crypto.pairwise.wire_values import SCHEME
 from crypto.protection import Payload
 from secure_client.errors import Violation
-from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
-from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE, TEN
+from tests.support.scripted_clusters import ClusterAttempt, ScriptedClusters, clustered_agreement
+from tests.support.scripted_coordinator import Cast
 
 A = EVERYONE[0]
 Change = Callable[[Payload], Payload]
 
 
 @pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
+def play(tmp_path: Path, cast: Cast) -> Iterator[ScriptedClusters]:
     with ExitStack() as stack:
         data = {name: cast.data[EVERYONE[at % len(EVERYONE)]] for at, name in enumerate(TEN)}
-        yield stack.enter_context(ClusterPlay(tmp_path, clustered_agreement(), replace(cast, data=data)))
+        yield stack.enter_context(ScriptedClusters(tmp_path, clustered_agreement(), replace(cast, data=data)))
 
 
-def among(play: ClusterPlay, sites: tuple[str, ...], *, attempt: int) -> ClusterAttempt:
+def among(play: ScriptedClusters, sites: tuple[str, ...], *, attempt: int) -> ClusterAttempt:
     """PRESENCE of some of the ten sites."""
     started = play.attempt(*sites, attempt=attempt, groups=(TEN,))
     return ClusterAttempt(play, started.active, TEN, 1, attempt)
 
 
-def masked(play: ClusterPlay, sites: tuple[str, ...]) -> ClusterAttempt:
+def masked(play: ScriptedClusters, sites: tuple[str, ...]) -> ClusterAttempt:
     """Return an attempt whose masked values have been sent, and nothing released."""
     play.set_up(*sites)
     attempt = among(play, sites, attempt=1) if sites == TEN else play.begun(*sites)
@@ -45,7 +45,7 @@ def masked(play: ClusterPlay, sites: tuple[str, ...]) -> ClusterAttempt:
     return attempt
 
 
-def test_no_second_sum_without_most_sites_of_the_first(play: ClusterPlay) -> None:
+def test_no_second_sum_without_most_sites_of_the_first(play: ScriptedClusters) -> None:
     masked(play, TEN)
     few = among(play, TEN[7:], attempt=2)
     with pytest.raises(
@@ -55,7 +55,7 @@ def test_no_second_sum_without_most_sites_of_the_first(play: ClusterPlay) -> Non
     among(play, TEN[:7], attempt=3).ask_directions(A)
 
 
-def secrets_kept(play: ClusterPlay) -> int:
+def secrets_kept(play: ScriptedClusters) -> int:
     rows = play.site(A).journal._db.execute("SELECT name FROM secrets WHERE name LIKE '% of round %'")
     return len(rows.fetchall())
 
@@ -70,7 +70,7 @@ def result(attempt: ClusterAttempt) -> Payload:
     return Payload(SCHEME, (rows, labels.astype(np.float64), weights, model))
 
 
-def test_secrets_are_gone_with_the_result(play: ClusterPlay) -> None:
+def test_secrets_are_gone_with_the_result(play: ScriptedClusters) -> None:
     """The secrets go too at a site that was not asked to release anything."""
     attempt = masked(play, EVERYONE)
     assert secrets_kept(play) == 2
@@ -95,7 +95,9 @@ def a_class_less(given: Payload) -> Payload:
 
 
 @pytest.mark.parametrize("change", [one_less, a_class_less])
-def test_a_result_of_other_clusters_than_were_assigned_is_refused(play: ClusterPlay, change: Change) -> None:
+def test_a_result_of_other_clusters_than_were_assigned_is_refused(
+    play: ScriptedClusters, change: Change
+) -> None:
     attempt = masked(play, EVERYONE)
     given = result(attempt)
     assert len(change(given).arrays[1]) < len(given.arrays[1])

@@ -26,7 +26,7 @@ from secure_client.errors import Violation
 from secure_client.training.feature_pass import FeaturePass
 from secure_client.training.job import Losses
 from secure_client.training.loop import run_job
-from tests.adversary.session_transcript import HUGE, ROUNDS, Seen, Watch, leaving_agreement, watched
+from tests.adversary.watched_runs import HUGE, ROUNDS, Seen, Watch, leaving_agreement, watched
 from tests.support.marks import full_but
 
 PLAIN, MASKED, CKKS = Protection.PLAIN, Protection.MASKED, Protection.CKKS

@@ -26,9 +26,9 @@ from secure_client.errors import Violation
 from secure_client.output.site_log import SiteRound
 from secure_client.privacy.releases import Releases
 from tests.adversary.conftest import OpenMasked
-from tests.adversary.masked_play import MaskedPlay, Vector
 from tests.conformance.drop_outs import Clock, Loss, play, set_deadlines
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums, Vector
 from tests.support.small import short_training, small_agreement, small_data
 
 A, B, C, D = EVERYONE
@@ -55,7 +55,7 @@ CASES: dict[str, Callable[[], Agreement]] = {
 each_case = pytest.mark.parametrize("case", CASES)
 
 
-def rows_in_sum(play: MaskedPlay, number: int, survivors: tuple[str, ...], attempt: int = 1) -> Vector:
+def rows_in_sum(play: ScriptedSums, number: int, survivors: tuple[str, ...], attempt: int = 1) -> Vector:
     """Open a round's sum over the survivors as an honest coordinator does, and return its rows (K·d,)."""
     begun = play.attempt(*EVERYONE, round_number=number, attempt=attempt)
     opened = begun.carried_out(survivors)
@@ -65,7 +65,7 @@ def rows_in_sum(play: MaskedPlay, number: int, survivors: tuple[str, ...], attem
     return opened[: play.agreement.layout.prototypes]
 
 
-def own_rows(play: MaskedPlay, name: str, number: int) -> Vector:
+def own_rows(play: ScriptedSums, name: str, number: int) -> Vector:
     rows, counts = play.site(name).trainee.train_round(number)
     return np.where((counts > 0)[:, None], rows, 0.0).ravel()
 

@@ -24,11 +24,11 @@ from secure_client.exchanges.cluster_directions import substitute_directions
 from secure_client.training.feature_pass import EmbeddedBatch
 from secure_client.training.learner import Learner
 from tests.adversary.cluster_attacks import assert_is, begun
-from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
-from tests.adversary.hostile_coordinator import Cast
-from tests.adversary.masked_play import Vector
-from tests.adversary.victim import stopped_at
+from tests.adversary.stopped_run import stopped_at
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_clusters import ClusterAttempt, ScriptedClusters, clustered_agreement
+from tests.support.scripted_coordinator import Cast
+from tests.support.scripted_sums import Vector
 from tests.support.small import small_data
 
 A, B, C, D = EVERYONE
@@ -36,9 +36,11 @@ Change = Callable[[LocalClusters], LocalClusters]
 
 
 @pytest.fixture(params=[Protection.MASKED], ids=str)
-def play(request: pytest.FixtureRequest, tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
+def play(request: pytest.FixtureRequest, tmp_path: Path, cast: Cast) -> Iterator[ScriptedClusters]:
     with ExitStack() as stack:
-        yield stack.enter_context(ClusterPlay(tmp_path, clustered_agreement(protection=request.param), cast))
+        yield stack.enter_context(
+            ScriptedClusters(tmp_path, clustered_agreement(protection=request.param), cast)
+        )
 
 
 def with_zero(local: LocalClusters) -> LocalClusters:
@@ -68,7 +70,7 @@ def have(monkeypatch: pytest.MonkeyPatch, change: Change, *names: str) -> None:
 
 
 def test_a_class_with_other_prototypes_sends_no_zero(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have(monkeypatch, with_zero, B, C)
     attempt = begun(play)
@@ -82,7 +84,7 @@ def test_a_class_with_other_prototypes_sends_no_zero(
 
 
 def test_a_class_of_zeros_is_held_and_has_one_direction(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a coordinator that kills features would be told which classes of which sites they are."""
     have(monkeypatch, dead, B, C)
@@ -99,7 +101,7 @@ def test_a_class_of_zeros_is_held_and_has_one_direction(
 
 
 def test_the_stated_limit_a_prototype_among_zeros_is_opened(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three zeros make four sites with one that hides nothing."""
     have(monkeypatch, dead, B, C, D)
@@ -115,7 +117,7 @@ def cosines(attempt: ClusterAttempt) -> Vector:
     return np.asarray(np.concatenate(rows) @ np.concatenate(rows).T)
 
 
-def repeated(play: ClusterPlay) -> float:
+def repeated(play: ScriptedClusters) -> float:
     """Return the largest change of a cosine from one attempt to the next, without site D, after a restart of B."""
     first = cosines(begun(play))
     play.restart(B)
@@ -125,7 +127,7 @@ def repeated(play: ClusterPlay) -> float:
 
 @pytest.mark.parametrize("play", [Protection.MASKED, Protection.CKKS], indirect=True, ids=str)
 def test_repeated_attempts_show_the_same_cosines_of_zeros(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     have(monkeypatch, dead, B, C)
     assert repeated(play) < 1e-9
@@ -133,7 +135,7 @@ def test_repeated_attempts_show_the_same_cosines_of_zeros(
 
 @pytest.mark.parametrize("play", [Protection.MASKED, Protection.CKKS], indirect=True, ids=str)
 def test_comparison_detects_zeros_whose_directions_are_drawn_anew(
-    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the above: a site that does not keep its secret."""
     have(monkeypatch, dead, B, C)

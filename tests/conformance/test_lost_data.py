@@ -45,7 +45,7 @@ from secure_client.training.lost_data import RetryingSource
 from secure_server.rounds.state import Stage
 from tests.conformance.drop_outs import SECONDS, Clock, set_deadlines
 from tests.support.marks import full_but
-from tests.support.own_data import preprocessed
+from tests.support.site_data import preprocessed
 from tests.support.small import short_training, small_agreement, small_data
 from tests.support.summed import method_agreement
 

@@ -9,8 +9,15 @@ import pytest
 
 from secure_client.config import load_site
 from secure_server.config import load_coordinator
-from tests.deploy.compose import compose_problems, read_compose
-from tests.deploy.dockerfile import context_sources, dockerfile, image_problems, is_ignored, read_dockerfile
+from tests.deploy.container_files import (
+    compose_problems,
+    context_sources,
+    dockerfile,
+    image_problems,
+    is_ignored,
+    read_compose,
+    read_dockerfile,
+)
 from tests.deploy.test_samples import SAMPLES
 
 EXTRAS = {"coordinator": "", "site": "[site]"}

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from protoseal.commands.terminal_output import SITE_EXTRA
-from tests.deploy.dockerfile import build_context, context_sources, dockerfile, read_dockerfile
+from tests.deploy.container_files import build_context, context_sources, dockerfile, read_dockerfile
 from tests.deploy.walkthrough import ROOT
 from tests.support.marks import full_but
 

@@ -18,7 +18,6 @@ import pytest
 from tests.adversary import (
     cluster_attacks,
     masked_attacks,
-    masked_sparse_attacks,
     masked_start_attacks,
     pairwise_attacks,
     round_attacks,
@@ -40,7 +39,7 @@ _TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "test_masked_coordinator.py": (
         masked_attacks.SUM_ATTACKS,
         masked_start_attacks.START_ATTACKS,
-        masked_sparse_attacks.SPARSE_ATTACKS,
+        masked_attacks.SPARSE_ATTACKS,
     ),
     "test_cluster_coordinator.py": (cluster_attacks.CLUSTER_ATTACKS,),
     "test_pairwise_attacks.py": (pairwise_attacks.ATTACKS,),

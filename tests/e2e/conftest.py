@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.nursery import Nursery
+from tests.support.forked_processes import Nursery
 from tests.support.processes import own_nursery
 
 

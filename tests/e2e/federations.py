@@ -1,7 +1,8 @@
-"""Federations of the end-to-end tests, with rounds of a fraction of a second, and their expected results."""
+"""Federations of the end-to-end tests, with rounds of a fraction of a second, and the results to expect."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from secure_client.data.samples import Samples
 from secure_client.models.prototype_model import build_model
 from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.training.averaged_parameters import AveragedPart
-from tests.support.processes import Federation
+from tests.support.processes import Federation, Running, own_nursery
 from tests.support.simulations import run_federation
 from tests.support.small import short_training
 
@@ -157,3 +158,23 @@ def check_saved(federation: Federation, expected: Mapping[str, SitePrototypes]) 
         saved = vars(federation.prototypes(site))
         for name, array in vars(wanted).items():
             np.testing.assert_array_equal(saved[name], array, err_msg=f"{site}: {name}")
+
+
+def protoseal(folder: Path, *arguments: str) -> str:
+    """Return the output of the command, which succeeds."""
+    done = Running(folder, *arguments, nursery=own_nursery())
+    assert done.exit_code() == 0, done.log()
+    return done.log()
+
+
+def check_predictions(federation: Federation, site: SiteArrays, simulated: Path, *options: str) -> None:
+    """Check that the site's saved model and the simulated run predict the same for all of the site's test samples."""
+    asked = ("--data", "npz:data.npz", "--json", *options)
+    outputs = [
+        protoseal(federation.folder(site.name), "predict", "--run", each, *asked)
+        for each in (".", str(simulated))
+    ]
+    # The channels' ranges, which the command prints on standard error, come first.
+    trained, wanted = (json.loads(text[text.index("{") :]) for text in outputs)
+    assert trained == wanted
+    assert len(trained["predictions"]) == len(site.test)

@@ -25,12 +25,11 @@ from protoseal_wire.messages import Phase
 from secure_client.data.samples import make_samples
 from secure_client.protocol.answer_delays import SHORTEST_DELAY
 from secure_server.app import ROUNDS_LOG, read_rounds
-from tests.adversary.session_transcript import leaving_agreement
+from tests.adversary.watched_runs import leaving_agreement
 from tests.support import killed_party
-from tests.support.arrival_times import Arrival, read_arrivals
-from tests.support.killed_party import Point, When
-from tests.support.moody_model import PIXELS, Mood, mood_of
-from tests.support.nursery import Nursery
+from tests.support.failing_models import PIXELS, Mood, mood_of
+from tests.support.forked_processes import Nursery
+from tests.support.killed_party import Arrival, Point, When, read_arrivals
 from tests.support.processes import Federation
 from tests.support.small import short_training
 
@@ -53,7 +52,7 @@ def agreement(rounds: int, *, protection: Protection = Protection.CKKS, shows: b
         rounds=rounds,
         preprocessing=None,
         dim=8,
-        training=short_training("tests.support.moody_model:build", local_epochs=5, lr=0.01),
+        training=short_training("tests.support.failing_models:build", local_epochs=5, lr=0.01),
         timing=TimingSection(answers_show_duration=shows),
     )
 

@@ -16,7 +16,7 @@ from secure_client.privacy.cost import planned_epsilon
 from secure_server.app import read_rounds
 from secure_server.storage.store import Store
 from tests.e2e.federations import small_agreement, small_sites
-from tests.e2e.kill_schedules import A_DAY
+from tests.e2e.killings import A_DAY
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

@@ -28,7 +28,7 @@ from secure_client.data.published import make_digit_domains
 from secure_client.output.site_log import read_site_log
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.app import ROUNDS_LOG, read_rounds
-from tests.support.nursery import Child
+from tests.support.forked_processes import Child
 from tests.support.processes import environment, own_nursery
 
 SITES = tuple(f"site-{number}" for number in range(1, 6))

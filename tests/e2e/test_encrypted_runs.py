@@ -27,9 +27,9 @@ from tests.e2e.federations import (
     small_sites,
     two_kinds_of_sites,
 )
-from tests.e2e.kill_schedules import COORDINATOR, Killings, see_through
+from tests.e2e.killings import COORDINATOR, Killings, see_through
+from tests.support.forked_processes import Nursery
 from tests.support.killed_party import Point, When
-from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

@@ -13,8 +13,8 @@ from privacy.ledger.budget_account import read_account
 from protoseal.splits import SiteArrays
 from secure_client.data.samples import Samples, make_samples
 from secure_server.app import read_rounds
-from tests.adversary.session_transcript import HUGE, ROUNDS, leaving_agreement
-from tests.support.nursery import Nursery
+from tests.adversary.watched_runs import HUGE, ROUNDS, leaving_agreement
+from tests.support.forked_processes import Nursery
 from tests.support.processes import Federation
 
 PIXELS, CLASSES, EACH = 64, 3, 10

@@ -9,13 +9,11 @@ import pytest
 from agreement import Protection
 from protoseal_wire.messages import Phase
 from secure_client.output.site_log import read_site_log
-from tests.e2e.equations import feddbp_excess
-from tests.e2e.expected_run import check_run, expected
-from tests.e2e.federations import feddbp_agreement, small_sites
-from tests.e2e.kill_schedules import COORDINATOR, Killings, see_through
-from tests.e2e.predict_output import check_predictions
+from tests.e2e.expected_run import check_run, expected, feddbp_excess
+from tests.e2e.federations import check_predictions, feddbp_agreement, small_sites
+from tests.e2e.killings import COORDINATOR, Killings, see_through
+from tests.support.forked_processes import Nursery
 from tests.support.killed_party import Point, When
-from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
 SITES = small_sites(4)

@@ -12,11 +12,10 @@ from protoseal_wire.messages import Phase
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import read_site_log
 from tests.e2e.expected_run import check_run, expected
-from tests.e2e.federations import fedplcc_agreement, two_kinds_of_sites
-from tests.e2e.kill_schedules import COORDINATOR, Killings, see_through
-from tests.e2e.predict_output import check_predictions
+from tests.e2e.federations import check_predictions, fedplcc_agreement, two_kinds_of_sites
+from tests.e2e.killings import COORDINATOR, Killings, see_through
+from tests.support.forked_processes import Nursery
 from tests.support.killed_party import Point, When
-from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

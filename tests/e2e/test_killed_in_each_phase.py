@@ -22,8 +22,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.output.site_files import read_prototypes
 from tests.conformance.drop_outs import Loss
-from tests.e2e.equations import fedpc_excess, pfpl_excess
-from tests.e2e.expected_run import check_rounds, check_run, expected
+from tests.e2e.expected_run import check_rounds, check_run, expected, fedpc_excess, pfpl_excess
 from tests.e2e.federations import (
     fedpc_agreement,
     peer_sum_agreement,
@@ -31,9 +30,9 @@ from tests.e2e.federations import (
     small_sites,
     two_kinds_of_sites,
 )
-from tests.e2e.kill_schedules import COORDINATOR, Killings, see_through, see_through_without
+from tests.e2e.killings import COORDINATOR, Killings, see_through, see_through_without
+from tests.support.forked_processes import Nursery
 from tests.support.killed_party import Point, When
-from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

@@ -18,10 +18,10 @@ from privacy.ledger.lines import Entry
 from protoseal_wire.messages import Phase
 from secure_client.privacy.cost import release_event
 from tests.e2e.federations import small_agreement, small_sites
-from tests.support.budgets import exact_epsilon
+from tests.support.forked_processes import Nursery
 from tests.support.killed_party import RELEASE
-from tests.support.killed_release import DEATH, LAST, LEDGER, PASSED, Fate
-from tests.support.nursery import Nursery
+from tests.support.killed_spending import DEATH, LAST, LEDGER, PASSED, Fate
+from tests.support.ledgers import exact_epsilon
 from tests.support.processes import Federation, Running, wait_until
 
 pytestmark = pytest.mark.full

@@ -9,7 +9,7 @@ import pytest
 
 from secure_server.app import read_rounds
 from tests.e2e.federations import peer_sum_agreement, small_sites
-from tests.support.nursery import Nursery
+from tests.support.forked_processes import Nursery
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

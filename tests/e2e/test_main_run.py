@@ -23,9 +23,8 @@ from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.output.site_log import read_site_log
 from secure_client.transport import GrpcTransport
 from secure_server.app import ROUNDS_LOG, read_rounds
-from tests.e2e.federations import simulated, small_agreement, small_sites
+from tests.e2e.federations import check_predictions, protoseal, simulated, small_agreement, small_sites
 from tests.e2e.intruders import INTRUDERS
-from tests.e2e.predict_output import check_predictions, protoseal
 from tests.secure_server.service.harness import FakeHandler, join_request, serving
 from tests.support.processes import Federation, Running, wait_until
 

@@ -20,10 +20,10 @@ from secure_client.privacy.cost import release_event
 from secure_client.privacy.ledger_anchors import PEERS, check_recorded
 from secure_client.site_check import check_site
 from tests.e2e.federations import small_agreement, small_sites
-from tests.support.budgets import exact_epsilon
+from tests.support.forked_processes import Nursery
 from tests.support.killed_party import RELEASE
-from tests.support.killed_release import UNHARMED
-from tests.support.nursery import Nursery
+from tests.support.killed_spending import UNHARMED
+from tests.support.ledgers import exact_epsilon
 from tests.support.processes import Federation, Running, wait_until
 
 pytestmark = pytest.mark.full

@@ -12,11 +12,10 @@ import pytest
 from agreement import Agreement, MaskingSection, Protection
 from protoseal_wire.messages import Phase
 from tests.conformance.drop_outs import Loss
-from tests.e2e.equations import feddbp_excess
-from tests.e2e.expected_run import check_run, expected
+from tests.e2e.expected_run import check_run, expected, feddbp_excess
 from tests.e2e.federations import feddbp_agreement, small_sites
-from tests.e2e.kill_schedules import see_through_without
-from tests.support.nursery import Nursery
+from tests.e2e.killings import see_through_without
+from tests.support.forked_processes import Nursery
 from tests.support.processes import Federation
 
 pytestmark = pytest.mark.full

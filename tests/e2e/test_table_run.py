@@ -14,9 +14,8 @@ from secure_client.data import load_site_data
 from secure_client.data.samples import Samples
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import read_site_log
-from tests.e2e.federations import check_saved, small_agreement
-from tests.e2e.predict_output import protoseal
-from tests.support.nursery import Nursery
+from tests.e2e.federations import check_saved, protoseal, small_agreement
+from tests.support.forked_processes import Nursery
 from tests.support.processes import Federation
 from tests.support.simulations import run_federation
 from tests.support.small import short_training

@@ -10,12 +10,12 @@ import pytest
 
 from agreement import Agreement
 from protoseal.simulation.local_federation import make_parties
-from tests.adversary.hostile_coordinator import Cast
-from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_coordinator import Cast
+from tests.support.scripted_sums import ScriptedSums
 from tests.support.small import small_agreement, small_data
 
-OpenSites = Callable[[Agreement], MaskedPlay]
+OpenSites = Callable[[Agreement], ScriptedSums]
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +31,4 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
 def open_sites(tmp_path: Path, cast: Cast) -> Iterator[OpenSites]:
     """Open sites of a new run under an agreement."""
     with ExitStack() as stack:
-        yield lambda agreement: stack.enter_context(MaskedPlay(tmp_path, agreement, cast))
+        yield lambda agreement: stack.enter_context(ScriptedSums(tmp_path, agreement, cast))

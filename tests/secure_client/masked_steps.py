@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from protoseal_wire.messages import Phase, SurvivorSignature
-from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_sums import ScriptedSums, SumAttempt
 
 STEPS = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
 
 
-def played_up_to(play: MaskedPlay, last: Phase) -> Attempt:
+def played_up_to(play: ScriptedSums, last: Phase) -> SumAttempt:
     """Play all steps to ``last``."""
     begun = play.attempt(*EVERYONE)
     signatures: list[SurvivorSignature] = []

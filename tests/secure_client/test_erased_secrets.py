@@ -12,10 +12,10 @@ from protoseal_wire.messages import Finished, JoinReply, JoinRequest, Phase, Pha
 from secure_client.client_loop import step, take_part
 from secure_client.errors import Unreachable, Violation
 from secure_client.session import Session
-from tests.adversary.masked_play import MaskedPlay
 from tests.secure_client.conftest import OpenSites
 from tests.secure_client.exchanges.test_session_masked_sum import secrets_kept
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums
 
 A = EVERYONE[0]
 UNKNOWN = b"no active list"
@@ -47,7 +47,7 @@ class OneTask:
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     """Play until everyone has made shares, so that there is something to erase."""
     opened = open_sites(grouped_agreement())
     opened.set_up(*EVERYONE)
@@ -67,20 +67,20 @@ def test_later_set_up_attempt_erases_earlier_secrets(open_sites: OpenSites) -> N
     assert play.site(A).journal.stored_answer(first) == b""
 
 
-def sealed_of(play: MaskedPlay) -> list[bytes]:
+def sealed_of(play: ScriptedSums) -> list[bytes]:
     """Return every secret in the site's journal as stored, except the statement, which is public."""
     rows = play.site(A).journal._db.execute("SELECT sealed FROM secrets WHERE name != 'statement'").fetchall()
     return [bytes(row[0]) for row in rows]
 
 
-def found_in_files(play: MaskedPlay, contents: list[bytes]) -> int:
+def found_in_files(play: ScriptedSums, contents: list[bytes]) -> int:
     """Return how many of the secrets are in the journal's file or its log."""
     path = play.site(A).journal._db.execute("PRAGMA database_list").fetchone()[2]
     files = [each.read_bytes() for each in Path(path).parent.iterdir()]
     return sum(any(content in file for file in files) for content in contents)
 
 
-def test_finish_erases_all_secrets_from_the_disk(play: MaskedPlay) -> None:
+def test_finish_erases_all_secrets_from_the_disk(play: ScriptedSums) -> None:
     kept = sealed_of(play)
     assert found_in_files(play, kept) == len(kept) >= 5  # channel, signing, group, two of the attempt
     step(play.site(A).session, OneTask(Finished(2)))
@@ -88,7 +88,7 @@ def test_finish_erases_all_secrets_from_the_disk(play: MaskedPlay) -> None:
     assert found_in_files(play, kept) == 0
 
 
-def test_finish_again_joins_as_before_and_answers_nothing_new(play: MaskedPlay) -> None:
+def test_finish_again_joins_as_before_and_answers_nothing_new(play: ScriptedSums) -> None:
     """A process that is started again hears once more that the run is over; one that is asked for more refuses."""
     stated = play.statement(A)
     step(play.site(A).session, OneTask(Finished(2)))
@@ -100,14 +100,14 @@ def test_finish_again_joins_as_before_and_answers_nothing_new(play: MaskedPlay) 
         play.restart(A)
 
 
-def test_stop_erases_the_last_attempts_secrets_alone(play: MaskedPlay) -> None:
+def test_stop_erases_the_last_attempts_secrets_alone(play: ScriptedSums) -> None:
     before = len(sealed_of(play))
     step(play.site(A).session, OneTask(Stopped("too few sites")))
     assert secrets_kept(play, A) == set()
     assert len(sealed_of(play)) == before - 2
 
 
-def test_stopped_run_resumes_with_another_attempt(play: MaskedPlay) -> None:
+def test_stopped_run_resumes_with_another_attempt(play: ScriptedSums) -> None:
     step(play.site(A).session, OneTask(Stopped("too few sites")))
     play.restart(A)
     play.attempt(*EVERYONE, attempt=2).check_opens(EVERYONE)
@@ -118,7 +118,7 @@ def refused() -> Work:
     return Work(PhaseKey("run-1", 1, 1, Phase.VALUES), len(UNKNOWN), hashlib.sha256(UNKNOWN).digest(), 1.0)
 
 
-def test_leaving_erases_the_attempts_secrets(play: MaskedPlay) -> None:
+def test_leaving_erases_the_attempts_secrets(play: ScriptedSums) -> None:
     transport = OneTask(refused())
     with pytest.raises(Violation, match="VALUES of round 1"):
         take_part(play.site(A).session, transport)
@@ -128,7 +128,7 @@ def test_leaving_erases_the_attempts_secrets(play: MaskedPlay) -> None:
     assert play.site(A).session.join_request().left == PhaseKey("run-1", 1, 1, Phase.PRESENCE)
 
 
-def test_leaving_without_secrets_records_no_attempt(play: MaskedPlay) -> None:
+def test_leaving_without_secrets_records_no_attempt(play: ScriptedSums) -> None:
     """The site released its shares, and all of its answers can be sent again."""
     play.attempt(*EVERYONE, attempt=2).carried_out(EVERYONE)
     before = sealed_of(play)
@@ -138,7 +138,7 @@ def test_leaving_without_secrets_records_no_attempt(play: MaskedPlay) -> None:
 
 
 def test_leaving_with_a_failed_erasure_raises_the_first_error(
-    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    play: ScriptedSums, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Session) -> None:
         raise OSError("disk full")
@@ -154,7 +154,7 @@ def test_leaving_with_a_failed_erasure_raises_the_first_error(
     assert "secrets of the last attempt could not be erased: disk full" in caplog.text
 
 
-def test_unreachable_coordinator_keeps_the_secrets(play: MaskedPlay) -> None:
+def test_unreachable_coordinator_keeps_the_secrets(play: ScriptedSums) -> None:
     before = secrets_kept(play, A)
     with pytest.raises(Unreachable):
         take_part(play.site(A).session, OneTask(Unreachable("no route")))

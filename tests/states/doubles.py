@@ -33,8 +33,8 @@ from secure_server.rounds import preconditions, task_assignment, transitions
 from secure_server.rounds.events import Planned
 from secure_server.rounds.state import Stage, State
 from secure_server.storage.store import Store
+from tests.states.interleaving import no_lock
 from tests.states.invariants import Promise
-from tests.states.stepwise import no_lock
 
 
 @dataclass(frozen=True)

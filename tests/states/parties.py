@@ -42,7 +42,7 @@ from secure_server.storage.store import Store
 from tests.states.disks import Disk
 from tests.states.faults import COORDINATOR
 from tests.states.federations import Cast
-from tests.states.interleaved_threads import Strand
+from tests.states.interleaving import Strand
 
 JOURNAL, STORE, KEYS = "journal.sqlite", "coordinator.sqlite", "keys.bin"
 SECONDS = 10.0

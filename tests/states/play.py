@@ -32,8 +32,7 @@ from tests.states.disks import Extent, watched
 from tests.states.ending import Ending, together
 from tests.states.faults import FaultPlan
 from tests.states.federations import Cast
-from tests.states.interleaved_threads import pause
-from tests.states.stepwise import stepwise
+from tests.states.interleaving import pause, stepwise
 from tests.states.world import World
 
 

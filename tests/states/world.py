@@ -23,12 +23,10 @@ from tests.states.disks import Disk
 from tests.states.ending import Ending, Operators, check_end, fingerprint
 from tests.states.faults import AWAY, COORDINATOR, OLDER_STATE, Fault, FaultPlan, Kind, Pending
 from tests.states.federations import Cast
-from tests.states.interleaved_threads import Killed
+from tests.states.interleaving import Killed
 from tests.states.invariants import Monitor, Promise
-from tests.states.network import Network
 from tests.states.parties import KEYS, SECONDS, CoordinatorProcess, SiteProcess
-from tests.states.scene import Scene
-from tests.states.writes import DiskFull, Writes
+from tests.states.scene import DiskFull, Network, Scene, Writes
 
 R = TypeVar("R")
 _TURNS = 1000

@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from importlib import invalidate_caches
 from pathlib import Path
 
+from agreement import PeersHalves, Protection
 from agreement.registry import extensions
+from crypto.keys import KEY_BYTES
+from crypto.plain import PlainServer
+from crypto.protection import PayloadShape
+from crypto.rotation import SCHEME, RotationSite
 from tests.support.processes import environment
 
 DOCUMENT = Path(__file__).parents[2] / "docs/how-to/extending.md"
@@ -82,3 +87,14 @@ def installed(*folders: Path) -> Iterator[None]:
             if file and Path(file).parent in folders:
                 del sys.modules[name]
         invalidate_caches()
+
+
+rotated = Protection(
+    name="rotated",
+    secret_bytes=KEY_BYTES,
+    peers=PeersHalves(
+        site=lambda settings, secret, context: RotationSite(secret, context),
+        server=lambda settings, weights: PlainServer(weights, SCHEME),
+        form=lambda settings, classes, dim: PayloadShape(arrays=((classes, dim),)),
+    ),
+)

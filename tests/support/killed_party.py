@@ -1,20 +1,21 @@
-"""``protoseal`` with a point at which its process sends itself SIGKILL.
+"""``protoseal`` as a test instruments it: with a point at which its process sends itself SIGKILL, a clock, a stopwatch.
 
 Run as ``python -m tests.support.killed_party`` in place of ``python -m protoseal``, with the point in the environment.
 A kill from outside falls where the machine happens to be; this one falls between the same two steps each time. Up to
-it, the process does what it does without this module.
-
-With :data:`RELEASE` it dies in the middle of a release, as :mod:`tests.support.killed_release` says.
-
-With a file named as its clock, a coordinator's deadlines pass when a test says so, and never because a machine is slow.
+it, the process does what it does without this module. With :data:`RELEASE` it dies in the middle of a release, as
+:mod:`tests.support.killed_spending` says. With a file named as its clock, a coordinator's deadlines pass when a test
+says so, and never because a machine is slow. With :data:`ARRIVALS` a coordinator writes to a file, line by line, when
+it handed out requests and received the answers.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,13 +23,55 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Self
 
-from protoseal_wire.messages import Phase, PhaseKey
+from protoseal_wire.messages import DownloadRequest, Phase, PhaseKey, UploadHeader
+from secure_server.coordinator import Coordinator
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One answer: seconds from handing out its request to its first byte."""
+
+    site: str
+    phase: Phase
+    round: int
+    seconds: float
+
+
+def write_arrivals(path: Path) -> None:
+    """Have the coordinator of this process write its times to ``path``."""
+    download, check_upload = Coordinator.download, Coordinator.check_upload
+    handed_out: dict[tuple[str, Phase], float] = {}
+
+    @wraps(download)
+    def timed_download(coordinator: Coordinator, site: str, request: DownloadRequest) -> bytes:
+        content = download(coordinator, site, request)
+        handed_out[site, request.key.phase] = time.monotonic()
+        return content
+
+    @wraps(check_upload)
+    def timed_upload(coordinator: Coordinator, site: str, header: UploadHeader) -> None:
+        seconds = time.monotonic() - handed_out[site, header.key.phase]
+        line = {"site": site, "phase": header.key.phase.name, "round": header.key.round, "seconds": seconds}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        check_upload(coordinator, site, header)
+
+    doubles: dict[str, Any] = {"download": timed_download, "check_upload": timed_upload}
+    for name, double in doubles.items():
+        setattr(Coordinator, name, double)
+
+
+def read_arrivals(path: Path) -> list[Arrival]:
+    """Return what :func:`write_arrivals` wrote."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Arrival(each["site"], Phase[each["phase"]], each["round"], each["seconds"]) for each in lines]
+
 
 POINT, CLOCK, LOGGED = "PROTOSEAL_TEST_POINT", "PROTOSEAL_TEST_CLOCK", "PROTOSEAL_TEST_LOGGED"
 RELEASE, ARRIVALS = "PROTOSEAL_TEST_RELEASE", "PROTOSEAL_TEST_ARRIVALS"
 """Names in the environment: of what :meth:`Point.to_text` gives; of a file with the seconds that have passed; of the
 number of the sites' rounds that a simulation does not log any more; of what `killed_release.Fate.to_text` gives; of a
-file for the times of answers (:mod:`tests.support.arrival_times`)."""
+file for the times of answers (:mod:`tests.support.killed_party`)."""
 
 
 class When(StrEnum):
@@ -188,9 +231,9 @@ def main() -> None:
     if POINT in os.environ:
         die_at(Point.from_text(os.environ[POINT]))
     if RELEASE in os.environ:
-        importlib.import_module("tests.support.killed_release").meet(os.environ[RELEASE])
+        importlib.import_module("tests.support.killed_spending").meet(os.environ[RELEASE])
     if ARRIVALS in os.environ:
-        importlib.import_module("tests.support.arrival_times").write_arrivals(Path(os.environ[ARRIVALS]))
+        importlib.import_module("tests.support.killed_party").write_arrivals(Path(os.environ[ARRIVALS]))
     if LOGGED in os.environ:
         die_of_log(int(os.environ[LOGGED]))
     importlib.import_module("protoseal.cli").main()

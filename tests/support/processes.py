@@ -42,8 +42,8 @@ from secure_client.output.site_files import SitePrototypes, read_prototypes
 from secure_client.protocol.setup import Party
 from secure_server.app import ADDRESS
 from tests.support import gated_model, killed_party
+from tests.support.forked_processes import PROTOSEAL, Child, Nursery
 from tests.support.killed_party import Point
-from tests.support.nursery import PROTOSEAL, Child, Nursery
 
 PATIENCE = 120.0
 """Seconds until a wait counts as failed, far above what it takes on a busy machine."""

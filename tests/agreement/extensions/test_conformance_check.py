@@ -16,7 +16,7 @@ from algorithms.gram_matrix import Bool, Float
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, PayloadShape
 from crypto.rotation import SCHEME, RotationSite
-from tests.support.rotation_extension import rotated
+from tests.support.extensions import rotated
 
 Weaken = Callable[[Any, pytest.MonkeyPatch], None]
 

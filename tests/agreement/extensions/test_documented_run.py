@@ -28,7 +28,7 @@ from tests.e2e.expected_run import rounds_of
 from tests.e2e.federations import check_saved, simulated, small_sites
 from tests.e2e.federations import small_agreement as processes_agreement
 from tests.support.extensions import METHODS, PROTECTIONS, as_installed, install, installed
-from tests.support.nursery import Nursery
+from tests.support.forked_processes import Nursery
 from tests.support.processes import Federation
 from tests.support.simulations import run_federation
 from tests.support.small import small_agreement, small_data
@@ -204,7 +204,7 @@ def test_an_added_protection_of_peers_gives_what_plain_gives(
 ) -> None:
     install(
         tmp_path / "rotated",
-        {PROTECTIONS: {"rotated": "tests.support.rotation_extension:rotated"}},
+        {PROTECTIONS: {"rotated": "tests.support.extensions:rotated"}},
         name="rotated",
     )
     with installed(tmp_path / "rotated"):

@@ -23,8 +23,7 @@ from agreement import (
 )
 from protoseal.simulation.config import load_simulation
 from secure_server.config import load_coordinator
-from tests.support.extensions import METHODS, PROTECTIONS, as_installed, install, installed
-from tests.support.rotation_extension import rotated
+from tests.support.extensions import METHODS, PROTECTIONS, as_installed, install, installed, rotated
 from tests.support.small import small_agreement
 
 GOOD = """
@@ -155,7 +154,7 @@ def test_an_extension_alone_under_its_name_is_accepted(others: Path, tmp_path: P
         ("method", "cannot be loaded (NameError"),
         ("another = 5", "cannot be loaded (AttributeError"),
         ("method = 5", "must be a Method, not <class 'int'>"),
-        ("from tests.support.rotation_extension import rotated as method", "must be a Method"),
+        ("from tests.support.extensions import rotated as method", "must be a Method"),
         (GOOD.format(name="theirs"), "loads an object named 'theirs'"),
         (GOOD.format(name="pfpl"), "loads an object named 'pfpl'"),
         (GOOD.format(name="Mine"), "cannot be loaded (ValueError: name 'Mine' must be"),
@@ -211,7 +210,7 @@ def test_an_object_that_no_entry_point_leads_to_cannot_be_agreed_on(example: Pat
 def test_a_mismatch_is_refused_by_both_names(
     method: str, protection: str, said: str, example: Path, others: Path, tmp_path: Path
 ) -> None:
-    install(others, {PROTECTIONS: {"rotated": "tests.support.rotation_extension:rotated"}}, name="rotated")
+    install(others, {PROTECTIONS: {"rotated": "tests.support.extensions:rotated"}}, name="rotated")
     averaging = {"averaging": {"parameters": 1}}
     assert said in problem(tmp_path, method=method, protection=protection, **averaging)
     with pytest.raises(ConfigError, match=f"{protection!r} offers"):

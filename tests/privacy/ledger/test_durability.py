@@ -24,9 +24,9 @@ from privacy.errors import LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.lines import ReleaseName
 from protoseal_files import append_only_file
-from tests.support.budgets import LIMIT, count_possible, has_paid_for, open_ledger, spending
+from tests.support.killed_spending import Settings, exposed_in, limit_after
+from tests.support.ledgers import LIMIT, count_possible, has_paid_for, open_ledger, spending
 from tests.support.marks import full_but
-from tests.support.spending_process import Settings, exposed_in, limit_after
 
 
 class FailingDisk:

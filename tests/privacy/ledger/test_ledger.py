@@ -21,7 +21,7 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Entry, Limit, ReleaseName, Spending, line_from_json, line_to_json
 from privacy.ledger.remaining_budget import MOST_RELEASES, MOST_STEPS, count_remaining
-from tests.support.budgets import (
+from tests.support.ledgers import (
     DATASET,
     LIMIT,
     count_possible,

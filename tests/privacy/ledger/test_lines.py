@@ -19,8 +19,7 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor, make_line
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import GUARANTEE, Allowance, Entry, Exposure, Limit, Loss, Spending, line_to_json
-from tests.support.budgets import LIMIT, count_possible, open_ledger, spending
-from tests.support.ledger_search import canonical, is_line
+from tests.support.ledgers import LIMIT, canonical, count_possible, is_line, open_ledger, spending
 
 MORE = replace(LIMIT, epsilon=5.0)
 AGREEMENT = bytes(range(32))

@@ -14,8 +14,7 @@ import pytest
 from privacy.errors import LedgerError, RolledBackError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.hash_chain import Anchor, ChainError, make_line, read_chain
-from tests.support.budgets import LIMIT, has_paid_for, open_ledger, spending
-from tests.support.ledger_search import canonical
+from tests.support.ledgers import LIMIT, canonical, has_paid_for, open_ledger, spending
 
 Lines = list[bytes]
 

@@ -22,8 +22,8 @@ from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
 from protoseal.reports.ledger_facts import day
 from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside
-from tests.support.budgets import DATASET, LIMIT, count_possible, exact_epsilon, open_ledger, spending
 from tests.support.config_files import AGREEMENT, SITE, write
+from tests.support.ledgers import DATASET, LIMIT, count_possible, exact_epsilon, open_ledger, spending
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from matplotlib.collections import PathCollection
 from protoseal.reports.split_report import SplitRow, split_figure, split_rows, write_split
 from protoseal.splits import SiteArrays, by_domain, iid, with_validation
 from secure_client.data.samples import Samples
-from tests.support.numbered_samples import data, per_class
+from tests.support.site_data import data, per_class
 
 CLASSES = ("a", "b", "c, or $d")
 

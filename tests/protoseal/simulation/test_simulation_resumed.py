@@ -35,8 +35,8 @@ from secure_client.protocol.journal import Journal
 from secure_client.training.learner import Learner
 from secure_server.storage.store import Store
 from tests.support import killed_party
+from tests.support.forked_processes import Nursery
 from tests.support.marks import full_but
-from tests.support.nursery import Nursery
 from tests.support.processes import Running, environment
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 

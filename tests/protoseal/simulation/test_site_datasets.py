@@ -11,7 +11,7 @@ from protoseal.simulation.site_datasets import DividedData, divide, fewer, read_
 from secure_client.data.npz import read_npz, write_npz
 from secure_client.data.samples import TrainTest
 from secure_client.errors import DataError
-from tests.support.numbered_samples import ids, numbered
+from tests.support.site_data import ids, numbered
 
 
 def digits(seed: int = 0) -> DividedData:

@@ -20,7 +20,7 @@ from protoseal.splits import (
 from secure_client.data.published import make_digit_domains
 from secure_client.data.samples import TrainTest
 from secure_client.errors import DataError
-from tests.support.numbered_samples import all_ids, data, ids, per_class
+from tests.support.site_data import all_ids, data, ids, per_class
 
 SPLITS: dict[str, Callable[[TrainTest, int, int], tuple[SiteArrays, ...]]] = {
     "iid": lambda d, n, seed: iid(d, sites=n, seed=seed),

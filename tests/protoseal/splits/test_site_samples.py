@@ -21,7 +21,7 @@ from secure_client.data.samples import Samples, TrainTest, make_samples
 from secure_client.data.sources import load_sources
 from secure_client.errors import DataError
 from secure_client.training.batches import open_source
-from tests.support.numbered_samples import all_ids, data, ids
+from tests.support.site_data import all_ids, data, ids
 from tests.support.tables import save
 
 AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.5,), std=(0.5,))

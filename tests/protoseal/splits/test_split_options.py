@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protoseal.splits import SiteArrays, by_domain, iid, mixed, parse_split, shots, with_validation
 from secure_client.data.samples import TrainTest, join_samples
 from secure_client.errors import DataError
-from tests.support.numbered_samples import OFFICIAL, all_ids, data, ids, per_class
+from tests.support.site_data import OFFICIAL, all_ids, data, ids, per_class
 
 
 def sizes(sites: tuple[SiteArrays, ...]) -> list[tuple[int, int]]:

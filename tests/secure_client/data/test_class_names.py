@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from secure_client.data import load_site_data
 from secure_client.errors import DataError
-from tests.support.own_data import Named, digit_folders
+from tests.support.site_data import Named, digit_folders
 from tests.support.small import small_agreement
 
 ANIMALS = ("bird", "cat", "dog")

@@ -16,7 +16,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 from secure_client.errors import DataError
-from tests.support.own_data import Named, digit_folders
+from tests.support.site_data import Named, digit_folders
 
 ANIMALS = ("bird", "cat", "dog")
 DIGITS = tuple("0123456789")

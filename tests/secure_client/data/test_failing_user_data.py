@@ -20,7 +20,7 @@ from secure_client.error_containment import run_or_fallback
 from secure_client.errors import DataError, DataLost, PluginError, SiteError
 from secure_client.user_code import call_function, load_function
 from tests.secure_client.data.test_user_data import agreement
-from tests.support.own_data import preprocessed
+from tests.support.site_data import preprocessed
 
 FEATURES = torch.zeros(3)
 BAD = 2

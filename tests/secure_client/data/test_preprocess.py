@@ -18,7 +18,7 @@ from agreement import PreprocessingSection
 from secure_client.data import load_site_data, preprocess
 from secure_client.data.preprocess import describe_resizing, fit_images, to_tensor
 from secure_client.errors import DataError
-from tests.support.own_data import preprocessed
+from tests.support.site_data import preprocessed
 from tests.support.small import small_agreement
 
 

@@ -16,11 +16,10 @@ from protoseal_wire.messages import Phase
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.exchanges.clusters import ClusterExchange
-from tests.adversary.cluster_play import ClusterPlay
-from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
-from tests.adversary.encrypted_play import Vector, forged, hash_of, key_of, play_quickly
-from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_clusters import EncryptedClusterAttempt, ScriptedClusters, encrypted_clusters
+from tests.support.scripted_coordinator import Cast
+from tests.support.scripted_sums import Vector, forged, hash_of, key_of, play_quickly
 
 A, B, C, D = EVERYONE
 ACKNOWLEDGED = b"\x08\x01R\x00"
@@ -33,20 +32,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
-    with ClusterPlay(tmp_path, encrypted_clusters(), cast) as opened:
+def play(tmp_path: Path, cast: Cast) -> Iterator[ScriptedClusters]:
+    with ScriptedClusters(tmp_path, encrypted_clusters(), cast) as opened:
         opened.set_up(*EVERYONE)
         yield opened
 
 
-def summed(play: ClusterPlay, number: int) -> EncryptedClusterAttempt:
+def summed(play: ScriptedClusters, number: int) -> EncryptedClusterAttempt:
     """Play a round of everyone, up to its sum."""
     begun = EncryptedClusterAttempt(play, *EVERYONE, round_number=number)
     begun.tell(begun.honest, *EVERYONE)
     return begun
 
 
-def kept(play: ClusterPlay, name: str) -> list[bytes]:
+def kept(play: ScriptedClusters, name: str) -> list[bytes]:
     base = play.site(name).trainee.base
     assert base is not None
     return [*(base.received[name].tobytes() for name in sorted(base.received)), base.averaged.tobytes()]
@@ -88,7 +87,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def check_kept(play: ClusterPlay, change: Change) -> None:
+def check_kept(play: ScriptedClusters, change: Change) -> None:
     """Check the second of three rounds; raise ``AssertionError`` if the site's use of the result shows."""
     begun = summed(play, 1)
     assert [begun.give(name, begun.total(EVERYONE)) for name in EVERYONE] == [ACKNOWLEDGED] * 4
@@ -105,7 +104,7 @@ def check_kept(play: ClusterPlay, change: Change) -> None:
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ClusterPlay, case: str) -> None:
+def test_a_sum_that_cannot_be_right_is_acknowledged_and_not_used(play: ScriptedClusters, case: str) -> None:
     check_kept(play, CHANGES[case])
 
 
@@ -125,7 +124,7 @@ def raising(exchange: ClusterExchange, number: int, base: bytes, payload: Payloa
     ids=["raising", "stating the old base"],
 )
 def test_a_site_that_lets_it_show_is_noticed(
-    play: ClusterPlay,
+    play: ScriptedClusters,
     monkeypatch: pytest.MonkeyPatch,
     owner: type,
     name: str,
@@ -137,7 +136,7 @@ def test_a_site_that_lets_it_show_is_noticed(
         check_kept(play, half_a_row)
 
 
-def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ClusterPlay) -> None:
+def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ScriptedClusters) -> None:
     begun = summed(play, 1)
     bad = begun.result(forged(CkksSecret.generate()[0], begun.form, np.zeros(begun.form.length)))
     own = play.site(A).trainee.values.averaged()
@@ -175,7 +174,7 @@ def labelled(labels: list[float]) -> Callable[[Payload], Payload]:
     ids=["a cluster less", "other classes", "no order", "half", "no class", "no array", "one more", "plain"],
 )
 def test_a_result_of_another_form_or_of_other_clusters_is_refused(
-    play: ClusterPlay, change: Callable[[Payload], Payload]
+    play: ScriptedClusters, change: Callable[[Payload], Payload]
 ) -> None:
     begun = EncryptedClusterAttempt(play, *EVERYONE)
     begun.tell(begun.by_first({}), *EVERYONE)
@@ -186,7 +185,7 @@ def test_a_result_of_another_form_or_of_other_clusters_is_refused(
     assert begun.give(A, total) == ACKNOWLEDGED
 
 
-def test_steps_come_in_order_and_once(play: ClusterPlay) -> None:
+def test_steps_come_in_order_and_once(play: ScriptedClusters) -> None:
     begun = play.attempt(*EVERYONE)
     with pytest.raises(Violation, match="VALUES came before DIRECTIONS"):
         begun.ask(A, Phase.VALUES, b"")

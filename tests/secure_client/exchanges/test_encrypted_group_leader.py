@@ -18,8 +18,11 @@ from protoseal_wire.messages import Phase
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.exchanges.sum_halves import MixedGroupsHalf
-from tests.adversary.encrypted_play import (
+from tests.secure_client.conftest import OpenSites
+from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import (
     EncryptedAttempt,
+    ScriptedSums,
     Vector,
     forged,
     hash_of,
@@ -27,9 +30,6 @@ from tests.adversary.encrypted_play import (
     mixed,
     play_quickly,
 )
-from tests.adversary.masked_play import MaskedPlay
-from tests.secure_client.conftest import OpenSites
-from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
 PAIRS = ((A, B), (C, D))
@@ -43,7 +43,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     """Play one group of four."""
     opened = open_sites(grouped_agreement(Protection.CKKS, rounds=5))
     opened.set_up(*EVERYONE)
@@ -51,14 +51,14 @@ def play(open_sites: OpenSites) -> MaskedPlay:
 
 
 @pytest.fixture
-def pairs(open_sites: OpenSites) -> MaskedPlay:
+def pairs(open_sites: OpenSites) -> ScriptedSums:
     """Set up two groups of two."""
     opened = open_sites(grouped_agreement(Protection.CKKS, **_FEW))
     opened.set_up(*EVERYONE)
     return opened
 
 
-def in_pairs(play: MaskedPlay, number: int) -> tuple[EncryptedAttempt, Payload, Payload]:
+def in_pairs(play: ScriptedSums, number: int) -> tuple[EncryptedAttempt, Payload, Payload]:
     """Play an attempt of both groups, up to their sums."""
     begun = EncryptedAttempt(play, *EVERYONE, round_number=number, groups=PAIRS)
     begun.values(*EVERYONE)
@@ -66,7 +66,7 @@ def in_pairs(play: MaskedPlay, number: int) -> tuple[EncryptedAttempt, Payload, 
     return begun, first, second
 
 
-def read(play: MaskedPlay, result: Payload) -> Vector:
+def read(play: ScriptedSums, result: Payload) -> Vector:
     """Decrypt the mixed groups as any site can."""
     return MixingSite(key_of(play), EncryptedGroups(play.agreement).form).unprotect(result)
 
@@ -75,7 +75,7 @@ def read(play: MaskedPlay, result: Payload) -> Vector:
 
 
 @pytest.mark.parametrize("name", [B, C, D])
-def test_a_member_that_does_not_lead_refuses_means(play: MaskedPlay, name: str) -> None:
+def test_a_member_that_does_not_lead_refuses_means(play: ScriptedSums, name: str) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
     with pytest.raises(Violation, match=f"asked this site for its group's means, but {A} leads"):
@@ -83,14 +83,14 @@ def test_a_member_that_does_not_lead_refuses_means(play: MaskedPlay, name: str) 
 
 
 def test_any_member_would_answer_means_without_the_check(
-    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedSums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MixedGroupsHalf, "_check_leads", lambda *_: None)
     begun = EncryptedAttempt(play, *EVERYONE)
     assert begun.means(B, begun.summed(*EVERYONE)).blobs
 
 
-def test_the_first_participant_by_name_leads(play: MaskedPlay) -> None:
+def test_the_first_participant_by_name_leads(play: ScriptedSums) -> None:
     begun = EncryptedAttempt(play, B, C, D)
     total = begun.summed(B, C, D)
     with pytest.raises(Violation, match=f"{B} leads"):
@@ -98,7 +98,7 @@ def test_the_first_participant_by_name_leads(play: MaskedPlay) -> None:
     assert begun.means(B, total).blobs
 
 
-def test_means_come_after_values_and_before_the_result(play: MaskedPlay) -> None:
+def test_means_come_after_values_and_before_the_result(play: ScriptedSums) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     begun.values(B, C, D)
     with pytest.raises(Violation, match="MEANS came before VALUES"):
@@ -110,7 +110,7 @@ def test_means_come_after_values_and_before_the_result(play: MaskedPlay) -> None
         begun.means(B, begun.sum_over(EVERYONE))
 
 
-def test_a_leader_reads_one_sum_in_an_attempt_also_over_a_restart(play: MaskedPlay) -> None:
+def test_a_leader_reads_one_sum_in_an_attempt_also_over_a_restart(play: ScriptedSums) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
     given = begun.means(A, total)
@@ -140,7 +140,7 @@ def test_a_method_without_groups_has_no_means(open_sites: OpenSites) -> None:
     ],
     ids=["no ciphertext", "one more", "an array", "another scheme"],
 )
-def test_a_sum_of_another_form_is_refused(play: MaskedPlay, change: Callable[[Payload], Payload]) -> None:
+def test_a_sum_of_another_form_is_refused(play: ScriptedSums, change: Callable[[Payload], Payload]) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
     with pytest.raises(Violation, match=r"is refused|does not decode"):
@@ -181,7 +181,7 @@ SPOILT: dict[str, Callable[[EncryptedAttempt, Payload], Payload]] = {
 }
 
 
-def check_spoilt(play: MaskedPlay, spoil: Callable[[EncryptedAttempt, Payload], Payload]) -> None:
+def check_spoilt(play: ScriptedSums, spoil: Callable[[EncryptedAttempt, Payload], Payload]) -> None:
     """Check the second of two rounds: one group's sum is spoilt, and the other group gets its own means."""
     begun, first, second = in_pairs(play, 1)
     results = mixed(play, begun.means(A, first), begun.means(C, second))
@@ -206,14 +206,16 @@ def check_spoilt(play: MaskedPlay, spoil: Callable[[EncryptedAttempt, Payload], 
     assert base_of(play, C) == base_of(play, D)
 
 
-def base_of(play: MaskedPlay, name: str) -> tuple[bytes, bytes]:
+def base_of(play: ScriptedSums, name: str) -> tuple[bytes, bytes]:
     base = play.site(name).trainee.base
     assert base is not None
     return base.rows.tobytes(), base.averaged.tobytes()
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_a_sum_that_cannot_be_right_is_answered_by_means_without_effect(pairs: MaskedPlay, case: str) -> None:
+def test_a_sum_that_cannot_be_right_is_answered_by_means_without_effect(
+    pairs: ScriptedSums, case: str
+) -> None:
     check_spoilt(pairs, SPOILT[case])
 
 
@@ -235,7 +237,7 @@ def loud(groups: EncryptedGroups) -> tuple[Vector, Vector]:
     ids=["raising", "mixing in something", "stating the old base"],
 )
 def test_a_leader_that_lets_it_show_is_noticed(
-    pairs: MaskedPlay,
+    pairs: ScriptedSums,
     monkeypatch: pytest.MonkeyPatch,
     owner: object,
     name: str,
@@ -249,7 +251,7 @@ def test_a_leader_that_lets_it_show_is_noticed(
 
 
 def test_a_leader_that_does_not_look_for_room_is_noticed(
-    pairs: MaskedPlay, monkeypatch: pytest.MonkeyPatch
+    pairs: ScriptedSums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its refusal to encrypt would tell the coordinator that a number in the sum is beyond a bound."""
     monkeypatch.setattr("agreement.derived.encrypted_sums._check_model", lambda *_: None)
@@ -265,7 +267,7 @@ def test_a_leader_that_does_not_look_for_room_is_noticed(
         check_spoilt(pairs, large_parameter)
 
 
-def test_room_is_looked_for_by_itself_as_well(pairs: MaskedPlay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_looked_for_by_itself_as_well(pairs: ScriptedSums, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agreement.derived.encrypted_sums._check_model", lambda *_: None)
     begun, first, _ = in_pairs(pairs, 1)
     groups = EncryptedGroups(pairs.agreement)
@@ -278,7 +280,7 @@ def test_room_is_looked_for_by_itself_as_well(pairs: MaskedPlay, monkeypatch: py
 
 @pytest.mark.parametrize("spoil", ["another key", "over no groups", "a long prototype", "a large parameter"])
 def test_a_mixed_result_that_cannot_be_right_is_acknowledged_and_not_used(
-    play: MaskedPlay, spoil: str
+    play: ScriptedSums, spoil: str
 ) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)

@@ -27,11 +27,18 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
 from secure_client.exchanges.sums import SumExchange
-from tests.adversary.encrypted_play import EncryptedAttempt, Vector, forged, hash_of, key_of, play_quickly
-from tests.adversary.hostile_coordinator import Cast
-from tests.adversary.masked_play import MaskedPlay
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_coordinator import Cast
+from tests.support.scripted_sums import (
+    EncryptedAttempt,
+    ScriptedSums,
+    Vector,
+    forged,
+    hash_of,
+    key_of,
+    play_quickly,
+)
 from tests.support.small import DIM
 from tests.support.summed import method_agreement
 
@@ -51,7 +58,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Course:
     """A run of which each test takes the next rounds."""
 
-    play: MaskedPlay
+    play: ScriptedSums
     number: int = 0
 
     def begin(self) -> tuple[EncryptedAttempt, Payload]:
@@ -64,7 +71,7 @@ class Course:
 Open = Callable[[Method], Course]
 
 
-def begun_run(play: MaskedPlay) -> Course:
+def begun_run(play: ScriptedSums) -> Course:
     play.set_up(*EVERYONE)
     return Course(play)
 
@@ -76,7 +83,7 @@ def course(tmp_path_factory: pytest.TempPathFactory, cast: Cast) -> Iterator[Ope
     @cache
     def opened(method: Method) -> Course:
         agreement = method_agreement(method, Protection.CKKS, rounds=60)
-        return begun_run(stack.enter_context(MaskedPlay(tmp_path_factory.mktemp("run"), agreement, cast)))
+        return begun_run(stack.enter_context(ScriptedSums(tmp_path_factory.mktemp("run"), agreement, cast)))
 
     with ExitStack() as stack:
         yield opened

@@ -17,9 +17,9 @@ from crypto.protection import Payload
 from protoseal_wire import codec
 from protoseal_wire.messages import SignedSurvivors, SumMembers, SurvivorSignature
 from secure_client.errors import Violation
-from tests.adversary.masked_play import Attempt, MaskedPlay, base_of
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_sums import ScriptedSums, SumAttempt, base_of
 from tests.support.small import small_agreement
 
 A, B, C, D = EVERYONE
@@ -27,36 +27,36 @@ Float = NDArray[np.float64]
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     opened = open_sites(small_agreement(Protection.MASKED, Weighting.UNIFORM))
     opened.set_up(*EVERYONE)
     return opened
 
 
 def carried_out(
-    play: MaskedPlay, *survivors: str, round_number: int = 1, attempt: int = 1
-) -> tuple[Attempt, Payload]:
+    play: ScriptedSums, *survivors: str, round_number: int = 1, attempt: int = 1
+) -> tuple[SumAttempt, Payload]:
     """Play everything up to RESULT; return the attempt and its honest result."""
     begun = play.attempt(*EVERYONE, round_number=round_number, attempt=attempt)
     return begun, play.result_of(begun.carried_out(survivors), begun, survivors)
 
 
-def members_of(result: Payload, play: MaskedPlay) -> SumMembers:
+def members_of(result: Payload, play: ScriptedSums) -> SumMembers:
     return codec.decode_sum_members(result.blobs[0], play.limits)
 
 
-def with_members(result: Payload, play: MaskedPlay, **changes: object) -> Payload:
+def with_members(result: Payload, play: ScriptedSums, **changes: object) -> Payload:
     told = replace(members_of(result, play), **changes)  # type: ignore[arg-type]
     return replace(result, blobs=(codec.encode_sum_members(told),))
 
 
-def with_signed(result: Payload, play: MaskedPlay, **changes: object) -> Payload:
+def with_signed(result: Payload, play: ScriptedSums, **changes: object) -> Payload:
     signed = replace(members_of(result, play).signed, **changes)  # type: ignore[arg-type]
     return with_members(result, play, signed=signed)
 
 
 def signed_anew(
-    result: Payload, play: MaskedPlay, begun: Attempt, listed: tuple[str, ...], round_number: int = 1
+    result: Payload, play: ScriptedSums, begun: SumAttempt, listed: tuple[str, ...], round_number: int = 1
 ) -> Payload:
     """Return the result of a sum of this round and these sites, who all help the coordinator and signed that."""
     binding = replace(begun.binding, group=listed, round=round_number)
@@ -68,20 +68,20 @@ def signed_anew(
     return with_members(result, play, round=round_number, listed=listed, signed=signed)
 
 
-def targets(play: MaskedPlay, name: str) -> Float:
+def targets(play: ScriptedSums, name: str) -> Float:
     stored = play.site(name).journal.get("base")
     assert stored is not None
     return np.asarray(safetensors.numpy.load(stored[1])["rows"])
 
 
-def expected(play: MaskedPlay, name: str, peers: tuple[str, ...]) -> Float:
+def expected(play: ScriptedSums, name: str, peers: tuple[str, ...]) -> Float:
     """Return equation 4 for classes that everyone holds, in feature units."""
     rows = {each: play.site(each).trainee.values.latest()[0][:2] for each in EVERYONE}
     alpha = play.agreement.own_share
     return np.asarray(alpha * rows[name] + (1.0 - alpha) * np.mean([rows[peer] for peer in peers], axis=0))
 
 
-def refuses(play: MaskedPlay, result: Payload) -> bool:
+def refuses(play: ScriptedSums, result: Payload) -> bool:
     try:
         play.give_result(A, result)
     except Violation:
@@ -89,7 +89,7 @@ def refuses(play: MaskedPlay, result: Payload) -> bool:
     return False
 
 
-REFUSED: Mapping[str, Callable[[MaskedPlay, Payload], Payload]] = {
+REFUSED: Mapping[str, Callable[[ScriptedSums, Payload], Payload]] = {
     "another scheme": lambda play, result: replace(result, scheme="plain/1"),
     "the sum of another attempt": lambda play, result: with_members(result, play, attempt=2),
     "the sum of another round": lambda play, result: with_members(result, play, round=2),
@@ -118,7 +118,7 @@ REFUSED: Mapping[str, Callable[[MaskedPlay, Payload], Payload]] = {
 }
 
 
-def test_results_that_members_did_not_sign_or_state_are_refused(play: MaskedPlay) -> None:
+def test_results_that_members_did_not_sign_or_state_are_refused(play: ScriptedSums) -> None:
     _, honest = carried_out(play, *EVERYONE)
     for what, altered in REFUSED.items():
         wrong = altered(play, honest)
@@ -128,21 +128,21 @@ def test_results_that_members_did_not_sign_or_state_are_refused(play: MaskedPlay
     assert play.site(A).trainee.base_hash == base_of(honest)
 
 
-def test_a_member_subtracts_its_row_and_takes_the_mean_of_its_peers(play: MaskedPlay) -> None:
+def test_a_member_subtracts_its_row_and_takes_the_mean_of_its_peers(play: ScriptedSums) -> None:
     _, result = carried_out(play, A, B, D)
     for name, peers in ((A, (B, D)), (B, (A, D)), (C, (A, B, D))):
         play.give_result(name, result)
         np.testing.assert_allclose(targets(play, name)[:2], expected(play, name, peers), atol=2.0**-16)
 
 
-def test_a_restarted_member_subtracts_the_row_of_its_journal(play: MaskedPlay) -> None:
+def test_a_restarted_member_subtracts_the_row_of_its_journal(play: ScriptedSums) -> None:
     _, result = carried_out(play, *EVERYONE)
     play.restart(A)
     play.give_result(A, result)
     np.testing.assert_allclose(targets(play, A)[:2], expected(play, A, (B, C, D)), atol=2.0**-16)
 
 
-def test_a_member_that_catches_up_subtracts_its_row_from_that_attempts_sum(play: MaskedPlay) -> None:
+def test_a_member_that_catches_up_subtracts_its_row_from_that_attempts_sum(play: ScriptedSums) -> None:
     """D's values are in the sum of the second attempt, and its result reaches D as catch-up."""
     play.attempt(*EVERYONE).share(*EVERYONE)
     _, result = carried_out(play, *EVERYONE, attempt=2)
@@ -155,7 +155,7 @@ def test_a_member_that_catches_up_subtracts_its_row_from_that_attempts_sum(play:
 
 @pytest.mark.parametrize(("round_number", "attempt"), [(9, 1), (1, 2)])
 def test_a_site_without_values_of_the_attempt_in_its_journal_subtracts_nothing(
-    play: MaskedPlay, round_number: int, attempt: int
+    play: ScriptedSums, round_number: int, attempt: int
 ) -> None:
     """The set names the site, whose journal has the term of another attempt, as after a journal was put back."""
     _, result = carried_out(play, *EVERYONE)
@@ -168,7 +168,7 @@ def test_a_site_without_values_of_the_attempt_in_its_journal_subtracts_nothing(
     np.testing.assert_allclose(targets(play, A)[:2], expected(play, A, EVERYONE), atol=2.0**-16)
 
 
-def test_a_class_that_a_site_does_not_hold_gives_it_no_target(play: MaskedPlay) -> None:
+def test_a_class_that_a_site_does_not_hold_gives_it_no_target(play: ScriptedSums) -> None:
     _, result = carried_out(play, *EVERYONE)
     play.give_result(C, result)
     assert result.arrays[1].tolist() == [4.0, 4.0, 3.0]
@@ -176,7 +176,7 @@ def test_a_class_that_a_site_does_not_hold_gives_it_no_target(play: MaskedPlay) 
     np.testing.assert_allclose(targets(play, C)[2], play.site(C).trainee.values.latest()[0][2], atol=1e-15)
 
 
-def test_an_implausible_mean_is_shortened_and_not_refused(play: MaskedPlay) -> None:
+def test_an_implausible_mean_is_shortened_and_not_refused(play: ScriptedSums) -> None:
     """The site's row decides how long the mean of its peers is, so a refusal would say something about it."""
     _, honest = carried_out(play, *EVERYONE)
     rows = play.site(A).trainee.values.latest()[0]
@@ -187,7 +187,7 @@ def test_an_implausible_mean_is_shortened_and_not_refused(play: MaskedPlay) -> N
     np.testing.assert_allclose(np.linalg.norm(peers, axis=1), play.agreement.norm_bound, rtol=1e-4)
 
 
-def test_a_site_that_never_trained_takes_no_targets(play: MaskedPlay) -> None:
+def test_a_site_that_never_trained_takes_no_targets(play: ScriptedSums) -> None:
     begun = play.attempt(A, B, C)
     result = play.result_of(begun.carried_out((A, B, C)), begun, (A, B, C))
     for name in (A, B, C):
@@ -197,14 +197,14 @@ def test_a_site_that_never_trained_takes_no_targets(play: MaskedPlay) -> None:
     assert not play.site(D).trainee.prototypes().has_personal.any()
 
 
-def test_a_result_of_a_later_round_is_no_base(play: MaskedPlay) -> None:
+def test_a_result_of_a_later_round_is_no_base(play: ScriptedSums) -> None:
     begun, result = carried_out(play, A, B, D)
     ahead = signed_anew(result, play, begun, (A, B, D), round_number=2)
     with pytest.raises(Violation):
         play.attempt(C, round_number=2, start={C: (base_of(ahead), ahead)})
 
 
-def test_result_that_replays_the_sum_of_the_round_before_is_refused(play: MaskedPlay) -> None:
+def test_result_that_replays_the_sum_of_the_round_before_is_refused(play: ScriptedSums) -> None:
     _, first = carried_out(play, *EVERYONE)
     for name in EVERYONE:
         play.give_result(name, first)
@@ -216,7 +216,7 @@ def test_result_that_replays_the_sum_of_the_round_before_is_refused(play: Masked
 
 
 def test_result_signed_by_helpers_for_fewer_participants_than_the_site_knows_is_refused(
-    play: MaskedPlay,
+    play: ScriptedSums,
 ) -> None:
     begun, honest = carried_out(play, A, B, D)
     with pytest.raises(Violation):
@@ -225,7 +225,7 @@ def test_result_signed_by_helpers_for_fewer_participants_than_the_site_knows_is_
 
 
 @pytest.mark.parametrize("fault", ["holders", "participants"])
-def test_result_to_catch_up_with_over_too_few_sites_is_refused(play: MaskedPlay, fault: str) -> None:
+def test_result_to_catch_up_with_over_too_few_sites_is_refused(play: ScriptedSums, fault: str) -> None:
     begun = play.attempt(A, B, C)
     honest = play.result_of(begun.carried_out((A, B, C)), begun, (A, B, C))
     if fault == "holders":
@@ -238,7 +238,7 @@ def test_result_to_catch_up_with_over_too_few_sites_is_refused(play: MaskedPlay,
     assert play.site(D).trainee.base_hash == b""
 
 
-def test_signatures_of_sharers_do_not_belong_to_a_result(play: MaskedPlay) -> None:
+def test_signatures_of_sharers_do_not_belong_to_a_result(play: ScriptedSums) -> None:
     _, result = carried_out(play, *EVERYONE)
     signed: SignedSurvivors = members_of(result, play).signed
     altered = with_signed(result, play, sharers=signed.signatures)
@@ -246,7 +246,7 @@ def test_signatures_of_sharers_do_not_belong_to_a_result(play: MaskedPlay) -> No
         play.give_result(A, altered)
 
 
-def test_sites_hold_no_secret_of_the_group(play: MaskedPlay) -> None:
+def test_sites_hold_no_secret_of_the_group(play: ScriptedSums) -> None:
     """The set-up ends with the roster, and the journals have the names of the sites' own keys alone."""
     carried_out(play, *EVERYONE)
     for name in EVERYONE:

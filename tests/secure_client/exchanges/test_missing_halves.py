@@ -36,12 +36,12 @@ from secure_client.exchanges.sums import SumExchange
 from secure_client.protocol.sent_values import SignedValues
 from secure_server.exchanges.peers import PeerExchange
 from secure_server.exchanges.sums import EncryptedSums as ServerSums
-from tests.adversary.cluster_play import clustered_agreement
-from tests.adversary.encrypted_play import play_quickly
-from tests.adversary.victim import play_up_to
+from tests.adversary.stopped_run import play_up_to
 from tests.support.extensions import PROTECTIONS, install, install_documented, installed
 from tests.support.grouped import EVERYONE, grouped_agreement
 from tests.support.marks import full_but
+from tests.support.scripted_clusters import clustered_agreement
+from tests.support.scripted_sums import play_quickly
 from tests.support.small import small_agreement, small_data
 from tests.support.summed import method_agreement
 
@@ -82,7 +82,7 @@ def extensions(tmp_path: Path) -> Iterator[None]:
     documented, rotated = tmp_path / "documented", tmp_path / "rotated"
     documented.mkdir()
     install_documented(documented)
-    install(rotated, {PROTECTIONS: {"rotated": "tests.support.rotation_extension:rotated"}}, name="rotated")
+    install(rotated, {PROTECTIONS: {"rotated": "tests.support.extensions:rotated"}}, name="rotated")
     with installed(documented, rotated):
         yield
 

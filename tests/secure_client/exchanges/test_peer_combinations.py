@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from agreement import Protection
 from algorithms.pfpl import Weighting
-from tests.adversary.hostile_coordinator import Cast, Hostile
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator
 from tests.support.small import small_agreement
 
 
-def targets(play: Hostile, name: str) -> NDArray[np.float64]:
+def targets(play: ScriptedCoordinator, name: str) -> NDArray[np.float64]:
     stored = play.site(name).journal.get("targets")
     assert stored is not None
     return np.asarray(safetensors.numpy.load(stored[1])["rows"])
@@ -26,7 +26,9 @@ def targets(play: Hostile, name: str) -> NDArray[np.float64]:
 def test_rotation_gives_the_targets_of_plain(tmp_path: Path, cast: Cast, weighting: Weighting) -> None:
     found, sent = {}, {}
     for protection in (Protection.PLAIN, Protection.MASKED):
-        with Hostile(tmp_path / protection.name, small_agreement(protection, weighting), cast) as play:
+        with ScriptedCoordinator(
+            tmp_path / protection.name, small_agreement(protection, weighting), cast
+        ) as play:
             play.set_up(*EVERYONE)
             active = play.begin(*EVERYONE)
             values = play.all_values(active)
@@ -41,7 +43,7 @@ def test_rotation_gives_the_targets_of_plain(tmp_path: Path, cast: Cast, weighti
 
 
 def test_a_restarted_site_turns_back_what_it_turned(tmp_path: Path, cast: Cast) -> None:
-    with Hostile(tmp_path, small_agreement(Protection.MASKED, Weighting.DISTANCE), cast) as play:
+    with ScriptedCoordinator(tmp_path, small_agreement(Protection.MASKED, Weighting.DISTANCE), cast) as play:
         play.set_up(*EVERYONE)
         active = play.begin(*EVERYONE)
         values = play.all_values(active)

@@ -12,9 +12,9 @@ from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
 from secure_client.exchanges.exchange import PresenceBase
-from tests.adversary.masked_play import MaskedPlay, base_of
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums, base_of
 from tests.support.small import small_agreement
 
 A, B, C, D = EVERYONE
@@ -23,7 +23,7 @@ LENGTH = 24 + PARAMETERS
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     opened = open_sites(grouped_agreement(rounds=9))
     opened.set_up(*EVERYONE)
     return opened
@@ -49,7 +49,7 @@ def some_result(fill: float = 0.1) -> Payload:
     ],
 )
 def test_groups_that_are_no_partition_or_too_small_are_refused(
-    play: MaskedPlay, groups: Groups, refusal: str
+    play: ScriptedSums, groups: Groups, refusal: str
 ) -> None:
     with pytest.raises(Violation, match=refusal):
         _begin(play, A, groups)
@@ -57,13 +57,13 @@ def test_groups_that_are_no_partition_or_too_small_are_refused(
     _begin(play, A, (EVERYONE,))  # nothing of them is kept
 
 
-def test_a_site_in_two_groups_is_refused_also_where_the_message_would_allow_it(play: MaskedPlay) -> None:
+def test_a_site_in_two_groups_is_refused_also_where_the_message_would_allow_it(play: ScriptedSums) -> None:
     starts = play.site(A).session._exchange._starts  # type: ignore[attr-defined]
     with pytest.raises(Violation, match="one site is in two groups"):
         starts._check_partition(((A, B, C), (A, C, D)))
 
 
-def test_groups_are_the_first_ones_for_the_whole_run(play: MaskedPlay) -> None:
+def test_groups_are_the_first_ones_for_the_whole_run(play: ScriptedSums) -> None:
     _begin(play, A, ((A, B, C),))
     play.restart(A)
     for number, groups in enumerate([((A, B, D),), (EVERYONE,), ((A, B, C), (D,)), ()], start=2):
@@ -72,13 +72,13 @@ def test_groups_are_the_first_ones_for_the_whole_run(play: MaskedPlay) -> None:
     _begin(play, A, ((A, B, C),), round_number=2)
 
 
-def test_only_the_own_groups_members_are_in_its_sum(play: MaskedPlay) -> None:
+def test_only_the_own_groups_members_are_in_its_sum(play: ScriptedSums) -> None:
     begun = play.attempt(A, B, C, groups=((A, B, C),))
     expected = np.sum([play.vector(name, begun) for name in (A, B, C)], axis=0)
     assert (np.abs(begun.carried_out((A, B, C)) - expected) <= play.rounding(3)).all()
 
 
-def test_too_few_members_of_the_group_take_part(play: MaskedPlay) -> None:
+def test_too_few_members_of_the_group_take_part(play: ScriptedSums) -> None:
     begun = play.attempt(*EVERYONE)
     two = replace(begun.active, statements=begun.active.statements[:2])
     with pytest.raises(Violation, match="among 2 sites, fewer than the required 3"):
@@ -96,7 +96,7 @@ def test_enough_sites_but_too_few_of_the_own_group(open_sites: OpenSites) -> Non
 
 
 def test_a_member_that_states_no_keys_has_no_part_in_a_masked_sum(
-    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedSums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = play.site(D).session._exchange
     monkeypatch.setattr(method, "presence", lambda _: PresenceBase())
@@ -105,7 +105,7 @@ def test_a_member_that_states_no_keys_has_no_part_in_a_masked_sum(
         begun.share(A)
 
 
-def _begin(play: MaskedPlay, name: str, groups: Groups, *, round_number: int = 1) -> None:
+def _begin(play: ScriptedSums, name: str, groups: Groups, *, round_number: int = 1) -> None:
     start = RoundStart(groups, play.site(name).trainee.base_hash)
     play.presence(name, round_number=round_number, start=start)
 
@@ -113,7 +113,7 @@ def _begin(play: MaskedPlay, name: str, groups: Groups, *, round_number: int = 1
 # Bases
 
 
-def test_a_site_that_missed_a_result_catches_up_and_sums_with_the_others(play: MaskedPlay) -> None:
+def test_a_site_that_missed_a_result_catches_up_and_sums_with_the_others(play: ScriptedSums) -> None:
     result = play.play_sum(*EVERYONE, dropped=[C])
     assert play.site(C).trainee.base_hash == b""
     begun = play.attempt(*EVERYONE, round_number=2, start={C: (base_of(result), result)})
@@ -124,7 +124,7 @@ def test_a_site_that_missed_a_result_catches_up_and_sums_with_the_others(play: M
     assert (np.abs(begun.carried_out(EVERYONE) - expected) <= play.rounding(4)).all()
 
 
-def test_a_result_to_catch_up_with_that_a_site_has_already_changes_nothing(play: MaskedPlay) -> None:
+def test_a_result_to_catch_up_with_that_a_site_has_already_changes_nothing(play: ScriptedSums) -> None:
     result = play.play_sum(*EVERYONE)
     base = base_of(result)
     before = play.site(A).journal.get("base")
@@ -132,7 +132,7 @@ def test_a_result_to_catch_up_with_that_a_site_has_already_changes_nothing(play:
     assert play.site(A).journal.get("base") == before
 
 
-def test_a_start_that_a_site_was_not_given_is_refused(play: MaskedPlay) -> None:
+def test_a_start_that_a_site_was_not_given_is_refused(play: ScriptedSums) -> None:
     with pytest.raises(Violation, match="round 1 starts from a result that this site has not received"):
         play.attempt(A, start={A: (base_of(some_result()), None)})
     play.play_sum(*EVERYONE)
@@ -140,14 +140,14 @@ def test_a_start_that_a_site_was_not_given_is_refused(play: MaskedPlay) -> None:
         play.attempt(A, round_number=2, start={A: (b"", None)})
 
 
-def test_start_with_crafted_result_before_first_sum_is_refused(play: MaskedPlay) -> None:
+def test_start_with_crafted_result_before_first_sum_is_refused(play: ScriptedSums) -> None:
     crafted = some_result()
     with pytest.raises(Violation):
         play.attempt(A, start={A: (base_of(crafted), crafted)})
     assert play.site(A).trainee.base_hash == b""
 
 
-def test_start_with_second_result_of_a_round_is_refused(play: MaskedPlay) -> None:
+def test_start_with_second_result_of_a_round_is_refused(play: ScriptedSums) -> None:
     first = play.play_sum(*EVERYONE)
     second = some_result()
     with pytest.raises(Violation):
@@ -155,7 +155,7 @@ def test_start_with_second_result_of_a_round_is_refused(play: MaskedPlay) -> Non
     assert play.site(A).trainee.base_hash == base_of(first)
 
 
-def test_later_attempt_drops_the_vector_of_an_earlier_one(play: MaskedPlay) -> None:
+def test_later_attempt_drops_the_vector_of_an_earlier_one(play: ScriptedSums) -> None:
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
     begun.mask(*EVERYONE)
@@ -166,14 +166,14 @@ def test_later_attempt_drops_the_vector_of_an_earlier_one(play: MaskedPlay) -> N
 
 
 @pytest.mark.parametrize("round_number", [1, 2])
-def test_a_result_to_catch_up_with_is_the_one_that_is_named(play: MaskedPlay, round_number: int) -> None:
+def test_a_result_to_catch_up_with_is_the_one_that_is_named(play: ScriptedSums, round_number: int) -> None:
     result = play.play_sum(*EVERYONE) if round_number == 2 else some_result()
     start = {A: (base_of(result), some_result(0.2))}
     with pytest.raises(Violation, match="another hash than the round's base"):
         play.attempt(A, round_number=round_number, start=start)
 
 
-def test_a_round_has_one_start(play: MaskedPlay) -> None:
+def test_a_round_has_one_start(play: ScriptedSums) -> None:
     result = play.play_sum(*EVERYONE)
     play.attempt(A, round_number=2)
     play.restart(A)
@@ -194,14 +194,14 @@ def test_a_round_has_one_start(play: MaskedPlay) -> None:
         (Payload("pairwise/1", arrays=(np.full(LENGTH, 0.1),)), "does not decode"),
     ],
 )
-def test_a_result_of_another_form_is_refused(play: MaskedPlay, result: Payload, refusal: str) -> None:
+def test_a_result_of_another_form_is_refused(play: ScriptedSums, result: Payload, refusal: str) -> None:
     play.attempt(*EVERYONE)
     with pytest.raises(Violation, match=refusal):
         play.give_result(A, result)
     assert play.site(A).trainee.base_hash == b""
 
 
-def test_a_prototype_at_the_bound_is_taken(play: MaskedPlay) -> None:
+def test_a_prototype_at_the_bound_is_taken(play: ScriptedSums) -> None:
     """2 is the norm bound, and d is 8: a sum in fixed point may be off by half of 2^-16 in each component."""
     play.attempt(*EVERYONE)
     vector = np.zeros(LENGTH)

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from secure_client.errors import Violation
-from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums, SumAttempt
 
 A, B, C, D = EVERYONE
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     opened = open_sites(grouped_agreement())
     opened.set_up(*EVERYONE)
     return opened
 
 
-def masked(play: MaskedPlay, attempt: int, *names: str, round_number: int = 1) -> Attempt:
+def masked(play: ScriptedSums, attempt: int, *names: str, round_number: int = 1) -> SumAttempt:
     """Play an attempt that is given up once everyone has sent masked values."""
     begun = play.attempt(*names, round_number=round_number, attempt=attempt)
     begun.share(*names)
@@ -29,7 +29,7 @@ def masked(play: MaskedPlay, attempt: int, *names: str, round_number: int = 1) -
 
 
 def test_an_attempt_with_the_thresholds_number_of_the_earlier_ones_sites_is_carried_out(
-    play: MaskedPlay,
+    play: ScriptedSums,
 ) -> None:
     masked(play, 1, *EVERYONE)
     left = (A, B, D)
@@ -51,7 +51,7 @@ def test_an_attempt_with_fewer_of_the_earlier_sites_is_refused_by_each(open_site
             begun.share(name)
 
 
-def test_newcomers_do_not_stand_in_for_those_that_are_gone(play: MaskedPlay) -> None:
+def test_newcomers_do_not_stand_in_for_those_that_are_gone(play: ScriptedSums) -> None:
     """The members know nothing of clinic-d in the first attempt, in which it was absent."""
     masked(play, 1, A, B, C)
     begun = play.attempt(A, B, D, attempt=2)
@@ -61,7 +61,7 @@ def test_newcomers_do_not_stand_in_for_those_that_are_gone(play: MaskedPlay) -> 
     play.attempt(*EVERYONE, attempt=3).carried_out(EVERYONE)
 
 
-def test_an_attempt_in_which_the_site_made_shares_alone_does_not_count(play: MaskedPlay) -> None:
+def test_an_attempt_in_which_the_site_made_shares_alone_does_not_count(play: ScriptedSums) -> None:
     """Its vector is in no sum of that attempt."""
     first = play.attempt(A, B, C)
     first.share(A, B, C)
@@ -80,7 +80,7 @@ def test_an_attempt_in_which_the_site_made_shares_alone_does_not_count(play: Mas
     ],
 )
 def test_every_earlier_attempt_counts(
-    play: MaskedPlay, first: tuple[str, ...], second: tuple[str, ...], refused: tuple[str, ...], named: str
+    play: ScriptedSums, first: tuple[str, ...], second: tuple[str, ...], refused: tuple[str, ...], named: str
 ) -> None:
     masked(play, 1, *first)
     masked(play, 2, *second)
@@ -89,6 +89,6 @@ def test_every_earlier_attempt_counts(
     play.attempt(*EVERYONE, attempt=4).carried_out(EVERYONE)
 
 
-def test_another_rounds_attempts_do_not_count(play: MaskedPlay) -> None:
+def test_another_rounds_attempts_do_not_count(play: ScriptedSums) -> None:
     masked(play, 1, A, B, C)
     play.attempt(A, B, D, round_number=2).check_opens((A, B, D))

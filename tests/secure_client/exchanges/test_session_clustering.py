@@ -10,9 +10,9 @@ from agreement import Agreement, Protection
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
-from tests.adversary.masked_play import MaskedPlay
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums
 from tests.support.small import small_agreement
 
 A, B, C, D = EVERYONE
@@ -22,7 +22,7 @@ def rows_of(payloads: dict[str, Payload]) -> NDArray[np.float64]:
     return np.concatenate([payload.arrays[0] for payload in payloads.values()])
 
 
-def opened(open_sites: OpenSites, agreement: Agreement) -> MaskedPlay:
+def opened(open_sites: OpenSites, agreement: Agreement) -> ScriptedSums:
     play = open_sites(agreement)
     play.set_up(*EVERYONE)
     return play

@@ -22,12 +22,12 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
 from secure_client.privacy.bounds import PrototypeBounds
-from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
-from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_clusters import ClusterAttempt, ScriptedClusters, clustered_agreement
+from tests.support.scripted_coordinator import Cast
 
 A, B, C, D = EVERYONE
-Open = Callable[[Agreement], ClusterPlay]
+Open = Callable[[Agreement], ScriptedClusters]
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def opened(tmp_path: Path, cast: Cast) -> Iterator[Open]:
     """Set up sites of a new run of FedPLCC."""
     with ExitStack() as stack:
 
-        def made(agreement: Agreement) -> ClusterPlay:
-            play = stack.enter_context(ClusterPlay(tmp_path, agreement, cast))
+        def made(agreement: Agreement) -> ScriptedClusters:
+            play = stack.enter_context(ScriptedClusters(tmp_path, agreement, cast))
             play.set_up(*EVERYONE)
             return play
 
@@ -44,7 +44,7 @@ def opened(tmp_path: Path, cast: Cast) -> Iterator[Open]:
 
 
 @pytest.fixture
-def play(opened: Open) -> ClusterPlay:
+def play(opened: Open) -> ScriptedClusters:
     return opened(clustered_agreement())
 
 
@@ -55,7 +55,7 @@ def key(phase: Phase) -> PhaseKey:
 # Steps
 
 
-def test_a_site_that_restarts_at_every_step_gives_the_same_bytes(play: ClusterPlay) -> None:
+def test_a_site_that_restarts_at_every_step_gives_the_same_bytes(play: ScriptedClusters) -> None:
     attempt = play.begun(*EVERYONE)
     assert_same_after_a_restart(play)
     attempt.tell(attempt.honest, *EVERYONE)
@@ -69,7 +69,7 @@ def test_a_site_that_restarts_at_every_step_gives_the_same_bytes(play: ClusterPl
     np.testing.assert_allclose(sums, sum(attempt.put(name) for name in EVERYONE), atol=1e-9)
 
 
-def assert_same_after_a_restart(play: ClusterPlay) -> None:
+def assert_same_after_a_restart(play: ScriptedClusters) -> None:
     last = play.last
     assert last is not None
     answer = play.site(last.site).journal.stored_answer(last.key)
@@ -105,7 +105,7 @@ def asks_directions_again(attempt: ClusterAttempt) -> None:
     ],
 )
 def test_steps_out_of_order_are_refused(
-    play: ClusterPlay, ask: Callable[[ClusterAttempt], None], refusal: str
+    play: ScriptedClusters, ask: Callable[[ClusterAttempt], None], refusal: str
 ) -> None:
     started = play.attempt(*EVERYONE)
     attempt = ClusterAttempt(play, started.active, EVERYONE, 1, 1)
@@ -122,7 +122,7 @@ def test_directions_are_no_step_of_plain(opened: Open) -> None:
         attempt.ask_directions(A)
 
 
-def test_an_assignment_among_too_few_sites_is_refused(play: ClusterPlay) -> None:
+def test_an_assignment_among_too_few_sites_is_refused(play: ScriptedClusters) -> None:
     """Two of four never sent any: the rest cannot make clusters of three sites."""
     attempt = ClusterAttempt(play, play.attempt(*EVERYONE).active, EVERYONE, 1, 1)
     for name in (A, B):
@@ -134,7 +134,7 @@ def test_an_assignment_among_too_few_sites_is_refused(play: ClusterPlay) -> None
 # Results
 
 
-def result(play: ClusterPlay) -> Payload:
+def result(play: ScriptedClusters) -> Payload:
     """Return an honest coordinator's result: two clusters of class 0, one of class 1."""
     rows = np.zeros((3, play.agreement.dim))
     rows[:, 0] = 1.0
@@ -143,7 +143,7 @@ def result(play: ClusterPlay) -> Payload:
     return Payload(SCHEME, (rows, np.array([0.0, 0.0, 1.0]), weights, model))
 
 
-def test_a_result_becomes_the_base_and_what_features_are_drawn_to(play: ClusterPlay) -> None:
+def test_a_result_becomes_the_base_and_what_features_are_drawn_to(play: ScriptedClusters) -> None:
     play.attempt(*EVERYONE)
     given = result(play)
     play.give_result(A, given)
@@ -181,7 +181,7 @@ RESULTS: dict[str, tuple[Callable[[Payload], Payload], str]] = {
 
 
 @pytest.mark.parametrize("case", RESULTS)
-def test_a_result_that_cannot_be_right_is_refused(play: ClusterPlay, case: str) -> None:
+def test_a_result_that_cannot_be_right_is_refused(play: ScriptedClusters, case: str) -> None:
     play.attempt(*EVERYONE)
     change, refusal = RESULTS[case]
     with pytest.raises(Violation, match=refusal):
@@ -199,7 +199,7 @@ def test_more_clusters_than_are_agreed_are_refused(opened: Open) -> None:
         play.give_result(A, many)
 
 
-def test_a_catch_up_is_taken_for_the_round_before(play: ClusterPlay) -> None:
+def test_a_catch_up_is_taken_for_the_round_before(play: ScriptedClusters) -> None:
     play.attempt(*EVERYONE)
     given = result(play)
     for name in (A, B, C):
@@ -272,7 +272,7 @@ def test_a_site_with_more_samples_than_agreed_counts_as_one_with_so_many(opened:
     assert samples.tolist() == [1.0] * len(samples)
 
 
-def test_rows_of_a_class_that_is_withheld_are_not_sent(play: ClusterPlay) -> None:
+def test_rows_of_a_class_that_is_withheld_are_not_sent(play: ScriptedClusters) -> None:
     """Two sites hold class 2 without clinic-d."""
     started = play.attempt(A, B, C)
     attempt = ClusterAttempt(play, started.active, EVERYONE, 1, 1)

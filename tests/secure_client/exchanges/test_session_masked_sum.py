@@ -14,35 +14,35 @@ from crypto.errors import BoundError
 from crypto.pairwise.wire_values import SealedShare
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
-from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.secure_client.conftest import OpenSites
 from tests.secure_client.masked_steps import STEPS, played_up_to
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums, SumAttempt
 
 A, B, C, D = EVERYONE
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     opened = open_sites(grouped_agreement())
     opened.set_up(*EVERYONE)
     return opened
 
 
-def secrets_kept(play: MaskedPlay, name: str) -> set[str]:
+def secrets_kept(play: ScriptedSums, name: str) -> set[str]:
     """Return the names of the attempts' secrets in a site's journal."""
     rows = play.site(name).journal._db.execute("SELECT name FROM secrets").fetchall()
     return {row[0] for row in rows if " round " in row[0]}
 
 
 @pytest.mark.parametrize("phase", STEPS[1:])
-def test_no_step_comes_before_the_one_it_follows(play: MaskedPlay, phase: Phase) -> None:
+def test_no_step_comes_before_the_one_it_follows(play: ScriptedSums, phase: Phase) -> None:
     begun = play.attempt(*EVERYONE)
     with pytest.raises(Violation, match=f"{phase.name} came before {STEPS[STEPS.index(phase) - 1].name}"):
         begun.ask(A, phase, b"")
 
 
-def test_no_step_comes_after_the_result(play: MaskedPlay) -> None:
+def test_no_step_comes_after_the_result(play: ScriptedSums) -> None:
     result = play.play_sum(*EVERYONE)
     begun = play.attempt(*EVERYONE, round_number=2)
     begun.share(*EVERYONE)
@@ -52,7 +52,7 @@ def test_no_step_comes_after_the_result(play: MaskedPlay) -> None:
 
 
 def test_a_site_that_dropped_out_takes_its_groups_result_but_not_one_of_an_attempt_it_was_not_in(
-    play: MaskedPlay,
+    play: ScriptedSums,
 ) -> None:
     result = play.play_sum(A, B, D)
     with pytest.raises(Violation, match="attempt 1 is not the current attempt"):
@@ -68,7 +68,7 @@ def test_a_site_that_dropped_out_takes_its_groups_result_but_not_one_of_an_attem
 # Secrets
 
 
-def test_secrets_of_an_attempt_are_erased_once_shares_are_released(play: MaskedPlay) -> None:
+def test_secrets_of_an_attempt_are_erased_once_shares_are_released(play: ScriptedSums) -> None:
     begun = played_up_to(play, Phase.SURVIVORS)
     assert len(secrets_kept(play, A)) == 2
     begun.release(EVERYONE, begun.sign(EVERYONE, *EVERYONE), A)
@@ -78,7 +78,7 @@ def test_secrets_of_an_attempt_are_erased_once_shares_are_released(play: MaskedP
 
 @pytest.mark.parametrize("ends", ["a result", "a newer attempt", "the run's end"])
 def test_secrets_of_an_attempt_without_its_last_step_are_erased_when_it_is_over(
-    play: MaskedPlay, ends: str
+    play: ScriptedSums, ends: str
 ) -> None:
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -96,7 +96,7 @@ def test_secrets_of_an_attempt_without_its_last_step_are_erased_when_it_is_over(
     assert not before & secrets_kept(play, A)
 
 
-def test_a_site_that_erased_its_secrets_signs_no_survivors(play: MaskedPlay) -> None:
+def test_a_site_that_erased_its_secrets_signs_no_survivors(play: ScriptedSums) -> None:
     """The coordinator would count on its shares at UNMASK, when a round can no longer be attempted again."""
     begun = played_up_to(play, Phase.VALUES)
     play.site(A).session.end()
@@ -106,7 +106,7 @@ def test_a_site_that_erased_its_secrets_signs_no_survivors(play: MaskedPlay) -> 
     assert len(begun.sign(EVERYONE, B, C, D)) == 3
 
 
-def test_each_attempt_has_keys_of_its_own(play: MaskedPlay) -> None:
+def test_each_attempt_has_keys_of_its_own(play: ScriptedSums) -> None:
     first = play.attempt(*EVERYONE)
     second = play.attempt(*EVERYONE, attempt=2)
     every = [
@@ -116,7 +116,7 @@ def test_each_attempt_has_keys_of_its_own(play: MaskedPlay) -> None:
 
 
 def test_a_share_that_does_not_open_is_logged_and_the_sum_opens_without_it(
-    play: MaskedPlay, caplog: pytest.LogCaptureFixture
+    play: ScriptedSums, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that shares badly keeps no other from answering, nor makes it leave the run."""
     begun = play.attempt(*EVERYONE)
@@ -130,7 +130,7 @@ def test_a_share_that_does_not_open_is_logged_and_the_sum_opens_without_it(
     assert (np.abs(opened - expected) <= play.rounding(4)).all()
 
 
-def _spoilt(begun: Attempt, share: SealedShare) -> SealedShare:
+def _spoilt(begun: SumAttempt, share: SealedShare) -> SealedShare:
     """Put garbage in the place of the sealed pair, under its sender's good signature."""
     body = bytes(len(share.sealed))
     fields = (*begun.binding.fields(), share.sender.encode(), share.recipient.encode(), body)
@@ -141,7 +141,9 @@ def _spoilt(begun: Attempt, share: SealedShare) -> SealedShare:
 # Values
 
 
-def test_a_value_beyond_its_bound_is_never_masked(play: MaskedPlay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_beyond_its_bound_is_never_masked(
+    play: ScriptedSums, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Should a value grow between the statement and the sum."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -151,7 +153,7 @@ def test_a_value_beyond_its_bound_is_never_masked(play: MaskedPlay, monkeypatch:
 
 
 def test_a_class_that_too_few_of_the_group_hold_is_sent_as_zeros(
-    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedSums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sites hold class 2 without clinic-d, and three are agreed: its sum is zeros, though both sites train it."""
     present = (A, B, C)
@@ -169,7 +171,7 @@ def test_a_class_that_too_few_of_the_group_hold_is_sent_as_zeros(
     assert again[2].any()
 
 
-_CASES: dict[str, tuple[Callable[[Attempt], None], str]] = {
+_CASES: dict[str, tuple[Callable[[SumAttempt], None], str]] = {
     "a stranger's share": (
         lambda begun: begun.mask(A, shares=(replace(begun.shares_for(A)[0], sender="clinic-z"),)),
         "clinic-z is not on the roster",
@@ -188,7 +190,7 @@ _CASES: dict[str, tuple[Callable[[Attempt], None], str]] = {
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_shares_that_are_not_the_members_are_refused(play: MaskedPlay, case: str) -> None:
+def test_shares_that_are_not_the_members_are_refused(play: ScriptedSums, case: str) -> None:
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
     ask, refusal = _CASES[case]
@@ -197,7 +199,7 @@ def test_shares_that_are_not_the_members_are_refused(play: MaskedPlay, case: str
 
 
 def test_the_journals_files_hold_no_secret_of_an_attempt_that_is_over(
-    play: MaskedPlay, tmp_path: Path
+    play: ScriptedSums, tmp_path: Path
 ) -> None:
     play.attempt(*EVERYONE)
     (sealed,) = (

@@ -13,10 +13,10 @@ from protoseal_wire.messages import RoundStart
 from secure_client.errors import Violation
 from secure_client.exchanges.sums import SumExchange
 from secure_client.output.site_log import SiteRound
-from tests.adversary.masked_play import MaskedPlay
 from tests.algorithms import feddbp_reference as paper
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums
 from tests.support.small import DIM
 from tests.support.summed import method_agreement
 
@@ -29,13 +29,13 @@ def feddbp(**changes: Any) -> Agreement:
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     opened = open_sites(feddbp())
     opened.set_up(*EVERYONE)
     return opened
 
 
-def method_of(play: MaskedPlay, name: str) -> SumExchange:
+def method_of(play: ScriptedSums, name: str) -> SumExchange:
     method = play.site(name).session._exchange
     assert isinstance(method, SumExchange)
     return method
@@ -43,7 +43,7 @@ def method_of(play: MaskedPlay, name: str) -> SumExchange:
 
 @pytest.mark.parametrize("groups", [((A, B, C),), ((A, B, D),), ((A, C, D),)])
 def test_all_members_of_the_roster_are_the_group(
-    play: MaskedPlay, groups: tuple[tuple[str, ...], ...]
+    play: ScriptedSums, groups: tuple[tuple[str, ...], ...]
 ) -> None:
     with pytest.raises(Violation, match="over all members"):
         play.presence(A, start=RoundStart(groups, b""))
@@ -56,7 +56,7 @@ def test_a_method_that_groups_sites_takes_the_coordinators_word(open_sites: Open
     assert play.presence(A, start=RoundStart(((A, B, C),), b"")).site == A
 
 
-def test_a_site_fuses_what_it_is_given_with_its_own_and_trains_towards_that(play: MaskedPlay) -> None:
+def test_a_site_fuses_what_it_is_given_with_its_own_and_trains_towards_that(play: ScriptedSums) -> None:
     begun = play.attempt(*EVERYONE)
     result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
     vector, has = result.arrays
@@ -85,7 +85,7 @@ def test_a_site_fuses_what_it_is_given_with_its_own_and_trains_towards_that(play
     assert len({base.hash for base in bases if base is not None}) == 1  # all were given the same
 
 
-def test_a_mean_that_nobody_within_the_bounds_has_is_refused(play: MaskedPlay) -> None:
+def test_a_mean_that_nobody_within_the_bounds_has_is_refused(play: ScriptedSums) -> None:
     begun = play.attempt(*EVERYONE)
     result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
     vector, has = result.arrays
@@ -100,19 +100,19 @@ def test_a_mean_that_nobody_within_the_bounds_has_is_refused(play: MaskedPlay) -
 
 
 @pytest.fixture
-def fedavg(open_sites: OpenSites) -> MaskedPlay:
+def fedavg(open_sites: OpenSites) -> ScriptedSums:
     opened = open_sites(method_agreement(Method.FEDAVG, Protection.MASKED))
     opened.set_up(*EVERYONE)
     return opened
 
 
-def result_for(play: MaskedPlay, has: float) -> Payload:
+def result_for(play: ScriptedSums, has: float) -> Payload:
     averaged = play.site(A).trainee.values.averaged()
     return Payload("pairwise/1", arrays=(averaged, np.array([has, 0.0, 0.0])))
 
 
 def test_prototypes_that_nobody_adds_up_are_refused(
-    fedavg: MaskedPlay, monkeypatch: pytest.MonkeyPatch
+    fedavg: ScriptedSums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = fedavg.attempt(*EVERYONE)
     begun.share(*EVERYONE)

@@ -23,17 +23,17 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.releases import Releases
-from tests.adversary.masked_play import MaskedPlay
 from tests.secure_client.conftest import OpenSites
-from tests.support.budgets import spent_budget
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.ledgers import spent_budget
+from tests.support.scripted_sums import ScriptedSums
 
 A, B, C, D = EVERYONE
 SHARED = PrivacySection(clip=2.0, noise_multiplier=4.0, noise=Noise.DISTRIBUTED, colluding=1)
 Terms = Mapping[str, list[NDArray[np.int64]]]
 
 
-def open_play(open_sites: OpenSites, insist: int | None = None, **changes: Any) -> MaskedPlay:
+def open_play(open_sites: OpenSites, insist: int | None = None, **changes: Any) -> ScriptedSums:
     opened = open_sites(grouped_agreement(**{"privacy": SHARED, **changes}))
     for name in EVERYONE:
         if insist is not None:
@@ -43,7 +43,7 @@ def open_play(open_sites: OpenSites, insist: int | None = None, **changes: Any) 
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     return open_play(open_sites)
 
 
@@ -62,11 +62,11 @@ def terms(monkeypatch: pytest.MonkeyPatch) -> Terms:
     return drawn
 
 
-def entries(play: MaskedPlay, name: str) -> tuple[Entry, ...]:
+def entries(play: ScriptedSums, name: str) -> tuple[Entry, ...]:
     return read_account(play.budget(name).ledger).entries
 
 
-def noisy_part(play: MaskedPlay, total: NDArray[np.float64]) -> NDArray[np.float64]:
+def noisy_part(play: ScriptedSums, total: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the noisy part of an opened sum, in whole steps."""
     vectors, weights = play.agreement.layout.noisy_parts(total)
     return np.concatenate([vectors.ravel(), weights])
@@ -77,13 +77,13 @@ def noisy_part(play: MaskedPlay, total: NDArray[np.float64]) -> NDArray[np.float
 
 @pytest.mark.parametrize("survivors", [EVERYONE, (A, B, D)])
 def test_the_sum_is_that_of_the_survivors_terms_to_the_last_digit(
-    play: MaskedPlay, terms: Terms, survivors: tuple[str, ...]
+    play: ScriptedSums, terms: Terms, survivors: tuple[str, ...]
 ) -> None:
     total = noisy_part(play, play.attempt(*EVERYONE).carried_out(survivors))
     assert total.tolist() == np.sum([terms[name][0] for name in survivors], axis=0).tolist()
 
 
-def test_the_anchor_in_a_presence_statement_covers_the_payment_for_the_attempt(play: MaskedPlay) -> None:
+def test_the_anchor_in_a_presence_statement_covers_the_payment_for_the_attempt(play: ScriptedSums) -> None:
     """All that a site pays is known to others before it adds anything: so also for who drops out before that."""
     begun = play.attempt(*EVERYONE)
     begun.carried_out((A, B, D))
@@ -94,7 +94,7 @@ def test_the_anchor_in_a_presence_statement_covers_the_payment_for_the_attempt(p
         assert len(account.entries) == 1
 
 
-def test_the_ledger_says_whose_noise_it_was(play: MaskedPlay) -> None:
+def test_the_ledger_says_whose_noise_it_was(play: ScriptedSums) -> None:
     play.attempt(*EVERYONE).carried_out(EVERYONE)
     (entry,) = entries(play, A)
     facts, event = entry.spending.facts, entry.spending.event
@@ -105,7 +105,7 @@ def test_the_ledger_says_whose_noise_it_was(play: MaskedPlay) -> None:
 
 
 def test_a_site_states_and_adds_to_classes_that_it_has_not(
-    play: MaskedPlay, terms: Terms, monkeypatch: pytest.MonkeyPatch
+    play: ScriptedSums, terms: Terms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """clinic-c has no record of the third class, and adds noise there like the others: what it drew, and no more."""
     drawn: list[NDArray[np.int64]] = []
@@ -124,7 +124,7 @@ def test_a_site_states_and_adds_to_classes_that_it_has_not(
     assert not play.site(C).trainee.values.held_classes().any()
 
 
-def test_below_the_threshold_nothing_opens(play: MaskedPlay) -> None:
+def test_below_the_threshold_nothing_opens(play: ScriptedSums) -> None:
     """Two survivors of four: no site signs, and of the shares that an honest one would give none opens a seed."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -139,7 +139,7 @@ def test_below_the_threshold_nothing_opens(play: MaskedPlay) -> None:
 # Once
 
 
-def test_another_attempt_is_other_noise_and_paid_for(play: MaskedPlay, terms: Terms) -> None:
+def test_another_attempt_is_other_noise_and_paid_for(play: ScriptedSums, terms: Terms) -> None:
     """Another attempt can be on another grid too, since its list decides."""
     first = play.attempt(*EVERYONE)
     first.share(*EVERYONE)
@@ -153,7 +153,7 @@ def test_another_attempt_is_other_noise_and_paid_for(play: MaskedPlay, terms: Te
     assert np.count_nonzero(terms[A][0] == terms[A][1]) <= 1
 
 
-def test_each_list_has_the_share_of_its_own_threshold(play: MaskedPlay) -> None:
+def test_each_list_has_the_share_of_its_own_threshold(play: ScriptedSums) -> None:
     """Ten listed go by seven, of whom one may collude; seven by five."""
     play.attempt(*EVERYONE)
     trainee = play.site(A).trainee
@@ -166,7 +166,7 @@ def test_each_list_has_the_share_of_its_own_threshold(play: MaskedPlay) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_one_payment_is_one_share_however_often_journal_and_ledger_are_put_back(
-    play: MaskedPlay, tmp_path: Path, shared: bool
+    play: ScriptedSums, tmp_path: Path, shared: bool
 ) -> None:
     """Journal and ledger are put back between PRESENCE and VALUES, with the first vector on its way: it leaves
     unchanged.
@@ -187,7 +187,7 @@ def test_one_payment_is_one_share_however_often_journal_and_ledger_are_put_back(
 
 
 def test_journal_and_ledger_put_back_to_before_the_payment_are_refused_in_the_same_attempt(
-    play: MaskedPlay, tmp_path: Path
+    play: ScriptedSums, tmp_path: Path
 ) -> None:
     """The statement that the attempt lists has the keys, and the anchor, of the payment that is gone."""
     play.presence(A, round_number=0)
@@ -228,13 +228,13 @@ def test_a_site_that_cannot_pay_takes_part_in_no_further_attempt(
     open_sites: OpenSites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it says that it is there, so that the others list without it."""
-    ample = MaskedPlay.budget
+    ample = ScriptedSums.budget
 
-    def tight(self: MaskedPlay, name: str) -> BudgetSection:
+    def tight(self: ScriptedSums, name: str) -> BudgetSection:
         own = ample(self, name)
         return own.model_copy(update={"epsilon": 1.6}) if name == A else own
 
-    monkeypatch.setattr(MaskedPlay, "budget", tight)
+    monkeypatch.setattr(ScriptedSums, "budget", tight)
     play = open_play(open_sites, rounds=1)
     paid = 0
     while paid < 9 and _says_that_it_is_there(play, attempt=paid + 1):
@@ -252,9 +252,9 @@ def test_a_coordinator_that_repeats_attempts_causes_no_more_payments_than_the_si
     open_sites: OpenSites, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     """The budget has room for more payments. Restarts reset no count, and the next round is paid for again."""
-    ample = MaskedPlay.budget
+    ample = ScriptedSums.budget
     monkeypatch.setattr(
-        MaskedPlay, "budget", lambda *given: ample(*given).model_copy(update={"most_paid_attempts": 3})
+        ScriptedSums, "budget", lambda *given: ample(*given).model_copy(update={"most_paid_attempts": 3})
     )
     play = open_play(open_sites, rounds=2)
     for attempt in range(1, 4):
@@ -271,14 +271,14 @@ def test_a_coordinator_that_repeats_attempts_causes_no_more_payments_than_the_si
     assert len(entries(play, A)) == 4
 
 
-def _noise_kept(play: MaskedPlay, name: str) -> bool:
+def _noise_kept(play: ScriptedSums, name: str) -> bool:
     return any(
         play.site(name).journal.secret(f"noise of round 1, attempt {attempt}") is not None
         for attempt in (1, 2)
     )
 
 
-def _copy_of_state(play: MaskedPlay, name: str, kept: Path) -> Path:
+def _copy_of_state(play: ScriptedSums, name: str, kept: Path) -> Path:
     """Copy journal and ledger of a site, as they lie on the disk now."""
     play.restart(name)
     shutil.copytree(play.state(name), kept / "state")
@@ -286,13 +286,13 @@ def _copy_of_state(play: MaskedPlay, name: str, kept: Path) -> Path:
     return kept
 
 
-def _put_back(play: MaskedPlay, name: str, kept: Path) -> None:
+def _put_back(play: ScriptedSums, name: str, kept: Path) -> None:
     play.lose_state(name)
     shutil.copytree(kept / "state", play.state(name))
     shutil.copytree(kept / "ledger", play.budget(name).ledger.parent, dirs_exist_ok=True)
 
 
-def _says_that_it_is_there(play: MaskedPlay, attempt: int) -> bool:
+def _says_that_it_is_there(play: ScriptedSums, attempt: int) -> bool:
     """Return False if the budget refuses the site; otherwise add its values, like everyone's."""
     try:
         begun = play.attempt(*EVERYONE, attempt=attempt)

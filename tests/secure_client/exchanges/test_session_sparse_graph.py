@@ -14,9 +14,9 @@ from agreement import Agreement
 from crypto.pairwise.member_signatures import verify_sharers
 from protoseal_wire.messages import SurvivorSignature
 from secure_client.errors import ConflictingRequest, Violation
-from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums, SumAttempt
 
 A, B, C, D = EVERYONE
 WITHOUT_D = (A, B, C)
@@ -29,13 +29,13 @@ def sparse() -> Agreement:
 
 
 @pytest.fixture
-def play(open_sites: OpenSites) -> MaskedPlay:
+def play(open_sites: OpenSites) -> ScriptedSums:
     opened = open_sites(sparse())
     opened.set_up(*EVERYONE)
     return opened
 
 
-def masked(play: MaskedPlay) -> Attempt:
+def masked(play: ScriptedSums) -> SumAttempt:
     """Play an attempt up to VALUES."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -43,26 +43,26 @@ def masked(play: MaskedPlay) -> Attempt:
     return begun
 
 
-def holder_and_owner(begun: Attempt) -> tuple[str, str]:
+def holder_and_owner(begun: SumAttempt) -> tuple[str, str]:
     """Return a site, and another site whose shares the first was sent."""
     share = begun.made[A][0]
     return share.recipient, share.sender
 
 
-def assert_opens(play: MaskedPlay, begun: Attempt) -> None:
+def assert_opens(play: ScriptedSums, begun: SumAttempt) -> None:
     expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
     assert np.abs(expected).max() > 0.1
     assert (np.abs(begun.opened(EVERYONE) - expected) <= play.rounding(4)).all()
 
 
-def test_the_graph_is_sparse_and_its_sum_opens(play: MaskedPlay) -> None:
+def test_the_graph_is_sparse_and_its_sum_opens(play: ScriptedSums) -> None:
     begun = masked(play)
     assert begun.graph.sparse
     assert {name: len(made) for name, made in begun.made.items()} == dict.fromkeys(EVERYONE, 2)
     assert_opens(play, begun)
 
 
-def test_a_group_of_three_of_the_same_run_is_complete(play: MaskedPlay) -> None:
+def test_a_group_of_three_of_the_same_run_is_complete(play: ScriptedSums) -> None:
     """The agreement and the number of members decide, in each attempt."""
     begun = play.attempt(A, B, D)
     begun.share(A, B, D)
@@ -74,14 +74,14 @@ def test_a_group_of_three_of_the_same_run_is_complete(play: MaskedPlay) -> None:
     assert (np.abs(begun.opened((A, B, D)) - expected) <= play.rounding(3)).all()
 
 
-def test_each_site_signs_whom_it_masks_with(play: MaskedPlay) -> None:
+def test_each_site_signs_whom_it_masks_with(play: ScriptedSums) -> None:
     begun = masked(play)
     members = play.site(A).session._setup.roster().members
     for name in EVERYONE:
         verify_sharers(members[name], begun.binding, EVERYONE, begun.masks_with[name].signature)
 
 
-def test_a_second_word_on_who_made_shares_is_refused_for_good(play: MaskedPlay) -> None:
+def test_a_second_word_on_who_made_shares_is_refused_for_good(play: ScriptedSums) -> None:
     begun = masked(play)
     with pytest.raises(ConflictingRequest):
         begun.mask(A, sharers=WITHOUT_D, shares=tuple(s for s in begun.shares_for(A) if s.sender != D))
@@ -89,7 +89,7 @@ def test_a_second_word_on_who_made_shares_is_refused_for_good(play: MaskedPlay) 
 
 # Who made shares
 
-_TOLD: dict[str, tuple[Callable[[Attempt, str], None], str]] = {
+_TOLD: dict[str, tuple[Callable[[SumAttempt, str], None], str]] = {
     "nobody": (lambda begun, name: begun.mask(name, sharers=()), "is missing from the list of sharers"),
     "all but itself": (
         lambda begun, name: begun.mask(name, sharers=tuple(each for each in EVERYONE if each != name)),
@@ -111,7 +111,7 @@ _TOLD: dict[str, tuple[Callable[[Attempt, str], None], str]] = {
 
 
 @pytest.mark.parametrize("case", _TOLD)
-def test_odd_words_on_who_made_shares_are_refused(play: MaskedPlay, case: str) -> None:
+def test_odd_words_on_who_made_shares_are_refused(play: ScriptedSums, case: str) -> None:
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
     holder, _ = holder_and_owner(begun)
@@ -121,7 +121,7 @@ def test_odd_words_on_who_made_shares_are_refused(play: MaskedPlay, case: str) -
     assert holder not in begun.masked
 
 
-def test_a_share_that_its_owner_did_not_make_is_refused(play: MaskedPlay) -> None:
+def test_a_share_that_its_owner_did_not_make_is_refused(play: ScriptedSums) -> None:
     """The coordinator chooses no holder: not by passing on another's share, nor by naming another owner."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -143,7 +143,7 @@ def test_where_all_hold_shares_nobody_says_who_made_them(open_sites: OpenSites) 
 
 # Under whose word shares are released
 
-_Sharers = Callable[[Attempt, str, tuple[SurvivorSignature, ...]], tuple[SurvivorSignature, ...]]
+_Sharers = Callable[[SumAttempt, str, tuple[SurvivorSignature, ...]], tuple[SurvivorSignature, ...]]
 _WORDS: dict[str, tuple[_Sharers, str]] = {
     "no owner's": (lambda _begun, _name, _owners: (), "missing or unexpected"),
     "not every owner's": (lambda _begun, _name, owners: owners[1:], "missing or unexpected"),
@@ -169,7 +169,9 @@ _WORDS: dict[str, tuple[_Sharers, str]] = {
 
 
 @pytest.mark.parametrize("case", _WORDS)
-def test_no_share_is_released_but_under_each_owners_word_on_the_same_set(play: MaskedPlay, case: str) -> None:
+def test_no_share_is_released_but_under_each_owners_word_on_the_same_set(
+    play: ScriptedSums, case: str
+) -> None:
     begun = masked(play)
     signatures = begun.sign(EVERYONE, *EVERYONE)
     holder, _ = holder_and_owner(begun)
@@ -184,7 +186,7 @@ def test_no_share_is_released_but_under_each_owners_word_on_the_same_set(play: M
     begun.release(EVERYONE, signatures, holder)
 
 
-def test_the_word_of_an_owner_that_masks_with_others_is_refused(play: MaskedPlay) -> None:
+def test_the_word_of_an_owner_that_masks_with_others_is_refused(play: ScriptedSums) -> None:
     """The owner was told of all members but one, and the holders of its shares were told of all."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
@@ -210,7 +212,7 @@ def test_where_all_hold_shares_no_such_word_is_taken(open_sites: OpenSites) -> N
 
 
 def test_a_site_that_signed_survivors_refuses_further_attempts_of_the_round(
-    play: MaskedPlay, caplog: pytest.LogCaptureFixture
+    play: ScriptedSums, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = masked(play)
     begun.sign(EVERYONE, A)
@@ -233,7 +235,9 @@ def test_with_a_complete_graph_a_site_that_signed_takes_part_again(open_sites: O
     again.share(*EVERYONE)
 
 
-def test_secrets_of_an_attempt_are_erased_once_shares_are_released(play: MaskedPlay, tmp_path: Path) -> None:
+def test_secrets_of_an_attempt_are_erased_once_shares_are_released(
+    play: ScriptedSums, tmp_path: Path
+) -> None:
     begun = masked(play)
     journal = play.site(A).journal
     (sealed,) = journal._db.execute("SELECT sealed FROM secrets WHERE name LIKE 'mask secrets%'").fetchone()

@@ -13,20 +13,20 @@ from privacy.ledger.budget_account import read_account
 from secure_client.privacy.budget import BudgetSection
 from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.session import Session
-from tests.adversary.hostile_coordinator import Cast, Hostile, Site
+from tests.support.scripted_coordinator import Cast, ScriptedCoordinator, Site
 from tests.support.small import small_agreement
 
 A, OTHERS = "clinic-a", ("clinic-b", "clinic-c", "clinic-d")
 
 
 @pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Iterator[Hostile]:
-    with Hostile(tmp_path, small_agreement(Protection.PLAIN, Weighting.COMPLEMENT), cast) as play:
+def play(tmp_path: Path, cast: Cast) -> Iterator[ScriptedCoordinator]:
+    with ScriptedCoordinator(tmp_path, small_agreement(Protection.PLAIN, Weighting.COMPLEMENT), cast) as play:
         play.set_up(A, *OTHERS)
         yield play
 
 
-def test_presence_without_noise_records_the_exposure_once(play: Hostile, tmp_path: Path) -> None:
+def test_presence_without_noise_records_the_exposure_once(play: ScriptedCoordinator, tmp_path: Path) -> None:
     budget = BudgetSection(dataset="scans", ledger=tmp_path / "scans.ledger", epsilon=1.0)
     site = play.site(A)
     exact = ExactReleases(play.agreement, budget)

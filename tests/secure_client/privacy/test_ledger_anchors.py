@@ -21,7 +21,7 @@ from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.ledger_anchors import OwnAnchor, PeerAnchors, check_recorded
 from secure_client.protocol.journal import Journal
 from tests.support.anchors import anchor, with_noise
-from tests.support.budgets import DATASET, LIMIT, open_ledger, spending
+from tests.support.ledgers import DATASET, LIMIT, open_ledger, spending
 from tests.support.small import FEDERATION, RUN, small_agreement
 
 A, B, C = "clinic-a", "clinic-b", "clinic-c"

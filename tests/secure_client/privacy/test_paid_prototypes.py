@@ -27,7 +27,7 @@ from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.training.evaluation import evaluate_outputs
 from secure_client.training.learner import Learner
-from tests.support.budgets import spent_budget
+from tests.support.ledgers import spent_budget
 from tests.support.small import small_agreement, small_data
 
 SITE = "clinic-a"

@@ -36,8 +36,8 @@ from secure_client.privacy.cost import planned_epsilon, planned_history
 from secure_client.privacy.releases import open_releases
 from secure_client.protocol.journal import Journal
 from tests.conformance.federations import data_for, private_agreement
-from tests.support.budgets import spent_budget
 from tests.support.composed import epsilon
+from tests.support.ledgers import spent_budget
 from tests.support.replayed_noise import replayed_noise
 
 CLASSES, DIM, SITE = 3, 8, "site-1"

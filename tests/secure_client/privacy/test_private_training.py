@@ -35,8 +35,8 @@ from secure_client.protocol.journal import Journal
 from secure_client.training.dp_sgd import steps as dp_sgd
 from secure_client.training.dp_sgd.mechanism import draw_noise
 from secure_client.training.learner import Learner
-from tests.support.budgets import spent_budget
 from tests.support.composed import epsilon
+from tests.support.ledgers import spent_budget
 from tests.support.small import small_agreement, small_data
 
 SITE, ROUNDS, EPOCHS = "clinic-a", 4, 2

@@ -28,7 +28,7 @@ from secure_client.privacy.record_overlap import (
     compare_records,
     open_records_key,
 )
-from tests.support.budgets import LIMIT, open_ledger, spending
+from tests.support.ledgers import LIMIT, open_ledger, spending
 
 KEY = StorageKey(bytes(range(32)))
 

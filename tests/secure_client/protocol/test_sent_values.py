@@ -26,7 +26,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Unprotected
 from secure_client.protocol.sent_values import Answer, SignedValues, encode_answer
-from tests.adversary.cluster_play import clustered_agreement
+from tests.support.scripted_clusters import clustered_agreement
 from tests.support.summed import method_agreement
 
 HALVES: dict[type, str] = {

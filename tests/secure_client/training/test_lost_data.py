@@ -19,7 +19,7 @@ from secure_client.errors import DataError, DataLost
 from secure_client.training import lost_data
 from secure_client.training.batches import Batch
 from secure_client.training.lost_data import PrivateSource, RetryingSource
-from tests.support.own_data import preprocessed
+from tests.support.site_data import preprocessed
 
 
 class Time:

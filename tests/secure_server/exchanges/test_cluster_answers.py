@@ -21,8 +21,8 @@ from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_c
 from secure_server.exchanges.clusters import MaskedClusters
 from secure_server.exchanges.exchange import Attempt
 from secure_server.exchanges.group_results import GroupSum
-from tests.adversary.cluster_play import clustered_agreement
-from tests.adversary.victim import Scene, stopped_at
+from tests.adversary.stopped_run import Scene, stopped_at
+from tests.support.scripted_clusters import clustered_agreement
 
 B = "clinic-b"
 PLAIN = clustered_agreement(protection=Protection.PLAIN)

@@ -16,8 +16,8 @@ from secure_server.coordinator import Coordinator
 from secure_server.exchanges import cluster_assignment
 from secure_server.exchanges.clusters import MaskedClusters
 from secure_server.exchanges.exchange import AttemptCache
-from tests.adversary.cluster_play import clustered_agreement
-from tests.adversary.victim import Scene, stopped_at
+from tests.adversary.stopped_run import Scene, stopped_at
+from tests.support.scripted_clusters import clustered_agreement
 
 B = "clinic-b"
 

@@ -23,7 +23,7 @@ from protoseal_wire.messages import (
 from secure_server.errors import BadPayload
 from secure_server.exchanges.exchange import AttemptCache
 from secure_server.exchanges.secure_aggregation import MaskedSumExchange
-from tests.adversary.victim import Scene, stopped_at
+from tests.adversary.stopped_run import Scene, stopped_at
 from tests.support.grouped import EVERYONE
 from tests.support.summed import method_agreement
 

@@ -1,4 +1,4 @@
-"""A coordinator in the tests' hands: it asks real sites whatever it likes, honest step or attack."""
+"""A coordinator in the tests' hands, which asks real sites one step at a time and combines their answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from numpy.typing import NDArray
 from agreement import Agreement
 from agreement.derived.cohorts import cohort_of
 from agreement.derived.payload_shapes import limits_of, values_shape
-from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import upload_shapes
-from crypto.ckks.secret_key import CkksSecret
-from crypto.ckks.serialization import read_payload
 from crypto.pki import Credentials
-from crypto.protection import Combination, Payload
+from crypto.protection import Payload
 from crypto.roster import Statement
 from protoseal_wire import codec
 from protoseal_wire.messages import (
@@ -77,7 +73,7 @@ class Cast:
     data: Mapping[str, SiteData]
 
 
-class Hostile:
+class ScriptedCoordinator:
     """Holds a run's sites and asks them. Sites are opened when first asked."""
 
     def __init__(self, directory: Path, agreement: Agreement, cast: Cast) -> None:
@@ -256,11 +252,3 @@ class Hostile:
         payloads = self.all_values(active, round_number=round_number, attempt=attempt)
         for name, payload in self.combine(payloads, active).items():
             self.give_result(name, payload, round_number=round_number, attempt=attempt)
-
-    def decrypt(self, secret: CkksSecret, payload: Payload, active: ActiveList) -> Rows:
-        """Read an upload with a group secret, (K, d)."""
-        cohort = cohort_of(active, self.agreement)
-        packing = Packing(cohort.classes, cohort.dim)
-        forms = upload_shapes(Combination(self.agreement.pfpl.weighting.value), packing.parts)
-        vectors = [secret.decrypt(each) for each in read_payload(payload, forms)]
-        return packing.unpack(vectors[: packing.parts])

@@ -1,29 +1,33 @@
-"""A hostile coordinator of FedPC or PFPL: masked sums a step at a time, and what it makes of the answers."""
+"""Steps of masked and encrypted sums, asked one at a time of real sites by a coordinator in the tests' hands."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from agreement import Protection
 from agreement.derived.cohorts import group_cohort
-from agreement.derived.payload_shapes import values_shape
+from agreement.derived.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.derived.payload_shapes import sums_shape, values_shape
 from agreement.registry.round_plan import PayloadKind
+from crypto.ckks.group_mixing import MixingServer
+from crypto.ckks.secret_key import CkksSecret
+from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.attempt import Binding, SharePair
-from crypto.pairwise.masks import add_streams, pair_keys, self_key
+from crypto.pairwise.attempt import Binding
 from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.unmask import unmask
-from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, ShareKind, masked_words
+from crypto.pairwise.wire_values import SCHEME, MaskKeys, ReleasedShare, SealedShare, masked_words
 from crypto.protection import Payload, Words
-from crypto.shamir import combine
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     ActiveList,
     Phase,
-    PhaseKey,
     ReceivedShares,
     RoundStart,
     SignedSurvivors,
@@ -31,14 +35,15 @@ from protoseal_wire.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from tests.adversary.hostile_coordinator import Hostile
+from secure_client.protocol.setup import make_group_secret
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_coordinator import ScriptedCoordinator
 
 Vector = NDArray[np.float64]
 Groups = tuple[tuple[str, ...], ...]
 
 
-class MaskedPlay(Hostile):
+class ScriptedSums(ScriptedCoordinator):
     """Sites of a run under masks, for the coordinator to ask."""
 
     def cluster(self, *names: str, attempt: int = 1) -> dict[str, Payload]:
@@ -53,7 +58,7 @@ class MaskedPlay(Hostile):
         attempt: int = 1,
         groups: Groups = (EVERYONE,),
         start: Mapping[str, tuple[bytes, Payload | None]] | None = None,
-    ) -> Attempt:
+    ) -> SumAttempt:
         """PRESENCE of these sites in a new attempt. ``start``: (base, result to catch up with) by site."""
         statements = []
         for name in names:
@@ -61,9 +66,9 @@ class MaskedPlay(Hostile):
             begun = RoundStart(groups, base, catch_up)
             statements.append(self.presence(name, round_number=round_number, attempt=attempt, start=begun))
         group = next(group for group in groups if names[0] in group)
-        return Attempt(self, ActiveList(tuple(statements)), group, round_number, attempt)
+        return SumAttempt(self, ActiveList(tuple(statements)), group, round_number, attempt)
 
-    def vector(self, name: str, begun: Attempt) -> Vector:
+    def vector(self, name: str, begun: SumAttempt) -> Vector:
         """Return a site's secret: what it adds to the sum, (L,)."""
         trainee, cohort = self.site(name).trainee, begun.cohort
         rows, _ = trainee.train_round(begun.round)
@@ -74,7 +79,7 @@ class MaskedPlay(Hostile):
         """Return how far a sum of so many encoded vectors may be from the sum itself, (L,)."""
         return np.asarray(terms * self.agreement.fixed_point().resolution / 2 + 1e-12)
 
-    def result_of(self, sum_: Vector, begun: Attempt, survivors: Iterable[str]) -> Payload:
+    def result_of(self, sum_: Vector, begun: SumAttempt, survivors: Iterable[str]) -> Payload:
         """Return the means of a single group, or PFPL's sum, as its members are sent them."""
         members = tuple(survivors)
         stay = [begun.cohort.index(site) for site in members]
@@ -102,11 +107,11 @@ class MaskedPlay(Hostile):
         return result
 
 
-class Attempt:
+class SumAttempt:
     """One attempt of one group's sum. Every step asks the sites named, or lets their refusal through."""
 
     def __init__(
-        self, play: MaskedPlay, active: ActiveList, group: tuple[str, ...], round_number: int, attempt: int
+        self, play: ScriptedSums, active: ActiveList, group: tuple[str, ...], round_number: int, attempt: int
     ) -> None:
         self.play, self.active, self.round, self.number = play, active, round_number, attempt
         self.cohort = group_cohort(active, group, play.agreement)
@@ -260,36 +265,91 @@ class Attempt:
         words = unmask(masked, released, self.binding, sharers, survivors, self.public, self.graph)
         return self.fixed_point.decode_sum(words, len(survivors))
 
-    def secret(self, owner: str, kind: ShareKind, released: Mapping[str, Iterable[ReleasedShare]]) -> bytes:
-        """Return a site's secret, out of enough shares of one kind by who released them."""
-        shares = {
-            self.binding.position(site): each.share
-            for site, answer in released.items()
-            for each in answer
-            if (each.owner, each.kind) == (owner, kind)
-        }
-        return combine(shares, self.graph.threshold)
-
-    def pairs_of(self, name: str) -> dict[str, SharePair]:
-        """Return all that a colluding site holds of the others' secrets, once it was asked for values."""
-        method = self.play.site(name).session._exchange
-        key = PhaseKey(self.play.agreement.run, self.round, self.number, Phase.UNMASK)
-        received = method._masks._request(key, Phase.VALUES)  # type: ignore[attr-defined]
-        return method._masks._held(key, received, self.binding)  # type: ignore[attr-defined, no-any-return]
-
-    def opened_alone(self, site: str, seed: bytes, pair_keys: Mapping[str, bytes]) -> Vector:
-        """Return one site's vector, from its self-mask's seed and the key of each pairwise mask, by peer."""
-        binding = self.binding
-        minus = [self_key(seed, binding, site)] + [key for peer, key in pair_keys.items() if site < peer]
-        plus = [key for peer, key in pair_keys.items() if peer < site]
-        words = add_streams(self.masked[site], plus, minus)
-        return self.fixed_point.decode_sum(words, 1)
-
-    def pair_keys_of(self, site: str, private: bytes) -> dict[str, bytes]:
-        """Return the keys of all pairwise masks of a site, from its own mask key."""
-        return pair_keys(private, self.public, self.binding, site, self.made, self.graph)
-
 
 def base_of(result: Payload) -> bytes:
     """Return the name of a result in the rounds after it."""
     return hashlib.sha256(codec.encode_payload(result)).digest()
+
+
+_TERMS = 8
+"""Number of equal terms in a forged sum: its values may be that many times their bounds."""
+
+
+@cache
+def one_secret(_: Protection) -> tuple[bytes, bytes]:
+    """Return one group secret for all runs of a test process, since a fresh one takes half a second."""
+    return make_group_secret(Protection.CKKS)
+
+
+MAKES_SECRETS = "secure_client.protocol.setup.make_group_secret"
+
+
+def play_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give all runs one group secret."""
+    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+
+
+def key_of(play: ScriptedSums) -> CkksSecret:
+    """Return the sites' key, which no coordinator has."""
+    return play.site(EVERYONE[0]).session._setup.ckks_key()
+
+
+def forged(secret: CkksSecret, form: SumLayout, values: Vector) -> Payload:
+    """Return a sum that decrypts to these values (L,), in the form of an honest one."""
+    term = SummingSite(secret, form).protect(values / _TERMS)
+    return SummingServer(form).add([term] * _TERMS)
+
+
+def hash_of(result: Payload) -> bytes:
+    """Return the hash that a site states once it was given this result."""
+    return hashlib.sha256(codec.encode_payload(result)).digest()
+
+
+class EncryptedAttempt(SumAttempt):
+    """One attempt of a sum over all sites, or over one of ``groups``; PRESENCE of these sites is asked at once."""
+
+    def __init__(
+        self,
+        play: ScriptedSums,
+        *names: str,
+        round_number: int = 1,
+        attempt: int = 1,
+        groups: Groups = (EVERYONE,),
+    ) -> None:
+        begun = play.attempt(*names, round_number=round_number, attempt=attempt, groups=groups)
+        super().__init__(play, begun.active, groups[0], round_number, attempt)
+        self.sums = EncryptedSum(play.agreement)
+        self.uploads: dict[str, Payload] = {}
+
+    def values(self, *names: str) -> None:
+        """VALUES."""
+        for name in names:
+            answer = self.ask(name, Phase.VALUES, codec.encode_active_list(self.active))
+            self.uploads[name] = self.play.payload(answer, self.round)
+
+    def sum_over(self, names: Iterable[str]) -> Payload:
+        """Return the sum that an honest coordinator makes of these sites' values."""
+        return SummingServer(self.sums.form).add(self.uploads[name] for name in names)
+
+    def summed(self, *names: str) -> Payload:
+        """VALUES of these sites, and their sum."""
+        self.values(*names)
+        return self.sum_over(names)
+
+    def read(self, total: Payload) -> Vector:
+        """Read a sum as any site does, (L,)."""
+        return SummingSite(key_of(self.play), self.sums.form).unprotect(total, self.play.agreement.max_sites)
+
+    def means(self, leader: str, total: Payload) -> Payload:
+        """MEANS of a group's leader."""
+        answer = self.ask(leader, Phase.MEANS, codec.encode_payload(total))
+        return codec.decode_payload(answer, self.play.limits, sums_shape(self.play.agreement))
+
+    def give(self, name: str, result: Payload) -> bytes:
+        """RESULT."""
+        return self.play.give_result(name, result, round_number=self.round, attempt=self.number)
+
+
+def mixed(play: ScriptedSums, *means: Payload) -> list[Payload]:
+    """Return the mixes that an honest coordinator makes of groups' means, in their order."""
+    return MixingServer(EncryptedGroups(play.agreement).form, play._keys_path, None).mix(means)

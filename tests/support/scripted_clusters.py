@@ -1,14 +1,16 @@
-"""A hostile coordinator of FedPLCC: directions of prototypes first, then what it likes as their assignment."""
+"""Steps of clustered methods, masked or encrypted: directions of prototypes, then sums by an assignment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from agreement import Agreement, AveragingSection, Method
+from agreement import Agreement, AveragingSection, Method, Protection
+from agreement.derived.encrypted_sums import EncryptedClusterSum
 from agreement.derived.payload_shapes import directions_shape
 from algorithms.fedplcc import LocalClusters, contribution
+from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.fixed_point import FixedPoint
 from crypto.protection import Payload
 from protoseal_wire import codec
@@ -16,8 +18,8 @@ from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
 from protoseal_wire.messages import ActiveList, AssignedRows, Assignment, Phase
 from secure_client.exchanges import cluster_directions
 from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters
-from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
+from tests.support.scripted_sums import ScriptedSums, SumAttempt, Vector, key_of
 from tests.support.small import CLASSES, DIM
 
 
@@ -28,7 +30,7 @@ def clustered_agreement(**changes: object) -> Agreement:
     return grouped_agreement(**fields)  # type: ignore[arg-type]
 
 
-class ClusterPlay(MaskedPlay):
+class ScriptedClusters(ScriptedSums):
     """Sites of such a run, for the coordinator to ask."""
 
     def begun(self, *names: str, round_number: int = 1, attempt: int = 1) -> ClusterAttempt:
@@ -44,13 +46,18 @@ class ClusterPlay(MaskedPlay):
         return self.site(name).trainee.values.local()
 
 
-class ClusterAttempt(Attempt):
+class ClusterAttempt(SumAttempt):
     """Every step asks the sites named, or lets their refusal through."""
 
-    play: ClusterPlay
+    play: ScriptedClusters
 
     def __init__(
-        self, play: ClusterPlay, active: ActiveList, group: tuple[str, ...], round_number: int, attempt: int
+        self,
+        play: ScriptedClusters,
+        active: ActiveList,
+        group: tuple[str, ...],
+        round_number: int,
+        attempt: int,
     ) -> None:
         super().__init__(play, active, group, round_number, attempt)
         self.directions: dict[str, Payload] = {}
@@ -124,3 +131,66 @@ class ClusterAttempt(Attempt):
         """Return a site's secret: what it adds to each cluster that it was told of, (G, d)."""
         (own,) = (each.clusters for each in self.told[name].sites if each.site == name)
         return contribution(self.play.local(name), own, len(self.clusters.labels)).sums
+
+
+def encrypted_clusters(**changes: object) -> Agreement:
+    """FedPLCC over the small federation's data."""
+    return clustered_agreement(**{"protection": Protection.CKKS, "rounds": 5, **changes})
+
+
+class EncryptedClusterAttempt(ClusterAttempt):
+    """PRESENCE and DIRECTIONS of these sites are asked at once; SHARES there are none."""
+
+    def __init__(self, play: ScriptedClusters, *names: str, round_number: int = 1, number: int = 1) -> None:
+        begun = play.attempt(*names, round_number=round_number, attempt=number)
+        super().__init__(play, begun.active, EVERYONE, round_number, number)
+        for name in names:
+            self.ask_directions(name)
+        self.uploads: dict[str, Payload] = {}
+
+    def tell(self, assignment: Assignment, *names: str) -> None:
+        """VALUES of these sites under an assignment."""
+        for name in names:
+            self.told[name] = assignment
+            answer = self.ask(name, Phase.VALUES, codec.encode_assignment(assignment))
+            self.uploads[name] = self.play.payload(answer, self.round)
+
+    @property
+    def form(self) -> SumLayout:
+        """Form of the sum, with as many clusters as the sites were told."""
+        return EncryptedClusterSum(self.play.agreement, len(self.clusters.labels)).form
+
+    def total(self, names: Iterable[str]) -> Payload:
+        """Return the sum that an honest coordinator makes of these sites' values."""
+        return self.result(SummingServer(self.form).add(self.uploads[name] for name in names))
+
+    def result(self, total: Payload) -> Payload:
+        """Return the sum as a result, with the clusters' classes."""
+        return Payload(total.scheme, (self.clusters.labels.astype(np.float64),), total.blobs)
+
+    def read(self, total: Payload) -> Vector:
+        """Decrypt the sum as any site does, (L,)."""
+        bare = Payload(total.scheme, blobs=total.blobs)
+        return SummingSite(key_of(self.play), self.form).unprotect(bare, self.play.agreement.max_sites)
+
+    def give(self, name: str, result: Payload) -> bytes:
+        """RESULT."""
+        return self.play.give_result(name, result, round_number=self.round, attempt=self.number)
+
+    # Where in the vector the first cluster's numbers are
+
+    @property
+    def counts_at(self) -> int:
+        """Its samples."""
+        return len(self.clusters.labels) * self.play.agreement.dim
+
+    @property
+    def rows_at(self) -> int:
+        """Its rows."""
+        agreement, clusters = self.play.agreement, len(self.clusters.labels)
+        return agreement.clustering.length(clusters, agreement.dim)
+
+    @property
+    def model_at(self) -> int:
+        """The first parameter."""
+        return self.rows_at + len(self.clusters.labels)

@@ -1,4 +1,8 @@
-"""Leak of cosines and clusters' sums together: how far the rule on their number holds, and where it ends."""
+"""Readings from cosines and clusters' sums together, and from FedPLCC's weights: how far they go, and where they end.
+
+The weight of a cluster is its share of the class's samples. Sites that pool their numbers know the total of the class
+from a cluster without the victim, and so the victim's number in all the others.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
+from scipy.optimize import least_squares  # type: ignore[import-untyped]  # it ships no types
 
+from agreement import Method, Protection
+from agreement.derived.payload_shapes import limits_of
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import most_norm_hiding
 from algorithms.gram_matrix import Float
 from crypto.protection import Cohort
 from crypto.rotation import class_key, rotate
+from protoseal_wire import codec
 from protoseal_wire.messages import AssignedRows, Assignment, Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.exchanges.row_protection import rotation_context
 from secure_client.protocol.assignment_checks import check_assignment
 from tests.adversary.attack import weaken
 from tests.adversary.cluster_attacks import begun
-from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
-from tests.adversary.hostile_coordinator import Cast
+from tests.conformance.federations import data_for, grouped_agreement
+from tests.conformance.transcripts import record_cluster_run
 from tests.support.grouped import EVERYONE
+from tests.support.scripted_clusters import ScriptedClusters, clustered_agreement
+from tests.support.scripted_coordinator import Cast
 
 SITES, ROWS, DIM = 12, 4, 64
 HELPER = EVERYONE[-1]
@@ -124,12 +133,12 @@ def test_the_most_sums_that_sites_accept_do_not_reveal_norms() -> None:
 
 
 @pytest.fixture
-def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
+def play(tmp_path: Path, cast: Cast) -> Iterator[ScriptedClusters]:
     with ExitStack() as stack:
-        yield stack.enter_context(ClusterPlay(tmp_path, clustered_agreement(), cast))
+        yield stack.enter_context(ScriptedClusters(tmp_path, clustered_agreement(), cast))
 
 
-def test_the_stated_limit_one_site_that_helps_opens_every_prototype(play: ClusterPlay) -> None:
+def test_the_stated_limit_one_site_that_helps_opens_every_prototype(play: ScriptedClusters) -> None:
     """Its seed undoes the rotation; each cluster's sum, less its own, is then d linear equations in the norms."""
     attempt = begun(play)
     attempt.tell(attempt.honest, *EVERYONE)
@@ -152,7 +161,54 @@ def test_the_stated_limit_one_site_that_helps_opens_every_prototype(play: Cluste
         np.testing.assert_allclose(own * norms[:, None], want, rtol=0.0, atol=1e-7)
 
 
-def shared(play: ClusterPlay) -> tuple[bytes, bytes]:
+def shared(play: ScriptedClusters) -> tuple[bytes, bytes]:
     """Return what every site derives the rotations of the first attempt's directions from."""
     setup, key = play.site(HELPER).session._setup, PhaseKey("run-1", 1, 1, Phase.DIRECTIONS)
     return setup.rotation_seed(), rotation_context(play.agreement, setup, key, key.phase)
+
+
+def read_exactly(folder: Path, *, weighted: bool) -> tuple[int, int]:
+    """Return how many pairs of class and site have all their numbers read in two rounds, and how many there are."""
+    holds = np.ones((7, 3), bool)
+    holds[:2, 0] = False
+    agreement = grouped_agreement(
+        Protection.MASKED,
+        method=Method.FEDPLCC,
+        classes=3,
+        dim=12,
+        rounds=2,
+        norm_bound=40.0,
+        fedplcc={"weighted": weighted},
+    )
+    run = record_cluster_run(agreement, data_for(agreement, holds), folder)
+    read = pairs = 0
+    for number in (1, 2):
+        (told,) = run.told[number, 1]
+        assigned = {each.site: each for each in codec.decode_assignment(told, limits_of(agreement)).sites}
+        _, labels, weights, _ = run.results[number, "site-7"]
+        for k in range(3):
+            clusters = np.flatnonzero(labels == k)
+            samples = {}
+            for site, rows in assigned.items():
+                at = rows.clusters[rows.classes == k]
+                counts = run.local[number, 1, site].counts[rows.classes == k]
+                if len(at):
+                    samples[site] = np.array([counts[at == cluster].sum() for cluster in clusters])
+            for victim, true in samples.items():
+                others = np.sum([each for site, each in samples.items() if site != victim], axis=0)
+                without = np.flatnonzero(true == 0)
+                pairs += 1
+                if len(without):
+                    total = others[without[0]] / weights[clusters][without[0]]
+                    read += np.array_equal(np.rint(weights[clusters] * total - others), true)
+    return int(read), pairs
+
+
+@pytest.mark.full
+def test_the_stated_limit_holders_of_a_class_read_a_sites_numbers_of_samples(tmp_path: Path) -> None:
+    assert read_exactly(tmp_path, weighted=True) == (14, 38)
+
+
+@pytest.mark.full
+def test_equal_weights_tell_no_number_of_samples(tmp_path: Path) -> None:
+    assert read_exactly(tmp_path, weighted=False) == (0, 38)

@@ -32,7 +32,7 @@ _IMPORTED = (
     "secure_server.app",
     "torch._dynamo",  # an optimiser's first step imports it
 )
-_MODULE = "tests.support.nursery"
+_MODULE = "tests.support.forked_processes"
 PROTOSEAL = "tests.support.killed_party"
 """The command, and where a test says so, with a point at which it dies."""
 

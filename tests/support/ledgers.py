@@ -1,21 +1,25 @@
-"""Spendings to try a ledger with, and an accountant for them that is exact and takes no time."""
+"""Spendings to try a ledger with, an accountant that is exact and takes no time, and a search of ledgers' lines."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privacy.accounting.events import Event, GaussianRelease
 from privacy.ledger.budget_account import read_account
+from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Limit, ReleaseName, Spending
 from privacy.ledger.remaining_budget import count_remaining
 
-if TYPE_CHECKING:  # torch takes seconds to import, and processes of these tests do without
+if TYPE_CHECKING:
     from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
     from secure_client.privacy.budget import SpentBudget
+
 
 DATASET = "heart-2024"
 LIMIT = Limit(epsilon=3.0, delta=1e-5)
@@ -82,3 +86,14 @@ def _delta(mu: float, epsilon: float) -> float:
 
 def _tail(x: float) -> float:
     return math.erfc(x / math.sqrt(2)) / 2
+
+
+def is_line(content: Mapping[str, object], before: Anchor, after: Anchor, salt: str | None = None) -> bool:
+    """Return True if ``content`` is the line between two anchors. Only the site can give the line's ``salt``."""
+    line = {**content, "seq": after.seq, "prev": before.head} | ({} if salt is None else {"salt": salt})
+    return hashlib.sha256(canonical(line)).hexdigest() == after.head
+
+
+def canonical(line: Mapping[str, object]) -> bytes:
+    """Return a line's text without its newline."""
+    return json.dumps(line, sort_keys=True, separators=(",", ":")).encode()

@@ -38,7 +38,7 @@ from secure_client.session import Session
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.exchange import Outcome
-from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
+from tests.support.scripted_sums import MAKES_SECRETS, one_secret
 from tests.support.small import short_training, small_agreement, small_data
 
 VICTIM = "clinic-a"
@@ -67,7 +67,7 @@ def leaving_agreement(
         "method": method,
         "protection": protection,
         "masking": MaskingSection(ring_bits=64),
-        "training": short_training(f"tests.adversary.failing_models:{model}", lr=0.1),
+        "training": short_training(f"tests.support.failing_models:{model}", lr=0.1),
         "fedplcc": {"most_prototypes": 1, "most_clusters": 1},
         "fedpc": {"groups": 1},
         "averaging": AveragingSection(parameters=1),
