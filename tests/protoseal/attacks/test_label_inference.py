@@ -82,6 +82,7 @@ def test_domains_colluding_site_undoes_the_rotation() -> None:
     assert Domains().judge(colluding, undefended) is Verdict.NOT_DEFENDED
 
 
+@pytest.mark.full
 def test_domains_missing_rotation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_rotations(monkeypatch)
     double = record_anew("pfpl", "masked", split=DOMAINS, sites=5)

@@ -18,6 +18,7 @@ from protoseal.attacks.recorded_run import RecordedRun
 from protoseal_wire.messages import Phase
 from secure_server.storage.store import Received
 from tests.protoseal.attacks.recorded import FEW_RECORDS, leave_out_masks, leave_out_rotations, record_anew
+from tests.support.marks import full_but
 
 COORDINATOR = Adversary.COORDINATOR
 
@@ -38,7 +39,7 @@ def test_masked_upload_read_as_it_is_says_nothing(case: Case, method: str) -> No
     assert upload.value < case.chance + case.margin
 
 
-@pytest.mark.parametrize("case", [Values(), Comparison()])
+@pytest.mark.parametrize("case", [Values(), pytest.param(Comparison(), marks=pytest.mark.full)])
 @pytest.mark.parametrize("method", ["pfpl", "feddbp"])
 def test_missing_masks_or_rotation_are_found(
     case: Case, method: str, monkeypatch: pytest.MonkeyPatch
@@ -88,7 +89,10 @@ def test_known_rows_few_rows_of_many_features_leave_the_rest_open() -> None:
     assert KnownRows().judge(solved, undefended) is Verdict.NOT_DEFENDED
 
 
-@pytest.mark.parametrize(("method", "split"), [("feddbp", FEW_RECORDS), ("pfpl", "dirichlet:0.3,per=60")])
+@pytest.mark.parametrize(
+    ("method", "split"),
+    full_but([("feddbp", FEW_RECORDS), ("pfpl", "dirichlet:0.3,per=60")], ("feddbp", FEW_RECORDS)),
+)
 def test_key_recovery_needs_a_decryption_in_the_acknowledgement(method: str, split: str) -> None:
     """Noise floods the slots of classes that a site lacks; the polynomial gives the key even then."""
     encrypted = run_of(method, "ckks", split)

@@ -30,6 +30,7 @@ from tests.protoseal.attacks.recorded import (
     recorded_in_groups,
     recorded_peer_sum,
 )
+from tests.support.marks import full_but
 
 COORDINATOR = Adversary.COORDINATOR
 SITE, ROTATED = "site-2", (LENGTHS, PRODUCTS, PAIRS)
@@ -67,7 +68,7 @@ def test_rotated_rows_one_record_is_not_defended(case: Case) -> None:
     assert verdict(case, recorded_frozen("masked")) is Verdict.NOT_DEFENDED
 
 
-@pytest.mark.parametrize("case", [MEMBER_OF_20, IMAGE_OF_20])
+@pytest.mark.parametrize("case", full_but([MEMBER_OF_20, IMAGE_OF_20], MEMBER_OF_20))
 def test_rotated_rows_twenty_records_tell_none(case: Case) -> None:
     assert verdict(case, recorded_frozen("masked")) is not Verdict.NOT_DEFENDED
 
