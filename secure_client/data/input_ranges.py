@@ -71,13 +71,14 @@ class InputRanges:
             if self._number > 1 and bool((self._low == self._high).all()):
                 raise DataError(f"{self.where}: all {self._number} records have the same features; {advice}")
             return
-        if self._all(_CONSTANT):
+        if self._are_all(_CONSTANT):
             raise DataError(
-                f"{self.where}: every image has one value in all of its pixels ({self._values()}); {advice}"
+                f"{self.where}: every image has one value in all of its pixels ({self._describe_values()}); {advice}"
             )
-        if self._all(_DARK):
+        if self._are_all(_DARK):
             raise DataError(
-                f"{self.where}: no image reaches a tenth of the agreed scale of 0 to 1 ({self._values()}); {advice}"
+                f"{self.where}: no image reaches a tenth of the agreed scale of 0 to 1 ({self._describe_values()});"
+                f" {advice}"
             )
 
     @property
@@ -112,19 +113,19 @@ class InputRanges:
         if same and self._number > 1:
             warnings.append(
                 f"{len(same)} of {len(self._low)} {part}s have one value in all {kind}, the first is {part}"
-                f" {self._named(same[0])}"
+                f" {self._name_part(same[0])}"
             )
         value, sample, feature = self._farthest
         if abs(value) > EXTREME:
             warnings.append(
-                f"sample {sample} has the extreme value {value:.4g} in feature {self._named(feature)}"
+                f"sample {sample} has the extreme value {value:.4g} in feature {self._name_part(feature)}"
             )
         return warnings
 
     def __str__(self) -> str:
-        return self._values() + "".join(f"; WARNING: {warning}" for warning in self.warnings)
+        return self._describe_values() + "".join(f"; WARNING: {warning}" for warning in self.warnings)
 
-    def _values(self) -> str:
+    def _describe_values(self) -> str:
         """Return the values in words, beside the agreed scale."""
         names = [f"channel {number}" for number in range(len(self._low))] if self._images else ["features"]
         parts = [
@@ -136,11 +137,11 @@ class InputRanges:
             parts.append(f"agreed scale: 0 to 1, mean {means}")
         return "; ".join(parts)
 
-    def _named(self, part: int) -> str:
+    def _name_part(self, part: int) -> str:
         """Return the name of a table's feature, or else the number of the feature or channel, from 0."""
         return self._names[part] if self._names else str(part)
 
-    def _all(self, what: str) -> bool:
+    def _are_all(self, what: str) -> bool:
         return self._rows.get(what, (0, 0))[0] == self._number > 0
 
     def _on_scale(self, values: Tensor) -> Tensor:

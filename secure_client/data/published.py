@@ -29,15 +29,15 @@ FULL_INK = 16.0
 """The darkest value of a scan."""
 
 
-def _as_scanned(images: Images, _: np.random.Generator) -> Images:
+def _keep_scan(images: Images, _: np.random.Generator) -> Images:
     return images
 
 
-def _inverted(images: Images, _: np.random.Generator) -> Images:
+def _invert(images: Images, _: np.random.Generator) -> Images:
     return 1.0 - images
 
 
-def _blurred(images: Images, _: np.random.Generator) -> Images:
+def _blur(images: Images, _: np.random.Generator) -> Images:
     """Filter with [1, 2, 1]/4 along both axes, edges repeated."""
     for axis in (1, 2):
         padding = [(1, 1) if other == axis else (0, 0) for other in range(3)]
@@ -47,21 +47,21 @@ def _blurred(images: Images, _: np.random.Generator) -> Images:
     return images
 
 
-def _noisy_at_low_contrast(images: Images, rng: np.random.Generator) -> Images:
+def _add_noise_at_low_contrast(images: Images, rng: np.random.Generator) -> Images:
     return 0.3 + 0.4 * images + rng.normal(scale=0.08, size=images.shape)
 
 
-def _with_gradient(images: Images, _: np.random.Generator) -> Images:
+def _add_gradient(images: Images, _: np.random.Generator) -> Images:
     """Brighter towards the right, as under light from one side."""
     return 0.5 * images + 0.5 * np.linspace(0.0, 1.0, images.shape[2])
 
 
 APPEARANCES: dict[str, Callable[[Images, np.random.Generator], Images]] = {
-    "as scanned": _as_scanned,
-    "inverted": _inverted,
-    "blurred": _blurred,
-    "noisy at low contrast": _noisy_at_low_contrast,
-    "with a gradient": _with_gradient,
+    "as scanned": _keep_scan,
+    "inverted": _invert,
+    "blurred": _blur,
+    "noisy at low contrast": _add_noise_at_low_contrast,
+    "with a gradient": _add_gradient,
 }
 
 

@@ -106,19 +106,19 @@ class _Losses(NamedTuple):
     peak_classification: float
 
     @property
-    def drowned(self) -> bool:
+    def has_drowned(self) -> bool:
         """True if alignment once outweighed classification, which has learned little since round 1."""
         fall = min(FALL, FALL_A_ROUND * (self.rounds - 1))
         outweighed = self.peak_loss >= DROWNING * self.peak_classification
         return self.rounds > 1 and outweighed and self.is_high and self.last >= (1.0 - fall) * self.first
 
     @property
-    def flat(self) -> bool:
+    def is_flat(self) -> bool:
         """True if the loss did not fall, although there is much to learn."""
         return self.rounds >= FLAT_ROUNDS and self.is_high and self.last >= FLAT * self.first
 
     @property
-    def diverged(self) -> bool:
+    def has_diverged(self) -> bool:
         """True if training made the cross entropy clearly worse, or ended worse than equal probabilities."""
         return self.last > WORSE * self.first or self.last > DIVERGED * self.equal
 
@@ -144,7 +144,7 @@ class _Accuracy(NamedTuple):
     """Standard error of ``constant``, from a binomial at each site."""
 
     @property
-    def at_chance(self) -> bool:
+    def is_at_chance(self) -> bool:
         """True if the model is not significantly better than the constant answer, although a model could be."""
         threshold = self.constant + STANDARD_ERRORS * self.error
         return self.accuracy <= threshold < 1.0
@@ -188,15 +188,15 @@ def _diagnose_training(
     losses = None if agreement.privacy is not None else _summarise_losses(logs, agreement, aligned)
     tested = _summarise_accuracy(logs)
     figures = "; ".join(str(figure) for figure in (losses, tested) if figure is not None)
-    if losses is not None and losses.drowned and not agreement.extractor_is_frozen:
+    if losses is not None and losses.has_drowned and not agreement.extractor_is_frozen:
         peak = f"loss {losses.peak_loss:.2f} with cross entropy {losses.peak_classification:.2f} in round"
         weaker = remedies.weaker_alignment(agreement, aligned)
         return _diagnosis(method, Symptom.DROWNED, f"{figures}; {peak} {losses.peak_round}", weaker)
-    if losses is not None and losses.flat:
-        rate = remedies.other_rate(agreement, aligned, diverged=losses.diverged)
+    if losses is not None and losses.is_flat:
+        rate = remedies.other_rate(agreement, aligned, diverged=losses.has_diverged)
         return _diagnosis(method, Symptom.NOT_FALLING, figures, rate)
     begun = max((log[-1].round for log in logs), default=0) >= CHANCE_ROUNDS
-    if tested is not None and tested.at_chance and begun:
+    if tested is not None and tested.is_at_chance and begun:
         return _diagnosis(method, Symptom.CHANCE, figures, _remedy_for_accuracy(agreement, method, losses))
     return None
 
@@ -210,7 +210,7 @@ def _remedy_for_accuracy(agreement: Agreement, method: Method, losses: _Losses |
     aligned = agreement.method if method is Method.SELF else method
     if losses is not None and not losses.is_high:
         return remedies.comparison(aligned)
-    return remedies.more_training(agreement, aligned, diverged=losses is not None and losses.diverged)
+    return remedies.more_training(agreement, aligned, diverged=losses is not None and losses.has_diverged)
 
 
 def _diagnose_norms(

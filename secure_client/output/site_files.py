@@ -116,7 +116,7 @@ def read_agreement(folder: Path) -> Agreement:
         text = read_text(path, "give the folder that a site wrote to (out)")
         return Agreement.from_json(text, source=str(path))
     except (ConfigError, ValueError) as error:
-        missing = _not_installed(text)
+        missing = _list_missing_distributions(text)
         if missing:
             raise FileError(
                 f"{path} needs distributions that are not installed: install {' and '.join(missing)}"
@@ -124,7 +124,7 @@ def read_agreement(folder: Path) -> Agreement:
         raise FileError(f"{path} is not an agreement of this version: {first_line(error)}") from error
 
 
-def _not_installed(text: str) -> list[str]:
+def _list_missing_distributions(text: str) -> list[str]:
     """Return names and versions of the agreement's distributions that are not installed."""
     try:
         stated = TypeAdapter(dict[str, str]).validate_python(json.loads(text).get("distributions", {}))
