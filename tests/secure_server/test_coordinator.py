@@ -131,7 +131,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 class TestReports:
-    def test_that_fail_are_logged_and_stop_nothing(
+    def test_report_failure_is_logged_and_run_continues(
         self, scene: Scene, caplog: pytest.LogCaptureFixture
     ) -> None:
         def full_disk(_: object) -> None:
@@ -145,7 +145,7 @@ class TestReports:
         scene.clock.now += 31.0
         assert coordinator.finished, "and the server does not wait for ever"
 
-    def test_are_made_again_by_a_coordinator_that_was_killed_at_the_end_of_a_round(
+    def test_report_killed_coordinator_reports_round_again(
         self, scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = tmp_path / "rounds.jsonl"
@@ -171,7 +171,7 @@ class TestReports:
         assert len(log.read_text().splitlines()) == 3
         assert [each.round for each in read_rounds(log)] == [1, 2]
 
-    def test_give_the_seconds_of_this_process_after_a_restart(self, scene: Scene) -> None:
+    def test_report_restart_counts_seconds_of_this_process(self, scene: Scene) -> None:
         scene.coordinator()
         scene.join()
         scene.go_to(Stage.RESULT)
@@ -182,7 +182,7 @@ class TestReports:
 
 
 class TestComputing:
-    def test_that_hangs_costs_an_attempt_and_its_late_result_is_ignored(self, scene: Scene) -> None:
+    def test_compute_hanging_job_fails_attempt_and_late_result_is_ignored(self, scene: Scene) -> None:
         by_hand = ByHand()
         coordinator = scene.coordinator(background=by_hand, on_round=scene.federation.rounds.append)
         scene.join()
@@ -199,7 +199,7 @@ class TestComputing:
         coordinator.tick()
         assert (coordinator.state.stage, coordinator.state.attempt) == (Stage.RESULT, 2)
 
-    def test_that_fails_tells_sites_nothing_of_the_coordinators_machine(
+    def test_compute_failure_reason_stays_in_the_log(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def broken(*_: object) -> None:
@@ -216,7 +216,7 @@ class TestComputing:
 
 
 class TestSizes:
-    def test_an_upload_of_a_phase_that_is_not_asked_is_told_so_whatever_its_size(self, scene: Scene) -> None:
+    def test_check_upload_wrong_phase_precedes_size(self, scene: Scene) -> None:
         """A coordinator put back into JOINING: the maker's keys are not too large, which would end its session."""
         coordinator = scene.coordinator()
         *others, _ = scene.federation.sites
@@ -226,7 +226,7 @@ class TestSizes:
         with pytest.raises(WrongPhase):
             coordinator.check_upload(others[0].name, header)
 
-    def test_only_the_maker_of_group_keys_answers_the_roster_at_length(self, scene: Scene) -> None:
+    def test_check_upload_only_key_maker_answers_roster_at_length(self, scene: Scene) -> None:
         coordinator = scene.coordinator()
         coordinator._rules = replace(coordinator._rules, needs_secret=True)
         scene.join()
@@ -236,11 +236,11 @@ class TestSizes:
             with pytest.raises(TooLarge, match=f"at most {most} are accepted"):
                 coordinator.check_upload(site, UploadHeader(key, most + 1, b"h" * 32))
 
-    def test_follow_from_the_sites_of_the_coordinators_file(self, scene: Scene) -> None:
+    def test_upload_limits_follow_the_listed_sites(self, scene: Scene) -> None:
         assert scene.coordinator()._limits.sites == len(HOLDINGS)
 
 
-def test_a_leave_ends_what_was_joined_before_it_and_nothing_joined_since(scene: Scene) -> None:
+def test_leave_of_earlier_join_is_ignored(scene: Scene) -> None:
     """A process's Leave may be delivered late, or twice, and after a restart of the coordinator."""
     scene.coordinator()
     scene.join()
@@ -259,7 +259,7 @@ def test_a_leave_ends_what_was_joined_before_it_and_nothing_joined_since(scene: 
     assert site.name in coordinator.state.joined
 
 
-def test_group_keys_are_decoded_once_for_each_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_keys_decoded_once_per_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agreement, state = small_agreement(), in_round().state
     _, trust = make_parties(tmp_path, agreement, [])
     sealed = SealedSecret("ada", "bea", b"r" * 32, b"p" * 32, b"c" * 100, b"s" * 70)
@@ -287,7 +287,7 @@ def test_group_keys_are_decoded_once_for_each_set_up(tmp_path: Path, monkeypatch
         assert decoded == contents
 
 
-def test_started_again_after_the_end_it_tells_the_sites_and_ends(tmp_path: Path) -> None:
+def test_restart_after_the_end_notifies_sites_and_ends(tmp_path: Path) -> None:
     agreement, clock = small_agreement(rounds=1), Clock()
     _, trust = make_parties(tmp_path, agreement, [])
     with LocalFederation(agreement, small_data(agreement)) as federation:
@@ -332,14 +332,14 @@ def is_over(play: Play) -> bool:
     return play.coordinator.finished
 
 
-def test_a_late_site_gets_what_its_group_was_given(ended: Play) -> None:
+def test_finished_run_late_site_gets_its_group_result(ended: Play) -> None:
     assert ended.result(LATE, ROUNDS) is None
     assert isinstance(ended.sites[LATE].step(), Work)
     assert isinstance(ended.sites[LATE].step(), Finished)
     assert ended.result(LATE, ROUNDS) == ended.result(PEER, ROUNDS)
 
 
-def test_a_site_that_has_it_or_sat_out_is_told_the_end(identities: Identities, tmp_path: Path) -> None:
+def test_finished_run_other_sites_are_told_the_end(identities: Identities, tmp_path: Path) -> None:
     with playing(fedpc_agreement(Protection.PLAIN), *identities, tmp_path) as play:
         play.join()
         play.go_to(Stage.PRESENCE, ROUNDS)
@@ -352,7 +352,7 @@ def test_a_site_that_has_it_or_sat_out_is_told_the_end(identities: Identities, t
             play.coordinator.check_upload(LATE, header)
 
 
-def test_a_coordinator_that_is_started_again_waits_for_those_who_lack_it(ended: Play) -> None:
+def test_restart_after_the_end_waits_for_late_sites(ended: Play) -> None:
     ended.restart()
     ended.clock.now += SECONDS - 1.0
     assert not is_over(ended)
@@ -367,7 +367,7 @@ def test_a_coordinator_that_is_started_again_waits_for_those_who_lack_it(ended: 
     assert is_over(ended)
 
 
-def test_it_does_not_wait_for_ever(ended: Play) -> None:
+def test_restart_after_the_end_wait_is_bounded(ended: Play) -> None:
     ended.restart()
     ended.clock.now += SECONDS + 1.0
     assert is_over(ended)

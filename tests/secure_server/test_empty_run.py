@@ -42,7 +42,7 @@ def in_values() -> Player:
 
 
 @pytest.mark.parametrize("begin", [in_set_up, lambda: in_round(LIMITED), in_values])
-def test_a_run_that_all_have_left_stops_in_time_and_can_be_resumed(begin: object) -> None:
+def test_empty_run_stops_in_time_and_resumes(begin: object) -> None:
     assert callable(begin)
     player: Player = begin()
     before = player.state
@@ -61,7 +61,7 @@ def test_a_run_that_all_have_left_stops_in_time_and_can_be_resumed(begin: object
 
 
 @pytest.mark.parametrize("word", [Joined, Polled])
-def test_one_that_is_heard_of_keeps_the_run_alive(word: type[Joined | Polled]) -> None:
+def test_empty_run_call_of_a_member_keeps_it_alive(word: type[Joined | Polled]) -> None:
     player = in_round(LIMITED)
     left(player, *SITES[1:])
     player.wait(EMPTY)
@@ -72,7 +72,7 @@ def test_one_that_is_heard_of_keeps_the_run_alive(word: type[Joined | Polled]) -
     assert (player.stage, player.state.empty_until) == (Stage.PRESENCE, None)
 
 
-def test_silence_counts_from_the_deadline_that_all_missed() -> None:
+def test_empty_run_silence_counts_from_the_missed_deadline() -> None:
     player = in_round(LIMITED)
     player.to_deadline()
     assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
@@ -81,7 +81,7 @@ def test_silence_counts_from_the_deadline_that_all_missed() -> None:
     assert player.state.failures == 1, "not for the failed attempts"
 
 
-def test_a_clock_that_is_set_back_does_not_prolong_it_and_a_restart_gives_the_full_time() -> None:
+def test_empty_run_clock_set_back_does_not_prolong_it_but_restart_does() -> None:
     player = in_round(LIMITED)
     left(player, *SITES)
     player.wait(EMPTY - 1)
@@ -94,7 +94,7 @@ def test_a_clock_that_is_set_back_does_not_prolong_it_and_a_restart_gives_the_fu
     assert player.stage is Stage.STOPPED
 
 
-def test_without_a_limit_the_deadlines_alone_count() -> None:
+def test_empty_run_without_limit_waits_for_deadlines() -> None:
     player = in_round()
     left(player, *SITES)
     player.wait(player.state.deadline - player.now - 1)
@@ -118,7 +118,7 @@ class TestCoordinator:
         with caplog.at_level(logging.INFO, LOG):
             yield scene.coordinator()
 
-    def test_says_whom_it_waits_for_at_once_and_each_minute(
+    def test_empty_run_log_names_sites_at_once_and_each_minute(
         self, scene: Scene, coordinator: Coordinator, caplog: pytest.LogCaptureFixture
     ) -> None:
         names = sorted(site.name for site in scene.federation.sites)
@@ -137,7 +137,7 @@ class TestCoordinator:
             == f"waiting for PRESENCE of round 1: missing {', '.join(names)} (deadline in 60 s)"
         )
 
-    def test_ends_with_a_reason_when_all_have_left(
+    def test_coordinator_empty_run_ends_with_a_reason(
         self, scene: Scene, coordinator: Coordinator, caplog: pytest.LogCaptureFixture
     ) -> None:
         said = _Said(caplog)
@@ -167,7 +167,7 @@ class _Said:
         return new
 
 
-def test_it_is_said_again_after_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_log_repeats_after_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     player, said = in_round(), _Said(caplog)
     with caplog.at_level(logging.INFO, LOG):
         waits = WaitLog(RULES)

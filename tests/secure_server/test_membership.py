@@ -159,7 +159,7 @@ def scene(tmp_path: Path, setup_seconds: float, monkeypatch: pytest.MonkeyPatch)
         yield Scene(coordinator, trust, statements, clock, monkeypatch)
 
 
-def test_a_site_whose_certificate_ended_meanwhile_is_left_out(scene: Scene) -> None:
+def test_close_joining_ended_certificate_leaves_site_out(scene: Scene) -> None:
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT)
     scene.join(OTHERS[-1])
@@ -172,7 +172,7 @@ def test_a_site_whose_certificate_ended_meanwhile_is_left_out(scene: Scene) -> N
     scene.verify_as_a_site(datetime.now(UTC) + LEFT)
 
 
-def test_the_rest_may_be_too_few(scene: Scene) -> None:
+def test_close_joining_ended_certificate_may_leave_too_few(scene: Scene) -> None:
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT)
     scene.clock.now += 3600.0
@@ -183,7 +183,7 @@ def test_the_rest_may_be_too_few(scene: Scene) -> None:
     )
 
 
-def test_the_site_itself_is_told_when_it_comes_back(scene: Scene) -> None:
+def test_join_ended_certificate_names_the_expiry(scene: Scene) -> None:
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT)
     scene.join(OTHERS[-1])
@@ -194,7 +194,7 @@ def test_the_site_itself_is_told_when_it_comes_back(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("weakened", [False, True])
-def test_a_certificate_that_ends_during_the_set_up_counts_as_ended(scene: Scene, weakened: bool) -> None:
+def test_close_joining_certificate_ending_in_set_up_counts_as_ended(scene: Scene, weakened: bool) -> None:
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT - timedelta(seconds=30))
     if weakened:
@@ -211,9 +211,7 @@ def test_a_certificate_that_ends_during_the_set_up_counts_as_ended(scene: Scene,
 
 
 @pytest.mark.parametrize("weakened", [False, True])
-def test_a_site_that_the_set_up_left_out_is_not_taken_back_with_such_a_certificate(
-    scene: Scene, weakened: bool
-) -> None:
+def test_repeat_setup_ended_certificate_is_not_taken_back(scene: Scene, weakened: bool) -> None:
     scene.join(SHORT, *OTHERS)
     left_out = replace(scene.coordinator.state, members=OTHERS, absent=frozenset({SHORT}))
     scene.monkeypatch.setattr(scene.coordinator, "_state", left_out)
@@ -227,7 +225,7 @@ def test_a_site_that_the_set_up_left_out_is_not_taken_back_with_such_a_certifica
     assert (SHORT in scene.coordinator.state.members) is weakened
 
 
-def test_a_certificate_that_ends_after_the_set_up_is_good_for_the_run(scene: Scene) -> None:
+def test_join_certificate_ending_after_set_up_is_accepted(scene: Scene) -> None:
     scene.join(SHORT, *OTHERS)
     assert scene.coordinator.state.members == (SHORT, *OTHERS)
     scene.wait(LEFT)
@@ -236,14 +234,14 @@ def test_a_certificate_that_ends_after_the_set_up_is_good_for_the_run(scene: Sce
 
 
 @pytest.mark.parametrize("setup_seconds", [3600.0, 1e9])
-def test_who_cannot_last_the_set_up_is_refused_at_once(scene: Scene) -> None:
+def test_join_certificate_ending_in_set_up_is_refused(scene: Scene) -> None:
     with pytest.raises(BadPayload, match=f"{SHORT}'s statement does not verify: .* renew it"):
         scene.join(SHORT)
     scene.join(*OTHERS)
     assert scene.coordinator.state.joined == set(OTHERS)
 
 
-def test_another_sites_statement_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_statement_of_another_site_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     request = JoinRequest(PROTOCOL_VERSION, RUN, AGREEMENT.hash(), scene.statements["clinic-c"])
     with pytest.raises(WrongIdentity, match="clinic-b sent a statement of clinic-c"):
         scene.coordinator.join("clinic-b", request)
@@ -283,7 +281,7 @@ def listing(play: Play, site: str) -> Listing:
     return told
 
 
-def test_each_stage_is_told_and_neither_store_nor_run_changes(play: Play, tmp_path: Path) -> None:
+def test_check_every_stage_changes_neither_run_nor_store(play: Play, tmp_path: Path) -> None:
     for stage, (told, number, may_join) in STAGES.items():
         if stage is not Stage.JOINING:
             play.go_to(stage, without=[LATE])
@@ -302,11 +300,11 @@ def test_each_stage_is_told_and_neither_store_nor_run_changes(play: Play, tmp_pa
         assert play.state is state
 
 
-def test_a_site_that_is_not_listed_learns_the_name_of_the_run_alone(play: Play) -> None:
+def test_check_unlisted_site_learns_only_the_run(play: Play) -> None:
     assert asked(play, "stranger") == CheckReply(PROTOCOL_VERSION, play.agreement.run, None)
 
 
-def test_the_fields_that_differ_are_named_with_both_values(play: Play) -> None:
+def test_check_other_agreement_names_differing_fields(play: Play) -> None:
     told = listing(play, "b")
     assert told.agreement_hash == play.agreement.hash()
     assert {each.path: each.text for each in told.fields} == agreed_fields(play.agreement.to_json())
@@ -321,6 +319,6 @@ def test_the_fields_that_differ_are_named_with_both_values(play: Play) -> None:
     assert "rounds: here 7, at the coordinator 2" in differing_fields(other, told.fields)
 
 
-def test_another_version_is_refused(play: Play) -> None:
+def test_check_other_protocol_version_is_refused(play: Play) -> None:
     with pytest.raises(WrongProtocol):
         play.coordinator.check("b", CheckRequest(PROTOCOL_VERSION + 1))

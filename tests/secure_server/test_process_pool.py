@@ -46,7 +46,7 @@ def kill_the_worker(executor: Executor) -> None:
         under_way.result()
 
 
-def test_an_aggregation_after_a_worker_was_killed_gets_new_ones() -> None:
+def test_workers_killed_process_is_replaced() -> None:
     stack = random_stack((3, 2, 8), 0.5, seed=3)
     payloads = uploads(stack, COHORT, Combination.UNIFORM)
     expected = CkksServer(Combination.UNIFORM, group().keys_path, None).combine(payloads, COHORT)
@@ -58,28 +58,28 @@ def test_an_aggregation_after_a_worker_was_killed_gets_new_ones() -> None:
         assert server.combine(payloads, COHORT) == expected
 
 
-def test_no_process_is_started_before_there_is_work() -> None:
+def test_workers_idle_pool_starts_no_process() -> None:
     with Workers(2) as executor:
         assert not executor._pool._processes
         assert executor.submit(is_memory_private).result() == (sys.platform == "linux")
         assert executor._pool._processes
 
 
-def test_a_pool_of_the_library_would_stay_broken() -> None:
+def test_library_pool_killed_process_stays_broken() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         kill_the_worker(executor)
         with pytest.raises(BrokenProcessPool):
             executor.submit(os.getpid)
 
 
-def test_apart_is_another_process_whose_errors_come_back() -> None:
+def test_run_isolated_uses_another_process_and_raises_its_error() -> None:
     assert run_isolated(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match="invalid literal"):
         run_isolated(int, "x")
 
 
 @pytest.mark.full
-def test_time_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_isolated_endless_call_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_isolated(signal.alarm, 0) > 0
     monkeypatch.setattr(process_pool, "_ISOLATED_SECONDS", 1)
     with pytest.raises(BrokenProcessPool):
@@ -93,7 +93,7 @@ def aggregator(tmp_path: Path) -> Iterator[Aggregator]:
         yield Aggregator(agreement, tmp_path / "keys", executor)
 
 
-def test_good_keys_are_checked_apart_with_room_to_spare(
+def test_run_isolated_valid_keys_stay_far_below_limits(
     aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_pool, "_ISOLATED_BYTES", process_pool._ISOLATED_BYTES // 2)
@@ -101,7 +101,7 @@ def test_good_keys_are_checked_apart_with_room_to_spare(
 
 
 @pytest.mark.full
-def test_keys_that_inflate_cost_a_worker_and_not_the_coordinator(
+def test_check_keys_inflating_keys_end_only_the_worker(
     aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = EvaluationKeys(key_set([FULL]), bomb(BOMB_KEYS)).to_bytes()
@@ -117,7 +117,7 @@ def test_keys_that_inflate_cost_a_worker_and_not_the_coordinator(
 
 
 @pytest.mark.parametrize("polynomials", [2, 2**10])
-def test_ciphertexts_that_would_inflate_are_refused_before_they_do(
+def test_check_inflating_ciphertext_is_refused_before_decompression(
     polynomials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator therefore checks ciphertexts in its own process."""

@@ -38,7 +38,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
         yield Lines(caplog)
 
 
-def test_groups_are_told_once_they_are_made(masked: Play, lines: Lines) -> None:
+def test_log_groups_once_formed(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.PRESENCE, 0)
     masked.go_to(Stage.PRESENCE, 1, without=("x",))
     assert "group 1: a, b, c, d, x" in lines
@@ -59,7 +59,7 @@ def test_groups_are_told_once_they_are_made(masked: Play, lines: Lines) -> None:
         (3, 3, "groups = 3 is agreed, but 2 formed from 8 sites, because each group needs min_holders = 3"),
     ],
 )
-def test_fewer_groups_than_were_agreed_are_told(
+def test_log_fewer_groups_than_agreed_warns(
     *,
     groups: int,
     min_holders: int,
@@ -79,20 +79,20 @@ def test_fewer_groups_than_were_agreed_are_told(
     assert all(line.startswith(str(said)) for line in warned)
 
 
-def test_who_dropped_out_is_told_with_the_step(masked: Play, lines: Lines) -> None:
+def test_log_drop_out_names_site_and_step(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.VALUES, 1)
     masked.go_to(Stage.SURVIVORS, 1, without=("d",))
     assert "round 1: d dropped out in VALUES" in lines
 
 
-def test_who_sits_out_is_told(masked: Play, lines: Lines) -> None:
+def test_log_small_group_names_sites_that_sit_out(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.PRESENCE, 1)
     masked.go_to(Stage.SHARES, 1, without=("a", "b"))
     assert "round 1: c, d sit out, because too few members of their group are present" in lines
     assert "round 1: continuing without a, b" in lines
 
 
-def test_an_abandoned_last_round_is_told_at_the_end(masked: Play, lines: Lines) -> None:
+def test_log_abandoned_last_round_at_the_end(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.UNMASK, 2)
     masked.go_to(Stage.FINISHED, without=("b", "c"))
     why = "round 2, attempt 1: no released shares from b, c; the round is abandoned, without a result"
@@ -100,7 +100,7 @@ def test_an_abandoned_last_round_is_told_at_the_end(masked: Play, lines: Lines) 
     assert (masked.rounds[-1].round, masked.rounds[-1].abandoned) == (2, True)
 
 
-def test_a_run_that_stays_stopped_says_so_when_it_is_started_again(masked: Play, lines: Lines) -> None:
+def test_log_restart_of_stopped_run_names_the_reason(masked: Play, lines: Lines) -> None:
     for number in (1, 2):
         masked.go_to(Stage.UNMASK, number)
         masked.late()
@@ -110,7 +110,7 @@ def test_a_run_that_stays_stopped_says_so_when_it_is_started_again(masked: Play,
     assert masked.state.reason.startswith("no round of the run had a result")
 
 
-def test_an_abandoned_round_is_told(masked: Play, lines: Lines) -> None:
+def test_log_abandoned_round_warns(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.UNMASK, 1)
     masked.go_to(Stage.PRESENCE, 2, without=("b", "c"))
     assert (
@@ -120,7 +120,7 @@ def test_an_abandoned_round_is_told(masked: Play, lines: Lines) -> None:
 
 
 class TestAgreedRules:
-    def test_of_masked_sums(self) -> None:
+    def test_rules_masked_sums(self) -> None:
         rules = build_rules(
             fedpc_agreement(Protection.MASKED),
             ("w", "a", "d"),
@@ -131,7 +131,9 @@ class TestAgreedRules:
         assert (rules.roster, rules.needs_secret, rules.smallest_group) == (("a", "d", "w"), True, 3)
         assert (rules.first_round, rules.steps(0), rules.steps(1)) == (0, (Phase.VALUES,), STEPS)
 
-    def test_of_plain_sums_of_few_and_of_masked_ones(self, tmp_path: Path, identities: Identities) -> None:
+    def test_rules_smallest_group_of_plain_and_masked_sums(
+        self, tmp_path: Path, identities: Identities
+    ) -> None:
         few = {"min_holders": 1, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
         smallest = []
         for protection in (Protection.PLAIN, Protection.MASKED):
@@ -140,7 +142,7 @@ class TestAgreedRules:
                 smallest.append(play.coordinator._rules.smallest_group)
         assert smallest == [1, 2], "a mask is between two"
 
-    def test_of_pfpl_are_as_they_were(self) -> None:
+    def test_rules_pfpl(self) -> None:
         rules = build_rules(
             small_agreement(),
             ("a", "b", "c"),

@@ -14,7 +14,7 @@ from secure_server.rounds.state import Stage, State
 from tests.secure_server.rounds.round_player import RULES, SITES, START, in_round
 
 
-def test_a_round_asks_presence_then_values_then_gives_results() -> None:
+def test_round_asks_presence_then_values_then_gives_results() -> None:
     player = in_round()
     assert [player.task(site) for site in SITES] == [PhaseKey("r1", 1, 1, Phase.PRESENCE)] * 4
     player.answer(*SITES)
@@ -29,7 +29,7 @@ def test_a_round_asks_presence_then_values_then_gives_results() -> None:
     assert [player.task(site) for site in SITES] == [PhaseKey("r1", 2, 1, Phase.PRESENCE)] * 4
 
 
-def test_the_run_finishes_after_its_last_round() -> None:
+def test_run_finishes_after_last_round() -> None:
     player = in_round()
     for _ in range(RULES.rounds):
         player.compute()
@@ -42,7 +42,7 @@ def test_the_run_finishes_after_its_last_round() -> None:
     assert player.task("ada") is None
 
 
-def test_a_deadline_takes_the_full_time_of_its_phase() -> None:
+def test_deadline_is_full_time_of_its_phase() -> None:
     player = in_round()
     assert player.state.deadline == START + 50
     player.now += 7
@@ -51,7 +51,7 @@ def test_a_deadline_takes_the_full_time_of_its_phase() -> None:
 
 
 class TestPresence:
-    def test_goes_on_at_the_deadline_without_the_missing(self) -> None:
+    def test_presence_deadline_continues_without_missing(self) -> None:
         player = in_round()
         player.answer("ada", "bea", "dot")
         player.wait(49.9)
@@ -61,7 +61,7 @@ class TestPresence:
         assert player.state.absent == {"cid"}
         assert player.task("cid") is None
 
-    def test_does_not_wait_for_an_absent_site_in_the_next_round(self) -> None:
+    def test_presence_absent_site_is_not_waited_for(self) -> None:
         player = in_round()
         player.answer("ada", "bea", "dot")
         player.to_deadline()
@@ -71,7 +71,7 @@ class TestPresence:
         player.answer("ada", "bea", "dot")
         assert (player.state.round, player.stage) == (2, Stage.VALUES)
 
-    def test_welcomes_an_absent_site_back(self) -> None:
+    def test_presence_absent_site_may_return(self) -> None:
         player = in_round()
         player.state = replace(player.state, absent=frozenset({"cid"}))
         player.do(Polled("cid"))
@@ -81,7 +81,7 @@ class TestPresence:
         player.answer("cid")
         assert player.state.participants == SITES
 
-    def test_with_too_few_is_repeated_under_a_new_attempt(self) -> None:
+    def test_presence_too_few_repeats_with_new_attempt(self) -> None:
         player = in_round()
         player.answer("ada", "bea")
         player.to_deadline()
@@ -90,7 +90,7 @@ class TestPresence:
         assert player.task("ada") == PhaseKey("r1", 1, 2, Phase.PRESENCE)
         assert player.state.reason == "round 1, attempt 1: no presence from cid, dot"
 
-    def test_gives_absent_sites_until_the_deadline_when_too_few_are_there(self) -> None:
+    def test_presence_too_few_waits_until_deadline(self) -> None:
         player = in_round()
         player.do(Left("cid"), Left("dot"))
         player.answer("ada", "bea")
@@ -100,14 +100,14 @@ class TestPresence:
         player.answer("dot")
         assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
 
-    def test_a_site_that_answered_and_left_takes_no_part(self) -> None:
+    def test_presence_answered_and_left_takes_no_part(self) -> None:
         player = in_round()
         player.answer("ada", "bea", "cid")
         player.do(Left("cid"))
         player.answer("dot")
         assert player.state.participants == ("ada", "bea", "dot")
 
-    def test_a_site_that_answered_left_and_came_back_takes_part(self) -> None:
+    def test_presence_answered_left_and_returned_takes_part(self) -> None:
         player = in_round()
         player.answer("ada", "bea", "cid")
         player.do(Left("cid"), Joined("cid"))
@@ -116,7 +116,7 @@ class TestPresence:
 
 
 class TestValues:
-    def test_missing_values_repeat_the_round_with_fresh_statements(self) -> None:
+    def test_values_missing_repeats_round_with_fresh_statements(self) -> None:
         player = in_round()
         player.answer(*SITES)
         player.answer("ada", "bea", "cid")
@@ -126,14 +126,14 @@ class TestValues:
         player.answer("ada", "bea", "cid")
         assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "cid"))
 
-    def test_a_participant_that_leaves_is_missing_at_once(self) -> None:
+    def test_values_participant_left_is_missing_at_once(self) -> None:
         player = in_round()
         player.answer(*SITES)
         player.do(Left("dot"))
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
         assert player.state.absent == {"dot"}, "the others were given no time, so they are not absent"
 
-    def test_a_participant_may_leave_after_its_values_came(self) -> None:
+    def test_values_participant_may_leave_after_answering(self) -> None:
         player = in_round()
         player.answer(*SITES)
         player.answer("dot")
@@ -141,7 +141,7 @@ class TestValues:
         player.answer("ada", "bea", "cid")
         assert player.stage is Stage.COMPUTING
 
-    def test_only_participants_are_asked(self) -> None:
+    def test_values_asked_of_participants_only(self) -> None:
         player = in_round()
         player.answer("ada", "bea", "cid")
         player.to_deadline()
@@ -152,7 +152,7 @@ class TestValues:
 
 
 class TestResult:
-    def test_the_round_ends_at_the_deadline_without_the_missing(self) -> None:
+    def test_result_deadline_ends_round_without_missing(self) -> None:
         player = in_round()
         player.compute()
         player.answer("ada", "bea", "cid")
@@ -160,7 +160,7 @@ class TestResult:
         assert (player.state.round, player.state.attempt, player.stage) == (2, 1, Stage.PRESENCE)
         assert player.state.absent == {"dot"}
 
-    def test_is_given_before_the_round_ends_even_if_all_have_left(self) -> None:
+    def test_result_given_even_if_all_have_left(self) -> None:
         """Results are stored under the key of the state that :class:`Computed` leads to."""
         player = in_round()
         player.answer(*SITES)
@@ -170,7 +170,7 @@ class TestResult:
         player.do(Tick())
         assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
 
-    def test_failures_are_forgotten_after_a_success(self) -> None:
+    def test_result_resets_failures(self) -> None:
         player = in_round()
         player.to_deadline()
         player.do(*(Polled(site) for site in SITES))
@@ -181,7 +181,7 @@ class TestResult:
 
 
 class TestComputing:
-    def test_a_failure_repeats_the_round(self) -> None:
+    def test_compute_failure_repeats_round(self) -> None:
         player = in_round()
         player.answer(*SITES)
         player.answer(*SITES)
@@ -192,7 +192,7 @@ class TestComputing:
         )
         assert player.state.absent == frozenset()
 
-    def test_that_takes_ten_times_as_long_as_values_may_is_a_failure_of_no_site(self) -> None:
+    def test_compute_late_fails_attempt_without_blame(self) -> None:
         player = in_round()
         player.answer(*SITES)
         player.answer(*SITES)
@@ -205,7 +205,7 @@ class TestComputing:
         with pytest.raises(WrongPhase):
             player.do(Computed())
 
-    def test_a_round_has_one_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compute_second_result_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = in_round()
         player.compute()
         with pytest.raises(WrongPhase):
@@ -229,14 +229,14 @@ class TestStopping:
             player.to_deadline()
         return player.state
 
-    def test_after_as_many_failures_as_allowed_with_the_state_intact(self) -> None:
+    def test_stop_after_max_attempts_keeps_state(self) -> None:
         state = self.stopped()
         assert state.stage is Stage.STOPPED
         assert (state.round, state.attempt, state.failures) == (1, 3, 3)
         assert state.reason == "round 1, attempt 3: no presence from bea, cid, dot"
         assert state.verified == set(SITES)
 
-    def test_a_stopped_run_changes_only_when_resumed(self) -> None:
+    def test_stopped_run_changes_only_when_resumed(self) -> None:
         player = in_round()
         player.state = self.stopped()
         player.do(Polled("ada"), Tick())
@@ -244,7 +244,7 @@ class TestStopping:
         assert player.stage is Stage.STOPPED
         assert player.task("ada") is None
 
-    def test_resumed_repeats_the_round_and_waits_for_everyone(self) -> None:
+    def test_resume_stopped_run_repeats_round_with_everyone(self) -> None:
         player = in_round()
         player.state = self.stopped()
         player.now += 1e6
@@ -259,7 +259,7 @@ class TestStopping:
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2, 3])
-def test_resumed_in_a_running_phase_gives_it_its_full_time_again(answers: int) -> None:
+def test_resume_running_phase_gets_full_time_again(answers: int) -> None:
     player = in_round()
     player.answer(*SITES[:answers])
     before = player.state
@@ -281,21 +281,19 @@ class TestWrongAnswers:
             PhaseKey("other", 0, 1, Phase.ROSTER),
         ],
     )
-    def test_an_answer_that_is_not_asked_for_is_refused(self, key: PhaseKey) -> None:
+    def test_answer_not_asked_for_is_refused(self, key: PhaseKey) -> None:
         player = in_round()
         current = "which is PRESENCE of round 1, attempt 1, run r1"
         with pytest.raises(WrongPhase, match=current):
             player.do(Answered("ada", key))
 
-    def test_an_answer_of_another_attempt_would_count_without_the_check(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_answer_of_other_attempt_without_the_check_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = in_round()
         monkeypatch.setattr(machine, "check_expected", lambda *_: None)
         player.do(Answered("ada", PhaseKey("r1", 1, 2, Phase.PRESENCE)))
         assert player.state.answered == {"ada"}
 
-    def test_an_answer_of_an_earlier_attempt_is_refused(self) -> None:
+    def test_answer_of_earlier_attempt_is_refused(self) -> None:
         player = in_round()
         old = player.task("ada")
         assert old is not None
@@ -303,7 +301,7 @@ class TestWrongAnswers:
         with pytest.raises(WrongPhase):
             player.do(Answered("ada", old))
 
-    def test_an_answer_once_more_changes_nothing(self) -> None:
+    def test_answer_again_changes_nothing(self) -> None:
         player = in_round()
         keys = [player.state.roster_key, player.state.secret_key, player.state.presence_key]
         player.answer(*SITES)
@@ -314,7 +312,7 @@ class TestWrongAnswers:
             player.do(Answered("bea", key))
             assert player.state == before
 
-    def test_nobody_answers_who_has_not_joined(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_answer_of_site_that_has_not_joined_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = in_round()
         player.do(Left("ada"))
         for event in (Polled("ada"), Answered("ada", player.state.presence_key)):
@@ -327,7 +325,7 @@ class TestWrongAnswers:
         )
 
 
-def test_an_answer_just_after_the_deadline_counts_if_nothing_ended_the_phase() -> None:
+def test_answer_after_deadline_counts_until_an_event_ends_the_phase() -> None:
     player = in_round()
     player.answer("ada", "bea", "cid")
     player.now += 60
@@ -335,7 +333,7 @@ def test_an_answer_just_after_the_deadline_counts_if_nothing_ended_the_phase() -
     assert player.state.participants == SITES
 
 
-def test_a_clock_set_back_does_not_prolong_a_phase_beyond_its_time() -> None:
+def test_clock_set_back_does_not_prolong_phase() -> None:
     player = in_round()
     player.now -= 1e6
     player.wait(0)
@@ -345,7 +343,7 @@ def test_a_clock_set_back_does_not_prolong_a_phase_beyond_its_time() -> None:
     assert player.stage is Stage.VALUES
 
 
-def test_a_clock_set_forward_costs_one_attempt_at_most() -> None:
+def test_clock_set_forward_costs_one_attempt_at_most() -> None:
     player = in_round()
     player.wait(1e6)
     assert (player.stage, player.state.failures) == (Stage.PRESENCE, 1)

@@ -64,7 +64,7 @@ def process(folder: Path, program: str = PROGRAM) -> Iterator[subprocess.Popen[s
             running.kill()
 
 
-def test_refused_handshakes_are_logged_and_a_signal_ends_it_in_order(
+def test_serve_logs_refused_handshakes_and_ends_on_signal(
     tmp_path: Path, federation: Federation, site: Credentials
 ) -> None:
     with process(tmp_path) as running:
@@ -85,7 +85,7 @@ def test_refused_handshakes_are_logged_and_a_signal_ends_it_in_order(
 @pytest.mark.parametrize(
     ("verbosity", "quiet"), [("ERROR", True), ("NONE", True), ("info", False), ("", False)]
 )
-def test_an_operator_who_hides_refused_handshakes_is_told(
+def test_serve_quiet_grpc_log_warns(
     verbosity: str,
     quiet: bool,
     coordinator: Credentials,
@@ -99,7 +99,7 @@ def test_an_operator_who_hides_refused_handshakes_is_told(
     assert ("GRPC_VERBOSITY" in caplog.text) == quiet
 
 
-def test_the_temporary_folder_may_have_a_long_name_and_is_kept_from_being_cleaned_up(
+def test_serve_long_temporary_folder_is_locked(
     tmp_path: Path,
     coordinator: Credentials,
     federation: Federation,
@@ -133,7 +133,7 @@ def opened(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def test_two_servers_cannot_share_a_port(port: int, coordinator: Credentials, federation: Federation) -> None:
+def test_serve_port_in_use_is_refused(port: int, coordinator: Credentials, federation: Federation) -> None:
     with (
         pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"),
         serving(FakeHandler(), coordinator, federation.trust, port=port),
@@ -148,7 +148,7 @@ class BrokenHandler(FakeHandler):
         raise OSError("no space left on device")
 
 
-def test_an_error_in_a_tick_ends_the_server(coordinator: Credentials, federation: Federation) -> None:
+def test_serve_error_in_tick_ends_server(coordinator: Credentials, federation: Federation) -> None:
     with (
         pytest.raises(OSError, match="no space left"),
         serving(BrokenHandler(), coordinator, federation.trust),

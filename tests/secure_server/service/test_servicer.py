@@ -106,7 +106,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize("call", EVERY_CALL)
     @pytest.mark.parametrize("site", ["clinic-a", "clinic-b"])
-    def test_the_certificate_alone_decides_for_whom_a_site_speaks(
+    def test_caller_is_who_the_certificate_says(
         self,
         call: str,
         site: str,
@@ -122,7 +122,7 @@ class TestIdentity:
         assert {who for who, _ in handler.calls} == {site}
         assert security.events == []
 
-    def test_strangers_do_not_get_past_the_handshake(
+    def test_caller_without_federation_certificate_is_refused_by_tls(
         self, port: int, federation: Federation, stranger: Federation, site: Credentials, handler: FakeHandler
     ) -> None:
         ours = Identity.site(NAME, "clinic-a")
@@ -149,7 +149,7 @@ class TestIdentity:
         ],
         ids=["the coordinator's name", "both usages", "another federation"],
     )
-    def test_a_certificate_that_tls_accepts_is_checked_again(
+    def test_caller_certificate_accepted_by_tls_is_checked_again(
         self,
         identity: Identity,
         usages: list[x509.ObjectIdentifier],
@@ -166,7 +166,7 @@ class TestIdentity:
         assert handler.calls == []
         assert [(event["event"], event["site"]) for event in security.events] == [("WrongIdentity", None)]
 
-    def test_a_certificate_can_end_while_its_owner_is_connected(
+    def test_caller_certificate_ending_while_connected_is_refused(
         self, stub: CoordinatorStub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class InTwoYears(datetime):
@@ -180,7 +180,7 @@ class TestIdentity:
         assert code is grpc.StatusCode.PERMISSION_DENIED
         assert "renew it" in details
 
-    def test_a_site_that_is_not_on_the_roster_is_refused_and_logged(
+    def test_caller_not_on_roster_is_refused_and_logged(
         self, port: int, federation: Federation, security: SecurityLog
     ) -> None:
         with dialling(port, federation.trust, federation.site("clinic-z")) as stub:
@@ -194,7 +194,7 @@ class TestRefusals:
     """Each error has its status, a line in the log, and no effect on the next call."""
 
     @pytest.mark.parametrize("kind", STATUS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
-    def test_every_refusal_in_the_table(
+    def test_status_every_error_of_the_table(
         self, kind: type[Exception], stub: CoordinatorStub, handler: FakeHandler, security: SecurityLog
     ) -> None:
         handler.error = kind("do this")
@@ -204,7 +204,7 @@ class TestRefusals:
         handler.error = None
         join(stub)
 
-    def test_the_statuses_are_those_of_the_protocol(self) -> None:
+    def test_status_table_is_that_of_the_protocol(self) -> None:
         told = {
             errors.NotOnRoster: "PERMISSION_DENIED",
             errors.WrongIdentity: "PERMISSION_DENIED",
@@ -225,7 +225,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "error", [RuntimeError("secret"), errors.WrongStore("secret")], ids=["bug", "store"]
     )
-    def test_the_coordinators_own_trouble_is_told_to_its_log_alone(
+    def test_status_internal_error_stays_in_the_log(
         self,
         error: Exception,
         stub: CoordinatorStub,
@@ -240,7 +240,9 @@ class TestRefusals:
         assert "secret" in caplog.text
         assert security.events == []
 
-    def test_another_protocol_version(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
+    def test_call_other_protocol_version_is_refused(
+        self, stub: CoordinatorStub, handler: FakeHandler
+    ) -> None:
         request = codec.encode_join(join_request())
         request.protocol = PROTOCOL_VERSION + 1
         code, details = refusal(lambda: stub.Join(request, timeout=SECONDS))
@@ -248,7 +250,7 @@ class TestRefusals:
         assert "install matching releases" in details
         assert handler.calls == []
 
-    def test_a_malformed_message(
+    def test_call_malformed_message_is_refused(
         self, stub: CoordinatorStub, handler: FakeHandler, security: SecurityLog
     ) -> None:
         request = codec.encode_join(join_request())
@@ -257,12 +259,12 @@ class TestRefusals:
         assert handler.calls == []
         assert [event["event"] for event in security.events] == ["Malformed"]
 
-    def test_a_message_larger_than_any(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
+    def test_call_too_large_message_is_refused(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
         frames = [frames_of(b"x")[0], codec.encode_upload_chunk(bytes(2**20))]
         assert refusal(lambda: upload(stub, frames))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert handler.uploads == {}
 
-    def test_a_message_that_is_larger_than_any_once_decompressed(
+    def test_call_too_large_once_decompressed_is_refused(
         self, port: int, federation: Federation, site: Credentials, handler: FakeHandler
     ) -> None:
         frames = [frames_of(b"x")[0], codec.encode_upload_chunk(bytes(2**25))]
@@ -292,7 +294,7 @@ BAD_UPLOADS = {
 class TestUploads:
     """Nothing is taken in that is not what its header announced."""
 
-    def test_a_good_one_arrives_whole_and_may_come_again(
+    def test_upload_arrives_whole_and_is_idempotent(
         self, stub: CoordinatorStub, handler: FakeHandler
     ) -> None:
         upload(stub, frames_of(CONTENT))
@@ -300,7 +302,7 @@ class TestUploads:
         assert handler.uploads == {(KEY, "clinic-a"): CONTENT}
 
     @pytest.mark.parametrize("name", BAD_UPLOADS)
-    def test_bad_ones_change_nothing(
+    def test_upload_malformed_frames_change_nothing(
         self, name: str, stub: CoordinatorStub, handler: FakeHandler, security: SecurityLog
     ) -> None:
         frames, status = BAD_UPLOADS[name]
@@ -310,21 +312,21 @@ class TestUploads:
         upload(stub, frames_of(CONTENT))
         assert handler.uploads == {(KEY, "clinic-a"): CONTENT}
 
-    def test_too_much_for_its_phase_is_refused_by_the_header(
+    def test_upload_too_large_is_refused_by_its_header(
         self, stub: CoordinatorStub, handler: FakeHandler
     ) -> None:
         with stalled(bytes(SMALLEST_TOO_LARGE)) as frames:
             assert refusal(lambda: upload(stub, frames()))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert handler.calls == [("clinic-a", "check_upload")]
 
-    def test_a_stalled_one_is_given_up(self, stub: CoordinatorStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_upload_stalled_is_given_up(self, stub: CoordinatorStub, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as impatient, stalled(b"values") as frames:
             impatient.setattr("secure_server.service.servicer._HEADER_SECONDS", 0.2)
             code, details = refusal(lambda: upload(stub, frames()))
         assert (code, "stalled" in details) == (grpc.StatusCode.DATA_LOSS, True)
         upload(stub, frames_of(b"values"))
 
-    def test_one_site_cannot_hold_up_another(
+    def test_upload_stalled_site_does_not_block_others(
         self, port: int, federation: Federation, stub: CoordinatorStub, handler: FakeHandler
     ) -> None:
         with (
@@ -365,7 +367,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 class TestPolling:
     """NextTask waits for something to do, and for no longer than it may."""
 
-    def test_a_change_wakes_a_waiting_call(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
+    def test_next_task_change_wakes_waiting_call(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
         began = time.monotonic()
         call = stub.NextTask.future(
             codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, RUN)), timeout=SECONDS
@@ -378,7 +380,7 @@ class TestPolling:
         assert codec.decode_task(call.result()) == Finished(3)
         assert time.monotonic() - began < SECONDS / 2
 
-    def test_nothing_to_do_is_said_after_poll_seconds(
+    def test_next_task_answers_wait_after_poll_seconds(
         self, handler: FakeHandler, coordinator: Credentials, federation: Federation, site: Credentials
     ) -> None:
         with (
@@ -389,14 +391,14 @@ class TestPolling:
             assert codec.decode_task(ask(stub)) == Wait()
             assert time.monotonic() - began >= 0.3
 
-    def test_nothing_to_do_is_said_before_the_caller_gives_up(
+    def test_next_task_answers_wait_before_caller_gives_up(
         self, stub: CoordinatorStub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("secure_server.service.servicer._REPLY_SECONDS", 10.0)
         request = codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, RUN))
         assert codec.decode_task(stub.NextTask(request, timeout=10.2)) == Wait()
 
-    def test_the_handler_is_called_from_one_thread(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
+    def test_handler_is_called_from_one_thread(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
         join(stub)
         upload(stub, frames_of(b"values"))
         assert len(handler.threads) == 1

@@ -105,13 +105,13 @@ def served(tmp_path: Path, weakened: str = "") -> Iterator[tuple[int, Callable[[
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_a_site_is_served_however_many_connect_without_a_certificate(tmp_path: Path, kind: str) -> None:
+def test_proxy_flood_without_certificates_site_is_served(tmp_path: Path, kind: str) -> None:
     with served(tmp_path) as (port, join), strangers(port, 2 * FILES, kind):
         join(30)
 
 
 @pytest.mark.parametrize("weakened", DOUBLES)
-def test_without_these_limits_they_shut_it_out(tmp_path: Path, weakened: str) -> None:
+def test_proxy_flood_without_limits_shuts_site_out(tmp_path: Path, weakened: str) -> None:
     with (
         served(tmp_path, DOUBLES[weakened]) as (port, join),
         strangers(port, 2 * FILES),
@@ -128,13 +128,13 @@ class TestFewAtOnce:
         limits = Limits(connections=40, strangers=8, of_a_site=2)
         monkeypatch.setattr("secure_server.service.server.raise_file_limit", lambda: limits)
 
-    def test_a_network_is_not_shut_out_by_another_one(self, port: int) -> None:
+    def test_proxy_flood_from_another_network_costs_nothing(self, port: int) -> None:
         with strangers(port, 2, source="127.0.0.2") as few, strangers(port, 30) as many:
             wait_until_closed(many[21])
             assert [is_open(each) for each in few] == [True, True]
             assert sum(map(is_open, many)) <= 8
 
-    def test_a_site_that_opens_more_than_its_share_loses_its_oldest(
+    def test_proxy_site_over_its_share_loses_its_oldest_connection(
         self, port: int, federation: Federation, site: Credentials, handler: FakeHandler
     ) -> None:
         other = federation.site("clinic-b")
@@ -151,7 +151,7 @@ class TestFewAtOnce:
                 assert codec.decode_task(each.result(30)) == Finished(1)
 
 
-def test_a_connection_without_a_call_is_closed_and_one_with_a_call_stays(
+def test_proxy_connection_without_a_call_is_closed_in_time(
     coordinator: Credentials,
     federation: Federation,
     site: Credentials,
@@ -167,7 +167,7 @@ def test_a_connection_without_a_call_is_closed_and_one_with_a_call_stays(
         assert codec.decode_task(poll.result(30)) == Finished(1)
 
 
-def test_a_reader_that_stalls_holds_one_content(
+def test_download_stalled_reader_holds_one_content(
     port: int, federation: Federation, site: Credentials, handler: FakeHandler
 ) -> None:
     handler.content = os.urandom(2**24)
@@ -193,7 +193,7 @@ def test_a_reader_that_stalls_holds_one_content(
         (-1, -1, None, (21_760, 512)),
     ],
 )
-def test_connections_fit_into_the_files_there_are(
+def test_raise_file_limit_connections_fit(
     monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised_to: int | None, limits: tuple[int, int]
 ) -> None:
     set_to: list[tuple[int, int]] = []
@@ -205,7 +205,7 @@ def test_connections_fit_into_the_files_there_are(
 
 
 @pytest.mark.parametrize("listen", ["localhost:0", "127.0.0.1:0", "0.0.0.0:0"])
-def test_all_addresses_get_one_port_and_a_second_listener_is_refused(listen: str) -> None:
+def test_bind_sockets_one_port_and_second_listener_is_refused(listen: str) -> None:
     sockets = bind_sockets(listen)
     try:
         (port,) = {each.getsockname()[1] for each in sockets}
@@ -218,7 +218,7 @@ def test_all_addresses_get_one_port_and_a_second_listener_is_refused(listen: str
             each.close()
 
 
-def test_accepted_connection_sends_small_packets_at_once() -> None:
+def test_bind_sockets_connections_send_small_packets_at_once() -> None:
     (listening,) = bind_sockets("127.0.0.1:0")
     with listening:
         listening.listen()
@@ -251,6 +251,6 @@ def _polling(handler: FakeHandler, stub: CoordinatorStub) -> grpc.Future[pb.Task
 @pytest.mark.parametrize(
     ("listen", "named"), [("nowhere.invalid:0", "nowhere.invalid:0"), ("192.0.2.1:0", "192.0.2.1:0")]
 )
-def test_an_address_that_cannot_be_bound_is_named(listen: str, named: str) -> None:
+def test_bind_sockets_unusable_address_is_named(listen: str, named: str) -> None:
     with pytest.raises(CannotListen, match=named):
         bind_sockets(listen)

@@ -44,7 +44,7 @@ def computed() -> Player:
 
 
 class TestSaving:
-    def test_a_new_store_is_empty(self, store: Store) -> None:
+    def test_open_new_store_is_empty(self, store: Store) -> None:
         assert store.load() is None
         assert store.statements() == {}
         assert store.upload(PRESENCE, "ada") is None
@@ -52,7 +52,7 @@ class TestSaving:
         assert store.result(PRESENCE, "ada") is None
         assert list(store.received()) == []
 
-    def test_saved_state_is_read_back_when_opened_again(self, path: Path) -> None:
+    def test_open_again_returns_saved_state(self, path: Path) -> None:
         state = computed().state
         with Store.open(path, "r1", AGREEMENT) as store:
             store.save(BEGUN, statement=("ada", b"signed"))
@@ -66,7 +66,7 @@ class TestSaving:
             assert store.upload_hash(PRESENCE, "ada") == hashlib.sha256(b"here").digest()
             assert store.result(state.result_key, "bea") == b"for bea"
 
-    def test_each_key_and_site_has_its_own_content(self, store: Store) -> None:
+    def test_save_content_by_key_and_site(self, store: Store) -> None:
         keys = [
             PRESENCE,
             PhaseKey("r1", 2, 1, Phase.PRESENCE),
@@ -78,12 +78,12 @@ class TestSaving:
             store.save(BEGUN, upload=(key, site, content))
         assert {place: store.upload(*place) for place in contents} == contents
 
-    def test_writes_are_synced(self, store: Store) -> None:
+    def test_save_syncs_to_the_disk(self, store: Store) -> None:
         """2 is FULL: the log is synced at each commit, so that a commit survives a loss of power."""
         assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
         assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
-    def test_empty_content_is_content(self, store: Store) -> None:
+    def test_save_empty_content_is_stored(self, store: Store) -> None:
         store.save(BEGUN, upload=(PRESENCE, "ada", b""))
         assert store.upload(PRESENCE, "ada") == b""
         with pytest.raises(Conflict):
@@ -91,14 +91,14 @@ class TestSaving:
 
 
 class TestOneContentForEachKey:
-    def test_the_same_again_is_harmless(self, store: Store) -> None:
+    def test_save_same_content_again_is_idempotent(self, store: Store) -> None:
         state = computed().state
         for _ in range(2):
             store.save(state, upload=(PRESENCE, "ada", b"x"), statement=("ada", b"y"), results={"ada": b"z"})
         assert store.upload(PRESENCE, "ada") == b"x"
         assert len(list(store.received())) == 2
 
-    def test_another_upload_is_refused_and_changes_nothing(self, store: Store) -> None:
+    def test_save_other_upload_is_refused_and_changes_nothing(self, store: Store) -> None:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"x"))
         with pytest.raises(Conflict, match="ada's answer to PRESENCE of round 1"):
             store.save(computed().state, upload=(PRESENCE, "ada", b"X"), statement=("bea", b"new"))
@@ -106,7 +106,7 @@ class TestOneContentForEachKey:
         assert store.upload(PRESENCE, "ada") == b"x"
         assert store.statements() == {}
 
-    def test_another_statement_is_refused_and_changes_nothing(self, store: Store) -> None:
+    def test_save_other_statement_is_refused_and_changes_nothing(self, store: Store) -> None:
         store.save(BEGUN, statement=("ada", b"x"))
         with pytest.raises(Conflict, match="ada's statement in run r1"):
             store.save(computed().state, upload=(PRESENCE, "bea", b"new"), statement=("ada", b"X"))
@@ -114,14 +114,14 @@ class TestOneContentForEachKey:
         assert store.statements() == {"ada": b"x"}
         assert store.upload(PRESENCE, "bea") is None
 
-    def test_another_result_is_refused(self, store: Store) -> None:
+    def test_save_other_result_is_refused(self, store: Store) -> None:
         state = computed().state
         store.save(state, results={"ada": b"x"})
         with pytest.raises(Conflict, match="the result for ada in round 1"):
             store.save(state, results={"ada": b"X"})
         assert store.result(state.result_key, "ada") == b"x"
 
-    def test_another_upload_would_pass_without_the_check(
+    def test_save_other_upload_without_the_check_passes(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"x"))
@@ -129,7 +129,7 @@ class TestOneContentForEachKey:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"X"))
         assert store.upload(PRESENCE, "ada") == b"x"
 
-    def test_a_key_of_another_run_is_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_save_key_of_another_run_is_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         other = PhaseKey("r2", 1, 1, Phase.PRESENCE)
         store.save(BEGUN, upload=(PRESENCE, "ada", b"x"))
         for call in (store.upload, store.upload_hash, store.result):
@@ -155,7 +155,7 @@ class TestPruning:
         store.save(player.state, upload=(PhaseKey("r1", 2, 1, Phase.VALUES), "ada", b"newer"))
         return player.state
 
-    def test_drops_old_rounds_but_not_the_set_up(self, store: Store) -> None:
+    def test_prune_drops_old_rounds_but_not_the_set_up(self, store: Store) -> None:
         state = self.fill(store)
         store.prune(1)
         assert store.upload(state.key(Phase.VALUES), "ada") == b"values"
@@ -166,7 +166,7 @@ class TestPruning:
         assert store.statements() == {"ada": b"signed"}
         assert {received.content for received in store.received()} == {b"signed", b"keys", b"newer"}
 
-    def test_drops_the_clustering_but_not_the_set_up_of_the_same_round(self, store: Store) -> None:
+    def test_prune_drops_clustering_but_not_set_up_of_round_0(self, store: Store) -> None:
         clustering = PhaseKey("r1", 0, 1, Phase.VALUES)
         store.save(BEGUN, upload=(PhaseKey("r1", 0, 1, Phase.SECRET), "ada", b"set up"))
         store.save(BEGUN, upload=(clustering, "ada", b"prototypes"))
@@ -174,7 +174,7 @@ class TestPruning:
         assert store.upload(clustering, "ada") is None
         assert store.upload(PhaseKey("r1", 0, 1, Phase.SECRET), "ada") == b"set up"
 
-    def test_leaves_hashes_so_that_replays_still_meet_their_answer(self, store: Store) -> None:
+    def test_prune_keeps_hashes_so_replays_are_refused(self, store: Store) -> None:
         state = self.fill(store)
         store.prune(2)
         assert store.upload_hash(state.key(Phase.VALUES), "ada") == hashlib.sha256(b"values").digest()
@@ -183,7 +183,7 @@ class TestPruning:
         with pytest.raises(Conflict):
             store.save(state, upload=(state.key(Phase.VALUES), "ada", b"other"))
 
-    def test_keeps_what_was_received_when_recording(self, path: Path) -> None:
+    def test_prune_recording_store_keeps_uploads(self, path: Path) -> None:
         times = iter(range(100, 200))
         with Store.open(path, "r1", AGREEMENT, record=True, clock=lambda: next(times)) as store:
             state = self.fill(store)
@@ -208,12 +208,12 @@ class TestResults:
     def contents(self, store: Store) -> int:
         return int(store._db.execute("SELECT count(*) FROM contents").fetchone()[0])
 
-    def test_that_are_the_same_are_kept_once(self, store: Store) -> None:
+    def test_results_same_content_is_stored_once(self, store: Store) -> None:
         key = self.give(store, 1, dict.fromkeys(SITES, b"of the group"))
         assert self.contents(store) == 1
         assert [store.result(key, site) for site in SITES] == [b"of the group"] * 4
 
-    def test_go_when_the_site_has_a_newer_one_and_no_sooner(self, store: Store) -> None:
+    def test_prune_result_goes_once_site_has_a_newer_one(self, store: Store) -> None:
         first = self.give(store, 1, {"ada": b"one", "bea": b"one", "cid": b"two"})
         store.prune(2)
         second = self.give(store, 2, {"ada": b"three", "cid": b"four"})
@@ -226,14 +226,14 @@ class TestResults:
         assert store.result(first, "bea") is None
         assert self.contents(store) == 3
 
-    def test_stay_as_long_as_their_own_round(self, store: Store) -> None:
+    def test_prune_result_stays_during_its_round(self, store: Store) -> None:
         self.give(store, 1, {"ada": b"one"})
         key = self.give(store, 2, {"ada": b"two"})
         store.prune(2)
         assert store.result(key, "ada") == b"two"
         assert self.contents(store) == 1
 
-    def test_latest_of_a_group_is_the_newest_that_any_member_was_given(self, store: Store) -> None:
+    def test_latest_result_is_newest_of_any_member(self, store: Store) -> None:
         assert store.latest_result(SITES, 3) is None
         first = self.give(store, 1, {"ada": b"one", "bea": b"one"})
         second = self.give(store, 2, {"ada": b"two"}, attempt=3)
@@ -248,7 +248,7 @@ class TestResults:
         assert store.latest_result((), 3) is None
         assert store.content(b"0" * 32) is None
 
-    def test_a_sum_stays_beside_newer_results_until_there_is_a_newer_sum(self, store: Store) -> None:
+    def test_prune_sum_stays_until_a_newer_sum(self, store: Store) -> None:
         state = State("r1", Stage.RESULT, 0.0, round=1, attempt=1)
         store.save(state, results={"ada": b"one", "bea": b"one"}, sums=dict.fromkeys(("ada", "bea"), b"sum"))
         for number in (2, 3):
@@ -266,7 +266,7 @@ class TestResults:
 
 
 class TestOpening:
-    def test_files_are_the_owners_alone(self, store: Store, path: Path) -> None:
+    def test_open_files_are_for_the_owner_only(self, store: Store, path: Path) -> None:
         store.save(BEGUN)
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
@@ -274,7 +274,7 @@ class TestOpening:
         assert modes == dict.fromkeys(names, 0o600)
 
     @pytest.mark.parametrize(("run", "agreement"), [("r2", AGREEMENT), ("r1", b"b" * 32)])
-    def test_another_runs_file_is_refused(
+    def test_open_file_of_another_run_is_refused(
         self, store: Store, path: Path, run: str, agreement: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.save(BEGUN, statement=("ann", b"joined"))
@@ -284,27 +284,27 @@ class TestOpening:
         monkeypatch.setattr(store_module, "check_identity", lambda *_: None)
         Store.open(path, run, agreement).close()
 
-    def test_before_anyone_joined_a_corrected_agreement_starts_over(self, store: Store, path: Path) -> None:
+    def test_open_corrected_agreement_before_any_join_starts_over(self, store: Store, path: Path) -> None:
         store.save(BEGUN)
         store.close()
         corrected = Store.open(path, "r1", b"b" * 32)
         assert corrected.load() is None
         corrected.close()
 
-    def test_a_file_of_another_version_is_refused(self, store: Store, path: Path) -> None:
+    def test_open_other_schema_version_is_refused(self, store: Store, path: Path) -> None:
         store._db.execute("UPDATE identity SET schema = 1")
         store.close()
         with pytest.raises(WrongStore, match="another run, agreement or version"):
             Store.open(path, "r1", AGREEMENT)
 
-    def test_a_file_that_is_no_store_is_refused_and_kept(self, path: Path) -> None:
+    def test_open_other_file_is_refused_and_kept(self, path: Path) -> None:
         path.parent.mkdir(0o700)
         path.write_bytes(b"notes" * 1000)
         with pytest.raises(WrongStore, match="is not a coordinator's store"):
             Store.open(path, "r1", AGREEMENT)
         assert path.read_bytes() == b"notes" * 1000
 
-    def test_another_programs_database_is_refused(self, path: Path) -> None:
+    def test_open_other_database_is_refused(self, path: Path) -> None:
         path.parent.mkdir(0o700)
         database = sqlite3.connect(path)
         database.execute("CREATE TABLE notes (text TEXT)")
@@ -312,19 +312,19 @@ class TestOpening:
         with pytest.raises(WrongStore, match="is not a coordinator's store"):
             Store.open(path, "r1", AGREEMENT)
 
-    def test_a_damaged_state_is_refused(self, store: Store) -> None:
+    def test_load_damaged_state_is_refused(self, store: Store) -> None:
         store.save(BEGUN)
         store._db.execute("UPDATE state SET json = replace(json, 'joining', 'pausing')")
         with pytest.raises(WrongStore, match="cannot be read"):
             store.load()
 
-    def test_a_store_in_use_is_refused(self, store: Store, path: Path) -> None:
+    def test_open_store_in_use_is_refused(self, store: Store, path: Path) -> None:
         with pytest.raises(StoreInUse, match="is another coordinator of this run running"):
             Store.open(path, "r1", AGREEMENT)
         store.close()
         Store.open(path, "r1", AGREEMENT).close()
 
-    def test_a_refused_file_is_not_left_locked(self, store: Store, path: Path) -> None:
+    def test_open_refused_file_is_unlocked(self, store: Store, path: Path) -> None:
         store.save(BEGUN, statement=("ann", b"joined"))
         store.close()
         with pytest.raises(WrongStore):
@@ -335,12 +335,12 @@ class TestOpening:
 class TestReader:
     """A second connection, for another thread."""
 
-    def test_reads_what_is_saved_when_it_is(self, store: Store) -> None:
+    def test_reader_sees_saved_answers(self, store: Store) -> None:
         with store.reader() as reader:
             store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
             assert reader.answer(PRESENCE, "ada") == b"here"
 
-    def test_works_in_another_thread(self, store: Store) -> None:
+    def test_reader_works_in_another_thread(self, store: Store) -> None:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
 
         def read() -> bytes:
@@ -350,7 +350,7 @@ class TestReader:
         with ThreadPoolExecutor(1) as thread:
             assert thread.submit(read).result() == b"here"
 
-    def test_says_when_there_is_nothing(self, store: Store) -> None:
+    def test_reader_missing_answer_raises(self, store: Store) -> None:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
         store.prune(before_round=2)
         with store.reader() as reader:
@@ -358,18 +358,18 @@ class TestReader:
                 with pytest.raises(RuntimeError, match=f"no answer of {site} to PRESENCE of round 1"):
                     reader.answer(PRESENCE, site)
 
-    def test_cannot_write(self, store: Store) -> None:
+    def test_reader_cannot_write(self, store: Store) -> None:
         with store.reader() as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader._db.execute("DELETE FROM uploads")
 
-    def test_does_not_keep_the_store_from_writing(self, store: Store) -> None:
+    def test_reader_does_not_block_the_store(self, store: Store) -> None:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
         with store.reader() as reader:
             reader.answer(PRESENCE, "ada")
             store.prune(before_round=2)
             assert store.upload(PRESENCE, "ada") is None
 
-    def test_finds_a_file_with_an_odd_name(self, tmp_path: Path) -> None:
+    def test_reader_opens_file_with_special_characters(self, tmp_path: Path) -> None:
         with Store.open(tmp_path / "a ?#%20.sqlite", "r1", AGREEMENT) as store, store.reader() as reader:
             store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
             assert reader.answer(PRESENCE, "ada") == b"here"

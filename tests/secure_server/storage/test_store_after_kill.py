@@ -59,7 +59,7 @@ def consistent(store: Store) -> int:
 
 
 @pytest.mark.full
-def test_each_acknowledged_write_survives_a_kill_at_any_time(tmp_path: Path) -> None:
+def test_save_acknowledged_write_survives_kill(tmp_path: Path) -> None:
     path = tmp_path / "state" / "store.sqlite"
     before = 0
     for _ in range(5):
@@ -71,7 +71,7 @@ def test_each_acknowledged_write_survives_a_kill_at_any_time(tmp_path: Path) -> 
         before = stored
 
 
-def test_a_write_cut_off_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+def test_save_killed_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     assert acknowledged(writer(path, "--die-at", "4")) == 3
     with Store.open(path, RUN, AGREEMENT) as store:
@@ -79,7 +79,7 @@ def test_a_write_cut_off_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         assert consistent(store) == 3
 
 
-def test_without_a_transaction_half_a_write_would_be_left(tmp_path: Path) -> None:
+def test_save_without_transaction_leaves_half_a_write(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     assert acknowledged(writer(path, "--die-at", "4", "--without-transaction")) == 3
     with Store.open(path, RUN, AGREEMENT) as store:
@@ -88,7 +88,7 @@ def test_without_a_transaction_half_a_write_would_be_left(tmp_path: Path) -> Non
             consistent(store)
 
 
-def test_a_dead_process_holds_no_lock_and_a_living_one_does(tmp_path: Path) -> None:
+def test_open_lock_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     process = writer(path)
     assert process.stdout is not None
