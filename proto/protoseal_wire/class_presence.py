@@ -111,8 +111,8 @@ def _check_usable(keys: MaskKeys, site: str) -> None:
 
 
 def _check_keys_distinct(keys: Sequence[MaskKeys]) -> None:
-    stated = list(chain.from_iterable((each.mask, each.share) for each in keys))
-    check_distinct(stated, "the active list names a key twice")
+    public_keys = list(chain.from_iterable((pair.mask, pair.share) for pair in keys))
+    check_distinct(public_keys, "the active list names a key twice")
 
 
 def _check_names_distinct(names: list[str]) -> None:

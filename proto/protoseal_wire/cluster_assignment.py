@@ -23,7 +23,10 @@ _LABEL = "assigned"
 
 @dataclass(frozen=True)
 class AssignedClusters:
-    """Clusters of an assignment: classes ``labels`` int64 (G,), and ``rows`` of each site in each, int64 (n, G)."""
+    """Clusters of an assignment.
+
+    ``labels`` (G,) are the clusters' classes, ``rows`` (n, G) the number of each site's rows in each cluster, in int64.
+    """
 
     sites: tuple[str, ...]
     labels: NDArray[np.int64]
@@ -32,7 +35,7 @@ class AssignedClusters:
     @property
     def holders(self) -> tuple[tuple[str, ...], ...]:
         """Sites with rows in each cluster."""
-        return tuple(tuple(self.sites[i] for i in np.flatnonzero(of_cluster)) for of_cluster in self.rows.T)
+        return tuple(tuple(self.sites[i] for i in np.flatnonzero(counts)) for counts in self.rows.T)
 
     def members(self, survivors: Sequence[str]) -> NDArray[np.int64]:
         """Return the number of rows of the surviving sites in each cluster, (G,)."""
@@ -40,21 +43,22 @@ class AssignedClusters:
         return np.asarray(self.rows[staying].sum(axis=0), dtype=np.int64)
 
 
-def clusters_of(assignment: Assignment) -> AssignedClusters:
+def read_clusters(assignment: Assignment) -> AssignedClusters:
     """Return the clusters of an assignment.
 
     Raises :class:`MalformedError` unless clusters are numbered from 0 without a gap, class by class, and each cluster
     has rows of one class.
     """
-    classes = np.concatenate([each.classes for each in assignment.sites])
-    clusters = np.concatenate([each.clusters for each in assignment.sites])
+    classes = np.concatenate([rows.classes for rows in assignment.sites])
+    clusters = np.concatenate([rows.clusters for rows in assignment.sites])
     number = int(clusters.max(initial=-1)) + 1
-    first = np.full(number, -1, dtype=np.int64)
-    first[clusters] = classes
-    check_numbered(first)
-    check_one_class(first[clusters], classes)
-    rows = [np.bincount(each.clusters, minlength=number) for each in assignment.sites]
-    return AssignedClusters(tuple(each.site for each in assignment.sites), first, np.stack(rows))
+    # The last row of a cluster sets the cluster's label; any other row of another class then differs from the label.
+    labels = np.full(number, -1, dtype=np.int64)
+    labels[clusters] = classes
+    check_numbered(labels)
+    check_one_class(labels[clusters], classes)
+    counts = [np.bincount(rows.clusters, minlength=number) for rows in assignment.sites]
+    return AssignedClusters(tuple(rows.site for rows in assignment.sites), labels, np.stack(counts))
 
 
 def check_numbered(labels: NDArray[np.int64]) -> None:
@@ -65,12 +69,12 @@ def check_numbered(labels: NDArray[np.int64]) -> None:
         raise MalformedError("clusters of the assignment must be numbered class by class")
 
 
-def check_one_class(of_cluster: NDArray[np.int64], classes: NDArray[np.int64]) -> None:
-    """Raise :class:`MalformedError` unless each row's class is the class of its cluster."""
-    if (of_cluster != classes).any():
+def check_one_class(labels: NDArray[np.int64], classes: NDArray[np.int64]) -> None:
+    """Raise :class:`MalformedError` unless each row's class is the label of the row's cluster."""
+    if (labels != classes).any():
         raise MalformedError("a cluster of the assignment has rows of two classes")
 
 
-def broadcast(base: bytes, content: bytes) -> bytes:
+def hash_broadcast(base: bytes, content: bytes) -> bytes:
     """Return the SHA-256 of an attempt's broadcast: the hash ``base`` to train from, and the assignment's bytes."""
     return hashlib.sha256(encode(_LABEL, base, content)).digest()

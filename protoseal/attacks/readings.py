@@ -56,7 +56,7 @@ from protoseal.attacks.opened_sums import (
 )
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, cached_in_run
 from protoseal.attacks.solved_combinations import ClassSolutions, solve_class
-from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
+from protoseal_wire.cluster_assignment import AssignedClusters, read_clusters
 from protoseal_wire.messages import AssignedRows, Phase
 from secure_server.storage.store import Received
 
@@ -287,7 +287,7 @@ def _solve_norms(run: RecordedRun, victim: str, accomplice: str) -> Rows | None:
     clusters = np.concatenate([owner.clusters for owner in owners])
     is_own = np.concatenate([np.full(len(owner.clusters), owner.site == victim) for owner in owners])
     sums, norms = (
-        _open_cluster_sums(run, victim, accomplice, clusters_of(assignment)),
+        _open_cluster_sums(run, victim, accomplice, read_clusters(assignment)),
         np.zeros(len(victim_clusters)),
     )
     for number in np.unique(victim_clusters):
@@ -407,7 +407,7 @@ def cluster_readings(run: RecordedRun, victim: str, sites: Sequence[str]) -> Ite
     if assignment is None:
         yield LearnedRows("the clusters of all sites", clusters.rows, clusters.labels)
         return
-    assigned = clusters_of(assignment)
+    assigned = read_clusters(assignment)
     counts, has = assigned.rows.sum(axis=0), assigned.rows[assigned.sites.index(victim)] > 0
     sums = counts[:, None] * clusters.rows
     for site_rows in assignment.sites:

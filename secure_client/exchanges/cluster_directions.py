@@ -22,7 +22,7 @@ from crypto.keys import KEY_BYTES, derive
 from crypto.protection import ProtectedPayload, directions
 from crypto.rotation import RotatedDirections, rotate
 from protoseal_wire import codec
-from protoseal_wire.cluster_assignment import broadcast, clusters_of
+from protoseal_wire.cluster_assignment import hash_broadcast, read_clusters
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.exchanges.exchange import ExchangeParts
@@ -79,7 +79,7 @@ class DirectionsStep:
             sent_clusters(self._parts, group).labels,
             codec.decode_assignment(assignment, self._limits),
         )
-        return replace(group, base=broadcast(group.base, assignment), clusters=clusters.holders)
+        return replace(group, base=hash_broadcast(group.base, assignment), clusters=clusters.holders)
 
     def part(self, group: Group, assignment: bytes) -> Contribution:
         """Return this site's part in each cluster of a checked assignment."""
@@ -106,7 +106,7 @@ class DirectionsStep:
         request = self._stored_assignment(key)
         if request is None or not self._agreement.sends_rows(key.round):
             return
-        assigned = clusters_of(codec.decode_assignment(request, self._limits))
+        assigned = read_clusters(codec.decode_assignment(request, self._limits))
         if not np.array_equal(labels, assigned.labels):
             raise Violation("the result's clusters differ from the assignment")
 

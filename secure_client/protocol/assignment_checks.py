@@ -14,7 +14,7 @@ from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import most_norm_hiding
 from crypto.errors import MalformedError
 from crypto.protection import Cohort
-from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
+from protoseal_wire.cluster_assignment import AssignedClusters, read_clusters
 from protoseal_wire.messages import AssignedRows, Assignment
 from secure_client.errors import Violation
 
@@ -30,7 +30,7 @@ def check_assignment(
     for assigned in assignment.sites:
         check_classes(assigned, cohort, agreement)
     try:
-        clusters = clusters_of(assignment)
+        clusters = read_clusters(assignment)
     except MalformedError as error:
         raise Violation(f"the assignment is refused: {error}") from error
     check_few(clusters, agreement)

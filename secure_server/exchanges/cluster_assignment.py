@@ -23,7 +23,7 @@ from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.protection import NORM_SLACK, Payload, whole_numbers
 from crypto.rotation import SCHEME
 from protoseal_wire import codec
-from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
+from protoseal_wire.cluster_assignment import AssignedClusters, read_clusters
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
 from secure_server.exchanges.exchange import Attempt, AttemptCache, repeated_sum
@@ -156,7 +156,7 @@ class RotatedClusters:
         assignment = Assignment(
             tuple(AssignedRows(site, local[site].labels, clusters.of_site[site]) for site in sorted(local))
         )
-        return EncodedAssignment(codec.encode_assignment(assignment), clusters_of(assignment))
+        return EncodedAssignment(codec.encode_assignment(assignment), read_clusters(assignment))
 
     def check(self, attempt: Attempt, site: str, content: bytes) -> None:
         """Raise :class:`MalformedError` unless a site's upload is rotated rows of length 1 and their classes."""

@@ -31,7 +31,7 @@ from crypto.fixed_point import FixedPoint
 from crypto.pairwise.wire_values import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import NORM_SLACK, Payload, whole_numbers
-from protoseal_wire.cluster_assignment import broadcast
+from protoseal_wire.cluster_assignment import hash_broadcast
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.cluster_assignment import (
@@ -160,7 +160,7 @@ class MaskedClusters(MaskedSumExchange):
 
     def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
         """Return the broadcast's hash, the assignment included."""
-        return broadcast(super().broadcast(attempt, group), self._directions.assignment(attempt).content)
+        return hash_broadcast(super().broadcast(attempt, group), self._directions.assignment(attempt).content)
 
     def check_sum(self, attempt: Attempt, group_sum: GroupSum) -> None:
         """Check a sum of samples, counts and centres, as the base class does."""

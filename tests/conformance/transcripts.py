@@ -29,7 +29,7 @@ from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload, whole_numbers
 from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
-from protoseal_wire.cluster_assignment import clusters_of
+from protoseal_wire.cluster_assignment import read_clusters
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart, Work
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.checkpoints.predictor import inference_guide
@@ -325,7 +325,7 @@ class ClusterTranscript(Transcript):
     def holders(self, number: int, attempt: int) -> tuple[tuple[str, ...], ...]:
         """Return the sites of each cluster of an attempt, as every site was told it, in the same bytes."""
         (content,) = self.told[number, attempt]
-        return clusters_of(codec.decode_assignment(content, limits_of(self.agreement))).holders
+        return read_clusters(codec.decode_assignment(content, limits_of(self.agreement))).holders
 
 
 class ClusterTap(Tap):

@@ -14,7 +14,7 @@ from crypto.ckks.sums import SumLayout, SummingServer, SummingSite
 from crypto.fixed_point import FixedPoint
 from crypto.protection import Payload
 from protoseal_wire import codec
-from protoseal_wire.cluster_assignment import AssignedClusters, clusters_of
+from protoseal_wire.cluster_assignment import AssignedClusters, read_clusters
 from protoseal_wire.messages import ActiveList, AssignedRows, Assignment, Phase
 from secure_client.exchanges import cluster_directions
 from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters
@@ -107,7 +107,7 @@ class ClusterAttempt(SumAttempt):
     @property
     def clusters(self) -> AssignedClusters:
         """Clusters of that assignment."""
-        return clusters_of(self.assignment)
+        return read_clusters(self.assignment)
 
     @property
     def broadcast(self) -> bytes:

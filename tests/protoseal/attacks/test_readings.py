@@ -16,7 +16,7 @@ from protoseal.attacks.exchanged_models import read_average, read_models
 from protoseal.attacks.opened_sums import read_assignment
 from protoseal.attacks.readings import Adversary, LearnedRows, readings, result_readings
 from protoseal.attacks.recorded_run import RecordedRun, compute_features
-from protoseal_wire.cluster_assignment import clusters_of
+from protoseal_wire.cluster_assignment import read_clusters
 from tests.protoseal.attacks.recorded import (
     FEW_RECORDS,
     record_anew,
@@ -257,7 +257,7 @@ def clusters_by_hand(run: RecordedRun, sites: Sequence[str], victim: str) -> lis
     """Return the mean of the true rows of ``sites`` in each cluster with a row of the victim."""
     assignment = read_assignment(run)
     assert assignment is not None
-    assert len(clusters_of(assignment).labels) > len(run.agreement.classes)
+    assert len(read_clusters(assignment).labels) > len(run.agreement.classes)
     clusters = {each.site: each.clusters for each in assignment.sites}
     return [
         np.concatenate([run.sites[site].rows[clusters[site] == number] for site in sites]).mean(axis=0)

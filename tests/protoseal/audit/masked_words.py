@@ -16,7 +16,7 @@ from crypto.pairwise.wire_values import ReleasedShare
 from crypto.protection import Words
 from crypto.shamir import combine
 from protoseal_wire import codec
-from protoseal_wire.cluster_assignment import broadcast
+from protoseal_wire.cluster_assignment import hash_broadcast
 from protoseal_wire.messages import Phase
 from tests.conformance.transcripts import Transcript
 
@@ -88,7 +88,7 @@ def sums_of(transcript: Transcript, told: Mapping[int, bytes] | None = None) -> 
 
 
 def _bound_to(base: bytes, number: int, told: Mapping[int, bytes] | None) -> bytes:
-    return base if told is None else broadcast(base, told[number])
+    return base if told is None else hash_broadcast(base, told[number])
 
 
 def check_hidden(sums: list[Sum]) -> None:
