@@ -84,7 +84,7 @@ def _take(play: ScriptedCoordinator, name: str, payload: Payload) -> list[tuple[
 
 
 @pytest.mark.parametrize(("protection", "weighting"), BOTH)
-def test_an_accepted_result_is_acknowledged_in_the_same_bytes(
+def test_acknowledgement_of_an_accepted_result_has_the_same_bytes(
     protection: Protection, weighting: Weighting, open_play: Open
 ) -> None:
     play = open_play(protection, weighting)
@@ -96,7 +96,7 @@ def test_an_accepted_result_is_acknowledged_in_the_same_bytes(
         assert each == [("upload", codec.encode_acknowledgement(Acknowledgement()))]
 
 
-def test_a_result_of_another_form_is_refused_and_the_site_leaves(open_play: Open) -> None:
+def test_result_of_another_form_makes_the_site_leave(open_play: Open) -> None:
     play = open_play(*BOTH[1])
     results = _up_to_result(play)
     numerators, denominator = results[A].blobs
@@ -145,7 +145,7 @@ def test_presence_bytes_do_not_depend_on_the_decrypted_result(
 
 
 @pytest.mark.parametrize(("protection", "weighting"), BOTH)
-def test_a_restarted_site_gives_its_answers_again_byte_for_byte(
+def test_site_restarted_repeats_its_answers_byte_for_byte(
     protection: Protection, weighting: Weighting, open_play: Open
 ) -> None:
     play = open_play(protection, weighting)

@@ -94,7 +94,7 @@ JOINS: dict[str, tuple[type[Exception], StatusCode, str, Callable[[LocalFederati
 
 
 @pytest.mark.parametrize("name", JOINS)
-def test_a_wrong_join_is_refused(name: str, federation: LocalFederation) -> None:
+def test_join_wrong_is_refused(name: str, federation: LocalFederation) -> None:
     error, status, caller, make = JOINS[name]
     before = federation.coordinator.state, federation.store.statements()
     with pytest.raises(error) as refused:
@@ -140,7 +140,7 @@ CALLS: dict[str, tuple[type[Exception], StatusCode, Callable[[Coordinator], obje
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_out_of_turn_is_refused(name: str, federation: LocalFederation) -> None:
+def test_call_out_of_turn_is_refused(name: str, federation: LocalFederation) -> None:
     error, status, call = CALLS[name]
     before = federation.coordinator.state
     with pytest.raises(error) as refused:
@@ -149,7 +149,7 @@ def test_a_call_out_of_turn_is_refused(name: str, federation: LocalFederation) -
     assert federation.coordinator.state == before
 
 
-def test_a_second_statement_of_a_site_is_refused_and_the_run_goes_on_with_the_first() -> None:
+def test_join_with_a_second_statement_is_refused() -> None:
     agreement = small_agreement()
     with LocalFederation(agreement, small_data(agreement)) as federation:
         site = federation.sites[1]

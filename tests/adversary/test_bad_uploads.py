@@ -244,7 +244,7 @@ STOPS: Mapping[Stop, Mapping[str, Case]] = {
 @pytest.mark.parametrize(
     "stop", STOPS, ids=lambda stop: "-".join((str(stop[0]), stop[1].name.lower(), stop[2]))
 )
-def test_a_bad_upload_changes_nothing_and_the_run_goes_on(stop: Stop) -> None:
+def test_bad_upload_changes_nothing_and_the_run_continues(stop: Stop) -> None:
     protection, phase, victim = stop
     with stopped_at(_agreement(protection), victim, phase) as scene:
         before = scene.memory()
@@ -261,7 +261,7 @@ def test_a_bad_upload_changes_nothing_and_the_run_goes_on(stop: Stop) -> None:
         np.testing.assert_allclose(found[site], expected, atol=0.0 if protection is PLAIN else 1e-4)
 
 
-def test_without_its_check_an_unsigned_secret_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsigned_secret_is_taken_without_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     with stopped_at(_agreement(CKKS), A, Phase.ROSTER) as scene:
         monkeypatch.setattr("crypto.sealed_group_secret._check_signature", lambda *_args: None)
         scene.send(UNSIGNED[2](scene))

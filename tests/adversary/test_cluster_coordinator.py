@@ -60,7 +60,7 @@ def test_each_layer_holds_by_itself(
     assert_nothing_answered(play)
 
 
-def test_an_honest_attempt_opens_the_sums_of_clusters(opened: Open) -> None:
+def test_cluster_attempt_honest_opens_the_sums(opened: Open) -> None:
     play = opened(clustered_agreement())
     attempt = begun(play)
     attempt.tell(attempt.honest, *EVERYONE)
@@ -92,7 +92,7 @@ def _left_out(assignment: Assignment) -> Assignment:
     ],
     ids=["a row twice", "a row less", "without the site", "a gap", "all in one"],
 )
-def test_other_assignments_are_refused(
+def test_cluster_assignment_of_other_rows_is_refused(
     opened: Open, change: Callable[[Assignment], Assignment], refusal: str
 ) -> None:
     attempt = begun(opened(clustered_agreement()))
@@ -101,7 +101,7 @@ def test_other_assignments_are_refused(
     assert_nothing_answered(attempt.play)
 
 
-def test_a_second_assignment_in_one_attempt_is_refused(opened: Open) -> None:
+def test_cluster_assignment_second_in_one_attempt_is_refused(opened: Open) -> None:
     attempt = begun(opened(clustered_agreement()))
     attempt.tell(attempt.by_first({}), A)
     with pytest.raises(Violation, match="again with different content"):

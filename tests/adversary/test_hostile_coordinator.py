@@ -83,7 +83,7 @@ def opens(play: ScriptedCoordinator, secret: CkksSecret, name: str, active: Acti
 
 
 @pytest.mark.parametrize("case", ROSTERS)
-def test_a_key_of_the_set_up_before_opens_nothing_under_the_next(case: str, open_play: Open) -> None:
+def test_group_key_of_an_earlier_set_up_opens_nothing(case: str, open_play: Open) -> None:
     play, roster = open_play(Protection.CKKS, Weighting.UNIFORM), ROSTERS[case]
     play.set_up(A, B, C)
     setups = {name: play.site(name).session._setup for name in roster}

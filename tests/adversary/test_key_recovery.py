@@ -143,7 +143,7 @@ def test_sites_return_nothing_that_reveals_the_key(attack: Attack) -> None:
         attack()
 
 
-def test_the_decryption_of_another_ciphertext_gives_no_key() -> None:
+def test_key_recovery_from_another_ciphertext_fails() -> None:
     """A second ciphertext of the same values has other noise, and the noise is what gives the key away."""
     secret, _ = CkksSecret.generate()
     form = CiphertextShape(CkksLevel.ANSWER, 2.0**40, polynomials=2)

@@ -38,9 +38,7 @@ WITHOUT_C = (A, B, D)
 
 
 @pytest.mark.parametrize("bits", [64, 32])
-def test_the_sum_opens_with_everyone_and_without_one_that_dropped_out(
-    open_masked: OpenMasked, bits: int
-) -> None:
+def test_masked_sum_opens_with_everyone_and_without_a_drop_out(open_masked: OpenMasked, bits: int) -> None:
     averaging = AveragingSection(parameters=PARAMETERS, parameter_bound=8.0)
     play = open_masked(grouped_agreement(masking={"ring_bits": bits}, averaging=averaging), {})
     play.set_up(*EVERYONE)
@@ -74,14 +72,12 @@ def _opened_with_the_key_of_round_1(play: ScriptedSums) -> tuple[Vector, Vector]
     return found, play.vector(C, second)
 
 
-def test_a_mask_key_of_one_round_opens_nothing_in_another(open_masked: OpenMasked) -> None:
+def test_mask_key_of_one_round_opens_nothing_in_another(open_masked: OpenMasked) -> None:
     with pytest.raises(MalformedError, match="masks that do not cancel"):
         _opened_with_the_key_of_round_1(open_masked(grouped_agreement(), {}))
 
 
-def test_a_mask_key_that_is_used_again_opens_a_site(
-    open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mask_key_reused_opens_a_site(open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch) -> None:
     """The double's sites, asked in the same order in each round, make their secrets once and keep to them."""
     kept = cycle([AttemptSecrets.generate() for _ in EVERYONE])
     monkeypatch.setattr(AttemptSecrets, "generate", lambda: next(kept))
@@ -290,7 +286,7 @@ def test_the_attack_succeeds_without_the_sites_check(
     lists_the_victim_and_its_two_helpers(played(open_masked))
 
 
-def test_the_site_refuses_a_list_that_colluders_dominate(open_masked: OpenMasked) -> None:
+def test_member_list_dominated_by_colluders_is_refused(open_masked: OpenMasked) -> None:
     play, refusal = (
         played(open_masked),
         f"3 sites of the group take part, at least {LEAST} are required in a run of 10",
@@ -303,14 +299,14 @@ def test_the_site_refuses_a_list_that_colluders_dominate(open_masked: OpenMasked
 
 
 @pytest.mark.parametrize("listed", [LEAST, 6, 7, 10])
-def test_a_list_long_enough_against_colluders_is_accepted(open_masked: OpenMasked, listed: int) -> None:
+def test_member_list_long_enough_is_accepted(open_masked: OpenMasked, listed: int) -> None:
     """The graph of ten members is sparse, that of fewer complete."""
     begun = played(open_masked).attempt(*TEN[:listed], groups=(TEN,))
     begun.share(*TEN[:listed])
     assert begun.graph.sparse is (listed == 10)
 
 
-def test_a_list_one_site_too_short_is_refused(open_masked: OpenMasked) -> None:
+def test_member_list_one_site_too_short_is_refused(open_masked: OpenMasked) -> None:
     begun = played(open_masked).attempt(*TEN[: LEAST - 1], groups=(TEN,))
     with pytest.raises(Violation, match="4 sites of the group take part, at least 5"):
         begun.share(VICTIM)

@@ -70,7 +70,7 @@ def result(attempt: ClusterAttempt) -> Payload:
     return Payload(SCHEME, (rows, labels.astype(np.float64), weights, model))
 
 
-def test_secrets_are_gone_with_the_result(play: ScriptedClusters) -> None:
+def test_session_secrets_are_erased_with_the_result(play: ScriptedClusters) -> None:
     """The secrets go too at a site that was not asked to release anything."""
     attempt = masked(play, EVERYONE)
     assert secrets_kept(play) == 2

@@ -310,9 +310,7 @@ _KEPT = (Case(Method.PFPL, PLAIN, Phase.RESULT), Case(Method.FEDPC, MASKED, Phas
 
 
 @pytest.mark.parametrize("case", full_but(EXACT, *_KEPT), ids=str)
-def test_peers_compute_what_they_do_in_a_run_that_the_site_left(
-    case: Case, left: Played, tmp_path: Path
-) -> None:
+def test_lost_data_peers_compute_as_if_the_site_had_left(case: Case, left: Played, tmp_path: Path) -> None:
     run = play(case, tmp_path, vanishing(case))
     assert isinstance(run.error, DataLost)
     assert STALE in str(run.error)
@@ -321,7 +319,7 @@ def test_peers_compute_what_they_do_in_a_run_that_the_site_left(
     assert run.apart(left(case)) <= TOLERANCE[case.protection]
 
 
-def test_an_interruption_within_the_retries_changes_nothing(
+def test_lost_data_within_the_retries_changes_nothing(
     whole: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, storages = Case(Method.PFPL, PLAIN, Phase.PRESENCE, middle=True), []
@@ -337,7 +335,7 @@ def test_an_interruption_within_the_retries_changes_nothing(
     assert run.apart(whole(case)) == 0.0
 
 
-def test_test_records_that_cannot_be_read_cost_accuracy_alone(whole: Played, tmp_path: Path) -> None:
+def test_lost_test_records_cost_accuracy_alone(whole: Played, tmp_path: Path) -> None:
     case = Case(Method.PFPL, PLAIN, Phase.VALUES)
     run = play(case, tmp_path, vanishing(case), tested=True)
     assert run.error is None
@@ -346,7 +344,7 @@ def test_test_records_that_cannot_be_read_cost_accuracy_alone(whole: Played, tmp
 
 
 @pytest.mark.parametrize("protection", full_but((PLAIN, MASKED, CKKS), MASKED))
-def test_a_double_that_sends_zeros_is_noticed(
+def test_lost_data_double_that_sends_zeros_is_noticed(
     protection: Protection, left: Played, whole: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RetryingSource, "batches", lambda self, groups: self._source.batches(groups))
@@ -386,7 +384,7 @@ NOISY = [
 @pytest.mark.parametrize(
     "case", full_but(NOISY, Case(Method.PFPL, MASKED, Phase.PRESENCE, True, FROZEN)), ids=str
 )
-def test_with_noise_contributors_and_ledgers_are_those_of_an_undisturbed_run(
+def test_lost_data_with_noise_changes_no_contributor_or_ledger(
     case: Case, whole: Played, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, other = play(case, tmp_path, vanishing(case)), whole(case)
@@ -400,9 +398,7 @@ def test_with_noise_contributors_and_ledgers_are_those_of_an_undisturbed_run(
 
 
 @pytest.mark.parametrize("privacy", full_but((FROZEN, PRIVATE), FROZEN), ids=["frozen", "dp-sgd"])
-def test_with_noise_a_site_leaves_whose_folder_cannot_be_opened(
-    privacy: PrivacySection, tmp_path: Path
-) -> None:
+def test_lost_folder_with_noise_makes_the_site_leave(privacy: PrivacySection, tmp_path: Path) -> None:
     case, root = Case(Method.PFPL, MASKED, Phase.VALUES, privacy=privacy), tmp_path / "mount"
     root.mkdir()
 
@@ -421,7 +417,7 @@ def test_with_noise_a_site_leaves_whose_folder_cannot_be_opened(
 
 
 @pytest.mark.parametrize("privacy", full_but((FROZEN, PRIVATE), FROZEN), ids=["frozen", "dp-sgd"])
-def test_a_double_that_leaves_with_noise_is_noticed(
+def test_lost_data_double_that_leaves_with_noise_is_noticed(
     privacy: PrivacySection, whole: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double = "secure_client.error_containment.DataLost"

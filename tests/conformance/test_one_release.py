@@ -50,7 +50,7 @@ def federation(tmp_path: Path, method: Method, protection: Protection) -> Iterat
 
 
 @pytest.mark.parametrize(("method", "protection"), full_but(RUNS, *KEPT))
-def test_rows_of_the_one_release_are_put_into_one_sum(federation: LocalFederation) -> None:
+def test_frozen_features_rows_of_one_release_enter_one_sum(federation: LocalFederation) -> None:
     agreement = federation.agreement
     first = 0 if agreement.method.is_grouped else 1
     with_rows = set[int]()

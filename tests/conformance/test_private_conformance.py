@@ -74,7 +74,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
 
 @each_protection
 @each_case
-def test_a_round_is_the_equations_on_the_noisy_values_that_sites_put_in(
+def test_private_round_equals_the_equations_on_noisy_values(
     transcripts: Transcripts, protection: Protection, case: str
 ) -> None:
     transcript = transcripts(protection, case)
@@ -102,14 +102,14 @@ def test_first_inputs_are_bit_identical_under_every_protection(transcripts: Tran
 
 
 @each_case
-def test_the_saved_models_predict_the_same(transcripts: Transcripts, case: str) -> None:
+def test_private_saved_models_predict_what_plain_ones_do(transcripts: Transcripts, case: str) -> None:
     for protection in (Protection.MASKED, Protection.CKKS):
         for number in range(1, ROUNDS + 1):
             compare_predictions(transcripts(protection, case), transcripts(Protection.PLAIN, case), number)
 
 
 @each_protection
-def test_a_feddbp_site_trains_towards_the_fusion_of_what_it_released(
+def test_feddbp_site_trains_towards_the_fusion_of_its_release(
     transcripts: Transcripts, protection: Protection
 ) -> None:
     transcript = transcripts(protection, "feddbp")
@@ -118,7 +118,7 @@ def test_a_feddbp_site_trains_towards_the_fusion_of_what_it_released(
 
 
 @each_protection
-def test_the_second_release_is_of_more_cells_than_classes(
+def test_fedplcc_second_release_has_more_cells_than_classes(
     transcripts: Transcripts, protection: Protection
 ) -> None:
     """Round 2 goes by the first, whatever centres there are by then."""
@@ -144,7 +144,7 @@ def test_one_contribution_less_is_beyond_the_bound(
 
 
 @pytest.mark.parametrize("protection", [Protection.MASKED, Protection.CKKS])
-def test_pfpl_gives_what_plain_gives(tmp_path: Path, protection: Protection) -> None:
+def test_pfpl_with_noise_gives_what_plain_gives(tmp_path: Path, protection: Protection) -> None:
     privacy = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN})
     made = {
         each: agreement_for(each, Weighting.COMPLEMENT, classes=3, dim=DIM, rounds=ROUNDS, privacy=privacy)

@@ -68,7 +68,7 @@ def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
 
 @each_protection
 @each_method
-def test_every_round_is_the_equations_on_rows_that_were_summed_once(
+def test_repeated_rows_every_round_equals_the_equations(
     transcripts: Transcripts, method: Method, protection: Protection
 ) -> None:
     transcript = transcripts(method, protection, ())
@@ -80,7 +80,7 @@ def test_every_round_is_the_equations_on_rows_that_were_summed_once(
 
 @each_protection
 @pytest.mark.parametrize("method", full_but(METHODS, Method.FEDPC))
-def test_a_site_that_missed_the_sum_gets_its_rows_and_adds_none(
+def test_repeated_rows_site_that_missed_the_sum_adds_none(
     transcripts: Transcripts, method: Method, protection: Protection
 ) -> None:
     transcript = transcripts(method, protection, LOSSES)
@@ -97,7 +97,7 @@ def test_a_site_that_missed_the_sum_gets_its_rows_and_adds_none(
                 np.testing.assert_allclose(got.rows, first.rows, atol=1e-5)
 
 
-def test_rows_of_an_abandoned_round_are_not_sent_again(
+def test_repeated_rows_of_an_abandoned_round_are_not_sent_again(
     transcripts: Transcripts, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some sites released shares, so that the first sum may open; the operator is told that the run has no other."""

@@ -222,23 +222,19 @@ def off(run: Run, number: int, without: tuple[str, ...] = ()) -> float:
 
 @every_round
 @each_method
-def test_the_opened_sum_is_that_of_the_same_draws_in_the_open(
-    runs: Runs, method: Method, number: int
-) -> None:
+def test_shared_noise_sum_equals_the_same_draws_in_the_open(runs: Runs, method: Method, number: int) -> None:
     run = runs(method)
     assert off(run, number) < 1e-12
 
 
-def test_the_clustering_found_the_two_kinds(runs: Runs) -> None:
+def test_shared_noise_clustering_finds_the_two_kinds(runs: Runs) -> None:
     """The sites' noisy rows give the two groups that the other tests of this file rely on."""
     sites = [f"site-{i + 1}" for i in range(len(HOLDS))]
     assert sorted(runs(Method.FEDPC).transcript.groups) == [tuple(sites[0::2]), tuple(sites[1::2])]
 
 
 @each_method
-def test_a_site_lost_after_its_values_is_in_the_sum_and_one_lost_before_is_not(
-    runs: Runs, method: Method
-) -> None:
+def test_shared_noise_site_is_in_the_sum_only_if_lost_after_values(runs: Runs, method: Method) -> None:
     """Lost before it sent values, a site is in no sum; lost after, it is in it. Who is not listed draws nothing."""
     run = runs(method)
     for number, (loss, there) in enumerate(zip(LOST, (False, False, True, True), strict=True), start=1):
@@ -247,7 +243,7 @@ def test_a_site_lost_after_its_values_is_in_the_sum_and_one_lost_before_is_not(
 
 
 @each_method
-def test_a_shorter_list_has_more_noise_of_each(runs: Runs, method: Method) -> None:
+def test_shared_noise_shorter_list_draws_more_noise_per_site(runs: Runs, method: Method) -> None:
     """One site is not there when the first round's list is made."""
     run = runs(method)
     (group,) = [each for each in run.transcript.groups if "site-3" in each]
@@ -259,7 +255,7 @@ def test_a_shorter_list_has_more_noise_of_each(runs: Runs, method: Method) -> No
 
 
 @each_method
-def test_classes_that_too_few_records_are_of_are_absent(runs: Runs, method: Method) -> None:
+def test_shared_noise_class_of_too_few_records_is_absent(runs: Runs, method: Method) -> None:
     """One class has no record at each kind of sites; over all sites each class has some.
 
     A class without records is present by chance once in 740 sums, and in four of a run's ten with 7e-10.
@@ -283,7 +279,7 @@ def test_classes_that_too_few_records_are_of_are_absent(runs: Runs, method: Meth
 
 
 @each_method
-def test_models_are_the_initial_ones(runs: Runs, method: Method) -> None:
+def test_shared_noise_models_stay_the_initial_ones(runs: Runs, method: Method) -> None:
     """The averaged parts belong to features that no record shaped, so they reveal nothing, up to rounding."""
     transcript = runs(method).transcript
     if not transcript.agreement.layout.model:
@@ -300,14 +296,14 @@ def test_models_are_the_initial_ones(runs: Runs, method: Method) -> None:
 
 
 @each_method
-def test_the_noise_of_one_site_more_or_less_shows(runs: Runs, method: Method) -> None:
+def test_shared_noise_of_one_site_less_shows(runs: Runs, method: Method) -> None:
     run = runs(method)
     left_out = contributors(run.transcript, 2)[:1]
     assert off(run, 2, without=left_out) > 1e-3
 
 
 @each_method
-def test_every_round_has_noise_of_its_own(runs: Runs, method: Method) -> None:
+def test_shared_noise_is_drawn_anew_each_round(runs: Runs, method: Method) -> None:
     digests = [
         hashlib.sha256(noise.tobytes()).digest()
         for drawn in runs(method).draws.drawn.values()
@@ -316,7 +312,7 @@ def test_every_round_has_noise_of_its_own(runs: Runs, method: Method) -> None:
     assert len(set(digests)) == len(digests) > len(HOLDS)
 
 
-def test_the_features_that_are_summed_are_those_of_the_model(runs: Runs) -> None:
+def test_shared_noise_features_are_those_of_the_model(runs: Runs) -> None:
     """Features of another origin would make the comparison one of the test with itself."""
     run = runs(Method.FEDPROTO)
     rows, labels = run.features["site-1"]
@@ -324,7 +320,7 @@ def test_the_features_that_are_summed_are_those_of_the_model(runs: Runs) -> None
     assert np.linalg.norm(rows, axis=1).min() > 0.1
 
 
-def test_a_class_of_one_site_is_released_unless_min_count_exceeds_what_fewer_holders_can_have(
+def test_shared_noise_class_of_one_site_is_released_below_min_count(
     tmp_path: Path,
 ) -> None:
     """A limit of shared noise: ``min_holders`` does not count, since the number of holders is private."""

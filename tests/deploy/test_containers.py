@@ -32,7 +32,7 @@ def problems_of(file: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("image", EXTRAS)
-def test_an_image_is_in_order(image: str) -> None:
+def test_dockerfile_image_is_in_order(image: str) -> None:
     assert image_problems(dockerfile(image), EXTRAS[image]) == []
 
 
@@ -59,7 +59,7 @@ def test_an_image_is_in_order(image: str) -> None:
         (("--no-cache-dir", "--extra-index-url mirror"), "options that change where from"),
     ],
 )
-def test_an_image_that_is_not_is_found_out(image: str, change: tuple[str, str], said: str) -> None:
+def test_dockerfile_checks_report_a_bad_image(image: str, change: tuple[str, str], said: str) -> None:
     weak = dockerfile(image).replace(*change)
     assert weak != dockerfile(image)
     assert any(said in problem for problem in image_problems(weak, EXTRAS[image]))
@@ -112,7 +112,7 @@ def test_build_context_includes_every_copied_file() -> None:
 # Compose
 
 
-def test_the_compose_file_is_in_order() -> None:
+def test_compose_file_is_in_order() -> None:
     assert problems_of(read_compose()) == []
 
 
@@ -236,7 +236,7 @@ def _leave_few_files(services: Any) -> None:
         (_leave_few_files, "coordinator: has few files"),
     ],
 )
-def test_a_compose_file_that_is_not_is_found_out(weaken: Callable[[Any], None], said: str) -> None:
+def test_compose_checks_report_a_bad_file(weaken: Callable[[Any], None], said: str) -> None:
     file = read_compose()
     weaken(file["services"])
     assert any(said in problem for problem in problems_of(file)), problems_of(file)

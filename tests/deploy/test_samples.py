@@ -45,7 +45,7 @@ def test_every_sample_is_loaded_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_sample_loads(name: str) -> None:
+def test_sample_configuration_loads(name: str) -> None:
     LOADERS[name](SAMPLES / name)
 
 

@@ -115,7 +115,7 @@ def test_there_is_a_unit_for_each_kind_of_party() -> None:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_unit_is_in_order(name: str) -> None:
+def test_systemd_unit_is_in_order(name: str) -> None:
     assert unit_problems(read_unit(text_of(name), UNITS[name]), UNITS[name]) == []
 
 
@@ -138,7 +138,7 @@ def test_a_unit_is_in_order(name: str) -> None:
         (("RestartSec=30", "RestartSec=0"), "without limit"),
     ],
 )
-def test_checks_report_a_bad_unit(name: str, change: tuple[str, str], said: str) -> None:
+def test_systemd_unit_checks_report_a_bad_unit(name: str, change: tuple[str, str], said: str) -> None:
     weak = text_of(name).replace(*change)
     assert weak != text_of(name)
     found = unit_problems(read_unit(weak, UNITS[name]), UNITS[name])

@@ -66,7 +66,7 @@ def _typed(shell: Shell, block: Block) -> list[tuple[Block, str, str]]:
     return [(block, name, text) for name, text in shell.type_for_each(SITES, block.commands).items()]
 
 
-def test_the_run_is_complete_at_every_party(walked: Walked) -> None:
+def test_walkthrough_run_is_complete_at_every_party(walked: Walked) -> None:
     agreed = load_site(walked.folder / "north" / "site.toml").agreement
     rounds = read_rounds(walked.folder / "coordinator" / "state" / ROUNDS_LOG)
     assert [each.round for each in rounds] == list(range(1, agreed.rounds + 1))
@@ -174,13 +174,13 @@ def test_blocks_that_are_not_typed_are_at_least_shell() -> None:
 
 
 @pytest.mark.parametrize("block", ["```\nls\n```\n", "```sh\nls\n```\n", "```sh\n# somebody\nls\n```\n"])
-def test_a_block_that_says_not_who_types_it_is_an_error(block: str) -> None:
+def test_block_without_a_typist_is_an_error(block: str) -> None:
     with pytest.raises(ValueError, match="nobody knows who types it"):
         read_blocks(f"## 1. Step\n\n{block}")
 
 
 @pytest.mark.parametrize("failing", ["false", "protoseal pki show none.pem", "cat none | sort"])
-def test_a_command_that_fails_is_noticed(tmp_path: Path, failing: str) -> None:
+def test_shell_failing_command_is_noticed(tmp_path: Path, failing: str) -> None:
     with Shell(tmp_path, {}) as shell:
         assert shell.type("echo typed").strip() == "typed"
         with pytest.raises(AssertionError, match="failed:"):
@@ -188,7 +188,7 @@ def test_a_command_that_fails_is_noticed(tmp_path: Path, failing: str) -> None:
 
 
 @pytest.mark.parametrize("who", SITES)
-def test_a_command_that_fails_at_one_site_is_noticed(tmp_path: Path, who: str) -> None:
+def test_shell_command_failing_at_one_site_is_noticed(tmp_path: Path, who: str) -> None:
     with Shell(tmp_path, {}) as shell:
         assert shell.type_for_each(SITES, 'echo "typed at $NAME"') == {
             name: f"typed at {name}\n" for name in SITES
@@ -197,7 +197,7 @@ def test_a_command_that_fails_at_one_site_is_noticed(tmp_path: Path, who: str) -
             shell.type_for_each(SITES, f"test $NAME != {who}\necho 'and on'")
 
 
-def test_a_wrong_fingerprint_would_have_been_refused(walked: Walked) -> None:
+def test_walkthrough_wrong_fingerprint_is_refused(walked: Walked) -> None:
     (approve,) = [
         block for block in BLOCKS if "pki approve" in block.commands and "for NAME" in block.commands
     ]

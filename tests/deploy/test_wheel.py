@@ -141,7 +141,7 @@ def _modules(wheel: Path) -> list[str]:
     return sorted(modules - {"protoseal.__main__"})  # which is a command's start, not a module to import
 
 
-def test_no_file_of_a_package_is_missing_in_the_wheel(wheel: Path) -> None:
+def test_wheel_has_every_file_of_its_packages(wheel: Path) -> None:
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     roots = [ROOT / name for name in context_sources(read_dockerfile(dockerfile("site"))) if "." not in name]
     written = {
@@ -153,7 +153,7 @@ def test_no_file_of_a_package_is_missing_in_the_wheel(wheel: Path) -> None:
     assert {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name} == written
 
 
-def test_every_module_is_imported_and_every_command_tells_its_help(installed: Installed, wheel: Path) -> None:
+def test_wheel_imports_every_module_and_prints_every_help(installed: Installed, wheel: Path) -> None:
     seen: dict[str, Any] = json.loads(_run(installed.python, "-I", "-c", _TRY, json.dumps(_modules(wheel))))
     failed = {module: name for module, name in seen["failed"].items() if name not in installed.absent}
     assert failed == {}
@@ -162,7 +162,7 @@ def test_every_module_is_imported_and_every_command_tells_its_help(installed: In
     assert set(seen["helps"].values()) == {0}
 
 
-def test_a_command_without_its_extra_says_which_one_it_needs(installed: Installed, tmp_path: Path) -> None:
+def test_wheel_command_without_its_extra_names_the_extra(installed: Installed, tmp_path: Path) -> None:
     """Every distribution of the extra is known by its module, so that none of them ends in a traceback."""
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for text in extra["optional-dependencies"]["site"]:

@@ -125,7 +125,7 @@ def test_arrival_times_without_delays_show_how_training_went(tmp_path: Path, nur
     assert told_apart(times[Phase.PRESENCE][Mood.WELL], times[Phase.PRESENCE][Mood.RAISES])
 
 
-def test_no_answer_leaves_before_its_time_even_after_a_restart(tmp_path: Path, nursery: Nursery) -> None:
+def test_answers_leave_no_earlier_than_their_delay_after_a_restart(tmp_path: Path, nursery: Nursery) -> None:
     stored = Point(When.KEPT, Phase.PRESENCE, 1)
     found = arrivals(
         tmp_path / "run", agreement(1, protection=Protection.MASKED), nursery, {"site-2": stored}

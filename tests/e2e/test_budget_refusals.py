@@ -62,7 +62,7 @@ def senders(federation: Federation) -> set[str]:
         return {each.site for each in store.received()}
 
 
-def test_a_site_asked_for_more_than_it_allows_refuses_and_the_others_run(tmp_path: Path) -> None:
+def test_site_asked_for_more_than_its_budget_refuses_to_join(tmp_path: Path) -> None:
     """The refusing sites never join; once the time for joining is over, the coordinator begins without them."""
     agreed, sites = agreement(), small_sites(7)
     refusals = asked(planned_epsilon(agreed, PRIVACY, DELTA))

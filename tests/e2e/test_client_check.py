@@ -235,7 +235,7 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_wrong_configuration_fails_where_it_is_wrong(name: str, site: Site) -> None:
+def test_check_wrong_configuration_fails_where_it_is_wrong(name: str, site: Site) -> None:
     spoil, failing, named = CASES[name]
     spoil(site)
     coordinator, state = site.federation.root / "coordinator" / "state", site.folder / "state"
@@ -333,7 +333,7 @@ def test_check_and_run_warn_of_records_that_another_name_is_charged_for(
     assert told in caplog.text
 
 
-def test_a_key_of_another_passphrase_compares_nothing_and_ends_nothing(
+def test_check_key_of_another_passphrase_compares_nothing(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_storage_key(site.folder / RECORDS_KEY, b"another", like=site.folder / "key.pem")
@@ -366,7 +366,7 @@ with Journal(Path(path), run=run, agreement_hash=bytes.fromhex(agreement_hash), 
 """
 
 
-def test_state_that_another_process_uses_is_left_alone(site: Site) -> None:
+def test_check_leaves_state_of_a_running_process_alone(site: Site) -> None:
     site.begin()
     config = load_site(site.file)
     agreed, path = config.agreement, config.state_dir / JOURNAL
@@ -382,7 +382,7 @@ def test_state_that_another_process_uses_is_left_alone(site: Site) -> None:
     assert site.findings()["state"].ok
 
 
-def test_the_exit_code_is_zero_only_if_all_are_ok(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_exit_code_is_zero_only_if_all_are_ok(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(site.folder)
     done = CliRunner().invoke(main, ["client", "check", "--config", "site.toml", "--json"])
     assert done.exit_code == 0, done.output

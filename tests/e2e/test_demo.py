@@ -81,9 +81,7 @@ def check_left(out: Path) -> RunResult:
     return result
 
 
-def test_demo_prints_a_row_for_each_site_and_keeps_every_partys_folder(
-    tmp_path: Path, started: Started
-) -> None:
+def test_demo_prints_a_row_for_each_site_and_keeps_folders(tmp_path: Path, started: Started) -> None:
     shown = demo(tmp_path / "out")
     assert shown.exit_code == 0, shown.output
     assert [child.returncode for child in started] == [0] * (1 + len(SITES))
@@ -104,7 +102,7 @@ def test_demo_prints_a_row_for_each_site_and_keeps_every_partys_folder(
     assert "found no prototype of a site" in said
 
 
-def test_the_demo_has_the_setting_of_its_experiment() -> None:
+def test_demo_agreement_equals_its_experiment() -> None:
     config = load_simulation(EXPERIMENT, {})
     agreed = demo_agreement(seed=3)
     simulated = config.agreement(
@@ -126,7 +124,7 @@ def test_the_demo_has_the_setting_of_its_experiment() -> None:
 
 
 @pytest.mark.full
-def test_an_interrupted_demo_leaves_no_process_and_can_be_started_again(
+def test_demo_interrupted_leaves_no_process_and_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children = start_parties(monkeypatch, lambda _: None)
@@ -142,9 +140,7 @@ def test_an_interrupted_demo_leaves_no_process_and_can_be_started_again(
         assert all(child.poll() is not None for child in children)
 
 
-def test_a_failing_party_ends_the_demo_in_one_line_and_stops_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_with_a_failing_party_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose_data(folder: Path) -> None:
         if folder.name == "site-2":
             (folder / "data.npz").unlink()
@@ -187,7 +183,7 @@ def is_running(pid: int) -> bool:
     [(True, signal.SIGINT), (False, signal.SIGINT), (False, signal.SIGTERM)],
     ids=["terminal", "demo alone", "SIGTERM"],
 )
-def test_an_interrupt_of_the_command_ends_every_process(
+def test_demo_command_interrupted_ends_every_process(
     tmp_path: Path, whole_group: bool, number: signal.Signals
 ) -> None:
     """Ctrl-C in a terminal interrupts the whole group; `kill` the demo alone."""
@@ -218,7 +214,7 @@ def test_an_interrupt_of_the_command_ends_every_process(
 
 
 @pytest.mark.full
-def test_the_command_starts_all_parties_by_itself(tmp_path: Path, started: Started) -> None:
+def test_demo_command_starts_all_parties_by_itself(tmp_path: Path, started: Started) -> None:
     """It runs into the folder of an earlier demo, and clears what that one left."""
     assert demo(tmp_path / "out").exit_code == 0
     (tmp_path / "out" / "sites" / "left-over").mkdir()

@@ -40,7 +40,9 @@ def site(number: int) -> SiteArrays:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", AGREEMENTS)
-def test_the_run_is_complete_with_every_site(name: str, tmp_path: Path, nursery: Nursery) -> None:
+def test_run_with_an_extreme_record_completes_with_every_site(
+    name: str, tmp_path: Path, nursery: Nursery
+) -> None:
     agreed: Agreement = AGREEMENTS[name]
     sites = [site(number) for number in range(1, 5)]
     with Federation(tmp_path / "run", agreed, sites, gated=False, nursery=nursery) as federation:

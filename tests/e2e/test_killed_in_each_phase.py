@@ -112,7 +112,7 @@ PLAIN_DIES: Killings = (
         pytest.param(Protection.PLAIN, 6, PLAIN_DIES, id="plain"),
     ],
 )
-def test_restarts_after_kills_do_not_change_the_result(
+def test_fedpc_killed_in_each_phase_gives_the_same_result(
     protection: Protection, count: int, killings: Killings, nursery: Nursery, tmp_path: Path
 ) -> None:
     agreement, sites = fedpc_agreement(rounds=2, protection=protection), two_kinds_of_sites(count)
@@ -142,7 +142,7 @@ LOSSES = (
 """The first two join the odd sites, of whom then five of six go on each time, and three of the four even ones."""
 
 
-def test_the_round_completes_without_sites_that_stay_away(nursery: Nursery, tmp_path: Path) -> None:
+def test_fedpc_round_without_absent_sites_completes(nursery: Nursery, tmp_path: Path) -> None:
     agreement, sites = fedpc_agreement(rounds=5), two_kinds_of_sites(10)
     wanted = expected(agreement, sites, tmp_path / "simulation", LOSSES)
     with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:
@@ -163,7 +163,7 @@ TOO_MANY_LOSSES = (
 )
 
 
-def test_a_round_is_repeated_or_given_up_when_too_many_stay_away(nursery: Nursery, tmp_path: Path) -> None:
+def test_fedpc_round_with_too_many_absent_is_repeated_or_abandoned(nursery: Nursery, tmp_path: Path) -> None:
     agreement, sites = fedpc_agreement(rounds=5), two_kinds_of_sites(8)
     wanted = expected(agreement, sites, tmp_path / "simulation", TOO_MANY_LOSSES)
     with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:
@@ -194,7 +194,7 @@ PFPL_DIES: Killings = (
 )
 
 
-def test_pfpl_survives_the_same_kills(nursery: Nursery, tmp_path: Path) -> None:
+def test_pfpl_killed_in_each_phase_gives_the_same_result(nursery: Nursery, tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2, protection=Protection.MASKED), small_sites(4)
     wanted = expected(agreement, sites, tmp_path / "undisturbed")
     with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
@@ -226,7 +226,7 @@ PEERS_DIE: Killings = (
 )
 
 
-def test_a_sum_of_peers_survives_kills_and_no_disk_has_a_secret_of_the_group(
+def test_peer_sum_killed_in_each_phase_leaves_no_group_secret_on_disk(
     nursery: Nursery, tmp_path: Path
 ) -> None:
     agreement, sites = peer_sum_agreement(rounds=2), small_sites(4)
@@ -246,9 +246,7 @@ PEERS_LOST = (
 )
 
 
-def test_a_sum_of_peers_completes_without_a_site_that_stays_away_in_each_phase(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_peer_sum_without_an_absent_site_completes(nursery: Nursery, tmp_path: Path) -> None:
     agreement, sites = peer_sum_agreement(rounds=5), small_sites(5)
     wanted = expected(agreement, sites, tmp_path / "simulation", PEERS_LOST)
     with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:
@@ -264,7 +262,7 @@ def test_a_sum_of_peers_completes_without_a_site_that_stays_away_in_each_phase(
     assert not any(each.abandoned for each in wanted.rounds)
 
 
-def test_the_search_of_disks_finds_the_secret_of_rotations(nursery: Nursery, tmp_path: Path) -> None:
+def test_search_of_disks_finds_the_secret_of_rotations(nursery: Nursery, tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=1, protection=Protection.MASKED), small_sites(3)
     with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
         see_through(federation, ())

@@ -104,7 +104,7 @@ def check_ended(federation: Federation, running: Sequence[Running]) -> None:
         assert all(numbers.count(number) <= 2 for number in numbers)
 
 
-def test_a_kill_between_any_two_steps_of_a_release_hides_no_payment(tmp_path: Path, nursery: Nursery) -> None:
+def test_release_killed_between_any_two_steps_hides_no_payment(tmp_path: Path, nursery: Nursery) -> None:
     """Each site dies at another step in each round, until one site survives all steps: then every step was tried."""
     agreed, sites = agreement(ROUNDS), small_sites(SITES)
     with Federation(tmp_path / "run", agreed, sites, gated=False, nursery=nursery) as federation:
@@ -128,9 +128,7 @@ def test_a_kill_between_any_two_steps_of_a_release_hides_no_payment(tmp_path: Pa
         check_ended(federation, (*running.values(), coordinator))
 
 
-def test_a_site_that_pays_late_or_does_not_wait_for_the_disk_is_caught(
-    tmp_path: Path, nursery: Nursery
-) -> None:
+def test_release_paid_late_or_unsynced_is_noticed(tmp_path: Path, nursery: Nursery) -> None:
     doubles = {"site-1": "", "site-2": "not synced", "site-3": "sent first"}
     with Federation(
         tmp_path / "run", agreement(1), small_sites(SITES), gated=False, nursery=nursery

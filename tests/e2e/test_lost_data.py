@@ -45,7 +45,7 @@ def build(data_root):
 """
 
 
-def test_a_site_leaves_and_returns_with_its_data(tmp_path: Path, nursery: Nursery) -> None:
+def test_site_without_readable_data_leaves_and_returns(tmp_path: Path, nursery: Nursery) -> None:
     sites = small_sites(4)
     with Federation(
         tmp_path / "run", peer_sum_agreement(rounds=ROUNDS), sites, nursery=nursery

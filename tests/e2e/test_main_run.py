@@ -73,7 +73,7 @@ def _log_since(running: Running, start: int, awaited: str) -> str:
     return running.log()[start:]
 
 
-def test_all_parties_end_well(run: MainRun) -> None:
+def test_main_run_all_parties_exit_zero(run: MainRun) -> None:
     assert run.exit_codes == [0] * (len(SITES) + 1)
     for site in SITES:
         log = read_site_log(run.federation.folder(site.name))
@@ -81,7 +81,7 @@ def test_all_parties_end_well(run: MainRun) -> None:
         assert log.bytes_up > 100_000  # ciphertexts
 
 
-def test_a_site_warns_in_its_own_log_that_it_has_learned_nothing_yet(run: MainRun) -> None:
+def test_site_log_warns_of_accuracy_no_better_than_chance(run: MainRun) -> None:
     for name, text in run.site_logs.items():
         rounds = read_site_log(run.federation.folder(name)).rounds
         assert all(None not in (each.loss, each.loss_classification, each.loss_constant) for each in rounds)
@@ -96,14 +96,14 @@ def test_intruders_are_refused_and_logged(run: MainRun, intruder: str) -> None:
     assert reason in run.logged[intruder]
 
 
-def test_a_killed_coordinator_leaves_no_process_behind(run: MainRun) -> None:
+def test_coordinator_killed_leaves_no_worker(run: MainRun) -> None:
     assert run.orphans
     wait_until(
         lambda: not any(each.exists() for each in run.orphans), "end of the killed coordinator's workers"
     )
 
 
-def test_a_site_refuses_a_coordinator_with_a_sites_certificate(run: MainRun) -> None:
+def test_site_refuses_a_coordinator_with_a_site_certificate(run: MainRun) -> None:
     federation, handler = run.federation, FakeHandler()
     poser = federation.credentials("site-2")
     with serving(handler, poser, federation.trust) as port:
@@ -119,7 +119,7 @@ def test_a_site_refuses_a_coordinator_with_a_sites_certificate(run: MainRun) -> 
     assert handler.calls == []
 
 
-def test_a_coordinator_does_not_start_with_a_sites_certificate(run: MainRun) -> None:
+def test_coordinator_with_a_site_certificate_does_not_start(run: MainRun) -> None:
     folder = run.federation.folder("site-2")  # its files have the names that the coordinator's have
     text = (run.federation.root / "coordinator" / "coordinator.toml").read_text(encoding="utf-8")
     (folder / "coordinator.toml").write_text(
@@ -130,7 +130,7 @@ def test_a_coordinator_does_not_start_with_a_sites_certificate(run: MainRun) -> 
     assert str(folder / "certificate.pem") in server.log().strip().splitlines()[-1]
 
 
-def test_personalised_prototypes_are_the_exact_ones_within_the_bound(run: MainRun) -> None:
+def test_ckks_prototypes_equal_exact_ones_within_the_bound(run: MainRun) -> None:
     saved = {site.name: run.federation.prototypes(site.name) for site in SITES}
     exact, bound = exact_and_bound(saved, run.federation.agreement)
     compared = 0
@@ -199,6 +199,6 @@ def test_report_reads_the_runs_folder(run: MainRun) -> None:
     assert "site-4" in (root / page).read_text(encoding="utf-8")
 
 
-def test_a_site_that_was_told_of_the_end_needs_no_coordinator_to_say_so_again(run: MainRun) -> None:
+def test_site_finished_run_again_needs_no_coordinator(run: MainRun) -> None:
     folder = run.federation.folder("site-1")
     assert "The run is complete" in protoseal(folder, "client", "run", "--config", "site.toml")

@@ -69,7 +69,7 @@ def check_that_begins_nothing(folder: Path) -> None:
     away.rename(data)
 
 
-def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+def test_site_without_budget_leaves_and_the_run_continues(tmp_path: Path) -> None:
     agreed, sites = agreement(), small_sites(4)
     limit = planned_epsilon(agreed, PRIVACY, DELTA)
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:
@@ -118,7 +118,7 @@ def received(federation: Federation, site: str) -> set[int]:
         }
 
 
-def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(tmp_path: Path) -> None:
+def test_site_killed_and_restarted_has_paid_for_all_it_sent(tmp_path: Path) -> None:
     """One release may be paid for twice: the site may die between paying for the release and keeping it."""
     agreed, sites = agreement(), small_sites(3)
     limit = epsilon([release_event(agreed, PRIVACY)] * (ROUNDS + 1), DELTA)

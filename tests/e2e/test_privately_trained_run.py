@@ -75,7 +75,7 @@ def check_says_what_the_run_takes(folder: Path, planned: float) -> None:
     assert not read_account(folder / "ledger.jsonl").entries
 
 
-def test_the_epsilon_that_was_planned_is_spent_and_told(tmp_path: Path) -> None:
+def test_dp_sgd_run_spends_and_reports_the_planned_epsilon(tmp_path: Path) -> None:
     agreed, sites = agreement(), tuple(of_subjects(each) for each in small_sites(3))
     planned = planned_epsilon(agreed, PRIVACY, DELTA)
     release, steps = release_event(agreed, PRIVACY), DpSgd(2.0, 0.5, STEPS)

@@ -27,7 +27,7 @@ from tests.support.killed_party import Point, When
 from tests.support.processes import PATIENCE, Federation, Running, frozen
 
 
-def test_coordinator_stopped_and_killed_gives_the_same_result(tmp_path: Path) -> None:
+def test_coordinator_stopped_and_killed_resumes_with_the_same_result(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2), small_sites(3)
     with Federation(tmp_path / "run", agreement, sites) as federation:
         federation.hold("site-1", 2)
@@ -53,7 +53,7 @@ def test_coordinator_stopped_and_killed_gives_the_same_result(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_a_site_with_a_new_key_and_certificate_resumes_its_run(tmp_path: Path) -> None:
+def test_site_with_renewed_certificate_resumes_its_run(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2), small_sites(3)
     with Federation(tmp_path / "run", agreement, sites) as federation:
         federation.hold("site-2", 1)
@@ -69,7 +69,7 @@ def test_a_site_with_a_new_key_and_certificate_resumes_its_run(tmp_path: Path) -
         check_saved(federation, simulated(agreement, sites, tmp_path / "undisturbed"))
 
 
-def test_a_storage_key_is_made_once_and_a_lost_one_is_named(tmp_path: Path) -> None:
+def test_storage_key_lost_or_rewrapped_is_an_error(tmp_path: Path) -> None:
     """Its place, its loss and another passphrase; the certificate and its key do not matter."""
     agreement, sites = small_agreement(rounds=1), small_sites(3)
     with Federation(tmp_path, agreement, sites) as federation:
@@ -92,7 +92,7 @@ def test_a_storage_key_is_made_once_and_a_lost_one_is_named(tmp_path: Path) -> N
 pytestmark = pytest.mark.full
 
 
-def test_a_run_short_of_sites_or_without_a_coordinator_stops_and_can_be_continued(tmp_path: Path) -> None:
+def test_run_short_of_sites_or_coordinator_stops_and_resumes(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=3), small_sites(3)
     with Federation(
         tmp_path / "run",
@@ -176,7 +176,7 @@ def refusal(running: Running) -> str:
 
 
 @pytest.mark.full
-def test_after_the_end_each_party_does_what_its_user_expects(tmp_path: Path, nursery: Nursery) -> None:
+def test_parties_started_after_the_end_finish_or_refuse(tmp_path: Path, nursery: Nursery) -> None:
     agreement, sites = small_agreement(rounds=ROUNDS), small_sites(3)
     with Federation(
         tmp_path / "run", agreement, sites, gated=False, stopped_clock=True, nursery=nursery

@@ -95,9 +95,7 @@ def told(federation: Federation, name: str) -> list[tuple[float | None, bool]]:
     return [(each.epsilon, each.guaranteed) for each in read_site_log(out).rounds]
 
 
-def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by_the_peers(
-    tmp_path: Path, nursery: Nursery
-) -> None:
+def test_older_ledger_is_refused_by_coordinator_or_peers(tmp_path: Path, nursery: Nursery) -> None:
     """The older ledger lacks a run with noise and a run without noise, after which nothing was guaranteed any more."""
     with Federation(
         tmp_path / "run", agreement(), small_sites(3), gated=False, nursery=nursery

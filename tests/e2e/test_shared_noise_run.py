@@ -37,7 +37,7 @@ def agreement() -> Agreement:
     return Agreement.model_validate({**dict(agreed), **changes})
 
 
-def test_a_site_without_budget_leaves_and_the_others_make_its_share_of_noise(tmp_path: Path) -> None:
+def test_shared_noise_site_without_budget_leaves_and_others_fill_in(tmp_path: Path) -> None:
     agreed, sites = agreement(), small_sites(4)
     limit = planned_epsilon(agreed, SHARED, DELTA)
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:

@@ -36,7 +36,7 @@ def sparse() -> Agreement:
     )
 
 
-def test_a_site_killed_in_a_sparse_graph_is_left_out_of_the_sum(nursery: Nursery, tmp_path: Path) -> None:
+def test_sparse_graph_killed_site_is_left_out_of_the_sum(nursery: Nursery, tmp_path: Path) -> None:
     agreement = sparse()
     wanted = expected(agreement, SITES, tmp_path / "simulation", LOSSES)
     with Federation(tmp_path / "run", agreement, SITES, stopped_clock=True, nursery=nursery) as federation:

@@ -117,7 +117,7 @@ class SharedLedger:
 _PLANS = 60
 
 
-def test_runs_that_share_a_ledger_keep_its_budget(tmp_path: Path) -> None:
+def test_shared_ledger_keeps_its_budget(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(_PLANS):
         outcome = SharedLedger(tmp_path / f"{seed}.jsonl", seed).run()
@@ -126,7 +126,7 @@ def test_runs_that_share_a_ledger_keep_its_budget(tmp_path: Path) -> None:
     assert min(seen.values()) > _PLANS // 2, seen
 
 
-def test_an_unlocked_ledger_is_found(tmp_path: Path) -> None:
+def test_shared_ledger_without_lock_is_noticed(tmp_path: Path) -> None:
     with patch.object(append_only_file, "_lock", no_lock):
         outcomes = [SharedLedger(tmp_path / f"{seed}.jsonl", seed).run() for seed in range(5)]
     assert any(outcome.problems for outcome in outcomes)

@@ -14,7 +14,7 @@ from secure_server.rounds.state import State
 from tests.states.phases import Explorer
 
 
-def test_every_order_of_a_fault_at_four_sites_ends_well() -> None:
+def test_four_sites_every_order_of_one_fault_ends() -> None:
     found = Explorer(4, 1).explore()
     assert found.complete
     assert not found.problems, found.problems
@@ -24,19 +24,19 @@ def test_every_order_of_a_fault_at_four_sites_ends_well() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("sites", "faults", "rounds"), [(4, 2, 1), (4, 1, 2), (5, 1, 1)])
-def test_every_order_of_more_ends_well(sites: int, faults: int, rounds: int) -> None:
+def test_more_sites_faults_or_rounds_every_order_ends(sites: int, faults: int, rounds: int) -> None:
     found = Explorer(sites, faults, rounds_=rounds).explore()
     assert found.complete
     assert not found.problems, found.problems
 
 
-def test_a_machine_that_attempts_a_round_again_after_unmask_is_found() -> None:
+def test_exploration_finds_an_attempt_after_unmask() -> None:
     with patch.object(transitions, "_sum_may_be_open", lambda rules, state: False):
         two_sums = "two sums of a round may open"
         assert two_sums in Explorer(4, 1).explore(until=two_sums).problems
 
 
-def test_a_machine_that_asks_who_left_an_attempt_for_more_of_it_is_found() -> None:
+def test_exploration_finds_a_request_to_a_site_that_left() -> None:
     joined = rounds._apply_join
 
     def wrong(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:

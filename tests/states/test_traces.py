@@ -86,7 +86,7 @@ TRACES = {
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_a_trace_ends_well(name: str) -> None:
+def test_trace_of_faults_ends_as_stated(name: str) -> None:
     trace = TRACES[name]
     ending = play(casts_of(trace.federation), FaultPlan.parse(trace.plan))
     assert not ending.violations
@@ -94,7 +94,7 @@ def test_a_trace_ends_well(name: str) -> None:
     assert not ending.unused
 
 
-def test_the_last_payment_of_a_run_is_missed_in_the_next_one(tmp_path: Path) -> None:
+def test_ledger_without_its_last_line_is_refused_in_the_next_run(tmp_path: Path) -> None:
     """A site whose ledger lost its last line between two runs is refused, and the others end the run."""
     second, first = casts_of("two-runs")
     ledgers = tmp_path / "ledgers"

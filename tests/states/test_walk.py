@@ -29,7 +29,7 @@ _SITES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 
 
 @pytest.mark.parametrize("federation", FEDERATIONS)
-def test_no_promise_is_broken(federation: str) -> None:
+def test_walk_breaks_no_promise(federation: str) -> None:
     report = walk(federation, 1, plans=_SLOW.get(federation, _PLANS))
     assert not report.found, str(report)
     assert report.missed < report.faults.total()
@@ -38,13 +38,13 @@ def test_no_promise_is_broken(federation: str) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("federation", FEDERATIONS)
-def test_no_promise_is_broken_for_minutes(federation: str) -> None:
+def test_long_walk_breaks_no_promise(federation: str) -> None:
     report = walk(federation, 2, plans=_LONGER * _SLOW.get(federation, _PLANS))
     assert not report.found, str(report)
 
 
 @pytest.mark.parametrize("name", full_but(DOUBLES, *(DOUBLES.keys() - _SLOW_DOUBLES)))
-def test_a_weakened_double_is_found(name: str) -> None:
+def test_walk_finds_each_weakened_double(name: str) -> None:
     double = DOUBLES[name]
     with double.weakened():
         found = walk(
@@ -53,7 +53,7 @@ def test_a_weakened_double_is_found(name: str) -> None:
     assert found.keys() & set(double.breaks)
 
 
-def test_a_plan_follows_from_its_number_and_is_read_back() -> None:
+def test_plan_follows_from_its_number_and_is_read_back() -> None:
     plans = [draw_plan(number, _SITES) for number in range(500)]
     assert plans == [draw_plan(number, _SITES) for number in range(500)]
     assert plans == [FaultPlan.parse(str(plan)) for plan in plans]
@@ -61,7 +61,7 @@ def test_a_plan_follows_from_its_number_and_is_read_back() -> None:
     assert drawn == set(Kind)
 
 
-def test_a_replayed_plan_takes_the_same_turns() -> None:
+def test_plan_replayed_takes_the_same_turns() -> None:
     plan = draw_plan(11, _SITES)
     one, other = (play(casts_of("plain"), plan) for _ in range(2))
     assert (one.stage, one.turns, one.states) == (other.stage, other.turns, other.states)
