@@ -183,7 +183,7 @@ def test_close_joining_ended_certificate_may_leave_too_few(scene: Scene) -> None
     )
 
 
-def test_join_ended_certificate_names_the_expiry(scene: Scene) -> None:
+def test_rejoin_ended_certificate_names_the_remedy(scene: Scene) -> None:
     scene.join(SHORT, *OTHERS[:-1])
     scene.wait(LEFT)
     scene.join(OTHERS[-1])

@@ -45,7 +45,7 @@ def leave_after_presence(player: Player) -> None:
 
 @pytest.mark.parametrize("spite", [lose_values, leave_after_presence])
 class TestOneSite:
-    def test_costs_a_round_one_attempt_and_is_asked_again_in_the_next(
+    def test_benched_site_costs_one_attempt_and_returns_next_round(
         self, spite: Callable[[Player], None]
     ) -> None:
         player = in_round()
@@ -65,7 +65,7 @@ class TestOneSite:
             assert player.state.benched == frozenset()
             assert player.stage is (Stage.PRESENCE if number == 1 else Stage.FINISHED)
 
-    def test_would_stop_the_run_if_nobody_were_benched(
+    def test_site_that_drops_values_without_benching_stops_run(
         self, spite: Callable[[Player], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(transitions, "_bench", keeps_nobody_out)
@@ -75,7 +75,7 @@ class TestOneSite:
         assert (player.stage, player.state.round) == (Stage.STOPPED, 1)
 
 
-def test_more_spiteful_sites_than_attempts_stop_nothing_one_after_another() -> None:
+def test_benched_sites_more_than_attempts_stop_nothing() -> None:
     spiteful = ("dot", "eli", "fay", "gus")
     roster = tuple(sorted({*SITES, *spiteful}))
     player = in_round(replace(RULES, roster=roster))
@@ -88,7 +88,7 @@ def test_more_spiteful_sites_than_attempts_stop_nothing_one_after_another() -> N
     assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS)
 
 
-def test_with_too_few_others_it_is_asked_again_at_once() -> None:
+def test_benching_too_few_others_asks_again_at_once() -> None:
     player = in_round(replace(RULES, min_sites=4))
     lose_values(player)
     assert player.state.benched == frozenset()
@@ -96,7 +96,7 @@ def test_with_too_few_others_it_is_asked_again_at_once() -> None:
     assert (player.stage, player.state.participants) == (Stage.VALUES, SITES)
 
 
-def test_benched_sites_are_asked_again_when_too_few_are_left() -> None:
+def test_benched_sites_are_asked_again_if_too_few_remain() -> None:
     player = in_round()
     player.answer(*SITES)
     player.answer("ada", "bea")
@@ -104,7 +104,7 @@ def test_benched_sites_are_asked_again_when_too_few_are_left() -> None:
     assert (player.state.attempt, player.state.benched) == (2, frozenset())
 
 
-def test_a_benched_site_is_asked_again_when_others_state_no_presence() -> None:
+def test_benched_site_is_asked_again_if_others_are_absent() -> None:
     player = in_round()
     lose_values(player)
     player.answer("ada", "bea")
@@ -114,7 +114,7 @@ def test_a_benched_site_is_asked_again_when_others_state_no_presence() -> None:
     assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
 
 
-def test_a_benched_site_is_asked_again_after_the_operator_resumes() -> None:
+def test_benched_site_is_asked_again_after_resume() -> None:
     player = in_round()
     lose_values(player)
     player.do(Resumed())
@@ -123,7 +123,7 @@ def test_a_benched_site_is_asked_again_after_the_operator_resumes() -> None:
     assert player.state.participants == SITES
 
 
-def test_a_failed_aggregation_is_no_sites_fault() -> None:
+def test_failed_aggregation_benches_nobody() -> None:
     player = in_round()
     lose_values(player)
     player.answer(*OTHERS)
@@ -132,7 +132,7 @@ def test_a_failed_aggregation_is_no_sites_fault() -> None:
     assert player.state.benched == {"dot"}, "as before"
 
 
-def test_a_stored_state_keeps_it_and_refuses_it_as_participant() -> None:
+def test_stored_state_keeps_benched_and_refuses_it_as_participant() -> None:
     player = in_round()
     lose_values(player)
     assert State.from_json(player.state.to_json()) == player.state
@@ -156,19 +156,19 @@ def run_spiteful(count: int = 200) -> Counter[str]:
 
 
 class TestManySpitefulSites:
-    def test_stop_no_run_that_has_enough_good_ones(self) -> None:
+    def test_spiteful_sites_stop_no_run_with_enough_good_ones(self) -> None:
         seen = run_spiteful()
         assert seen["spite"] > 200
         assert seen["failed attempt"] > 100
 
-    def test_would_stop_it_if_nobody_were_benched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_spiteful_sites_without_benching_stop_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(transitions, "_bench", keeps_nobody_out)
         with pytest.raises(InvariantError, match="enough sites are good"):
             run_spiteful()
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_site_silent_in_a_masked_step_costs_the_others_no_result(step: Phase) -> None:
+def test_site_silent_in_masked_step_costs_others_no_result(step: Phase) -> None:
     """Two of five, in the same step of each round: without them, three are as many as a group needs."""
     five = (*LEFT, "eve")
     rules = replace(GROUPED, roster=five, min_sites=3, rounds=6)

@@ -32,7 +32,7 @@ def plan(player: Player) -> None:
 
 @pytest.mark.parametrize("heard", [True, False], ids=["it said so", "nobody heard"])
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "not taken"])
-def test_a_site_that_left_after_its_presence_is_not_in_the_attempt(heard: bool, answered: bool) -> None:
+def test_left_attempt_site_takes_no_part_in_it(heard: bool, answered: bool) -> None:
     player = one_group()
     if answered:
         player.answer("dot")
@@ -53,7 +53,7 @@ def test_a_site_that_left_after_its_presence_is_not_in_the_attempt(heard: bool, 
     assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
 
 
-def test_a_site_that_comes_back_with_its_secrets_stays_in_the_attempt() -> None:
+def test_return_with_secrets_stays_in_attempt() -> None:
     player = one_group()
     player.answer("dot")
     player.do(Left("dot"), Joined("dot"))
@@ -64,7 +64,7 @@ def test_a_site_that_comes_back_with_its_secrets_stays_in_the_attempt() -> None:
     assert player.phase("dot") is Phase.SHARES, "another attempt is none of this one's business"
 
 
-def test_an_attempt_that_cannot_do_without_who_left_it_makes_way_for_another_at_once() -> None:
+def test_left_attempt_needed_site_begins_another_at_once() -> None:
     player = one_group(min_sites=4)
     player.answer("dot")
     come_back(player, "dot")
@@ -74,7 +74,7 @@ def test_an_attempt_that_cannot_do_without_who_left_it_makes_way_for_another_at_
     assert player.state.participants == LEFT
 
 
-def test_an_attempt_that_others_may_come_back_to_waits_for_them() -> None:
+def test_left_attempt_waits_for_others_that_may_return() -> None:
     player = one_group()
     player.do(Left("ada"))
     player.answer("dot")
@@ -85,7 +85,7 @@ def test_an_attempt_that_others_may_come_back_to_waits_for_them() -> None:
     assert (player.state.attempt, player.phase("dot")) == (2, Phase.PRESENCE)
 
 
-def test_a_round_is_not_abandoned_while_who_left_an_attempt_can_take_part_in_the_next() -> None:
+def test_left_attempt_round_is_not_abandoned_if_next_could_succeed() -> None:
     """The values that were asked in the first attempt keep any two of the group from another."""
     player = one_group(min_sites=2)
     player.rules = replace(player.rules, smallest_group=2)
@@ -101,14 +101,14 @@ def test_a_round_is_not_abandoned_while_who_left_an_attempt_can_take_part_in_the
     assert (player.state.round, player.state.attempt) == (1, 3)
 
 
-def test_before_the_rounds_no_attempt_was_left() -> None:
+def test_left_attempt_during_set_up_means_nothing() -> None:
     player = Player()
     for site in SITES:
         come_back(player, site)
     assert (player.stage, player.state.left) == (Stage.SETUP, frozenset())
 
 
-def test_a_stopped_run_goes_on_with_everybody() -> None:
+def test_left_attempt_resumed_run_asks_everyone() -> None:
     player = in_round(replace(RULES, empty_seconds=15.0))
     come_back(player, "dot")
     player.do(*(Left(site) for site in SITES))

@@ -38,7 +38,7 @@ class TestAfterValuesWereAsked:
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
 
     @pytest.mark.parametrize("stage", [Stage.VALUES, Stage.SURVIVORS])
-    def test_a_group_of_too_few_of_them_sits_out(self, stage: Stage) -> None:
+    def test_commitment_group_with_too_few_earlier_members_sits_out(self, stage: Stage) -> None:
         player = self.begun()
         self.failed_in(stage, player)
         player.answer("cid", "dot", "eve", *RIGHT)
@@ -46,14 +46,14 @@ class TestAfterValuesWereAsked:
             "three would have been enough"
         )
 
-    def test_before_values_it_goes_on(self) -> None:
+    def test_commitment_before_values_does_not_exist(self) -> None:
         player = GroupPlayer(FIVE_AND_FOUR, (FIVE, RIGHT))
         player.begin(FIVE_AND_FOUR.roster, FOUR_OF_FIVE)
         self.failed_in(Stage.SHARES, player)
         player.answer("cid", "dot", "eve", *RIGHT)
         assert player.state.participants == tuple(sorted(("cid", "dot", "eve", *RIGHT)))
 
-    def test_it_goes_on_with_as_many_as_a_sum_needs(self) -> None:
+    def test_commitment_quorum_of_earlier_members_suffices(self) -> None:
         player = self.begun()
         player.go_to(Stage.SURVIVORS)
         player.do(Left("eli"), Left("fay"))
@@ -61,7 +61,7 @@ class TestAfterValuesWereAsked:
         player.answer("bea", "cid", "dot", "eve", "gus", "hal")
         assert (player.stage, player.state.participants) == (Stage.PLANNING, ("bea", "cid", "dot", "eve"))
 
-    def test_every_attempt_counts_and_not_the_last_alone(self) -> None:
+    def test_commitment_of_every_attempt_counts(self) -> None:
         """Four of five, then three of those four: enough of the second list, too few of the first."""
         player = self.begun()
         player.go_to(Stage.SURVIVORS)
@@ -76,7 +76,7 @@ class TestAfterValuesWereAsked:
         player.answer(*(site for site in ("ada", "bea", "dot", "eve") if player.task(site)))
         assert player.state.participants != ("ada", "bea", "dot")
 
-    def test_a_round_in_which_no_group_can_go_on_is_abandoned_when_time_is_over(self) -> None:
+    def test_commitment_no_able_group_abandons_round_at_deadline(self) -> None:
         player = self.begun(right=())
         self.failed_in(Stage.VALUES, player)
         before = player.state
@@ -93,21 +93,21 @@ class TestAfterValuesWereAsked:
         player.answer("cid", "dot", "eve")
         assert player.state.participants == ("cid", "dot", "eve"), "in a new round nobody has sent anything"
 
-    def test_it_is_not_if_they_come_back(self) -> None:
+    def test_commitment_returning_sites_save_the_round(self) -> None:
         player = self.begun(right=())
         self.failed_in(Stage.VALUES, player)
         player.join("ada")
         player.answer("ada", "cid", "dot", "eve")
         assert (player.stage, player.state.round) == (Stage.PLANNING, 1)
 
-    def test_it_is_repeated_if_too_few_are_there_for_any_round(self) -> None:
+    def test_commitment_too_few_for_any_round_repeats_it(self) -> None:
         player = self.begun(right=())
         self.failed_in(Stage.VALUES, player)
         player.answer("dot", "eve")
         player.to_deadline()
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 3)
 
-    def test_a_restart_forgets_nothing(self) -> None:
+    def test_commitment_survives_restart(self) -> None:
         player = self.begun()
         self.failed_in(Stage.VALUES, player)
         player.state = State.from_json(player.state.to_json())
@@ -115,7 +115,7 @@ class TestAfterValuesWereAsked:
         player.answer("cid", "dot", "eve", *RIGHT)
         assert player.state.participants == RIGHT
 
-    def test_rounds_of_one_step_are_repeated_with_whoever_is_there(self) -> None:
+    def test_one_step_round_has_no_commitment(self) -> None:
         player = GroupPlayer(replace(FIVE_AND_FOUR, round_steps=(Phase.VALUES,)), (FIVE, RIGHT))
         player.begin(FIVE_AND_FOUR.roster, ())
         self.failed_in(Stage.VALUES, player)
@@ -131,7 +131,7 @@ class TestAGroupWithoutAResult:
         player.do(Computed(excluded=frozenset(LEFT)))
         return player
 
-    def test_is_not_asked_for_it(self) -> None:
+    def test_group_without_result_is_not_asked_for_it(self) -> None:
         player = self.computed()
         assert [player.phase(site) for site in ALL] == [None] * 4 + [Phase.RESULT] * 4
         with pytest.raises(WrongPhase):
@@ -144,7 +144,7 @@ class TestAGroupWithoutAResult:
         )
         assert [player.phase(site) for site in ALL] == [Phase.PRESENCE] * 8
 
-    def test_does_not_make_the_round_one_without_a_result(self) -> None:
+    def test_group_without_result_does_not_abandon_round(self) -> None:
         player = self.computed()
         before = player.state
         player.answer(*RIGHT)
@@ -152,7 +152,7 @@ class TestAGroupWithoutAResult:
         assert (player.state.last_result, player.state.failures) == (1, 0)
 
     @pytest.mark.parametrize("lacking", [ALL, ("eve",)])
-    def test_is_of_participants_and_never_all_of_them(self, lacking: tuple[str, ...]) -> None:
+    def test_group_without_result_must_be_some_of_the_participants(self, lacking: tuple[str, ...]) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)

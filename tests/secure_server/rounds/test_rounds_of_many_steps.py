@@ -38,7 +38,7 @@ from tests.secure_server.rounds.round_player import (
 )
 
 
-def test_the_clustering_is_a_round_of_its_own_without_a_result() -> None:
+def test_clustering_is_round_0_without_result() -> None:
     player = Player(GROUPED)
     player.set_up(*ALL)
     assert player.task("ada") == PhaseKey("r1", 0, 1, Phase.PRESENCE)
@@ -51,7 +51,7 @@ def test_the_clustering_is_a_round_of_its_own_without_a_result() -> None:
     assert player.state.groups == (LEFT, RIGHT)
 
 
-def test_a_round_of_many_steps_asks_each_in_turn() -> None:
+def test_round_of_many_steps_asks_them_in_order() -> None:
     player = GroupPlayer()
     player.answer(*ALL)
     assert (player.stage, [player.task(site) for site in ALL]) == (Stage.PLANNING, [None] * 8)
@@ -75,7 +75,7 @@ class TestClustering:
         player.answer(*ALL)
         return player
 
-    def test_that_is_stopped_goes_on_with_the_clustering_and_not_with_the_set_up(self) -> None:
+    def test_clustering_resume_repeats_clustering_not_set_up(self) -> None:
         player = self.at_its_end()
         for _ in range(GROUPED.max_attempts):
             while player.stage is not Stage.COMPUTING:
@@ -85,7 +85,7 @@ class TestClustering:
         player.do(Resumed())
         assert player.task("ada") == PhaseKey("r1", 0, 4, Phase.PRESENCE)
 
-    def test_forgets_whom_it_was_repeated_without(self) -> None:
+    def test_clustering_success_forgets_benched_sites(self) -> None:
         player = Player(GROUPED)
         player.set_up(*ALL)
         player.answer(*ALL)
@@ -96,7 +96,7 @@ class TestClustering:
         player.do(Computed((LEFT, RIGHT)))
         assert player.state.benched == frozenset()
 
-    def test_needs_groups_and_no_other_round_may_change_them(self) -> None:
+    def test_clustering_must_set_groups_and_other_rounds_must_not(self) -> None:
         with pytest.raises(ValueError, match="must set the groups"):
             self.at_its_end().do(Computed())
         player = GroupPlayer()
@@ -109,13 +109,13 @@ class TestClustering:
         "groups",
         [(LEFT,), (LEFT, LEFT, RIGHT), (RIGHT, LEFT), (tuple(reversed(LEFT)), RIGHT), ((), LEFT, RIGHT)],
     )
-    def test_groups_are_a_sorted_partition_of_the_members(self, groups: Groups) -> None:
+    def test_clustering_groups_must_be_sorted_partition(self, groups: Groups) -> None:
         with pytest.raises(ValueError, match=r"partition|sorted"):
             self.at_its_end().do(Computed(groups))
 
 
 class TestGroups:
-    def test_one_that_is_too_small_sits_out(self) -> None:
+    def test_groups_too_small_group_sits_out(self) -> None:
         player = GroupPlayer()
         player.answer("ada", "bea", *RIGHT)
         player.to_deadline()
@@ -123,7 +123,7 @@ class TestGroups:
         player.do(Planned())
         assert [player.phase(site) for site in ("ada", "eli")] == [None, Phase.SHARES]
 
-    def test_are_waited_for_while_none_is_large_enough(self) -> None:
+    def test_groups_none_large_enough_waits(self) -> None:
         """Four are there, as many as a round needs and more, but no three of one group."""
         player = GroupPlayer()
         player.do(*(Left(site) for site in ("cid", "dot", "gus", "hal")))
@@ -134,7 +134,7 @@ class TestGroups:
         player.answer("cid")
         assert (player.stage, player.state.participants) == (Stage.PLANNING, ("ada", "bea", "cid"))
 
-    def test_that_stay_too_small_fail_the_attempt_at_the_deadline(self) -> None:
+    def test_groups_too_small_at_deadline_fail_attempt(self) -> None:
         player = GroupPlayer()
         player.answer("ada", "bea", "eli", "fay")
         player.to_deadline()
@@ -142,9 +142,7 @@ class TestGroups:
         assert player.state.reason == "round 1, attempt 1: no presence from cid, dot, gus, hal"
 
     @pytest.mark.parametrize(("colluding", "goes_on"), [(0.125, True), (0.25, False)])
-    def test_in_a_large_run_one_has_to_hold_off_those_who_collude(
-        self, colluding: float, goes_on: bool
-    ) -> None:
+    def test_groups_large_run_size_resists_colluders(self, colluding: float, goes_on: bool) -> None:
         """Two of eight take five, so that not one site is asked for shares; one of eight three."""
         masking = MaskingSection(complete_up_to=7, max_colluding=colluding)
         player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
@@ -158,14 +156,14 @@ class TestGroups:
         player.answer(*LEFT, RIGHT[0])
         assert (player.stage, player.state.participants) == (Stage.PLANNING, (*LEFT, RIGHT[0]))
 
-    def test_in_a_run_whose_graphs_are_all_complete_they_do_not_count(self) -> None:
+    def test_groups_complete_graphs_ignore_colluders(self) -> None:
         masking = MaskingSection(complete_up_to=8, max_colluding=0.25)
         player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
         player.answer(*LEFT[:3])
         player.to_deadline()
         assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT[:3])
 
-    def test_nobody_is_benched_if_no_group_were_left(self) -> None:
+    def test_groups_benching_leaves_a_group(self) -> None:
         player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
         player.begin(LEFT, (Quorum(Phase.SHARES, frozenset(LEFT), 3),))
         player.do(Left("ada"), Left("bea"))
@@ -175,7 +173,7 @@ class TestGroups:
 
 
 class TestPlanning:
-    def test_is_the_coordinators_and_done_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_planning_asks_no_site_and_happens_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = GroupPlayer()
         with pytest.raises(WrongPhase, match="no plan is due"):
             player.do(Planned())
@@ -187,13 +185,13 @@ class TestPlanning:
         player.do(Planned())
         assert player.state.quorums == (), "planned in the middle of a step, without the check"
 
-    def test_that_takes_too_long_is_a_failed_attempt(self) -> None:
+    def test_planning_late_fails_attempt(self) -> None:
         player = GroupPlayer()
         player.answer(*ALL)
         player.to_deadline()
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
 
-    def test_has_quorums_of_participants(self) -> None:
+    def test_planning_quorum_of_other_sites_is_refused(self) -> None:
         player = GroupPlayer()
         player.answer(*LEFT)
         player.to_deadline()
@@ -201,14 +199,14 @@ class TestPlanning:
             player.do(Planned(THREE_OF_EACH))
 
     @pytest.mark.parametrize("least", [0, 5])
-    def test_a_quorum_that_nobody_can_miss_or_meet_is_refused(self, least: int) -> None:
+    def test_quorum_impossible_count_is_refused(self, least: int) -> None:
         with pytest.raises(ValueError, match="a quorum needs"):
             Quorum(Phase.VALUES, frozenset(LEFT), least)
 
 
 @pytest.mark.parametrize("stage", [Stage.SHARES, Stage.VALUES, Stage.SURVIVORS, Stage.UNMASK])
 class TestDropOuts:
-    def test_are_waited_for_until_the_deadline(self, stage: Stage) -> None:
+    def test_drop_out_is_waited_for_until_deadline(self, stage: Stage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
@@ -221,7 +219,7 @@ class TestDropOuts:
         assert player.state.failures == 0
         assert player.state.absent == {"dot"}
 
-    def test_that_have_left_are_not(self, stage: Stage) -> None:
+    def test_drop_out_that_left_is_not_waited_for(self, stage: Stage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
@@ -231,7 +229,7 @@ class TestDropOuts:
         assert player.stage is not stage
         assert player.state.survivors[-1].sites == without("dot")
 
-    def test_are_asked_for_the_result_and_for_no_other_step(self, stage: Stage) -> None:
+    def test_drop_out_is_asked_for_result_only(self, stage: Stage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
@@ -246,9 +244,7 @@ class TestDropOuts:
         player.do(Computed())
         assert player.phase("dot") is Phase.RESULT
 
-    def test_that_left_and_are_back_are_asked_for_the_result_alone_and_not_waited_for(
-        self, stage: Stage
-    ) -> None:
+    def test_drop_out_that_returns_is_asked_for_result_only(self, stage: Stage) -> None:
         """A site that leaves erases what the steps need. Nobody hears that dot leaves. The clock stands still."""
         player = GroupPlayer()
         player.begin()
@@ -269,7 +265,7 @@ class TestDropOuts:
         player.answer(*ALL)
         assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
 
-    def test_that_break_a_quorum_cost_the_attempt_at_once_if_they_left(self, stage: Stage) -> None:
+    def test_drop_out_breaking_quorum_by_leaving_fails_attempt_at_once(self, stage: Stage) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
@@ -278,7 +274,7 @@ class TestDropOuts:
         assert player.state.benched == {"cid", "dot"}, "the other group could have gone on"
 
 
-def test_a_site_that_left_one_attempt_is_asked_for_the_next() -> None:
+def test_site_that_left_an_attempt_is_asked_in_the_next() -> None:
     """One of four is gone for good, another fails once: the three that are left go on, without waiting."""
     player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
     player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
@@ -299,13 +295,13 @@ class TestAfterUnmaskWasAsked:
         player.to_deadline()
         return player
 
-    def test_a_round_that_fails_is_not_repeated(self) -> None:
+    def test_unmask_failure_abandons_round(self) -> None:
         player = self.abandoned()
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 2, 1)
         assert player.state.failures == 1
         assert player.state.reason.endswith("the round is abandoned, without a result")
 
-    def test_those_who_cost_it_are_not_asked_in_the_next(self) -> None:
+    def test_unmask_failure_benches_sites_for_next_round(self) -> None:
         player = self.abandoned()
         player.do(Polled("cid"), Polled("dot"))
         assert [player.task(site) for site in ("cid", "dot")] == [None, None]
@@ -313,7 +309,7 @@ class TestAfterUnmaskWasAsked:
         assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
 
     @pytest.mark.parametrize("event", [ComputeFailed(), Tick()])
-    def test_nor_is_one_whose_computation_fails(self, event: Event) -> None:
+    def test_unmask_failed_computation_abandons_round(self, event: Event) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
@@ -323,7 +319,7 @@ class TestAfterUnmaskWasAsked:
         assert machine.abandons(before, player.state)
         assert (player.stage, player.state.round, player.state.benched) == (Stage.PRESENCE, 2, frozenset())
 
-    def test_one_that_fails_before_is(self) -> None:
+    def test_failure_before_unmask_repeats_round(self) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.SURVIVORS)
@@ -334,7 +330,7 @@ class TestAfterUnmaskWasAsked:
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
 
     @pytest.mark.parametrize(("complete_up_to", "over"), [(4, False), (3, True), (None, False)])
-    def test_in_a_large_group_it_is_so_once_survivors_were_signed(
+    def test_survivors_large_group_failure_abandons_round(
         self, complete_up_to: int | None, over: bool
     ) -> None:
         """The eight sites form groups of four."""
@@ -348,7 +344,7 @@ class TestAfterUnmaskWasAsked:
         assert machine.abandons(before, player.state) == over
         assert (player.stage, player.state.round) == (Stage.PRESENCE, 2 if over else 1)
 
-    def test_in_a_large_group_it_is_not_so_before(self) -> None:
+    def test_values_large_group_failure_repeats_round(self) -> None:
         player = GroupPlayer(replace(GROUPED, masking=MaskingSection(complete_up_to=3)))
         player.begin()
         player.go_to(Stage.SHARES)
@@ -356,7 +352,7 @@ class TestAfterUnmaskWasAsked:
         player.to_deadline()
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
 
-    def test_the_last_round_ends_the_run_if_another_had_a_result(self) -> None:
+    def test_abandoned_last_round_finishes_run_with_earlier_result(self) -> None:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.RESULT)
@@ -369,7 +365,7 @@ class TestAfterUnmaskWasAsked:
         assert (player.stage, player.state.round, player.state.last_result) == (Stage.FINISHED, 2, 1)
         assert machine.abandons(before, player.state)
 
-    def test_a_run_without_any_result_has_not_finished(self) -> None:
+    def test_run_without_any_result_stops(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=1))
         assert player.stage is Stage.STOPPED
         assert player.state.reason == (
@@ -377,7 +373,7 @@ class TestAfterUnmaskWasAsked:
             "the round is abandoned, without a result"
         )
 
-    def test_such_a_run_stays_stopped(self) -> None:
+    def test_run_without_any_result_cannot_be_resumed(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=1))
         ended = player.state
         player.do(Resumed(), Tick(), *(Polled(site) for site in without("cid", "dot")))
@@ -385,14 +381,14 @@ class TestAfterUnmaskWasAsked:
         assert not any(player.task(site) for site in ALL)
         assert State.from_json(ended.to_json()) == ended
 
-    def test_as_many_as_there_may_be_failures_stop_it_and_it_goes_on_with_the_next_round(self) -> None:
+    def test_abandoned_rounds_up_to_max_attempts_stop_run(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=3, max_attempts=1))
         assert player.stage is Stage.STOPPED
         player.do(Resumed())
         assert player.task("ada") == PhaseKey("r1", 2, 2, Phase.PRESENCE)
         assert player.state.groups == (LEFT, RIGHT)
 
-    def test_a_success_forgets_it(self) -> None:
+    def test_success_resets_abandoned_rounds(self) -> None:
         player = self.abandoned()
         player.begin(without("cid", "dot"), tuple(each for each in THREE_OF_EACH if "eli" in each.sites))
         player.go_to(Stage.RESULT)

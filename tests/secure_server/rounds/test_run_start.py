@@ -18,14 +18,14 @@ ROSTER, SECRET = PhaseKey("r1", 0, 1, Phase.ROSTER), PhaseKey("r1", 0, 1, Phase.
 
 
 class TestJoining:
-    def test_ends_when_all_of_the_roster_joined(self) -> None:
+    def test_joining_ends_when_all_of_the_roster_joined(self) -> None:
         player = Player()
         player.join("dot", "bea", "ada")
         assert (player.stage, player.state.members) == (Stage.JOINING, ())
         player.join("cid")
         assert (player.stage, player.state.members, player.state.maker) == (Stage.SETUP, SITES, "ada")
 
-    def test_ends_at_the_deadline_with_enough(self) -> None:
+    def test_joining_deadline_with_enough_begins_set_up(self) -> None:
         player = Player()
         player.join("dot", "bea", "cid")
         player.wait(99)
@@ -33,14 +33,14 @@ class TestJoining:
         player.wait(1)
         assert (player.stage, player.state.members) == (Stage.SETUP, ("bea", "cid", "dot"))
 
-    def test_stops_with_too_few_and_names_the_missing(self) -> None:
+    def test_joining_too_few_stops_and_names_missing(self) -> None:
         player = Player()
         player.join("dot", "bea")
         player.to_deadline()
         assert player.stage is Stage.STOPPED
         assert player.state.reason == "2 of at least 3 sites joined in time; missing: ada, cid"
 
-    def test_goes_on_when_resumed_with_those_who_joined(self) -> None:
+    def test_joining_resume_continues_with_those_who_joined(self) -> None:
         player = Player()
         player.join("dot", "bea")
         player.to_deadline()
@@ -51,14 +51,14 @@ class TestJoining:
         player.to_deadline()
         assert player.state.members == ("bea", "cid", "dot")
 
-    def test_a_site_that_left_does_not_count(self) -> None:
+    def test_joining_site_that_left_does_not_count(self) -> None:
         player = Player()
         player.join("ada", "bea", "cid")
         player.do(Left("cid"))
         player.to_deadline()
         assert player.stage is Stage.STOPPED
 
-    def test_is_for_the_roster_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_join_site_outside_roster_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = Player()
         for event in (Joined("eve"), Polled("eve"), Answered("eve", ROSTER)):
             with pytest.raises(NotOnRoster, match="eve"):
@@ -67,7 +67,7 @@ class TestJoining:
         player.join("eve")
         assert "eve" in player.state.joined, "it would have got in, without the check"
 
-    def test_is_closed_once_the_set_up_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_join_new_site_after_set_up_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = Player()
         player.join("ada", "bea", "cid")
         player.to_deadline()
@@ -79,7 +79,7 @@ class TestJoining:
         player.join("dot")
         assert "dot" in player.state.joined, "it would have got in, without the check"
 
-    def test_once_more_by_a_member_ends_its_absence(self) -> None:
+    def test_join_again_ends_absence(self) -> None:
         player = in_round()
         player.do(Left("ada"))
         assert player.state.absent == {"ada"}
@@ -89,7 +89,7 @@ class TestJoining:
 
 
 class TestSetup:
-    def test_secrets_follow_the_makers_keys(self) -> None:
+    def test_setup_secrets_follow_the_makers_keys(self) -> None:
         player = Player()
         player.join(*SITES)
         assert [player.task(site) for site in SITES] == [ROSTER] * 4
@@ -102,7 +102,7 @@ class TestSetup:
         player.answer("dot")
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 1)
 
-    def test_without_a_secret_asks_the_roster_alone(self) -> None:
+    def test_setup_without_secret_asks_roster_only(self) -> None:
         player = Player(without_secret())
         player.join(*SITES)
         player.answer("dot", "cid", "bea")
@@ -110,7 +110,7 @@ class TestSetup:
         player.answer("ada")
         assert player.stage is Stage.PRESENCE
 
-    def test_ends_at_the_deadline_with_enough_and_a_late_site_catches_up(self) -> None:
+    def test_setup_deadline_with_enough_late_site_catches_up(self) -> None:
         player = Player()
         player.set_up("ada", "bea", "cid")
         player.wait(19.9)
@@ -128,20 +128,20 @@ class TestSetup:
         player.answer(*SITES)
         assert (player.state.round, player.state.participants) == (2, SITES)
 
-    def test_a_site_that_catches_up_during_presence_takes_part(self) -> None:
+    def test_setup_catching_up_during_presence_takes_part(self) -> None:
         player = Player()
         player.set_up("ada", "bea", "cid")
         player.to_deadline()
         player.answer("ada", "bea", "dot", "dot", "dot", "cid")
         assert player.state.participants == SITES
 
-    def test_does_not_wait_for_sites_that_left(self) -> None:
+    def test_setup_does_not_wait_for_sites_that_left(self) -> None:
         player = Player()
         player.set_up("ada", "bea", "cid")
         player.do(Left("dot"))
         assert player.stage is Stage.PRESENCE
 
-    def test_stops_with_too_few_and_names_the_missing(self) -> None:
+    def test_setup_too_few_stops_and_names_missing(self) -> None:
         player = Player()
         player.set_up("ada", "bea")
         player.answer("cid")
@@ -156,7 +156,7 @@ class TestSetup:
 
 
 class TestSilentMaker:
-    def test_is_left_out_and_another_makes_the_keys(self) -> None:
+    def test_silent_maker_is_replaced(self) -> None:
         player = Player()
         player.join(*SITES)
         player.answer("bea", "cid", "dot")
@@ -171,7 +171,7 @@ class TestSilentMaker:
                 player.do(event)
 
     @pytest.mark.parametrize("event", [Joined("ada"), Polled("ada")], ids=["joins", "polls"])
-    def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self, event: Event) -> None:
+    def test_silent_maker_returning_during_set_up_is_admitted(self, event: Event) -> None:
         """The first of four sites starts slowly and the third is gone: the other three are the run."""
         player = Player()
         player.join(*SITES)
@@ -184,7 +184,7 @@ class TestSilentMaker:
         player.to_deadline()
         assert (player.stage, player.state.absent) == (Stage.PRESENCE, frozenset({"cid"}))
 
-    def test_that_stays_silent_does_not_stop_the_run_by_joining_again_and_again(self) -> None:
+    def test_silent_maker_joining_repeatedly_does_not_stop_run(self) -> None:
         player = Player()
         player.join(*SITES)
         for _ in range(RULES.max_attempts - 1):
@@ -196,7 +196,7 @@ class TestSilentMaker:
         player.answer("bea", "cid", "dot", "cid", "dot")
         assert (player.stage, player.state.members) == (Stage.PRESENCE, SITES[1:])
 
-    def test_is_taken_in_by_a_run_that_stopped_and_is_resumed(self) -> None:
+    def test_silent_maker_is_admitted_by_resumed_run(self) -> None:
         player = Player()
         player.join(*SITES)
         player.answer("bea", "cid", "dot")
@@ -210,7 +210,7 @@ class TestSilentMaker:
         player.to_deadline()
         assert (player.stage, player.state.round) == (Stage.PRESENCE, 1)
 
-    def test_the_next_maker_is_one_that_answered(self) -> None:
+    def test_silent_maker_next_maker_has_answered(self) -> None:
         roster = (*SITES, "eli")
         player = Player(replace(RULES, roster=roster))
         player.join(*roster)
@@ -218,7 +218,7 @@ class TestSilentMaker:
         player.to_deadline()
         assert player.state.members == ("cid", "dot", "eli")
 
-    def test_does_not_matter_without_a_secret(self) -> None:
+    def test_silent_maker_without_secret_does_not_matter(self) -> None:
         player = Player(without_secret())
         player.join(*SITES)
         player.answer("bea", "cid", "dot")
@@ -226,7 +226,7 @@ class TestSilentMaker:
         assert (player.stage, player.state.members) == (Stage.PRESENCE, SITES)
 
     @pytest.mark.parametrize(("answering", "attempts"), [(("cid", "dot"), 3), (("bea", "cid", "dot"), 1)])
-    def test_stops_the_run_when_too_few_or_no_attempts_remain(
+    def test_silent_maker_too_few_sites_or_attempts_stops_run(
         self, answering: tuple[str, ...], attempts: int
     ) -> None:
         player = Player(replace(RULES, max_attempts=attempts))
@@ -245,10 +245,10 @@ class TestSilentMaker:
 
 class TestRules:
     @pytest.mark.parametrize("min_sites", [1, 5])
-    def test_with_fewer_sites_than_a_round_needs_are_refused(self, min_sites: int) -> None:
+    def test_rules_fewer_sites_than_min_sites_are_refused(self, min_sites: int) -> None:
         with pytest.raises(ValueError, match="min_sites"):
             replace(RULES, min_sites=min_sites)
 
-    def test_the_set_up_has_time_for_secrets_only_if_there_are_any(self) -> None:
+    def test_rules_set_up_time_includes_secrets_if_needed(self) -> None:
         assert RULES.seconds(Stage.SETUP) == 20
         assert without_secret().seconds(Stage.SETUP) == 10

@@ -65,7 +65,7 @@ def seen(runs: int) -> Counter[str]:
     return simulate_all(runs)
 
 
-def test_invariants_hold_in_every_run(seen: Counter[str], runs: int) -> None:
+def test_simulation_invariants_hold(seen: Counter[str], runs: int) -> None:
     assert seen[Stage.FINISHED] >= runs / 2
 
 
@@ -87,11 +87,11 @@ def test_invariants_hold_in_every_run(seen: Counter[str], runs: int) -> None:
         "no result at all",
     ],
 )
-def test_the_simulation_goes_everywhere(seen: Counter[str], runs: int, what: str) -> None:
+def test_simulation_reaches_every_situation(seen: Counter[str], runs: int, what: str) -> None:
     assert seen[what] >= (5 if runs == RUNS else 1)
 
 
-def test_a_run_without_faults_finishes_without_a_failed_attempt() -> None:
+def test_simulation_without_faults_has_no_failed_attempt() -> None:
     for seed in range(50):
         run = SimulatedRun(seed)
         run.finish()
@@ -135,7 +135,7 @@ class Tolerant(SimulatedRun):
             super().visit(site, lost_answers)
 
 
-def test_sites_that_a_group_can_do_without_cost_it_nothing() -> None:
+def test_simulation_drop_outs_within_quorum_cost_nothing() -> None:
     """Dispensable sites quit in every round, and no attempt fails: with one site to spare, ``max_attempts`` is 1."""
     quits = 0
     for seed in range(60):
@@ -255,7 +255,7 @@ def notices(violation: str) -> None:
         (machine, "_apply_result", gives_everyone_a_result, "there is no .* for"),
     ],
 )
-def test_the_simulation_notices_a_weakened_machine(
+def test_simulation_notices_weakened_machine(
     place: ModuleType,
     name: str,
     weakened: Callable[..., object],
@@ -270,7 +270,7 @@ def test_the_simulation_notices_a_weakened_machine(
     ("name", "weakened", "violation"),
     [("fail_attempt", never_gives_up, "goes on|UNMASK"), ("cap_deadline", any_deadline, "recedes")],
 )
-def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
+def test_simulation_notices_check_missing_in_both_halves(
     name: str, weakened: Callable[..., object], violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in (machine, transitions):
@@ -286,7 +286,7 @@ def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
         *((stage, answers_may_be_missing, "went on without") for stage in ASKING_STEPS),
     ],
 )
-def test_the_simulation_notices_a_stage_that_ends_too_soon(
+def test_simulation_notices_stage_ending_too_soon(
     stage: Stage, weakened: Callable[..., State], violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(transitions._SETTLE, stage, weakened)

@@ -20,7 +20,7 @@ class TestState:
         player.to_deadline()
         return player.state
 
-    def test_a_stored_state_comes_back_equal(self) -> None:
+    def test_from_json_grouped_state_comes_back_equal(self) -> None:
         state = self.in_values()
         assert State.from_json(state.to_json()) == state
 
@@ -44,7 +44,7 @@ class TestState:
             {"last_result": 2},
         ],
     )
-    def test_an_altered_one_is_refused(self, change: dict[str, object]) -> None:
+    def test_from_json_altered_steps_are_refused(self, change: dict[str, object]) -> None:
         content = json.loads(self.in_values().to_json())
         with pytest.raises(ValueError, match="validation error"):
             State.from_json(json.dumps(content | change))
@@ -52,10 +52,10 @@ class TestState:
     def test_to_json_fields_have_the_names_of_stores_on_disk(self) -> None:
         assert {"keyed", "begun", "without", "committed"} <= json.loads(self.in_values().to_json()).keys()
 
-    def test_survivors_are_known_of_steps_that_are_over(self) -> None:
+    def test_survivors_are_of_completed_steps(self) -> None:
         assert self.in_values().survivors == (Survivors(Phase.SHARES, without("dot")),)
 
-    def test_a_round_of_one_step_needs_no_plan(self) -> None:
+    def test_quorums_one_step_round_needs_none(self) -> None:
         player = in_round()
         player.answer(*SITES)
         assert (player.stage, player.state.quorums) == (Stage.VALUES, ())
@@ -69,7 +69,7 @@ class TestStateAsText:
         player.answer("ada")
         return player.state
 
-    def test_comes_back_equal(self) -> None:
+    def test_from_json_state_comes_back_equal(self) -> None:
         for state in (self.full(), machine.start(RULES, 0.0)):
             assert State.from_json(state.to_json()) == state
 
@@ -91,19 +91,19 @@ class TestStateAsText:
             {"answered": ["eve"]},
         ],
     )
-    def test_altered_is_refused(self, change: dict[str, object]) -> None:
+    def test_from_json_altered_state_is_refused(self, change: dict[str, object]) -> None:
         content = json.loads(self.full().to_json())
         assert State.from_json(json.dumps(content)) == self.full()
         with pytest.raises(ValueError, match=r"validation error|unexpected"):
             State.from_json(json.dumps(content | change))
 
-    def test_with_a_field_missing_is_refused(self) -> None:
+    def test_from_json_missing_field_is_refused(self) -> None:
         content = json.loads(self.full().to_json())
         del content["deadline"]
         with pytest.raises(ValueError, match="deadline"):
             State.from_json(json.dumps(content))
 
     @pytest.mark.parametrize("text", ["", "{", "null", "[]", '"x"'])
-    def test_other_text_is_refused(self, text: str) -> None:
+    def test_from_json_other_text_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="validation error"):
             State.from_json(text)
