@@ -31,6 +31,7 @@ def prototype_means(sums: Float, holders: Counts, min_holders: int) -> tuple[NDA
         raise ValueError("min_holders must be at least 1")
     if (holders < 0).any():
         raise ValueError("a class's number of holders must not be negative")
+    # Withheld whatever the sum is: with two holders each one's answer is the other's prototype.
     has = np.asarray(holders >= min_holders)
     means = sums / np.maximum(holders, 1)[..., None]
     return np.where(has[..., None], means, 0.0), has

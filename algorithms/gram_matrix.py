@@ -87,6 +87,7 @@ def convex(weights: Callable[[Float, Bool], Float]) -> Callable[[Float, Bool], F
     """
 
     def checked(products: Float, holds: Bool) -> Float:
+        # Checked at each call, since weights come from a third party's code and depend on what sites upload.
         found = np.asarray(weights(products, holds), dtype=np.float64)
         if found.shape != products.shape:
             raise ValueError(f"weights of shape {found.shape} do not fit Gram matrices of {products.shape}")

@@ -125,8 +125,8 @@ def contrast(similar: Tensor, same: Tensor, weights: Tensor, temperature: float)
     """
     counted = same & (weights > 0)
     scores = similar / temperature + weights.log()
-    own = torch.where(counted, scores, -torch.inf)
-    return mean_over(scores.logsumexp(dim=1) - own.logsumexp(dim=1), counted.any(dim=1))
+    own_class = torch.where(counted, scores, -torch.inf)
+    return mean_over(scores.logsumexp(dim=1) - own_class.logsumexp(dim=1), counted.any(dim=1))
 
 
 def largest(values: Tensor, same: Tensor, share: float) -> Tensor:
@@ -135,6 +135,7 @@ def largest(values: Tensor, same: Tensor, share: float) -> Tensor:
     ``values`` and ``same`` are (B, G), ``share`` is φ in (0, 1]. φ·|G^y| within 1e-9 of a whole number counts as whole.
     """
     ranked = torch.where(same, values, -torch.inf).sort(dim=1, descending=True).values
+    # In floating point 0.28 · 25 is above 7, and its ceiling would be 8.
     taken = torch.ceil(same.sum(dim=1, dtype=torch.float64) * share - 1e-9)
     ranks = torch.arange(values.shape[1], device=values.device)
     return torch.where(ranks < taken.unsqueeze(1), ranked, 0.0).sum(dim=1)

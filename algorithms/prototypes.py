@@ -107,9 +107,8 @@ def project_to_norm(rows: Float, bound: float) -> tuple[NDArray[np.float64], int
     factors = np.where(norms > bound, bound / np.maximum(norms, bound), 1.0)
     within = np.asarray(rows * factors, dtype=np.float64)
     while (over := np.linalg.norm(within, axis=1) > bound).any():
-        within[over] *= (
-            1.0 - np.finfo(np.float64).eps
-        )  # rounding may leave the norm above the bound by a digit or two
+        # Rounding may leave the norm above the bound by a digit or two, and a coordinator refuses such a row.
+        within[over] *= 1.0 - np.finfo(np.float64).eps
     return within, int((norms > bound).sum())
 
 

@@ -148,6 +148,7 @@ def _components(nearest: Labels) -> Labels:
             i = parent[i]
         return i
 
+    # Links between two vectors with the same neighbour (κ_i = κ_j) add no component, so the edges i–κ_i are enough.
     for i, j in enumerate(nearest.tolist()):
         low, high = sorted((root(i), root(j)))
         parent[high] = low
@@ -160,6 +161,7 @@ def _nearest(cosines: Callable[[slice], Float], has_direction: Bool) -> Labels:
     found = np.arange(m, dtype=np.int64)
     for start in range(0, m, _BLOCK):
         block = slice(start, min(start + _BLOCK, m))
+        # Rounded distances: partitions from vectors, from their Gram matrix and from rotated vectors must be the same.
         steps = np.rint((1.0 - cosines(block)) / DISTANCE_STEP)
         steps[:, ~has_direction] = np.inf
         steps[np.arange(block.stop - start), found[block]] = np.inf

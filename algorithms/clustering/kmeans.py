@@ -48,9 +48,13 @@ def kmeans(points: Float, clusters: int, *, seed: int, resolution: float = 0.0) 
     if points.ndim != 2 or not 1 <= clusters <= len(points):
         raise ValueError(f"points of shape {points.shape} cannot be split into {clusters} clusters")
     rng = np.random.default_rng([seed, clusters])
-    found = [_optimum(points, points[_seeds(points, clusters, resolution, rng)]) for _ in range(RESTARTS)]
-    limit = min(each.inertia for each in found) + _TIED * _inertia(points, np.zeros(len(points), np.int64))
-    return min((each for each in found if each.inertia <= limit), key=lambda each: each.labels.tolist())
+    optima = [_optimum(points, points[_seeds(points, clusters, resolution, rng)]) for _ in range(RESTARTS)]
+    limit = min(optimum.inertia for optimum in optima) + _TIED * _inertia(
+        points, np.zeros(len(points), np.int64)
+    )
+    # All who repeat a clustering must find the same groups, so rounding of the inertia must not choose among equals.
+    best = (optimum for optimum in optima if optimum.inertia <= limit)
+    return min(best, key=lambda optimum: optimum.labels.tolist())
 
 
 def in_order_of_appearance(labels: Labels) -> Labels:

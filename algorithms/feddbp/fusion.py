@@ -46,9 +46,12 @@ def fuse(
     _check_settings(eta, top)
     if (~(np.isfinite(scores) & (scores >= 0.0)) & has_own[:, None]).any():
         raise ValueError("a Fisher score must be finite and not negative")
-    kept = top_channels(scores, top) & (has & has_own)[:, None] & personal
+    # A class below min_holders has no mean, and its own prototype alone is no target: print has no value there either.
+    personal_channels = top_channels(scores, top) & (has & has_own)[:, None] & personal
     common = np.where(has[:, None], mean, 0.0)
-    return np.where(kept, eta * np.where(kept, own, 0.0) + (1.0 - eta) * common, common), has.copy()
+    # Equation 10. Rows of absent classes may hold NaN, which 0 · NaN would let through.
+    fused = eta * np.where(personal_channels, own, 0.0) + (1.0 - eta) * common
+    return np.where(personal_channels, fused, common), has.copy()
 
 
 def top_channels(scores: Float, top: int) -> Bool:

@@ -108,16 +108,20 @@ def contrast(
     classes = torch.arange(len(targets.present), device=labels.device)
     rows = torch.where(targets.present.unsqueeze(1), targets.rows, 0.0).to(features.dtype)
     distances = _distances(units(features), units(rows))
-    own = labels.unsqueeze(1) == classes
+    own_class = labels.unsqueeze(1) == classes
     chosen = targets.present[labels]
-    others = targets.present & ~own
-    scores = torch.where(others | own, -distances / temperature, -torch.inf)
+    others = targets.present & ~own_class
+    scores = torch.where(others | own_class, -distances / temperature, -torch.inf)
     if hard:
-        beyond = (_boundary(distances.detach(), own, others, chosen) - distances).clamp(min=0.0)
+        # Equation 6. m has no gradient: a boundary that moves with what it bounds would be pushed by the very samples
+        # that it judges.
+        beyond = (_boundary(distances.detach(), own_class, others, chosen) - distances).clamp(min=0.0)
+        # Print sums over all other classes, so that each easy negative adds a 1, which drowns Σ_c e^{−d/τ}.
         counted = others if literal else others & (beyond > 0.0)
         penalties = (-beyond if literal else beyond) / temperature
         scores = torch.cat([scores, torch.where(counted, penalties, -torch.inf)], dim=1)
-    log_shares = -_own_distances(distances, own) / temperature - scores.logsumexp(dim=1)
+    # Equations 4 and 5 on logarithms, as in a softmax: e^{−d/τ} underflows in float32 for τ = 0.07.
+    log_shares = -_own_distances(distances, own_class) / temperature - scores.logsumexp(dim=1)
     losses = -log_shares.exp() if literal else -log_shares
     return _mean(losses, chosen)
 

@@ -58,9 +58,10 @@ def similarity_weights(rows: Float) -> NDArray[np.float64]:
     vectors = np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     units = vectors / np.where(norms > 0.0, norms, 1.0)
+    # Equation 5. A negative weight would subtract one group's extractor from another's.
     cosines = np.maximum(units @ units.T, 0.0)
     cosines[np.diag_indices_from(cosines)] = 1.0
-    return np.asarray(cosines / cosines.sum(axis=1, keepdims=True))
+    return np.asarray(cosines / cosines.sum(axis=1, keepdims=True))  # equation 6: rows sum to 1
 
 
 def mix_groups(groups: Groups, *, literal: bool = False, tau: float = 0.0) -> Groups:
@@ -72,13 +73,15 @@ def mix_groups(groups: Groups, *, literal: bool = False, tau: float = 0.0) -> Gr
     have the class sum to at most ``tau``: under encryption a smaller divisor cannot be distinguished from 0. θ is
     mixed over all groups.
     """
+    # One ρ for prototypes and extractors: a site's features and its targets then belong to the same mixture.
     weights = similarity_weights(groups.rows)
     shares = weights @ groups.has
     has = np.asarray(shares > tau)
+    # Equation 7; rows of absent classes are never read, since they may hold anything.
     mixed = np.einsum("jm,mkd->jkd", weights, np.where(groups.has[:, :, None], groups.rows, 0.0))
     mixed[~has] = 0.0
     divisors = np.ones_like(shares) if literal else np.where(has, shares, 1.0)
-    return Groups(mixed / divisors[:, :, None], has, weights @ groups.theta)
+    return Groups(mixed / divisors[:, :, None], has, weights @ groups.theta)  # equation 8
 
 
 def _check_counts(sums_rows: Float, holders: Counts, members: Counts, min_holders: int) -> None:

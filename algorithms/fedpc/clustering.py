@@ -35,6 +35,7 @@ def cluster(gram: Float, *, min_holders: int, groups: int | None, seed: int) -> 
     """
     _check(min_holders, groups)
     n = len(gram)
+    # Scores follow from inner products alone, so the coordinator clusters rotated vectors as it would plain ones.
     points = principal_scores(gram, min(MOST_COMPONENTS, max(n - 1, 0)))
     if n < 2 * min_holders or groups == 1:
         return np.zeros(n, dtype=np.int64)
@@ -43,6 +44,7 @@ def cluster(gram: Float, *, min_holders: int, groups: int | None, seed: int) -> 
         labels = _by_silhouette(points, min(MOST_GROUPS, n // min_holders), seed, equal)
     else:
         labels = kmeans(points, min(groups, n), seed=seed, resolution=equal).labels
+    # Last, since a mean over fewer than min_holders sites would come near to a single site's prototype.
     return merge_small(points, labels, min_holders)
 
 
@@ -67,11 +69,12 @@ def merge_small(points: Float, labels: Labels, min_holders: int) -> NDArray[np.i
 
 def _by_silhouette(points: Float, most: int, seed: int, equal: float) -> Labels:
     """Return the K-means partition into 2 … ``most`` groups with the largest silhouette; one group if all are equal."""
-    found = [kmeans(points, count, seed=seed, resolution=equal) for count in range(2, most + 1)]
-    split: list[Partition] = [each for each in found if each.clusters > 1]
+    partitions = [kmeans(points, count, seed=seed, resolution=equal) for count in range(2, most + 1)]
+    split: list[Partition] = [partition for partition in partitions if partition.clusters > 1]
     if not split:
         return np.zeros(len(points), dtype=np.int64)
-    scores = [silhouette(points, each.labels) for each in split]
+    scores = [silhouette(points, partition.labels) for partition in split]
+    # The smallest J among equals: rounding must not decide between partitions when a run is repeated.
     first = next(at for at, score in enumerate(scores) if score >= max(scores) - _TIED)
     return split[first].labels
 

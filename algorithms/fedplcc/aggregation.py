@@ -150,11 +150,14 @@ def assign(
     labels: list[int] = []
     holders: list[int] = []
     for k, (gram, sites) in enumerate(_paired(gram_by_class, sites_by_class)):
+        # Under masks each sum of G clusters has G·(G + 1)/2 inner products, which are equations for the norms that the
+        # directions hide: fewer equations than prototypes leave them open.
         limit = min(most or len(sites), most_norm_hiding(len(sites)) if hiding else len(sites))
-        parts, found = _assign_class(gram, sites, min_holders, limit, literal)
+        parts, sites_of_cluster = _assign_class(gram, sites, min_holders, limit, literal)
+        # Clusters are numbered on over the classes, so that one vector of sums carries all of them.
         of_row.append(np.where(parts == WITHHELD, WITHHELD, parts + len(labels)))
-        labels += [k] * len(found)
-        holders += found
+        labels += [k] * len(sites_of_cluster)
+        holders += sites_of_cluster
     return FinchAssignment(tuple(of_row), np.array(labels, dtype=np.int64), np.array(holders, dtype=np.int64))
 
 
@@ -208,6 +211,7 @@ def global_clusters(total: Contribution, labels: Labels, *, uniform: bool = Fals
     """
     _check_total(total, labels, counted=not uniform)
     rows = weighted_mean(total.sums, total.members)
+    # Equation 11. Counts of different sites can be added and are divided once, here; shares could not be added.
     amounts = np.ones(len(labels)) if uniform else total.counts
     of_class = np.bincount(labels, weights=amounts)[labels]
     return GlobalClusters(rows, labels, np.asarray(amounts / of_class, dtype=np.float64))
@@ -238,6 +242,7 @@ def _assign_class(
     gram: Float, sites: Labels, min_holders: int, most: int, literal: bool
 ) -> tuple[Labels, list[int]]:
     """Return each prototype's cluster, from 0, and each cluster's number of sites; no cluster if withheld."""
+    # A site cannot make itself a holder by a prototype of zeros, which adds nothing that would hide the others.
     zero = np.einsum("ii->i", gram) <= LEAST_NORM**2
     if len(np.unique(sites[~zero])) < min_holders:
         return np.full(len(sites), WITHHELD, dtype=np.int64), []

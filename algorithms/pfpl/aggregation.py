@@ -46,10 +46,13 @@ def peer_weights(gram: Float, holds: Bool, weighting: Weighting, *, tau: float) 
     Raises ``ValueError`` for shapes that do not fit, or tau ≤ 0.
     """
     _check_shapes(gram, holds, tau)
+    # Equation 4 over the holders of each class: d_im, D_i and the number of peers, cnt − 1. Print sums over m ∈ M^(k),
+    # which may include i; i's own share is α, so i is left out here.
     peers = _peers(holds)
     distances = np.where(peers, squared_distances(gram), 0.0)
     total = distances.sum(axis=-1, keepdims=True)
     peer_count = peers.sum(axis=-1, keepdims=True)
+    # Below tau D_i is rounding, or the error of a ciphertext, and its quotients would be arbitrary peers' prototypes.
     agree = (total <= tau) & (peer_count >= _peers_to_compare(weighting))
     alone = (peer_count == 0) | agree
     scores = np.where(peers, _scores(distances, peers, weighting, tau), 0.0)
@@ -98,6 +101,7 @@ def _scores(distances: Float, peers: Bool, weighting: Weighting, tau: float) -> 
         case Weighting.COMPLEMENT:
             return _complement_scores(distances, peers)
         case Weighting.INVERSE:
+            # The floor bounds the weight of a peer that happens to be equal, which would otherwise take all of it.
             return np.asarray(1.0 / np.sqrt(np.maximum(distances, tau)))
         case Weighting.UNIFORM:
             return np.ones_like(distances)
