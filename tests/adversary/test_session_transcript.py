@@ -23,6 +23,7 @@ from protoseal_wire.messages import Finished
 from secure_client.checkpoints import exchanged_values
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.errors import Violation
+from secure_client.exchanges import clusters, peers, sum_halves
 from secure_client.training.feature_pass import FeaturePass
 from secure_client.training.job import Losses
 from secure_client.training.loop import run_job
@@ -208,8 +209,8 @@ def _refusing(patch: pytest.MonkeyPatch) -> None:
         except CryptoError as error:
             raise Violation("refused") from error
 
-    for module in ("encrypted_sums", "encrypted_clusters", "peer_combinations"):
-        patch.setattr(f"secure_client.exchanges.{module}.hide_decryption_errors", opening)
+    for module in (clusters, peers, sum_halves):
+        patch.setattr(module, "hide_decryption_errors", opening)
 
 
 DOUBLES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Case]] = {
