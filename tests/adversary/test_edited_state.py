@@ -241,5 +241,5 @@ def test_the_folder_itself_may_be_a_link(
 
 def test_a_pipe_in_place_of_a_file_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "rounds.jsonl")
-    with pytest.raises(OSError, match="not a regular file"):
+    with pytest.raises(OSError, match="regular"):
         log_round(folder)

@@ -225,7 +225,7 @@ def test_a_row_in_a_cluster_of_its_own_would_be_open_to_every_site(
 def test_a_row_in_a_cluster_of_its_own_is_refused_by_everyone(play: ScriptedClusters) -> None:
     begun = EncryptedClusterAttempt(play, *EVERYONE)
     for name in EVERYONE:
-        with pytest.raises(Violation, match="a cluster has rows of 1 sites, fewer than min_holders = 3"):
+        with pytest.raises(Violation, match="min_holders = 3"):
             begun.tell(begun.by_first({A: True}), name)
 
 
@@ -237,7 +237,7 @@ def test_a_row_among_those_of_another_class_would_show_and_is_refused(
     moved = replace_clusters(
         begun.by_first({}), A, lambda clusters: np.where(np.arange(len(clusters)) == 0, 1, clusters)
     )
-    with pytest.raises(Violation, match="has rows of two classes"):
+    with pytest.raises(Violation, match="two classes"):
         begun.tell(moved, A)
     monkeypatch.setattr("protoseal_wire.cluster_assignment.check_one_class", lambda *_: None)
     begun.tell(moved, *EVERYONE)

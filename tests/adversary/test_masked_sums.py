@@ -73,7 +73,7 @@ def _opened_with_the_key_of_round_1(play: ScriptedSums) -> tuple[Vector, Vector]
 
 
 def test_mask_key_of_one_round_opens_nothing_in_another(open_masked: OpenMasked) -> None:
-    with pytest.raises(MalformedError, match="masks that do not cancel"):
+    with pytest.raises(MalformedError, match="masks"):
         _opened_with_the_key_of_round_1(open_masked(grouped_agreement(), {}))
 
 
@@ -178,7 +178,7 @@ def test_secrets_of_a_site_listed_as_active_and_dropped_would_open_its_vector(
 
 
 def test_no_owner_has_both_its_secrets_released(play: ScriptedSums) -> None:
-    with pytest.raises(MalformedError, match="0 shares of a secret"):
+    with pytest.raises(MalformedError, match="0 shares"):
         both_kinds(play)
 
 
@@ -308,7 +308,7 @@ def test_member_list_long_enough_is_accepted(open_masked: OpenMasked, listed: in
 
 def test_member_list_one_site_too_short_is_refused(open_masked: OpenMasked) -> None:
     begun = played(open_masked).attempt(*TEN[: LEAST - 1], groups=(TEN,))
-    with pytest.raises(Violation, match="4 sites of the group take part, at least 5"):
+    with pytest.raises(Violation, match=r"4 sites .* 5"):
         begun.share(VICTIM)
 
 
@@ -324,5 +324,5 @@ def test_a_group_that_can_never_be_large_enough_is_refused_at_once(
     if taken:
         play.attempt(*TEN[:4], groups=groups).share(VICTIM)
     else:
-        with pytest.raises(Violation, match="a group has 4 sites, but every sum needs at least the agreed 5"):
+        with pytest.raises(Violation, match=r"4 sites, .* 5"):
             play.attempt(*TEN[:4], groups=groups)

@@ -113,9 +113,7 @@ def test_the_most_sums_that_minimums_allow_reveal_norms_and_are_refused(
 ) -> None:
     """Sixteen clusters of three sites: 136 equations in 48 norms."""
     assert error(16) < 1e-6
-    with pytest.raises(
-        Violation, match=r"16 clusters for 48 rows of class .*: their sums would reveal norms"
-    ):
+    with pytest.raises(Violation, match="16 clusters for 48 rows"):
         check(16)
     weaken("secure_client.protocol.assignment_checks.check_few", monkeypatch)
     check(16)
@@ -126,9 +124,9 @@ def test_the_most_sums_that_sites_accept_do_not_reveal_norms() -> None:
     assert most == 9
     check(most)
     assert error(most) > 0.01
-    with pytest.raises(Violation, match="would reveal norms"):
+    with pytest.raises(Violation, match="norms"):
         check(most + 1)
-    with pytest.raises(Violation, match="more clusters of a class than agreed"):
+    with pytest.raises(Violation, match="clusters of a class"):
         check(most, most_clusters=most - 1)
 
 

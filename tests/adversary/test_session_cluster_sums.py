@@ -48,9 +48,7 @@ def masked(play: ScriptedClusters, sites: tuple[str, ...]) -> ClusterAttempt:
 def test_no_second_sum_without_most_sites_of_the_first(play: ScriptedClusters) -> None:
     masked(play, TEN)
     few = among(play, TEN[7:], attempt=2)
-    with pytest.raises(
-        Violation, match="3 of the 10 sites that attempt 1 listed are in this attempt, at least 7"
-    ):
+    with pytest.raises(Violation, match=r"3 of the 10 .* 7"):
         few.ask_directions(TEN[7])
     among(play, TEN[:7], attempt=3).ask_directions(A)
 
@@ -101,7 +99,7 @@ def test_a_result_of_other_clusters_than_were_assigned_is_refused(
     attempt = masked(play, EVERYONE)
     given = result(attempt)
     assert len(change(given).arrays[1]) < len(given.arrays[1])
-    with pytest.raises(Violation, match="differ from the assignment"):
+    with pytest.raises(Violation, match="assignment"):
         play.give_result(A, change(given))
     assert play.site(A).trainee.base_hash == b""
     play.give_result(A, given)

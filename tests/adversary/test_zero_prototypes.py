@@ -183,5 +183,5 @@ def test_the_coordinator_refuses_a_direction_of_another_length(length: float) ->
         form = directions_shape(agreement)
         rows, classes = codec.decode_payload(scene.honest, limits_of(agreement), form).arrays
         short = np.concatenate([rows[:1] * length, rows[1:]])
-        with pytest.raises(MalformedError, match="a direction does not have length 1"):
+        with pytest.raises(MalformedError, match="direction"):
             scene.send(scene.upload(codec.encode_payload(Payload("rotation/1", (short, classes)))))

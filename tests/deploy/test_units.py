@@ -151,7 +151,7 @@ def test_a_coordinator_of_few_files_is_found_out() -> None:
 
 
 def test_a_setting_given_twice_is_an_error() -> None:
-    with pytest.raises(ValueError, match="User is given twice"):
+    with pytest.raises(ValueError, match="User"):
         read_unit("[Service]\nUser=a\nUser=root\n", "north")
 
 
