@@ -163,7 +163,7 @@ def test_verdict_lenient_level_is_no_power() -> None:
 @pytest.mark.full
 def test_audit_command_prototypes_takes_agreement() -> None:
     """The sample has one release with a noise multiplier of 2, since its features are frozen."""
-    sample = Path(__file__).parents[4] / "deploy" / "samples" / "agreement-private.toml"
+    sample = Path(__file__).parents[3] / "deploy" / "samples" / "agreement-private.toml"
     few = ("--agreement", sample, "--canaries", 1000, "--guesses", 100, "--json")
     found = json.loads(audited(*few)[1])
     assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(2.0)], DELTA))
