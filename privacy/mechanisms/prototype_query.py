@@ -142,7 +142,7 @@ class Sums:
         return self.vectors + noise[:, :dim], self.weights + noise[:, dim]
 
     def release(self) -> Released:
-        """Return noisy means and counts: :meth:`noised` and post-processing, so each call is a release as well."""
+        """Return noisy means and counts: :meth:`add_noise` and post-processing, so each call is a release as well."""
         vectors, weights = self.add_noise()
         sums = np.asarray(vectors * self.query.grid.step, dtype=np.float64)
         return self.query.means(sums, weights / self.query.grid.weight)

@@ -116,7 +116,8 @@ def recognised_of(account: Account, spent: float) -> RecognisedShares:
     """Return how many members attacks recognise at most, by the composed curve of all entries.
 
     Agreements with DP-SGD that follow from earlier results have no composed curve: the Rényi filter that covers them
-    gives one (ε, δ) alone (:func:`protoseal.reports.ledger_facts.filtered`), from the limits and the ``spent`` ε.
+    gives one (ε, δ) alone (:func:`protoseal.reports.ledger_facts.renyi_filter_pair`), from the limits and the ``spent``
+    ε.
     """
     import numpy as np
 

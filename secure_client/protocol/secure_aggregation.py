@@ -11,7 +11,7 @@ open this attempt's sum.
 
 Limits: in a complete graph, t of the n members that an attempt lists can together open every vector of the group. A
 passive coordinator needs t colluding members, an active one 2t − n, since each honest site answers for one survivor
-set, and never for two sums over the same training in one round (:mod:`secure_client.exchanges.plain_sums`). The
+set, and never for two sums over the same training in one round (:mod:`secure_client.exchanges.sums`). The
 coordinator chooses n, from ``min_holders`` on; in a run of more than ``complete_up_to`` sites, from the smallest n for
 which ``max_colluding`` members are too few. In a sparse graph the guarantee is against ``max_colluding`` members and no
 more. Sums of rounds in which training hardly changes the models can be subtracted, and the coordinator can cause such

@@ -406,7 +406,7 @@ class Learner:
         return AveragedPart(self._initial, self._recipe.averages).vector()
 
     def load_averaged(self, vector: Float) -> None:
-        """Load the averaged part, float64 (p + q,), and keep the rest; see :meth:`Averaged.load`."""
+        """Load the averaged part, float64 (p + q,), and keep the rest; see :meth:`AveragedPart.load`."""
         self._averaged.load(vector)
 
     @contextmanager
