@@ -28,7 +28,7 @@ THRESHOLD, BINDING_FIELDS = (
     "crypto.pairwise.attempt.threshold",
     "crypto.pairwise.attempt.Binding.fields",
 )
-BROADCAST = "secure_client.exchanges.cluster_directions.broadcast"
+BROADCAST = "secure_client.exchanges.cluster_directions.hash_broadcast"
 GROUPS_UNCHANGED = "secure_client.exchanges.groups.RoundStartCheck._check_unchanged"
 
 _DOUBLES: dict[str, Any] = {

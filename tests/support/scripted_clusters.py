@@ -113,7 +113,7 @@ class ClusterAttempt(SumAttempt):
     def broadcast(self) -> bytes:
         """Broadcast as that site binds it."""
         # By the name that a double may have been given.
-        bind: Callable[[bytes, bytes], bytes] = vars(cluster_directions)["broadcast"]
+        bind: Callable[[bytes, bytes], bytes] = vars(cluster_directions)["hash_broadcast"]
         return bind(super().broadcast, codec.encode_assignment(self.assignment))
 
     @property
