@@ -98,8 +98,10 @@ def test_counts_detect_a_graph_too_sparse_to_mask_every_member(
 
 @pytest.mark.parametrize("scene", [name for name in SCENES if "late" in name])
 def test_counts_detect_a_late_vector_without_a_self_mask(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_streams = masks.add_streams
+
     def only_pairs(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
-        return masks.add_streams(words, plus[1:], minus)
+        return add_streams(words, plus[1:], minus)
 
     monkeypatch.setattr(masks, "add_streams", only_pairs)
     with pytest.raises(LearntError, match="byte 0"):
