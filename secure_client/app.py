@@ -221,16 +221,16 @@ def _run(
     for ranges in learner.ranges:
         for warning in ranges.warnings:
             _log.warning("%s: %s", ranges.where, warning)
-    trainee = build_checkpointed_learner(agreement, learner, journal, releases)
+    checkpointed = build_checkpointed_learner(agreement, learner, journal, releases)
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(config, party))
         peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None
         writer = _LogWriter(config, data, transport, journal, on_round)
-        delays = AnswerDelays(journal, agreement, trainee.evaluate)
+        delays = AnswerDelays(journal, agreement, checkpointed.evaluate)
         session = Session(
             agreement,
             party,
-            trainee,
+            checkpointed,
             journal,
             on_round=writer.add,
             on_answer=delays.keep,
@@ -242,12 +242,12 @@ def _run(
         )
     # The journal records completion before any write that may fail: a site that is restarted after a failed write must
     # not join again, since the coordinator would see it.
-    if is_complete(outcome, agreement.rounds, trained=trainee.has_trained):
+    if is_complete(outcome, agreement.rounds, trained=checkpointed.has_trained):
         journal.put(_COMPLETE, agreement.rounds, b"")
-    if trainee.has_trained:
-        trainee.save(config.out)
+    if checkpointed.has_trained:
+        checkpointed.save(config.out)
     log = writer.write()
-    check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
+    check_complete(outcome, agreement.rounds, trained=checkpointed.has_trained)
     # Only after the last write: a site that is restarted before this writes its results again.
     journal.put(_SAVED, agreement.rounds, b"")
     run_or_fallback(lambda: _warn_of_settings(agreement, log), lambda: None, "checking the settings")

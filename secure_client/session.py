@@ -70,7 +70,7 @@ class Session:
         self,
         agreement: Agreement,
         party: Party,
-        trainee: CheckpointedLearner,
+        learner: CheckpointedLearner,
         journal: Journal,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -90,11 +90,11 @@ class Session:
         afterwards. ``on_answer`` is called in the transaction that stores an answer.
         """
         self._agreement = agreement
-        self._trainee = trainee
+        self._learner = learner
         self._journal = journal
         self._exact = exact
-        self._kept_releases = None if trainee.releases is None else trainee.releases.kept
-        self._spending = trainee.releases or exact
+        self._kept_releases = None if learner.releases is None else learner.releases.kept
+        self._spending = learner.releases or exact
         ledger = None if self._spending is None else self._spending.ledger
         self._anchor = OwnAnchor(agreement, party.name, ledger, journal, peers)
         # Before the set-up makes a key: peers sign over a roster with that key, so none of their statements is older
@@ -106,7 +106,7 @@ class Session:
         self._participants = Participants(agreement, self._party, self._setup, journal, anchors)
         masks = SecureAggregation(agreement, self._party, self._setup, journal)
         parts = ExchangeParts(
-            agreement, self._party.name, trainee, journal, self._setup, self._participants, masks
+            agreement, self._party.name, learner, journal, self._setup, self._participants, masks
         )
         self._exchange: SiteExchange = _EXCHANGES[agreement.plan.exchange](parts)
         self._summary = ResultSummary(0, np.zeros(len(agreement.classes), dtype=np.bool_))
@@ -200,7 +200,7 @@ class Session:
             raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
 
     def _answer_step(self, key: PhaseKey, request: bytes) -> bytes:
-        check_released(self._agreement, self._trainee.values.released)
+        check_released(self._agreement, self._learner.values.released)
         with self._timing("protect"):
             answer = self._exchange.step(key, request)
             encoded = encode_answer(self._agreement, key, answer)
@@ -210,7 +210,7 @@ class Session:
                     self._kept_releases,
                     self._agreement,
                     key,
-                    self._trainee.values.released,
+                    self._learner.values.released,
                     self._participants.asked,
                     answer,
                     encoded,
@@ -228,14 +228,14 @@ class Session:
         roster = self._setup.roster()
         self._seconds = {"train": 0.0, "protect": 0.0}
         with self._timing("train"):
-            self._trainee.train_round(key.round)
-        check_released(self._agreement, self._trainee.values.released)
+            self._learner.train_round(key.round)
+        check_released(self._agreement, self._learner.values.released)
         if self._exact is not None:
             self._exact.declare()  # the classes are the first exact values to leave the site
         stated = self._exchange.presence(key)
-        holds = stated_classes(self._agreement, key.round, self._trainee.values.held_classes())
+        holds = stated_classes(self._agreement, key.round, self._learner.values.held_classes())
         if self._kept_releases is not None:
-            self._kept_releases.keep_sent(key, self._trainee.values.released, holds)
+            self._kept_releases.keep_sent(key, self._learner.values.released, holds)
         # Last, so that the anchor covers the payments that training and a share of noise made.
         anchor = self._anchor.show(key.round)
         statement = sign_presence(
@@ -256,10 +256,10 @@ class Session:
         return codec.encode_acknowledgement(Acknowledgement())
 
     def _report_round(self, key: PhaseKey) -> None:
-        trainee = self._trainee
-        withheld = trainee.values.held_classes() & ~self._summary.classes
+        learner = self._learner
+        withheld = learner.values.held_classes() & ~self._summary.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
-        tested = trainee.evaluate() if self._tests_in(key.round) else None
+        tested = learner.evaluate() if self._tests_in(key.round) else None
         figures = site_round(
             key.round,
             key.attempt,
@@ -268,13 +268,13 @@ class Session:
             tested,
             self._seconds,
             inference=self._agreement.inference,
-            shortened=trainee.values.shortened,
+            shortened=learner.values.shortened,
         )
         figures = figures.model_copy(
-            update={"trained": trainee.losses is not None, "unreadable": trainee.unreadable}
+            update={"trained": learner.losses is not None, "unreadable": learner.unreadable}
         )
         if self._agreement.privacy is None:  # with noise, exact losses stay in the journal
-            figures = figures.model_copy(update=loss_figures(trainee.losses, trainee.values.label_entropy))
+            figures = figures.model_copy(update=loss_figures(learner.losses, learner.values.label_entropy))
         if self._spending is not None:
             spent = self._spending.spent_budget()
             of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}

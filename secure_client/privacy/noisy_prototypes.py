@@ -163,7 +163,7 @@ class NoisyPrototypes:
             _SEQ: torch.tensor(anchor.seq),
             _HEAD: torch.tensor(list(bytes.fromhex(anchor.head)), dtype=torch.uint8),
             _ROUND: torch.tensor(self._last.round),
-            _ROWS: torch.tensor(self._last.rows),  # a copy, since the trainee stores the same rows too
+            _ROWS: torch.tensor(self._last.rows),  # a copy, since the learner stores the same rows too
             _COUNTS: torch.tensor(self._last.counts),
         }
 
