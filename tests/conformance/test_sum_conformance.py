@@ -229,7 +229,10 @@ def test_first_round_equals_plain_within_the_bound_and_is_not_passed_on(
         )
         for part in ("rows", "averaged")
     )
-    assert max(rows, averaged) > 0.0, "nothing was rounded, so nothing was masked"
+    exact = (
+        name == "fedavg"
+    )  # float32 numbers times counts, which fixed point within these bounds has as they are
+    assert max(rows, averaged) > 0.0 or exact, "nothing was rounded, so nothing was masked"
 
 
 @pytest.mark.parametrize(("name", "protection"), runs(lambda name, case, protection: protection is CKKS))
@@ -415,7 +418,8 @@ def test_bound_is_that_of_the_ring(transcripts: Transcripts, name: str) -> None:
     """A ring of 32 bits is beyond the bound for 64, and that beyond what float64 alone may be off."""
     large, plain = transcripts(name, MASKED), transcripts(name, PLAIN)
     narrow = transcripts(f"{name} narrow", MASKED)
-    assert equations.excess(replace(narrow, agreement=large.agreement), 1) > 1000.0
+    wide = narrow.agreement.model_copy(update={"masking": MaskingSection(ring_bits=64)})
+    assert equations.excess(replace(narrow, agreement=wide), 1) > 1000.0
     assert equations.excess(replace(large, agreement=plain.agreement), 1) > 2.0
 
 
