@@ -295,7 +295,7 @@ def check_predictions(*pairs: tuple[Taken, Taken]) -> None:
     Wherever the reference has made up its mind, which over all pairs is nearly always.
     """
     decided = [reference.margins > _TIE for _, reference in pairs]
-    assert np.mean(np.concatenate(decided, axis=1)) > 0.95
+    assert np.mean(np.concatenate(decided, axis=1)) >= 0.95
     for (got, reference), clear in zip(pairs, decided, strict=True):
         np.testing.assert_array_equal(got.predictions[clear], reference.predictions[clear])
 
