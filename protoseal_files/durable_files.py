@@ -1,4 +1,4 @@
-"""Durable files that survive a power cut: replaced atomically, or extended by whole lines.
+"""Files and state folders that survive a power cut: replaced atomically or extended by lines, locked, and no links.
 
 A file is written beside its target, synced, and renamed over the target; then the folder is synced, so that the name
 is on the disk too. A crash leaves the old file or the new one; once a function here has returned, its file is on the

@@ -1,4 +1,4 @@
-"""One attempt of a masked sum: the facts that bind its keys, masks, shares and signatures, and a site's fresh secrets.
+"""One attempt of a masked sum: the facts that bind it, the threshold of its group, and a site's fresh secrets.
 
 A member takes the facts (:class:`Binding`) from its own knowledge, never from a message. Its secrets
 (:class:`AttemptSecrets`) live for the attempt alone; the shares of them that a peer holds are a :class:`SharePair`.
@@ -228,17 +228,17 @@ def public_half(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agree(private: bytes, peer: bytes) -> bytes:
+def shared_secret(private: bytes, peer: bytes) -> bytes:
     """Return the X25519 shared secret (32 bytes, never zero) of a private mask key and a peer's public key.
 
     Raises :class:`VerificationError` for a public key of low order, with which everyone would know the secret.
     """
     check_channel_public(peer)
-    return agreement_with(private)(peer)
+    return shared_secret_with(private)(peer)
 
 
-def agreement_with(private: bytes) -> Callable[[bytes], bytes]:
-    """Return :func:`agree` for one private key, loaded once, and public keys that :func:`check_public` accepted."""
+def shared_secret_with(private: bytes) -> Callable[[bytes], bytes]:
+    """Return :func:`shared_secret` for one private key, loaded once; peers pass :func:`check_mask_keys` before."""
     key = X25519PrivateKey.from_private_bytes(private)
 
     def agree_with(peer: bytes) -> bytes:
@@ -250,11 +250,12 @@ def agreement_with(private: bytes) -> Callable[[bytes], bytes]:
     return agree_with
 
 
-def check_public(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
+def check_mask_keys(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
     """Raise :class:`VerificationError` unless each member has two usable keys, and all keys are distinct.
 
-    A key repeated for two members or two purposes would count one party twice. Limit: the signatures on the statements,
-    which the caller must check, show that a key belongs to its member.
+    A key repeated for two members would count one party twice; a mask key that is also a share key would open shares
+    once it is reconstructed. Limit: this does not show that a key is its member's. The signatures on the statements do,
+    and the caller must check them.
     """
     missing = [site for site in binding.group if site not in public]
     if missing:

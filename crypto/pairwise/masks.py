@@ -23,11 +23,11 @@ from crypto.keys import derive
 from crypto.pairwise.attempt import (
     AttemptSecrets,
     Binding,
-    agree,
-    agreement_with,
+    check_mask_keys,
     check_own,
-    check_public,
     check_sharers,
+    shared_secret,
+    shared_secret_with,
 )
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
 from crypto.pairwise.wire_values import MaskKeys, masked_payload
@@ -53,7 +53,7 @@ def add_streams(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> 
     for start in range(0, masked.size, step):
         chunk = masked[start : start + step]
         for stream, operation in streams:
-            operation(chunk, _next(stream, chunk, zeros, buffer), out=chunk)
+            operation(chunk, _next_words(stream, chunk, zeros, buffer), out=chunk)
     return masked
 
 
@@ -61,7 +61,7 @@ def _stream(key: bytes) -> CipherContext:
     return Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()
 
 
-def _next(stream: CipherContext, chunk: Words, zeros: bytes, buffer: bytearray) -> Words:
+def _next_words(stream: CipherContext, chunk: Words, zeros: bytes, buffer: bytearray) -> Words:
     """Return the stream's next words, as many as the chunk has, as a view of ``buffer`` that the next call reuses."""
     stream.update_into(memoryview(zeros)[: chunk.nbytes], buffer)
     little_endian: np.dtype[Any] = chunk.dtype.newbyteorder("<")
@@ -116,7 +116,7 @@ def mask(
     check_sharers(binding, sharers)
     if site not in sharers:
         raise VerificationError(f"{site} is not among those who made shares")
-    check_public(binding, public)
+    check_mask_keys(binding, public)
     check_own(secrets, binding, site, public)
     # The self-mask hides a late vector; the pairwise masks cancel because u < v adds what v subtracts.
     plus, minus = [self_key(secrets.seed, binding, site)], list[bytes]()
@@ -132,7 +132,7 @@ def self_key(seed: bytes, binding: Binding, site: str) -> bytes:
 
 def pair_key(private: bytes, public: bytes, binding: Binding, site: str, peer: str) -> bytes:
     """Return the key (32 bytes) of the mask of two sites, equal at both."""
-    return derive(agree(private, public), "mask-pair", *_pair(binding, site, peer))
+    return derive(shared_secret(private, public), "mask-pair", *_pair(binding, site, peer))
 
 
 def pair_keys(
@@ -145,11 +145,11 @@ def pair_keys(
 ) -> dict[str, bytes]:
     """Return :func:`pair_key` for each of ``peers`` that has a mask with ``site``, never for the site itself.
 
-    ``private`` is the site's mask key. :func:`crypto.pairwise.attempt.check_public` must have accepted
+    ``private`` is the site's mask key. :func:`crypto.pairwise.attempt.check_mask_keys` must have accepted
     ``public``.
     """
     chance = graph_among(len(binding.group), graph).linked
-    agree_with, keys = agreement_with(private), dict[str, bytes]()
+    agree_with, keys = shared_secret_with(private), dict[str, bytes]()
     for peer in peers:
         if peer != site:
             secret, pair = agree_with(public[peer].mask), _pair(binding, site, peer)

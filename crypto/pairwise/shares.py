@@ -21,9 +21,9 @@ from crypto.pairwise.attempt import (
     AttemptSecrets,
     Binding,
     SharePair,
+    check_mask_keys,
     check_member,
     check_own,
-    check_public,
     check_survivors,
 )
 from crypto.pairwise.neighbour_graph import Graph, graph_among
@@ -51,7 +51,7 @@ def make_shares(
     """
     site = credentials.identity.name
     # Before anything is sealed: a repeated or foreign key would give one party two shares of each secret.
-    check_public(binding, public)
+    check_mask_keys(binding, public)
     check_own(secrets, binding, site, public)
     graph = graph_among(len(binding.group), graph)
     pairs = _split_sparsely(secrets, binding, site, graph) if graph.sparse else _split(secrets, binding)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crypto.errors import MalformedError
-from crypto.pairwise.attempt import Binding, check_public, check_survivors, public_half
+from crypto.pairwise.attempt import Binding, check_mask_keys, check_survivors, public_half
 from crypto.pairwise.masks import add_streams, check_words, pair_keys, self_key
 from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.shares import check_released
@@ -42,7 +42,7 @@ def unmask(
     # The coordinator checks what every honest site checked: with other sets its sum would not open anyway, but late
     # and without a reason.
     check_survivors(binding, sharers, survivors)
-    check_public(binding, public)
+    check_mask_keys(binding, public)
     if set(masked) != set(survivors):
         raise MalformedError("masked vectors must be exactly one of each survivor")
     if not set(released) <= set(survivors) or len(released) < binding.threshold:

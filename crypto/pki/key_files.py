@@ -1,13 +1,10 @@
-"""Encryption of secret keys in files under a passphrase: scrypt (RFC 7914) and ChaCha20-Poly1305.
+"""Files of keys, requests and certificates: written atomically, secret keys encrypted under a passphrase.
 
-A file contains one secret in PEM armor, whose label names the kind of secret; kind and parameters are bound to the
-ciphertext. Each guess at a passphrase costs 128 MiB of memory and about half a second of a core. Limit: whoever copies
-the file can guess without end, so a passphrase that a few million guesses find protects nothing.
-
-Key and certificate files, written atomically, and never over an existing file unless ``overwrite`` is given.
-
-Secret keys are encrypted under a passphrase (:mod:`crypto.pki.key_files`): a party's or the CA's private
-key (PKCS #8), and the key under which a site encrypts its stored secrets.
+An existing file is replaced only with ``overwrite``. A key file contains one secret (a party's or the CA's private key,
+PKCS #8, or the key under which a site encrypts its stored secrets) under scrypt (RFC 7914) and ChaCha20-Poly1305. The
+secret is in PEM armor, whose label names its kind; kind and parameters are bound to the ciphertext. Each guess at a
+passphrase costs 128 MiB of memory and about half a second of a core. Limit: whoever copies the file can guess without
+end, so a passphrase that a few million guesses find protects nothing.
 """
 
 from __future__ import annotations

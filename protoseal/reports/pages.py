@@ -1,4 +1,4 @@
-"""Toolkit of all HTML reports: self-contained pages in one frame and style, with figures as embedded SVG.
+"""Writer of self-contained HTML pages from templates in one frame and style, with embedded SVG figures.
 
 A report renders a template of this package, which extends ``page.html``::
 

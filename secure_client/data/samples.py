@@ -1,4 +1,4 @@
-"""Arrays of labelled samples, checked when they are made (numpy)."""
+"""Labelled samples: arrays checked when they are made, the scaling of stored inputs to floats, and their interface."""
 
 from __future__ import annotations
 

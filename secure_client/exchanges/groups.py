@@ -1,4 +1,4 @@
-"""Groups at a site: the check of a round's start, and of the members in each attempt.
+"""Exchange of sites in groups: the checks of a round's start and of an attempt's members, and what all such share.
 
 The coordinator chooses the groups, and a site cannot check the choice. A site does check that groups stay as they were
 first stated, that each is large enough, that every member of its group trains from the same earlier result, and that no

@@ -21,7 +21,7 @@ from secure_client.exchanges.exchange import (
     SiteExchange,
     check_nothing_given,
 )
-from secure_client.exchanges.row_protection import check_peer_half, peer_half
+from secure_client.exchanges.row_protection import check_peer_half, build_peer_half
 
 _log = logging.getLogger("protoseal.site")
 
@@ -99,4 +99,4 @@ class PeerExchange(SiteExchange):
         return np.asarray(rows / self._agreement.norm_bound)
 
     def _half(self, key: PhaseKey, cohort: Cohort) -> SiteHalf:
-        return peer_half(self._agreement, self._setup, key, cohort)
+        return build_peer_half(self._agreement, self._setup, key, cohort)

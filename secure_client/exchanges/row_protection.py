@@ -28,7 +28,7 @@ def check_peer_half(agreement: Agreement) -> None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
 
 
-def peer_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort) -> SiteHalf:
+def build_peer_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort) -> SiteHalf:
     """Return the site half for uploads of the agreed form under ``PEERS``, for the attempt of ``key`` among ``cohort``.
 
     Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.

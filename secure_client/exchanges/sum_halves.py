@@ -178,7 +178,7 @@ class MixedGroupsHalf(SumHalf):
         self._check_leads(step.group)
         payload = codec.decode_payload(step.request, self._limits, sums_shape(self._agreement))
         layout = EncryptedGroups(self._agreement)
-        direction, means = self._direction_and_means(step.key, layout, payload)
+        direction, means = self._direction_and_vector(step.key, layout, payload)
         return ProtectedPayload(MixingSite(self._setup.ckks_key(), layout.form), direction, means)
 
     def read_means(self, payload: Payload) -> Means:
@@ -187,7 +187,7 @@ class MixedGroupsHalf(SumHalf):
         with hide_decryption_errors("a result"):
             return layout.mixed(MixingSite(self._setup.ckks_key(), layout.form).unprotect(payload))
 
-    def _direction_and_means(
+    def _direction_and_vector(
         self, key: PhaseKey, layout: EncryptedGroups, payload: Payload
     ) -> tuple[Float, Float]:
         """Return what is mixed: the group's direction (M,) and its vector (L,), zeros for an implausible sum."""
@@ -195,7 +195,7 @@ class MixedGroupsHalf(SumHalf):
             with hide_decryption_errors(f"the sum of round {key.round}"):
                 return layout.parts(self._means_of_group(key, payload))
         except ImplausibleError as error:
-            # A refusal would tell the coordinator about a decryption, so the leader sends a message of the same form.
+            # A refusal would tell the coordinator about a decryption, so this site, its group's leader, sends a message of the same form.
             _log.error("the sum of this site's group in round %d is discarded: %s", key.round, error)
             return layout.nothing()
 
@@ -267,7 +267,7 @@ def classes_sent(group: Group, site: str) -> Bool:
 def read_cleartext_means(agreement: Agreement, payload: Payload, scheme: str) -> Means:
     """Return the means in a result that the coordinator could read.
 
-    Raises :class:`Violation` for a result that an honest coordinator would not send, whoever corrupted it.
+    Raises :class:`Violation` for a result that no honest coordinator sends; a site may have corrupted it.
     """
     if payload.scheme != scheme:
         raise Violation(f"the result has scheme {payload.scheme!r}, but {scheme!r} is agreed")

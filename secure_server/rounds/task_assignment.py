@@ -47,7 +47,7 @@ def reachable_step_sites(state: State) -> frozenset[str]:
 
 
 def missing_sites(rules: Rules, state: State) -> frozenset[str]:
-    """Return the sites that the current stage waits for; none where it waits for the coordinator itself."""
+    """Return the sites that the current stage waits for; none where it waits for no site."""
     match state.stage:
         case Stage.JOINING:
             return frozenset(rules.roster) - state.joined

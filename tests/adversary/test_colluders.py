@@ -38,7 +38,7 @@ from tests.crypto.masked_group import names
 BARE = 256
 """One word of so many has no mask in the double that leaks little: all of them in places where inputs differ."""
 
-_next = masks._next
+_next = masks._next_words
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -116,7 +116,7 @@ def test_counts_detect_an_affine_keystream(monkeypatch: pytest.MonkeyPatch) -> N
         words[:] = words[0] + np.uint32(0x9E3779B1) * np.arange(len(words), dtype=np.uint32)
         return words
 
-    monkeypatch.setattr(masks, "_next", affine)
+    monkeypatch.setattr(masks, "_next_words", affine)
     with pytest.raises(LearntError, match="byte 0 of differences of neighbours"):
         check_counts_alike(SCENES["two honest"])
 
@@ -143,7 +143,7 @@ def test_comparison_detects_a_small_bias_with_the_stated_power(monkeypatch: pyte
         return words
 
     assert power(1.0 / BARE) > 1.0 - 1e-9
-    monkeypatch.setattr(masks, "_next", with_gaps)
+    monkeypatch.setattr(masks, "_next_words", with_gaps)
     with pytest.raises(LearntError, match="byte 0"):
         check_counts_alike(SCENES["two honest"])
 

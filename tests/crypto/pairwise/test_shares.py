@@ -12,7 +12,7 @@ import pytest
 
 from crypto.errors import DecryptionError, MalformedError, VerificationError
 from crypto.keys import seal
-from crypto.pairwise.attempt import AttemptSecrets, SharePair, agree
+from crypto.pairwise.attempt import AttemptSecrets, SharePair, shared_secret
 from crypto.pairwise.member_signatures import verify_survivor
 from crypto.pairwise.shares import _info, make_shares, open_share, verify_share
 from crypto.pairwise.wire_values import MaskKeys
@@ -77,7 +77,7 @@ def test_make_shares_bad_keys_refused(group: Group, key: bytes, which: str) -> N
 def test_agree_zero_secret_refused_without_check(key: bytes, weaken: Callable[[str], None]) -> None:
     weaken("crypto.pairwise.attempt.check_channel_public")
     with pytest.raises(VerificationError, match="shared secret of zero"):
-        agree(AttemptSecrets.generate().mask, key)
+        shared_secret(AttemptSecrets.generate().mask, key)
 
 
 def test_make_shares_missing_repeated_or_foreign_keys_refused(group: Group) -> None:

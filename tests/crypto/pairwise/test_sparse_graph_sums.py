@@ -13,7 +13,7 @@ from scipy.stats import binom  # type: ignore[import-untyped]  # it ships no typ
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Segment
-from crypto.pairwise.attempt import AttemptSecrets, agree, threshold
+from crypto.pairwise.attempt import AttemptSecrets, shared_secret, threshold
 from crypto.pairwise.masks import have_mask, pair_key, pair_keys
 from crypto.pairwise.member_signatures import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph
@@ -297,7 +297,7 @@ def test_verify_signed_sharers_missing_or_surplus_signature_refused() -> None:
 
 def test_linked_uses_shared_secret() -> None:
     first, second = AttemptSecrets.generate(), AttemptSecrets.generate()
-    secret = agree(first.mask, second.public.mask)
+    secret = shared_secret(first.mask, second.public.mask)
     public = {A: first.public, B: second.public}
     graph, heads = Graph(2, 1, 2, CERTAIN // 2), 0
     for attempt in range(1, 65):  # any other coin would be the same in all of them once in 2^64

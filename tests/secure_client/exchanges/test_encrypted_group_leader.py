@@ -230,7 +230,7 @@ def loud(groups: EncryptedGroups) -> tuple[Vector, Vector]:
 @pytest.mark.parametrize(
     ("owner", "name", "double", "spoil", "shows"),
     [
-        (MixedGroupsHalf, "_direction_and_means", raising, fractional, ImplausibleError),
+        (MixedGroupsHalf, "_direction_and_vector", raising, fractional, ImplausibleError),
         (EncryptedGroups, "nothing", loud, fractional, AssertionError),
         (CheckpointedLearner, "keep_base", lambda *_: None, fractional, AssertionError),
     ],

@@ -121,7 +121,7 @@ def damages(exchange: Any) -> Iterator[tuple[str, object, str, object]]:
         yield "a plain half of sums", exchange, "_half", in_clear(PlainSumHalf, exchange._agreement)
     if isinstance(exchange, ClusterExchange):
         yield "a plain half of clusters", exchange, "_half", in_clear(PlainClusterHalf, exchange)
-    yield "a plain half of rows", peers, "peer_half", lambda *_: PlainSite()
+    yield "a plain half of rows", peers, "build_peer_half", lambda *_: PlainSite()
     yield "plain rows in the grouping", sums, "row_protection", lambda *_: PlainSite()
     yield from ((name, type(exchange), "step", step) for name, step in CLEARTEXT.items())
 
