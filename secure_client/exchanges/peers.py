@@ -21,7 +21,7 @@ from secure_client.exchanges.exchange import (
     SiteExchange,
     check_nothing_given,
 )
-from secure_client.exchanges.row_protection import check_peer_half, build_peer_half
+from secure_client.exchanges.row_protection import build_peer_half, check_peer_half
 
 _log = logging.getLogger("protoseal.site")
 

@@ -195,7 +195,8 @@ class MixedGroupsHalf(SumHalf):
             with hide_decryption_errors(f"the sum of round {key.round}"):
                 return layout.parts(self._means_of_group(key, payload))
         except ImplausibleError as error:
-            # A refusal would tell the coordinator about a decryption, so this site, its group's leader, sends a message of the same form.
+            # A refusal would tell the coordinator about a decryption, so this site, its group's leader, sends a message
+            # of the same form.
             _log.error("the sum of this site's group in round %d is discarded: %s", key.round, error)
             return layout.nothing()
 
