@@ -50,6 +50,8 @@ FUSED = FeddbpSection(own=0.75, top_channels=5)
 BOUNDS = {"parameter_bound": 8.0, "most_samples": 36}
 """A ring of 32 bits has no room for the usual ones."""
 NARROW = {"masking": MaskingSection(ring_bits=32), "averaging": BOUNDS}
+WIDE = {"masking": MaskingSection(ring_bits=64)}
+"""A ring so fine that a mistake of a method is far beyond its rounding."""
 SPARSE = MaskingSection(complete_up_to=3)
 """One colluder and two drop-outs: five others of nine hold a site's shares."""
 SPARSE_GROUPS = MaskingSection(complete_up_to=3, max_colluding=0.0, max_dropped=0.0)
@@ -85,13 +87,13 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "fedpc": Case(Method.FEDPC, two_kinds()),
-    "fedpc three-groups": Case(Method.FEDPC, three_kinds(), {"fedpc": {"groups": 3}}),
+    "fedpc": Case(Method.FEDPC, two_kinds(), WIDE),
+    "fedpc three-groups": Case(Method.FEDPC, three_kinds(), {"fedpc": {"groups": 3}, **WIDE}),
     "fedpc one-group": Case(Method.FEDPC, FEW, {"fedpc": {"groups": 1}}, (CKKS,)),
     "fedpc literal": Case(Method.FEDPC, two_kinds(), {"fedpc": {"literal": True}}, (CKKS,)),
     "fedpc narrow": Case(Method.FEDPC, two_kinds(), NARROW, (MASKED,), DIM**0.5),
     "fedpc sparse": Case(Method.FEDPC, two_kinds(), {"masking": SPARSE_GROUPS}, (MASKED,)),
-    "feddbp": Case(Method.FEDDBP, two_kinds(), {"feddbp": FUSED}),
+    "feddbp": Case(Method.FEDDBP, two_kinds(), {"feddbp": FUSED, **WIDE}),
     "feddbp few": Case(Method.FEDDBP, FEW, {"feddbp": FUSED}),
     "feddbp narrow": Case(Method.FEDDBP, two_kinds(), {"feddbp": FUSED, **NARROW}, (MASKED,), DIM**0.5),
     "feddbp sparse": Case(Method.FEDDBP, two_kinds(), {"feddbp": FUSED, "masking": SPARSE}, (MASKED,)),
