@@ -33,7 +33,7 @@ test-all: $(READY)  ## every test
 
 # With kernels that every x86-64 processor has, rounding differs from that of the machine's own.
 NUMERICAL := tests/algorithms $(wildcard tests/secure_client/test_*.py) \
-	$(addprefix tests/secure_client/,data methods models protocol checkpoints training) \
+	$(addprefix tests/secure_client/,data exchanges models protocol checkpoints training) \
 	tests/secure_client/privacy/test_features_independent_of_batch.py tests/protoseal/simulation/batched
 
 test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest processors
