@@ -1,4 +1,4 @@
-"""What commands print on a terminal: errors in one line, names without control characters, and logs."""
+"""Output of commands on a terminal: errors in one line, names without control characters, and logs."""
 
 from __future__ import annotations
 
