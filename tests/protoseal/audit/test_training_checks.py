@@ -203,7 +203,7 @@ def exact_for_the_optimiser(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def set_exact(training: Any, total: Tensor) -> None:
         set_gradients(training, total)
-        parts = torch.split(total * training._unit, training._sizes)
+        parts = torch.split(total * training._grid_unit, training._sizes)
         for parameter, part in zip(training._parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
