@@ -168,7 +168,7 @@ def _round(federation: LocalFederation, leaving: set[str]) -> MaskedRound:
         for site in tuple(there):
             phase = _turn(site, round_, stays=site.name not in leaving)
             if phase is Phase.VALUES:
-                sent[site.name] = site.trainee.train_round(1)[0]
+                sent[site.name] = site.learner.train_round(1)[0]
             if phase is Phase.SHARES and site.name in leaving:
                 site.transport.leave()
                 there.remove(site)

@@ -26,7 +26,7 @@ from agreement import Agreement, Family
 from algorithms.gram_matrix import gram
 from algorithms.pfpl import Weighting, peer_weights
 from protoseal.attacks.cases import Case, Measurement, measure_over_clusters
-from protoseal.attacks.poisoning import MaliciousTrainee, Poison, PoisonedFederation, choose_malicious
+from protoseal.attacks.poisoning import MaliciousLearner, Poison, PoisonedFederation, choose_malicious
 from protoseal.attacks.protected_values import exact_share
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, Rows
@@ -122,9 +122,9 @@ def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:
     def keep(federation: LocalFederation, number: int) -> None:
         nonlocal rows
         if agreement.sends_rows(number):
-            trainees = {site.name: site.trainee for site in federation.sites}
-            results[number] = trainees.pop(name).prototypes()
-            rows = {site: trainee.values.latest() for site, trainee in trainees.items()}
+            learners = {site.name: site.learner for site in federation.sites}
+            results[number] = learners.pop(name).prototypes()
+            rows = {site: learner.values.latest() for site, learner in learners.items()}
 
     pool: Any = Workers(config.workers or 1) if config.protection.ckks_key else nullcontext()
     poisons = {name: Poison(echoes=True)}
@@ -134,7 +134,7 @@ def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:
     ):
         federation.run()
         site = next(site for site in federation.sites if site.name == name)
-        sent = cast("MaliciousTrainee", site.trainee).sent
+        sent = cast("MaliciousLearner", site.learner).sent
     share = agreement.own_share
     for number in range(len(agreement.classes)):
         rounds = [number for number in sorted(results) if results[number].has_personal[number]]

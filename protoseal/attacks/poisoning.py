@@ -1,6 +1,6 @@
 """Poisoning and backdoors by one site in five, one at least, and what each costs the honest sites.
 
-A malicious site changes what its trainee returns before the protection is applied, so that one attack works under every
+A malicious site changes what its learner returns before the protection is applied, so that one attack works under every
 protection. The site stays within what the parties would refuse: under sums whose terms are hidden, only the mean
 prototype is checked, so that the site's own prototype may be longer than the agreed bound.
 
@@ -153,7 +153,7 @@ def _dataset(images: LabelledImages) -> TensorDataset:
 
 def _measure_accuracy(site: LocalSite, agreement: Agreement, images: LabelledImages) -> float:
     """Return the share of images that the site's method predicts as labelled."""
-    tested = site.trainee.evaluate_on(_dataset(images))
+    tested = site.learner.evaluate_on(_dataset(images))
     accuracy = tested.accuracy_by(agreement.inference)
     return tested.accuracy_classifier if accuracy is None else accuracy  # as `protoseal predict` falls back
 
@@ -175,16 +175,16 @@ class PoisonedFederation(LocalFederation):
             agreement, data, training=scene.training, executor=executor, on_completed=on_completed
         )
 
-    def _open_trainee(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
-        honest, journal = super()._open_trainee(party, position)
+    def _open_learner(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
+        honest, journal = super()._open_learner(party, position)
         poison = self._poisons.get(party.name)
         if poison is None:
             return honest, journal
-        malicious = MaliciousTrainee(honest, poison, self.agreement, len(self._data), len(self._poisons))
+        malicious = MaliciousLearner(honest, poison, self.agreement, len(self._data), len(self._poisons))
         return cast("CheckpointedLearner", malicious), journal
 
 
-class MaliciousTrainee:
+class MaliciousLearner:
     """Learner of one of ``malicious`` sites of ``sites``: it trains as an honest one and changes its uploads.
 
     ``sent`` has the rows (K, d) of each round as they were sent.
@@ -252,7 +252,7 @@ class MaliciousTrainee:
 class _MaliciousValues:
     """Values of an honest learner, of which a malicious one changes those that it sends."""
 
-    def __init__(self, learner: MaliciousTrainee, honest: ExchangedValues) -> None:
+    def __init__(self, learner: MaliciousLearner, honest: ExchangedValues) -> None:
         self._learner, self._honest = learner, honest
 
     def __getattr__(self, name: str) -> Any:

@@ -234,7 +234,7 @@ def record_scene(scene: Scene) -> RecordedRun:
         if number < last and agreement.sends_rows(number) and sends_prototypes:
             for site in federation.sites:
                 earlier[site.name].append(
-                    EarlierRound(number, _copy_model(site.trainee), site.trainee.prototypes())
+                    EarlierRound(number, _copy_model(site.learner), site.learner.prototypes())
                 )
         if number == last:
             ends.append(
@@ -274,18 +274,18 @@ def record_scene(scene: Scene) -> RecordedRun:
         for site in federation.sites:
             site.transport = _Tap(site.transport, downloads[site.name])
         if agreement.method.is_grouped:
-            initial = _copy_model(federation.sites[0].trainee)
+            initial = _copy_model(federation.sites[0].learner)
         federation.run()
     return ends[-1]
 
 
-def _copy_model(trainee: CheckpointedLearner) -> PrototypeModel:
+def _copy_model(learner: CheckpointedLearner) -> PrototypeModel:
     """Return the model that embeds a site's samples, on the CPU."""
-    return trainee.embedding_model().to(_CPU).eval()
+    return learner.embedding_model().to(_CPU).eval()
 
 
 def _largest_epsilon(federation: LocalFederation) -> float | None:
-    releases = [site.trainee.releases for site in federation.sites]
+    releases = [site.learner.releases for site in federation.sites]
     spent = [release.spent_budget().epsilon for release in releases if release is not None]
     return max(spent, default=None)
 
@@ -298,22 +298,22 @@ def _read_secrets(site: LocalSite, party: Any, agreement: Agreement) -> GroupSec
 
 
 def _read_truth(site: LocalSite, scene: Scene, agreement: Agreement) -> SiteTruth:
-    data, trainee = scene.data[site.name], site.trainee
+    data, learner = scene.data[site.name], site.learner
     if agreement.clusters:
-        local = trainee.values.local()
+        local = learner.values.local()
         rows, labels = np.asarray(local.rows), np.asarray(local.labels)
     else:
-        class_rows, held = trainee.values.latest()
+        class_rows, held = learner.values.latest()
         rows, labels = class_rows[held], np.flatnonzero(held)
     return SiteTruth(
         name=site.name,
         train=load_images(data.train),
         test=load_images(data.test) if data.test is not None else load_images(data.train).take(np.arange(0)),
-        model=_copy_model(trainee),
+        model=_copy_model(learner),
         rows=np.array(rows, dtype=np.float64),
         labels=labels.astype(np.int64),
-        averaged=trainee.values.averaged() if agreement.method.averages else np.empty(0),
-        received=trainee.prototypes(),
+        averaged=learner.values.averaged() if agreement.method.averages else np.empty(0),
+        received=learner.prototypes(),
     )
 
 

@@ -176,13 +176,13 @@ def collect_evidence(federation: LocalFederation, data: Mapping[str, SiteData]) 
     return {
         site.name: load_evidence(
             federation.agreement,
-            site.trainee.embedding_model,
+            site.learner.embedding_model,
             data[site.name],
-            site.trainee.releases.kept.folder,
-            site.trainee.releases.ledger.path,
+            site.learner.releases.kept.folder,
+            site.learner.releases.ledger.path,
         )
         for site in federation.sites
-        if site.trainee.releases is not None and site.trainee.releases.kept is not None
+        if site.learner.releases is not None and site.learner.releases.kept is not None
     }
 
 

@@ -145,7 +145,7 @@ class LocalSite:
 
     session: Session
     transport: DirectTransport
-    trainee: CheckpointedLearner
+    learner: CheckpointedLearner
     journal: Journal
 
     @property
@@ -209,9 +209,9 @@ class LocalFederation:
                 aggregator=Aggregator(agreement, self._state / "evaluation-keys.bin", executor),
                 on_round=self.log.put_round,
             )
-            opened = {party.name: self._open_trainee(party, at) for at, party in enumerate(self.parties)}
+            opened = {party.name: self._open_learner(party, at) for at, party in enumerate(self.parties)}
             self.pool = SitePool(
-                {name: trainee for name, (trainee, _) in opened.items()},
+                {name: learner for name, (learner, _) in opened.items()},
                 data,
                 self.log,
                 method=method or agreement.method,
@@ -268,11 +268,11 @@ class LocalFederation:
     def save(self, out: Path) -> Outcome:
         """Run the final tests, and write every site's files to ``out/sites/NAME``."""
 
-        def save_site(name: str, trainee: CheckpointedLearner) -> None:
+        def save_site(name: str, learner: CheckpointedLearner) -> None:
             folder = site_folder(out, name)
-            trainee.save(folder)
+            learner.save(folder)
             write_agreement(folder, self.agreement)
-            releases = trainee.releases
+            releases = learner.releases
             if releases is not None and releases.kept is not None and releases.kept.folder.exists():
                 shutil.copytree(releases.kept.folder, folder / RELEASES, dirs_exist_ok=True)
                 shutil.copy2(releases.ledger.path, folder)
@@ -307,7 +307,7 @@ class LocalFederation:
         run, path = self.agreement.run, self._state / "coordinator.sqlite"
         return Store.open(path, run, self.agreement.hash(), record=self._record, durable=False)
 
-    def _open_trainee(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
+    def _open_learner(self, party: Party, position: int) -> tuple[CheckpointedLearner, Journal]:
         path = self._state / "sites" / party.name / "journal.sqlite"
         journal = self._stack.enter_context(open_journal(path, self.agreement, party, durable=False))
         learner = self._training.learner(self.agreement, party.name, self._data[party.name], position)
@@ -322,16 +322,16 @@ class LocalFederation:
         kept = KeptReleases(folder / RELEASES) if self._keep_releases else None
         return open_releases(self.agreement, simulated_budget(self.agreement, party.name, folder), kept)
 
-    def _open_site(self, party: Party, trainee: CheckpointedLearner, journal: Journal) -> LocalSite:
+    def _open_site(self, party: Party, learner: CheckpointedLearner, journal: Journal) -> LocalSite:
         def tell(figures: SiteRound) -> None:
             self._on_round(party.name, self.pool.tell(party.name, figures))
 
         def count(key: PhaseKey, size: int, up: bool) -> None:
             self.log.put_payload(party.name, key, size, up=up)
 
-        session = Session(self.agreement, party, trainee, journal, on_round=tell, tests_in=self.pool.tests_in)
+        session = Session(self.agreement, party, learner, journal, on_round=tell, tests_in=self.pool.tests_in)
         transport = DirectTransport(self.coordinator, self.agreement.run, party.name, count)
-        return LocalSite(session, transport, trainee, journal)
+        return LocalSite(session, transport, learner, journal)
 
 
 def make_parties(

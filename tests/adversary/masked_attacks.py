@@ -115,7 +115,7 @@ def attempt_among_those_not_asked_to_unmask(play: ScriptedSums) -> None:
     everyone = first.sum(TEN, first.release(TEN, first.sign(TEN, *quorum), *quorum))
     second = play.attempt(*others, attempt=2, groups=(TEN,)).carried_out(others)
     found = (everyone - second)[: 3 * play.agreement.dim].reshape(3, -1)[2]
-    prototype = play.site(A).trainee.train_round(1)[0][2]
+    prototype = play.site(A).learner.train_round(1)[0][2]
     assert_is_row(play, found, prototype, len(TEN) + len(others))
 
 
@@ -177,7 +177,7 @@ def single_holder(play: ScriptedSums) -> None:
     begun = play.attempt(*EVERYONE)
     assert begun.cohort.holds[:, 2].tolist() == [True, False, False, True]
     rows = begun.carried_out((A, B, C))[: 3 * play.agreement.dim].reshape(3, -1)
-    prototype = play.site(A).trainee.train_round(1)[0][2]
+    prototype = play.site(A).learner.train_round(1)[0][2]
     assert_is_row(play, rows[2], prototype, 3)
 
 
@@ -405,7 +405,7 @@ def attempt_without_those_that_can_open_the_last(play: ScriptedSums) -> None:
     second = play.attempt(*others, attempt=2, groups=(TEN,)).carried_out(others)
     everyone = _opened_by(first, *few, signatures=signatures)
     found = (everyone - second)[: 3 * play.agreement.dim].reshape(3, -1)[2]
-    prototype = play.site(A).trainee.train_round(1)[0][2]
+    prototype = play.site(A).learner.train_round(1)[0][2]
     assert_is_row(play, found, prototype, len(TEN) + len(others))
 
 

@@ -69,9 +69,9 @@ def seen(play: ScriptedCoordinator, rows: Mapping[str, Rows], round_number: int)
     """Return all that clinic-a can decrypt of its answer, ciphertext by ciphertext."""
     for name, each in rows.items():
         # What training gave, with the rows replaced; the site protects it as it does its own.
-        trainee = play.site(name).trainee
-        trained = (each * play.agreement.norm_bound, trainee.train_round(round_number)[1])
-        trainee.train_round = lambda _, trained=trained: trained  # type: ignore[method-assign,misc]
+        learner = play.site(name).learner
+        trained = (each * play.agreement.norm_bound, learner.train_round(round_number)[1])
+        learner.train_round = lambda _, trained=trained: trained  # type: ignore[method-assign,misc]
     active = play.begin(*HOLDERS, round_number=round_number)
     answer = play.combine(play.all_values(active, round_number=round_number), active)[A]
     forms = [*answer_shapes(Combination(play.agreement.pfpl.weighting.value), _PACKING.parts), SUM]

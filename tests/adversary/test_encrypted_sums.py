@@ -114,7 +114,7 @@ def alone(play: ScriptedSums) -> tuple[Vector, Vector]:
     play.set_up(*EVERYONE)
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.read(begun.summed(*EVERYONE))
-    return total[2 * DIM : 3 * DIM], play.site(A).trainee.train_round(1)[0][2]
+    return total[2 * DIM : 3 * DIM], play.site(A).learner.train_round(1)[0][2]
 
 
 @pytest.mark.parametrize("method", [Method.FEDDBP, Method.FEDPC])
@@ -150,10 +150,10 @@ def given_for_the_sum(play: ScriptedSums) -> tuple[Vector, Vector, Vector | None
     begun.values(*EVERYONE)
     bad = begun.uploads[B]
     assert begun.give(A, bad) == b"\x08\x01R\x00"
-    base = play.site(A).trainee.base
+    base = play.site(A).learner.base
     assert base is not None
     assert base.hash == hash_of(bad)
-    rows = play.site(B).trainee.train_round(1)[0]
+    rows = play.site(B).learner.train_round(1)[0]
     read = begun.read(bad)
     assert read[-4:].round().tolist() == [1.0, 1.0, 1.0, 1.0]
     return read[: rows.size].reshape(rows.shape), rows, base.rows if base.received else None
@@ -191,10 +191,10 @@ def test_the_stated_limit_a_coordinator_can_make_one_site_count_as_three(open_ma
     begun = EncryptedAttempt(play, *EVERYONE)
     begun.values(*EVERYONE)
     begun.give(A, begun.sum_over([B, B, B]))
-    base = play.site(A).trainee.base
+    base = play.site(A).learner.base
     assert base is not None
     assert base.received
-    np.testing.assert_allclose(base.rows, play.site(B).trainee.train_round(1)[0], rtol=0.0, atol=1e-9)
+    np.testing.assert_allclose(base.rows, play.site(B).learner.train_round(1)[0], rtol=0.0, atol=1e-9)
 
 
 # Clusters
@@ -263,7 +263,7 @@ def test_a_row_left_alone_by_different_assignments_is_refused_by_its_count(play:
     assert round(read[begun.rows_at]) == 1
     for name in (C, A):
         assert begun.give(name, begun.total(EVERYONE)) == b"\x08\x01R\x00"
-        base = play.site(name).trainee.base
+        base = play.site(name).learner.base
         assert base is not None
         assert base.guide() is None
 
@@ -274,7 +274,7 @@ def test_without_the_count_check_sites_would_train_towards_a_lone_row(
     begun, _ = different_assignments(play)
     monkeypatch.setattr(encrypted_sums, "whole_counts", at_least_three)
     begun.give(C, begun.total(EVERYONE))
-    base = play.site(C).trainee.base
+    base = play.site(C).learner.base
     assert base is not None
     np.testing.assert_allclose(base.rows[0] * 3.0, play.local(A).rows[0], rtol=0.0, atol=1e-9)
 

@@ -19,12 +19,12 @@ A, B, C = "clinic-a", "clinic-b", "clinic-c"
 NOISE = PrivacySection(clip=1.0, noise_multiplier=5.0, extractor=Extractor.FROZEN)
 
 
-def _forget_in_values(trainee: CheckpointedLearner) -> None:
-    trainee.values._noisy = None
+def _forget_in_values(learner: CheckpointedLearner) -> None:
+    learner.values._noisy = None
 
 
-def _forget_everywhere(trainee: CheckpointedLearner) -> None:
-    trainee._noisy = trainee.values._noisy = None
+def _forget_everywhere(learner: CheckpointedLearner) -> None:
+    learner._noisy = learner.values._noisy = None
 
 
 FORGOTTEN: dict[str, Callable[[CheckpointedLearner], None]] = {
@@ -47,7 +47,7 @@ def stored(play: ScriptedCoordinator, phase: Phase, attempt: int = 1) -> bytes |
 def test_exact_values_under_noise_are_refused_before_presence(play: ScriptedCoordinator, case: str) -> None:
     with play:
         play.set_up(A, B, C)
-        FORGOTTEN[case](play.site(A).trainee)
+        FORGOTTEN[case](play.site(A).learner)
         with pytest.raises(Unprotected):
             play.presence(A)
         assert stored(play, Phase.PRESENCE) is None
@@ -60,10 +60,10 @@ def test_exact_values_after_an_honest_presence_are_refused(play: ScriptedCoordin
     with play:
         play.set_up(A, B, C)
         active = play.begin(A, B, C)
-        trainee = play.site(A).trainee
-        _forget_everywhere(trainee)
-        trainee.begin(1)
-        trainee.finish(1, trainee.run(1))
+        learner = play.site(A).learner
+        _forget_everywhere(learner)
+        learner.begin(1)
+        learner.finish(1, learner.run(1))
         with pytest.raises(Unprotected):
             play.values(A, active)
         assert stored(play, Phase.VALUES) is None
@@ -76,4 +76,4 @@ def test_a_stored_release_suffices_after_a_restart(play: ScriptedCoordinator) ->
         play.restart(A)
         play.values(A, active)
         play.presence(A, attempt=2)
-        assert play.site(A).trainee.values.released == 1
+        assert play.site(A).learner.values.released == 1

@@ -118,7 +118,7 @@ def of_mixed_groups(open_masked: OpenMasked) -> Attack:
 def _clinic_b(begun: EncryptedAttempt, secret: CkksSecret) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     upload: Payload = begun.sum_over([B])
     read = SummingSite(secret, begun.sums.form).unprotect(upload, begun.play.agreement.max_sites)
-    rows = begun.play.site(B).trainee.train_round(begun.round)[0]
+    rows = begun.play.site(B).learner.train_round(begun.round)[0]
     return read[: rows.size].reshape(rows.shape), np.asarray(rows)
 
 

@@ -51,8 +51,8 @@ def test_masked_sum_opens_with_everyone_and_without_a_drop_out(open_masked: Open
         result = play.result_of(opened, begun, survivors)
         for name in EVERYONE:  # also who dropped out of the sum
             play.give_result(name, result, round_number=number)
-    assert {play.site(name).trainee.base_hash for name in EVERYONE} != {b""}
-    assert len({play.site(name).trainee.base_hash for name in EVERYONE}) == 1
+    assert {play.site(name).learner.base_hash for name in EVERYONE} != {b""}
+    assert len({play.site(name).learner.base_hash for name in EVERYONE}) == 1
 
 
 def _opened_with_the_key_of_round_1(play: ScriptedSums) -> tuple[Vector, Vector]:
@@ -233,7 +233,7 @@ def _sum_of_last_round(play: ScriptedSums, lengths: list[float | None]) -> NDArr
 
 
 def _rows(play: ScriptedSums, rounds: int) -> dict[str, NDArray[np.float64]]:
-    return {name: play.site(name).trainee.train_round(rounds)[0][:_HELD] for name in EVERYONE}
+    return {name: play.site(name).learner.train_round(rounds)[0][:_HELD] for name in EVERYONE}
 
 
 def test_the_stated_limit_targets_below_zero_leave_one_site_alone_in_the_sum(open_masked: OpenMasked) -> None:

@@ -64,7 +64,7 @@ def result(attempt: ClusterAttempt) -> Payload:
     rows = np.zeros((len(labels), attempt.play.agreement.dim))
     rows[:, 0] = 1.0
     weights = 1.0 / np.bincount(labels)[labels]
-    model = attempt.play.site(A).trainee.values.averaged()
+    model = attempt.play.site(A).learner.values.averaged()
     return Payload(SCHEME, (rows, labels.astype(np.float64), weights, model))
 
 
@@ -101,5 +101,5 @@ def test_a_result_of_other_clusters_than_were_assigned_is_refused(
     assert len(change(given).arrays[1]) < len(given.arrays[1])
     with pytest.raises(Violation, match="assignment"):
         play.give_result(A, change(given))
-    assert play.site(A).trainee.base_hash == b""
+    assert play.site(A).learner.base_hash == b""
     play.give_result(A, given)

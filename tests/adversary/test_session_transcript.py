@@ -171,8 +171,8 @@ def test_session_transcript_does_not_depend_on_a_record_over_restarts(
 
 
 def _raising_training(patch: pytest.MonkeyPatch) -> None:
-    def run_all(trainee: CheckpointedLearner, number: int) -> Losses | None:
-        return [run_job(job) for job in trainee.jobs(number)][-1]
+    def run_all(learner: CheckpointedLearner, number: int) -> Losses | None:
+        return [run_job(job) for job in learner.jobs(number)][-1]
 
     patch.setattr(CheckpointedLearner, "run", run_all)
 
@@ -191,7 +191,7 @@ def _untested(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         CheckpointedLearner,
         "evaluate",
-        lambda trainee: trainee.predictor().evaluate(trainee._learner.evaluate),
+        lambda learner: learner.predictor().evaluate(learner._learner.evaluate),
     )
 
 

@@ -66,7 +66,7 @@ def rows_in_sum(play: ScriptedSums, number: int, survivors: tuple[str, ...], att
 
 
 def own_rows(play: ScriptedSums, name: str, number: int) -> Vector:
-    rows, counts = play.site(name).trainee.train_round(number)
+    rows, counts = play.site(name).learner.train_round(number)
     return np.where((counts > 0)[:, None], rows, 0.0).ravel()
 
 
@@ -139,7 +139,7 @@ def test_a_site_that_missed_a_releases_round_takes_part_without_prototypes_and_p
     play = open_masked(CASES["feddbp, one release"](), {})
     play.set_up(*EVERYONE)
     missed = play.play_sum(*WITHOUT_C)
-    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base_hash, missed)})
+    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).learner.base_hash, missed)})
     opened = begun.carried_out(EVERYONE)
     assert not opened[: play.agreement.layout.prototypes].any()
     assert not read_account(play.budget(C).ledger).entries
@@ -166,14 +166,14 @@ def targets(protection: Protection, folder: Path) -> dict[int, Vector]:
 
     def take(name: str, figures: SiteRound) -> None:
         if name == A:
-            found[figures.round] = by_name[A].trainee.prototypes().personal
+            found[figures.round] = by_name[A].learner.prototypes().personal
 
     with LocalFederation(agreement, small_data(agreement), on_round=take) as federation:
         by_name = {site.name: site for site in federation.sites}
         set_deadlines(federation, folder / "keys.bin", clock)
         play(federation, clock, [Loss(D, 2, Phase.PRESENCE)])
-        own = by_name[A].trainee.values.latest()[0] * agreement.own_share
-        found[0] = by_name[D].trainee.values.latest()[0]
+        own = by_name[A].learner.values.latest()[0] * agreement.own_share
+        found[0] = by_name[D].learner.values.latest()[0]
     return {
         number: (each - own) / (1 - agreement.own_share) if number else each for number, each in found.items()
     }

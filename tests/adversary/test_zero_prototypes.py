@@ -96,7 +96,7 @@ def test_a_class_of_zeros_is_held_and_has_one_direction(
         assert (classes == 0.0).sum() == (play.local(name).labels == 0).sum()
     assert (attempt.directions[B].arrays[1] == 0.0).sum() == 1
     play.restart(B)
-    assert play.site(B).trainee.values.held_classes()[0]
+    assert play.site(B).learner.values.held_classes()[0]
     attempt.tell(attempt.honest, *EVERYONE)
 
 
@@ -170,7 +170,7 @@ def test_plain_withholds_a_class_whose_prototypes_are_zero_at_too_many_sites(
     with LocalFederation(agreement, small_data(agreement), state=tmp_path) as federation:
         federation.run()
         for site in federation.sites:
-            guide = site.trainee.guide
+            guide = site.learner.guide
             assert isinstance(guide, Clusters)
             assert not (guide.labels == 0).any()
             assert (guide.labels == 1).any()

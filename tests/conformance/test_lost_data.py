@@ -206,9 +206,9 @@ def play(
         data[VICTIM] = SiteData(data[VICTIM].train, tests) if tested else SiteData(read, None, root=root)
 
     def note(name: str, figures: SiteRound) -> None:
-        trainee = federation.pool._learners[name]
-        rows = trainee.guide.rows.numpy() if isinstance(trainee.guide, Targets) else np.zeros(0)
-        averaged = np.zeros(0) if trainee.base is None else trainee.base.averaged
+        learner = federation.pool._learners[name]
+        rows = learner.guide.rows.numpy() if isinstance(learner.guide, Targets) else np.zeros(0)
+        averaged = np.zeros(0) if learner.base is None else learner.base.averaged
         run.results[figures.round, name] = np.concatenate([rows.ravel(), averaged])
         if name == VICTIM:
             run.logs[figures.round] = figures
@@ -231,8 +231,8 @@ def play(
             transport.take_turns()
         run.rounds = [(each.round, each.attempt, each.sites) for each in federation.rounds]
         for site in federation.sites:
-            if site.trainee.releases is not None:
-                entries = read_account(site.trainee.releases.ledger.path).entries
+            if site.learner.releases is not None:
+                entries = read_account(site.learner.releases.ledger.path).entries
                 run.ledgers[site.name] = [entry.spending for entry in entries]
     return run
 

@@ -55,15 +55,15 @@ def test_frozen_features_rows_of_one_release_enter_one_sum(federation: LocalFede
     first = 0 if agreement.method.is_grouped else 1
     with_rows = set[int]()
     for site in federation.sites:
-        assert site.trainee.releases is not None
-        assert site.trainee.releases.kept is not None
-        drawn, sent = read_kept(site.trainee.releases.kept.folder)
+        assert site.learner.releases is not None
+        assert site.learner.releases.kept is not None
+        drawn, sent = read_kept(site.learner.releases.kept.folder)
         assert [draw.release.round for draw in drawn] == [first]
         assert {values.released for values in sent} == {first}
         values_sent = [values for values in sent if values.phase is Phase.VALUES]
         rows = {values.round: prototypes_in(agreement, values.arrays[0]) for values in values_sent}
         with_rows |= {number for number, of_round in rows.items() if of_round.any()}
-        assert site.trainee.prototypes().has_personal.all()
+        assert site.learner.prototypes().has_personal.all()
     assert with_rows == {first, 1}
     check_messages(federation)
 
@@ -79,7 +79,7 @@ def check_messages(federation: LocalFederation) -> None:
     numbers = {
         np.float64(number).tobytes()
         for site in federation.sites
-        for number in site.trainee.values.latest()[0].ravel()
+        for number in site.learner.values.latest()[0].ravel()
         if number
     }
     stating, showing = set[int](), set[int]()

@@ -244,17 +244,17 @@ class Tap(DirectTransport):
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         super().upload(key, content)
-        trainee, at = self._at.trainee, _at(key, self._at.name)
+        learner, at = self._at.learner, _at(key, self._at.name)
         if key.phase is Phase.PRESENCE and key.round:
-            self._book.bases[at] = trainee.base_hash
-            if trainee.base is not None:
-                self._book.guides[at] = trainee.base.rows
+            self._book.bases[at] = learner.base_hash
+            if learner.base is not None:
+                self._book.guides[at] = learner.base.rows
             if self._book.agreement.method is Method.PFPL:
-                self._book.trained[at] = trainee.train_round(key.round)[0]
+                self._book.trained[at] = learner.train_round(key.round)[0]
         if key.phase is Phase.VALUES:
-            rows, counts = trainee.train_round(key.round)
-            scores = trainee.values.require_last().scores
-            self._book.put[at] = Put(rows, counts > 0, trainee.values.averaged(), int(counts.sum()), scores)
+            rows, counts = learner.train_round(key.round)
+            scores = learner.values.require_last().scores
+            self._book.put[at] = Put(rows, counts > 0, learner.values.averaged(), int(counts.sum()), scores)
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement, found = self._book.agreement, hashlib.sha256(content).digest()
@@ -343,14 +343,14 @@ class ClusterTap(Tap):
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         super().upload(key, content)
-        at, trainee = (key.round, key.attempt, self._at.name), self._at.trainee
+        at, learner = (key.round, key.attempt, self._at.name), self._at.learner
         if key.phase in (Phase.DIRECTIONS, Phase.VALUES):
             self._book.sent.setdefault(at[:2], set()).add(at[2])
         if key.phase is Phase.PRESENCE:
-            learner = trainee._learner
-            outputs = list(evaluate_outputs(learner._model, learner._train))
+            bare = learner._learner
+            outputs = list(evaluate_outputs(bare._model, bare._train))
             features = np.concatenate([each.features.double().numpy() for each, _ in outputs])
-            self._book.local[at] = trainee.values.local()
+            self._book.local[at] = learner.values.local()
             self._book.features[at] = features, [int(y) for _, labels in outputs for y in labels]
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:
@@ -373,9 +373,9 @@ def recording_federation(
 
     def take(name: str, figures: SiteRound) -> None:
         site = next(each for each in federation.sites if each.name == name)
-        site.trainee.save(folder)
+        site.learner.save(folder)
         record[figures.round, name] = taken_from(
-            folder, agreement, data[name], site.trainee._checkpoints.journal
+            folder, agreement, data[name], site.learner._checkpoints.journal
         )
 
     federation = LocalFederation(agreement, data, record=keep, on_round=take)

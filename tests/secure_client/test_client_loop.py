@@ -110,7 +110,7 @@ def test_take_part_failing_disk_leaves_the_run(monkeypatch: pytest.MonkeyPatch) 
         failing, *others = federation.sites
         for site in others:
             site.join()
-        monkeypatch.setattr(failing.trainee, "_save_model", _fail)
+        monkeypatch.setattr(failing.learner, "_save_model", _fail)
         with pytest.raises(OSError, match="no space left"):
             take_part(failing.session, _FromOthers(failing.transport, others))
         state = federation.coordinator.state
@@ -144,7 +144,7 @@ def test_answer_is_stored_with_the_callers_documents() -> None:
             site.join()
         first = federation.sites[0]
         failing = Session(
-            agreement, federation.parties[0], first.trainee, first.journal, on_answer=lambda _: _fail()
+            agreement, federation.parties[0], first.learner, first.journal, on_answer=lambda _: _fail()
         )
         with pytest.raises(OSError, match="no space left"):
             step(failing, first.transport)

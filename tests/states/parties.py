@@ -175,7 +175,7 @@ class SiteProcess:
         self._world, self._party, self.disk, self.coordinator = world, party, disk, coordinator
         self.name = party.name
         self.strand: Strand[Finished | Stopped] | None = None
-        self.trainee: CheckpointedLearner | None = None
+        self.learner: CheckpointedLearner | None = None
         self.outcome: Finished | Stopped | None = None
         self.gone = self.idle = self.injured = self.disk_failed = False
         self.back_at = self.starts = self.calls = self.answers = self.deaths = self.paused_until = (
@@ -197,11 +197,11 @@ class SiteProcess:
     @property
     def start_of_training(self) -> bytes:
         """Hash of the base and the targets that the site would train from; empty before the process has a model."""
-        if self.trainee is None:
+        if self.learner is None:
             return b""
-        guide = self.trainee.guide
+        guide = self.learner.guide
         targets = b"" if guide is None else guide.rows.numpy().tobytes()
-        return hashlib.sha256(self.trainee.base_hash + targets).digest()
+        return hashlib.sha256(self.learner.base_hash + targets).digest()
 
     def pause(self) -> None:
         """Let others act; called from within the process."""
@@ -256,14 +256,14 @@ class SiteProcess:
             learner = build_learner(
                 agreement, self.name, cast.data[self.name], model=agreement.training.model, device="cpu"
             )
-            self.trainee = build_checkpointed_learner(
+            self.learner = build_checkpointed_learner(
                 agreement, learner, journal, open_releases(agreement, budget)
             )
             peers = None if budget is None else stack.enter_context(open_peers(budget))
             session = Session(
                 agreement,
                 self._party,
-                self.trainee,
+                self.learner,
                 journal,
                 peers=peers,
                 tests_in=lambda number: False,

@@ -44,11 +44,11 @@ def open_ledger(path: Path, dataset: str = DATASET, limit: Limit = LIMIT) -> Led
     return Ledger(path, dataset, limit, epsilon=exact_epsilon)
 
 
-def spent_budget(trainee: CheckpointedLearner) -> SpentBudget:
+def spent_budget(learner: CheckpointedLearner) -> SpentBudget:
     """Return what is spent of the budget of a site whose prototypes are noisy."""
-    if trainee.releases is None:
+    if learner.releases is None:
         raise LookupError("the site has no budget")
-    return trainee.releases.spent_budget()
+    return learner.releases.spent_budget()
 
 
 def has_paid_for(ledger: Ledger, release: ReleaseName) -> bool:

@@ -43,7 +43,7 @@ class ScriptedClusters(ScriptedSums):
 
     def local(self, name: str) -> LocalClusters:
         """Return a site's secret: its local prototypes."""
-        return self.site(name).trainee.values.local()
+        return self.site(name).learner.values.local()
 
 
 class ClusterAttempt(SumAttempt):

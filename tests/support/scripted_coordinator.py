@@ -49,7 +49,7 @@ class Site:
     """A real site, as its process has it open."""
 
     session: Session
-    trainee: CheckpointedLearner
+    learner: CheckpointedLearner
     journal: Journal
 
 
@@ -104,9 +104,9 @@ class ScriptedCoordinator:
             path = self._directory / name / "journal.sqlite"
             journal = open_journal(path, self.agreement, party, durable=False)  # no test here cuts the power
             model = self.agreement.training.model
-            learner = build_learner(self.agreement, name, self.cast.data[name], model=model, device="cpu")
-            trainee = build_checkpointed_learner(self.agreement, learner, journal, self.releases(name))
-            self._sites[name] = Site(Session(self.agreement, party, trainee, journal), trainee, journal)
+            bare = build_learner(self.agreement, name, self.cast.data[name], model=model, device="cpu")
+            learner = build_checkpointed_learner(self.agreement, bare, journal, self.releases(name))
+            self._sites[name] = Site(Session(self.agreement, party, learner, journal), learner, journal)
         return self._sites[name]
 
     def releases(self, name: str) -> Releases | None:
@@ -140,7 +140,7 @@ class ScriptedCoordinator:
 
     def rows(self, name: str, round_number: int = 1) -> Rows:
         """Return the site's secret: its prototypes of a round in units of the norm bound, (K, d)."""
-        return np.asarray(self.site(name).trainee.train_round(round_number)[0] / self.agreement.norm_bound)
+        return np.asarray(self.site(name).learner.train_round(round_number)[0] / self.agreement.norm_bound)
 
     def peers_received(self, name: str, round_number: int = 1) -> Rows:
         """Return the combination of peers that a site takes out of its result: C̄ = α·C + (1 − α)·peers."""

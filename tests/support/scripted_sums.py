@@ -62,7 +62,7 @@ class ScriptedSums(ScriptedCoordinator):
         """PRESENCE of these sites in a new attempt. ``start``: (base, result to catch up with) by site."""
         statements = []
         for name in names:
-            base, catch_up = (start or {}).get(name, (self.site(name).trainee.base_hash, None))
+            base, catch_up = (start or {}).get(name, (self.site(name).learner.base_hash, None))
             begun = RoundStart(groups, base, catch_up)
             statements.append(self.presence(name, round_number=round_number, attempt=attempt, start=begun))
         group = next(group for group in groups if names[0] in group)
@@ -70,10 +70,10 @@ class ScriptedSums(ScriptedCoordinator):
 
     def vector(self, name: str, begun: SumAttempt) -> Vector:
         """Return a site's secret: what it adds to the sum, (L,)."""
-        trainee, cohort = self.site(name).trainee, begun.cohort
-        rows, _ = trainee.train_round(begun.round)
+        learner, cohort = self.site(name).learner, begun.cohort
+        rows, _ = learner.train_round(begun.round)
         rows = np.where(cohort.holds[cohort.index(name)][:, None], rows, 0.0)
-        return np.concatenate([rows.ravel(), trainee.values.averaged()])
+        return np.concatenate([rows.ravel(), learner.values.averaged()])
 
     def rounding(self, terms: int = 1) -> Vector:
         """Return how far a sum of so many encoded vectors may be from the sum itself, (L,)."""

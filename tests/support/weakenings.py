@@ -312,12 +312,12 @@ def send_another_payload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def send_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send rows that a site's trainee has changed after their release: here with half of the noise averaged away."""
+    """Send rows that a site's learner has changed after their release: here with half of the noise averaged away."""
     trained = CheckpointedLearner.train_round
 
-    def changed(trainee: CheckpointedLearner, number: int) -> object:
-        rows, counts = trained(trainee, number)
-        exact, _ = trainee._learner.prototypes()
+    def changed(learner: CheckpointedLearner, number: int) -> object:
+        rows, counts = trained(learner, number)
+        exact, _ = learner._learner.prototypes()
         return np.where(rows != 0.0, (rows + exact) / 2, 0.0), counts
 
     monkeypatch.setattr(CheckpointedLearner, "train_round", changed)

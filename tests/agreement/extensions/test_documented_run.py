@@ -55,7 +55,7 @@ def recorded(agreement: Agreement) -> Mapping[tuple[int, str], Sent]:
     found = {}
     with LocalFederation(agreement, small_data(agreement), record=True) as federation:
         federation.run()
-        rows = {site.name: site.trainee.values.latest()[0] for site in federation.sites}
+        rows = {site.name: site.learner.values.latest()[0] for site in federation.sites}
         for each in federation.store.received():
             if each.key is not None and each.key.phase is Phase.VALUES:
                 form = values_shape(agreement, each.key.round)

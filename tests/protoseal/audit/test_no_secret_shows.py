@@ -105,18 +105,18 @@ class Watching(Provoking):
         tracebacks: list[str],
     ) -> None:
         super().__init__(site.transport, site.session, site.name, tracebacks)
-        self._scene, self._texts, self._federation, self._trainee = scene, texts, federation, site.trainee
+        self._scene, self._texts, self._federation, self._learner = scene, texts, federation, site.learner
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         super().upload(key, content)
         last = self._site == self._federation.sites[-1].name
         self._texts |= said_by([self._session, *([self._federation.coordinator] if last else [])])
         if key.phase is Phase.PRESENCE:
-            rows, _ = self._trainee.values.latest()
+            rows, _ = self._learner.values.latest()
             bound = self._federation.agreement.norm_bound
             self._scene.needles.add_values(f"prototypes of {self._site}", rows, bound)
             if self._federation.agreement.clusters:
-                local = self._trainee.values.local().rows
+                local = self._learner.values.local().rows
                 self._scene.needles.add_values(f"local prototypes of {self._site}", local, bound)
 
 

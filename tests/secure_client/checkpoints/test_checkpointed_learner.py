@@ -62,7 +62,7 @@ def make_learner(*, relu: bool = True) -> Learner:
 
 
 class Site:
-    """A trainee that can be restarted: a new process would build the same learner and open the same journal."""
+    """A learner that can be restarted: a new process would build the same learner and open the same journal."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self._path, self._settings = folder / "journal.sqlite", settings
@@ -72,7 +72,7 @@ class Site:
         self.journal = journal_at(self._path)
         bound, relu = self._settings.get("bound", BOUND), self._settings.get("relu", True)
         clip = self._settings.get("clip", True)
-        self.trainee = CheckpointedLearner(
+        self.learner = CheckpointedLearner(
             make_learner(relu=relu), self.journal, PrototypeBounds(bound, clip), noisy=None
         )
 
@@ -104,9 +104,9 @@ def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float
     )
 
 
-def contribution(trainee: CheckpointedLearner, round_number: int) -> list[Float]:
-    rows, counts = trainee.train_round(round_number)
-    return [rows, counts.astype(np.float64), trainee.values.averaged()]
+def contribution(learner: CheckpointedLearner, round_number: int) -> list[Float]:
+    rows, counts = learner.train_round(round_number)
+    return [rows, counts.astype(np.float64), learner.values.averaged()]
 
 
 def equal(first: list[Float], second: list[Float]) -> bool:
@@ -116,32 +116,32 @@ def equal(first: list[Float], second: list[Float]) -> bool:
 def test_train_round_0_is_the_initial_model(site: Site) -> None:
     learner = make_learner()
     expected, counts = learner.prototypes()
-    rows, got = site.trainee.train_round(0)
+    rows, got = site.learner.train_round(0)
     np.testing.assert_allclose(rows, expected)  # none is negative or beyond the bound here
     assert np.array_equal(got, counts)
-    assert np.array_equal(site.trainee.values.averaged(), learner.averaged_vector())
-    assert not site.trainee.has_trained
-    assert site.trainee.values.held_classes().all()
-    assert site.trainee.base_hash == b""
+    assert np.array_equal(site.learner.values.averaged(), learner.averaged_vector())
+    assert not site.learner.has_trained
+    assert site.learner.values.held_classes().all()
+    assert site.learner.base_hash == b""
 
 
 def test_train_round_again_trains_nothing(site: Site) -> None:
-    before = contribution(site.trainee, 0)
-    first = contribution(site.trainee, 1)
+    before = contribution(site.learner, 0)
+    first = contribution(site.learner, 1)
     assert not equal(before, first)
-    assert equal(first, contribution(site.trainee, 1))
-    assert site.trainee.has_trained
+    assert equal(first, contribution(site.learner, 1))
+    assert site.learner.has_trained
 
 
 def test_train_round_starts_from_the_base_with_the_own_classifier(site: Site) -> None:
     """Replayed by hand on a bare learner: own classifier of round 1, the group's extractor, the group's targets."""
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     rows, has, averaged = a_base(1)
-    site.trainee.take_base(1, FIRST, rows, has, averaged)
-    assert site.trainee.base_hash == FIRST
-    got = contribution(site.trainee, 2)
+    site.learner.take_base(1, FIRST, rows, has, averaged)
+    assert site.learner.base_hash == FIRST
+    got = contribution(site.learner, 2)
 
-    by_hand, targets = make_learner(), site.trainee.base
+    by_hand, targets = make_learner(), site.learner.base
     assert targets is not None
     by_hand.train(1, None)
     by_hand.load_averaged(averaged)
@@ -167,31 +167,31 @@ def test_run_failing_job_ends_no_later_job(site: Site, monkeypatch: pytest.Monke
     def two_jobs(number: int) -> list[Job]:
         return [replace(job, objective=failing) for job in 2 * jobs(number)]
 
-    jobs = site.trainee.jobs
-    monkeypatch.setattr(site.trainee, "jobs", two_jobs)
-    site.trainee.train_round(1)
+    jobs = site.learner.jobs
+    monkeypatch.setattr(site.learner, "jobs", two_jobs)
+    site.learner.train_round(1)
     assert len(passes) == 2 * 5  # batches of 8 of 40 records
-    assert site.trainee.losses is None
+    assert site.learner.losses is None
 
 
 def test_finish_without_losses_restores_the_model_of_the_rounds_start(site: Site) -> None:
-    site.trainee.begin(1)
-    start = site.trainee.values.averaged()
-    assert site.trainee.run(1) is not None
-    assert not np.array_equal(site.trainee.values.averaged(), start)
-    site.trainee.finish(1, None)
-    np.testing.assert_array_equal(site.trainee.values.averaged(), start)
+    site.learner.begin(1)
+    start = site.learner.values.averaged()
+    assert site.learner.run(1) is not None
+    assert not np.array_equal(site.learner.values.averaged(), start)
+    site.learner.finish(1, None)
+    np.testing.assert_array_equal(site.learner.values.averaged(), start)
     site.restart()
-    np.testing.assert_array_equal(site.trainee.values.averaged(), start)
-    assert site.trainee.losses is None
+    np.testing.assert_array_equal(site.learner.values.averaged(), start)
+    assert site.learner.losses is None
 
 
 def test_take_base_changes_neither_model_nor_values(site: Site) -> None:
     """The model as trained is evaluated, saved and contributed to this round."""
-    before, accuracy = contribution(site.trainee, 1), site.trainee.evaluate()
-    site.trainee.take_base(1, FIRST, *a_base(1))
-    assert equal(before, contribution(site.trainee, 1))
-    after = site.trainee.evaluate()
+    before, accuracy = contribution(site.learner, 1), site.learner.evaluate()
+    site.learner.take_base(1, FIRST, *a_base(1))
+    assert equal(before, contribution(site.learner, 1))
+    after = site.learner.evaluate()
     assert accuracy is not None
     assert after is not None
     assert (after.accuracy_classifier, after.pm_l) == (accuracy.accuracy_classifier, accuracy.pm_l)
@@ -201,12 +201,12 @@ def test_take_base_changes_neither_model_nor_values(site: Site) -> None:
 def course(site: Site, restart_at: frozenset[int]) -> list[list[Float]]:
     """Play two rounds with a result after each and a third, restarted after the named steps."""
     steps: list[Callable[[], list[Float] | None]] = [
-        lambda: contribution(site.trainee, 0),
-        lambda: contribution(site.trainee, 1),
-        lambda: site.trainee.take_base(1, FIRST, *a_base(1)),
-        lambda: contribution(site.trainee, 2),
-        lambda: site.trainee.take_base(2, SECOND, *a_base(2)),
-        lambda: contribution(site.trainee, 3),
+        lambda: contribution(site.learner, 0),
+        lambda: contribution(site.learner, 1),
+        lambda: site.learner.take_base(1, FIRST, *a_base(1)),
+        lambda: contribution(site.learner, 2),
+        lambda: site.learner.take_base(2, SECOND, *a_base(2)),
+        lambda: contribution(site.learner, 3),
     ]
     seen = []
     for number, step in enumerate(steps):
@@ -225,11 +225,11 @@ def test_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset[i
     for first, second in zip(course(steady, frozenset()), course(restarted, restart_at), strict=True):
         assert equal(first, second)
     restarted.restart()
-    assert restarted.trainee.base_hash == steady.trainee.base_hash == SECOND
-    assert equal(contribution(steady.trainee, 3), contribution(restarted.trainee, 3))
-    assert steady.trainee.evaluate() == restarted.trainee.evaluate()
+    assert restarted.learner.base_hash == steady.learner.base_hash == SECOND
+    assert equal(contribution(steady.learner, 3), contribution(restarted.learner, 3))
+    assert steady.learner.evaluate() == restarted.learner.evaluate()
     for each in (steady, restarted):
-        each.trainee.save(tmp_path)
+        each.learner.save(tmp_path)
         saved = read_prototypes(tmp_path)
         assert saved.has_personal.tolist() == [True, True, False]
         np.testing.assert_allclose(saved.personal[:2], a_base(2)[0][:2], rtol=1e-6)  # float32 between
@@ -237,9 +237,9 @@ def test_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset[i
 
 
 def test_save_outlasts_a_power_cut(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     disk = PowerCut(tmp_path, monkeypatch)
-    site.trainee.save(tmp_path / "out")
+    site.learner.save(tmp_path / "out")
     for name in (MODEL, PROTOTYPES):
         path = tmp_path / "out" / name
         assert disk.left(path) == path.read_bytes()
@@ -252,20 +252,20 @@ def test_train_round_from_another_base_is_repeated(site: Site, restarted: bool) 
 
     Else sites that trained from different models could state the same base, and their masks would cancel.
     """
-    site.trainee.train_round(1)
-    site.trainee.take_base(1, FIRST, *a_base(1))
-    from_first = contribution(site.trainee, 2)
-    site.trainee.take_base(1, SECOND, *a_base(2))  # a catch-up as round 2 starts again
+    site.learner.train_round(1)
+    site.learner.take_base(1, FIRST, *a_base(1))
+    from_first = contribution(site.learner, 2)
+    site.learner.take_base(1, SECOND, *a_base(2))  # a catch-up as round 2 starts again
     if restarted:
         site.restart()
-    from_second = contribution(site.trainee, 2)
+    from_second = contribution(site.learner, 2)
     assert not equal(from_first, from_second)
     by_hand = make_learner()
     by_hand.train(1, None)
     by_hand.load_averaged(a_base(1)[2])
-    by_hand.train(2, site.trainee.guide)
+    by_hand.train(2, site.learner.guide)
     assert not np.array_equal(from_second[2], by_hand.averaged_vector())
-    assert equal(from_second, contribution(site.trainee, 2))
+    assert equal(from_second, contribution(site.learner, 2))
 
 
 def test_train_round_without_discarding_would_leak_the_first_base(
@@ -275,28 +275,28 @@ def test_train_round_without_discarding_would_leak_the_first_base(
     monkeypatch.setattr(
         CheckpointedLearner, "is_trained_for", lambda self, number: self.trained_round >= number
     )
-    site.trainee.train_round(1)
-    site.trainee.take_base(1, FIRST, *a_base(1))
-    from_first = contribution(site.trainee, 2)
-    site.trainee.take_base(1, SECOND, *a_base(2))
-    assert site.trainee.base_hash == SECOND
-    assert equal(from_first, contribution(site.trainee, 2))
+    site.learner.train_round(1)
+    site.learner.take_base(1, FIRST, *a_base(1))
+    from_first = contribution(site.learner, 2)
+    site.learner.take_base(1, SECOND, *a_base(2))
+    assert site.learner.base_hash == SECOND
+    assert equal(from_first, contribution(site.learner, 2))
 
 
 def test_take_base_again_discards_nothing(site: Site) -> None:
-    site.trainee.train_round(1)
-    site.trainee.take_base(1, FIRST, *a_base(1))
-    trained = contribution(site.trainee, 2)
-    site.trainee.take_base(1, FIRST, *a_base(1))
-    assert equal(trained, contribution(site.trainee, 2))
+    site.learner.train_round(1)
+    site.learner.take_base(1, FIRST, *a_base(1))
+    trained = contribution(site.learner, 2)
+    site.learner.take_base(1, FIRST, *a_base(1))
+    assert equal(trained, contribution(site.learner, 2))
 
 
 def test_train_round_after_missed_rounds_trains_once(site: Site) -> None:
-    site.trainee.take_base(4, SECOND, *a_base(2))
-    got = contribution(site.trainee, 5)
+    site.learner.take_base(4, SECOND, *a_base(2))
+    got = contribution(site.learner, 5)
     by_hand = make_learner()
     by_hand.load_averaged(a_base(2)[2])
-    by_hand.train(5, site.trainee.guide)
+    by_hand.train(5, site.learner.guide)
     assert np.array_equal(got[2], by_hand.averaged_vector())
 
 
@@ -307,7 +307,7 @@ def test_prototypes_are_clipped_at_zero_where_agreed(
     """Half the components are negative without a ReLU. Clipping comes before shortening, so that the bound holds."""
     site = Site(tmp_path, relu=False, clip=clip, bound=0.5)
     with caplog.at_level(logging.WARNING):
-        rows, _ = site.trainee.train_round(0)
+        rows, _ = site.learner.train_round(0)
     own, _ = make_learner(relu=False).prototypes()
     assert (own < 0).any()
     expected = np.maximum(own, 0.0) if clip else own
@@ -328,10 +328,10 @@ def test_shortened_counts_prototypes_beyond_the_bound(tmp_path: Path) -> None:
         folder = tmp_path / str(at)
         folder.mkdir()
         site = Site(folder, bound=bound)
-        site.trainee.train_round(0)
-        assert site.trainee.values.shortened == share
+        site.learner.train_round(0)
+        assert site.learner.values.shortened == share
         site.restart()
-        assert site.trainee.values.shortened == share
+        assert site.learner.values.shortened == share
         site.journal.close()
 
 
@@ -339,7 +339,7 @@ def test_warning_names_site_and_round_once_a_round(tmp_path: Path, caplog: pytes
     site = Site(tmp_path, relu=False, bound=0.5)
     with caplog.at_level(logging.WARNING):
         for number in (1, 1, 2):
-            site.trainee.train_round(number)
+            site.learner.train_round(number)
     said = [record.getMessage() for record in caplog.records]
     for what in ("negative components", "longer than norm_bound"):
         (first, second) = [line for line in said if what in line]
@@ -359,8 +359,8 @@ def test_warning_names_site_and_round_once_a_round(tmp_path: Path, caplog: pytes
     ],
 )
 def test_take_base_of_another_shape_is_refused(site: Site, change: Any, message: str) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     with pytest.raises(ValueError, match=message):
-        site.trainee.take_base(1, FIRST, *change(*a_base(1)))
-    assert site.trainee.base_hash == b""
+        site.learner.take_base(1, FIRST, *change(*a_base(1)))
+    assert site.learner.base_hash == b""
     assert site.journal.get("base") is None

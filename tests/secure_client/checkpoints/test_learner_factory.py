@@ -222,7 +222,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
-def trainee(agreement: Agreement, journal: Journal) -> CheckpointedLearner:
+def build_with_checkpoints(agreement: Agreement, journal: Journal) -> CheckpointedLearner:
     data = small_data(agreement)["clinic-a"]
     learner = build_learner(agreement, "clinic-a", data, model=agreement.training.model, device="cpu")
     return build_checkpointed_learner(agreement, learner, journal)
@@ -259,7 +259,7 @@ def test_build_checkpointed_learner_warns_of_fewer_samples(
     plain = method_agreement(method)
     averaging = plain.averaging.model_copy(update={"most_samples": most})
     with caplog.at_level(logging.WARNING):
-        trainee(method_agreement(method, averaging=averaging), journal)
+        build_with_checkpoints(method_agreement(method, averaging=averaging), journal)
     said = [record.getMessage() for record in caplog.records]
     if method is Method.FEDPC or most == 18:
         assert not said
@@ -272,7 +272,7 @@ def test_build_checkpointed_learner_warns_of_fewer_samples(
 def test_shortened_prototypes_are_logged_once_a_round(
     caplog: pytest.LogCaptureFixture, journal: Journal, method: Method
 ) -> None:
-    site = trainee(method_agreement(method, norm_bound=0.01), journal)
+    site = build_with_checkpoints(method_agreement(method, norm_bound=0.01), journal)
     with caplog.at_level(logging.WARNING):
         for number in (1, 1, 2):
             site.train_round(number)

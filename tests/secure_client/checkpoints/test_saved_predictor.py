@@ -38,7 +38,7 @@ METHODS = [*AGGREGATED, *TRAINED, Method.DITTO]
 
 
 class Site:
-    """A trainee of a method, restarted as a new process would be: all that it has is in its journal."""
+    """A learner of a method, restarted as a new process would be: all that it has is in its journal."""
 
     def __init__(self, folder: Path, method: Method, **changes: Any) -> None:
         training = short_training("tests.support.summed:build", lr=0.05, local_epochs=4)
@@ -52,7 +52,7 @@ class Site:
         self.journal = journal_at(self._folder / "journal.sqlite")
         spec = self.agreement.training.model
         learner = build_learner(self.agreement, "a", self.data, model=spec, device="cpu")
-        self.trainee: CheckpointedLearner = build_checkpointed_learner(self.agreement, learner, self.journal)
+        self.learner: CheckpointedLearner = build_checkpointed_learner(self.agreement, learner, self.journal)
 
     def restart(self) -> None:
         self.journal.close()
@@ -62,12 +62,12 @@ class Site:
     def take(self, number: int, base: bytes) -> None:
         """Take a result after a round, of another site's making."""
         rng = np.random.default_rng(number)
-        averaged = self.trainee.values.averaged()
+        averaged = self.learner.values.averaged()
         moved = averaged + 0.2 * rng.normal(size=len(averaged)) * (averaged != 1.0)
         has = np.array([True, True, False])
         if not self.agreement.layout.classes:
             has[:] = False
-        self.trainee.take_base(number, base, rng.random((CLASSES, DIM)), has, np.abs(moved))
+        self.learner.take_base(number, base, rng.random((CLASSES, DIM)), has, np.abs(moved))
 
     def model(self, state: dict[str, Tensor]) -> PrototypeModel:
         model = build_agreed_model(self.agreement, self.agreement.training.model)
@@ -75,7 +75,7 @@ class Site:
         return model.eval()
 
     def saved(self) -> dict[str, Tensor]:
-        self.trainee.save(self._folder)
+        self.learner.save(self._folder)
         return safetensors.torch.load_file(self._folder / MODEL)
 
     def accuracy(self, model: PrototypeModel) -> float:
@@ -89,7 +89,7 @@ class Site:
         return right / len(dataset)
 
     def evaluated(self) -> Evaluation:
-        found = self.trainee.evaluate()
+        found = self.learner.evaluate()
         assert found is not None
         return found
 
@@ -107,7 +107,7 @@ def of_part(model: PrototypeModel, method: Method) -> NDArray[np.float64]:
 
 def own_state(site: Site) -> dict[str, Tensor]:
     """Return the state of the model as it was trained last."""
-    state = site.trainee._learner.state()
+    state = site.learner._learner.state()
     return {name.removeprefix("averaged."): each for name, each in state.items() if "personal." not in name}
 
 
@@ -115,11 +115,11 @@ def own_state(site: Site) -> dict[str, Tensor]:
 def test_save_fedavg_is_the_last_averaged_model(site: Site) -> None:
     """The parts that are not averaged are as the site trained them; the trained model's figures are kept apart."""
     method = site.method
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     before, trained = own_state(site), site.evaluated()
     assert trained.accuracy_trained is None
     site.take(1, FIRST)
-    model, base = site.model(site.saved()), site.trainee.base
+    model, base = site.model(site.saved()), site.learner.base
     assert base is not None
     np.testing.assert_allclose(of_part(model, method), base.averaged, rtol=1e-6)
     evaluated = site.evaluated()
@@ -136,10 +136,10 @@ def test_save_fedavg_is_the_last_averaged_model(site: Site) -> None:
 def test_save_fedpc_has_the_agreed_extractor(tmp_path: Path, predicts: Predicts) -> None:
     """Its own as it was trained, or the one that came back; the classifier is its own in both."""
     site = Site(tmp_path, Method.FEDPC, fedpc=FedpcSection(predicts=predicts))
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     own = own_state(site)
     site.take(1, FIRST)
-    saved, base = site.saved(), site.trainee.base
+    saved, base = site.saved(), site.learner.base
     assert base is not None
     counted = "num_batches_tracked"  # stays at the site, and is read nowhere
     kept = {name for name in saved if torch.equal(saved[name], own[name]) and not name.endswith(counted)}
@@ -157,7 +157,7 @@ def test_save_fedpc_has_the_agreed_extractor(tmp_path: Path, predicts: Predicts)
 
 @pytest.mark.parametrize("site", [Method.FEDBN], indirect=True)
 def test_save_fedbn_keeps_its_norms(site: Site) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     own = own_state(site)
     site.take(1, FIRST)
     saved = site.saved()
@@ -168,7 +168,7 @@ def test_save_fedbn_keeps_its_norms(site: Site) -> None:
 
 @pytest.mark.parametrize("site", TRAINED, indirect=True)
 def test_save_pfpl_is_the_last_trained_model(site: Site) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     own, accuracy = own_state(site), site.evaluated().accuracy_classifier
     site.take(1, FIRST)
     saved = site.saved()
@@ -179,7 +179,7 @@ def test_save_pfpl_is_the_last_trained_model(site: Site) -> None:
 
 @pytest.mark.parametrize("site", [Method.DITTO], indirect=True)
 def test_save_ditto_is_the_second_model(site: Site) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     first = site.saved()
     site.take(1, FIRST)
     again = site.saved()
@@ -197,8 +197,8 @@ def course(site: Site, restart_at: frozenset[int]) -> list[NDArray[np.float64]]:
         if step % 2:
             site.take(number, (FIRST, SECOND)[number - 1])
         else:
-            rows, counts = site.trainee.train_round(number)
-            seen += [rows, counts.astype(np.float64), site.trainee.values.averaged()]
+            rows, counts = site.learner.train_round(number)
+            seen += [rows, counts.astype(np.float64), site.learner.values.averaged()]
         if step in restart_at:
             site.restart()
     seen += [each.double().numpy().ravel() for each in site.saved().values()]
@@ -223,7 +223,7 @@ def test_restart_after_every_step_changes_no_bit(tmp_path: Path, method: Method)
 
 @pytest.mark.parametrize("site", [Method.DITTO], indirect=True)
 def test_restart_without_the_second_model_is_caught(site: Site) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     site.take(1, FIRST)
     kept = site.saved()
     fresh = build_agreed_model(site.agreement, site.agreement.training.model).state_dict()
@@ -233,24 +233,24 @@ def test_restart_without_the_second_model_is_caught(site: Site) -> None:
 @pytest.mark.parametrize("site", [Method.FEDDBP], indirect=True)
 def test_scores_of_the_last_training_survive_a_restart(site: Site) -> None:
     with pytest.raises(RuntimeError, match="scores"):
-        site.trainee.values.scores()
-    site.trainee.train_round(1)
-    first = site.trainee.values.scores()
+        site.learner.values.scores()
+    site.learner.train_round(1)
+    first = site.learner.values.scores()
     assert first.shape == (CLASSES, DIM)
     assert (first >= 0.0).all()
     assert first.any(axis=1).all()
     site.restart()
-    np.testing.assert_array_equal(site.trainee.values.scores(), first)
+    np.testing.assert_array_equal(site.learner.values.scores(), first)
     site.take(1, FIRST)
-    site.trainee.train_round(2)
-    assert (site.trainee.values.scores() != first).any()
+    site.learner.train_round(2)
+    assert (site.learner.values.scores() != first).any()
 
 
 @pytest.mark.parametrize("site", [Method.FEDPROTO], indirect=True)
 def test_scores_of_other_methods_are_refused(site: Site) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     with pytest.raises(RuntimeError, match="scores"):
-        site.trainee.values.scores()
+        site.learner.values.scores()
 
 
 def test_every_part_is_tested() -> None:

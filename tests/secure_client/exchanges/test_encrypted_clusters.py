@@ -46,7 +46,7 @@ def summed(play: ScriptedClusters, number: int) -> EncryptedClusterAttempt:
 
 
 def kept(play: ScriptedClusters, name: str) -> list[bytes]:
-    base = play.site(name).trainee.base
+    base = play.site(name).learner.base
     assert base is not None
     return [*(base.received[name].tobytes() for name in sorted(base.received)), base.averaged.tobytes()]
 
@@ -139,9 +139,9 @@ def test_a_site_that_lets_it_show_is_noticed(
 def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ScriptedClusters) -> None:
     begun = summed(play, 1)
     bad = begun.result(forged(CkksSecret.generate()[0], begun.form, np.zeros(begun.form.length)))
-    own = play.site(A).trainee.values.averaged()
+    own = play.site(A).learner.values.averaged()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
-    base = play.site(A).trainee.base
+    base = play.site(A).learner.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None
@@ -149,7 +149,7 @@ def test_before_any_result_a_site_trains_on_towards_no_clusters(play: ScriptedCl
     total = after.total(EVERYONE)
     assert [after.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
     play.restart(A)
-    assert len({hash_of(total), *(play.site(name).trainee.base_hash for name in EVERYONE)}) == 1
+    assert len({hash_of(total), *(play.site(name).learner.base_hash for name in EVERYONE)}) == 1
 
 
 # What the coordinator can see as well
@@ -181,7 +181,7 @@ def test_a_result_of_another_form_or_of_other_clusters_is_refused(
     total = begun.total(EVERYONE)
     with pytest.raises(Violation):
         begun.give(A, change(total))
-    assert play.site(A).trainee.base_hash == b""
+    assert play.site(A).learner.base_hash == b""
     assert begun.give(A, total) == ACKNOWLEDGED
 
 

@@ -207,7 +207,7 @@ def check_spoilt(play: ScriptedSums, spoil: Callable[[EncryptedAttempt, Payload]
 
 
 def base_of(play: ScriptedSums, name: str) -> tuple[bytes, bytes]:
-    base = play.site(name).trainee.base
+    base = play.site(name).learner.base
     assert base is not None
     return base.rows.tobytes(), base.averaged.tobytes()
 
@@ -297,10 +297,10 @@ def test_a_mixed_result_that_cannot_be_right_is_acknowledged_and_not_used(
         vector[groups.form.components :] *= 0.6
         vector[groups.form.components] = bounds[groups.form.components]
     (bad,) = mixed(play, MixingSite(secret, groups.form).protect(direction, vector))
-    own = play.site(A).trainee.values.averaged()
+    own = play.site(A).learner.values.averaged()
     assert [begun.give(name, bad) for name in EVERYONE] == [ACKNOWLEDGED] * 4
-    assert hash_of(bad) == play.site(A).trainee.base_hash != hash_of(means)
-    base = play.site(A).trainee.base
+    assert hash_of(bad) == play.site(A).learner.base_hash != hash_of(means)
+    base = play.site(A).learner.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None

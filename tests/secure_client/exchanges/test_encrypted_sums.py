@@ -97,8 +97,8 @@ def fresh(open_sites: OpenSites) -> Open:
 
 def kept(course: Course, name: str) -> tuple[bytes, ...]:
     """Return the values that a site trains from, without their hash."""
-    trainee = course.play.site(name).trainee
-    base = trainee.base
+    learner = course.play.site(name).learner
+    base = learner.base
     assert base is not None
     return base.rows.tobytes(), base.present.tobytes(), base.averaged.tobytes()
 
@@ -199,11 +199,11 @@ def nothing(*_: object) -> None:
     """Keep the earlier base, so that the site states it again."""
 
 
-def emptied(trainee: CheckpointedLearner, number: int, base: bytes) -> None:
+def emptied(learner: CheckpointedLearner, number: int, base: bytes) -> None:
     """Take a base with the right hash and without the values to train from."""
-    old = trainee.base
+    old = learner.base
     assert old is not None
-    trainee.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
+    learner.take_base(number, base, 0.0 * old.rows, old.present, old.averaged)
 
 
 def raising(exchange: SumExchange, number: int, base: bytes, payload: Payload) -> object:
@@ -251,9 +251,9 @@ def test_before_any_result_a_site_keeps_its_own_model(fresh: Open, method: Metho
     course = fresh(method)
     begun, total = course.begin()
     bad = counts(sites=3.5)(begun, total)
-    own = course.play.site(A).trainee.values.averaged()
+    own = course.play.site(A).learner.values.averaged()
     assert begun.give(A, bad) == ACKNOWLEDGED
-    base = course.play.site(A).trainee.base
+    base = course.play.site(A).learner.base
     assert base is not None
     np.testing.assert_array_equal(base.averaged, own)
     assert base.guide() is None
@@ -327,12 +327,12 @@ def test_a_result_of_another_form_is_refused_and_nothing_follows(course: Open, c
     run = course(BOTH)
     begun, total = run.begin()
     site = run.play.site(A)
-    before = site.trainee.base_hash
+    before = site.learner.base_hash
     with pytest.raises(Violation, match=r"a result is refused|does not decode"):
         begun.give(A, FORMS[case](begun, total))
     key = PhaseKey("run-1", run.number, 1, Phase.RESULT)
     assert site.journal.stored_answer(key) is None
-    assert site.trainee.base_hash == before
+    assert site.learner.base_hash == before
     assert [begun.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
 
 

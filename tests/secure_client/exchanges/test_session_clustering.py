@@ -34,7 +34,7 @@ def test_under_plain_a_site_sends_the_initial_models_prototypes_in_units_of_the_
     play = opened(open_sites, grouped_agreement(Protection.PLAIN))
     rows = rows_of(play.cluster(*EVERYONE))
     for row, name in zip(rows, EVERYONE, strict=True):
-        own, counts = play.site(name).trainee.train_round(0)
+        own, counts = play.site(name).learner.train_round(0)
         np.testing.assert_allclose(row, own.ravel() / (2.0 * np.sqrt(3)), rtol=1e-12)
         np.testing.assert_array_equal(own.any(axis=1), counts > 0)
     assert not rows[2, 16:].any()  # clinic-c has no class 2
@@ -44,7 +44,7 @@ def test_under_plain_a_site_sends_the_initial_models_prototypes_in_units_of_the_
 def test_under_masked_the_coordinator_sees_inner_products_alone(open_sites: OpenSites) -> None:
     play = opened(open_sites, grouped_agreement())
     turned = rows_of(play.cluster(*EVERYONE))
-    plain = np.stack([play.site(name).trainee.train_round(0)[0].ravel() for name in EVERYONE]) / (
+    plain = np.stack([play.site(name).learner.train_round(0)[0].ravel() for name in EVERYONE]) / (
         2.0 * np.sqrt(3)
     )
     np.testing.assert_allclose(turned @ turned.T, plain @ plain.T, atol=1e-14)
@@ -98,7 +98,7 @@ def test_a_site_absent_from_the_clustering_takes_part_in_the_rounds(open_sites: 
     play = opened(open_sites, grouped_agreement())
     play.cluster(A, B, C)
     play.play_sum(*EVERYONE)
-    assert play.site(D).trainee.base_hash == play.site(A).trainee.base_hash
+    assert play.site(D).learner.base_hash == play.site(A).learner.base_hash
 
 
 def test_a_method_without_groups_has_no_clustering(open_sites: OpenSites) -> None:

@@ -57,12 +57,12 @@ def test_a_site_that_dropped_out_takes_its_groups_result_but_not_one_of_an_attem
     result = play.play_sum(A, B, D)
     with pytest.raises(Violation, match="attempt 1 is not the current attempt"):
         play.give_result(C, result)
-    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base_hash, result)})
+    begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).learner.base_hash, result)})
     survivors = (A, B, D)
     second = play.result_of(begun.carried_out(survivors), begun, survivors)
     for name in EVERYONE:
         play.give_result(name, second, round_number=2)
-    assert play.site(C).trainee.base_hash == play.site(A).trainee.base_hash
+    assert play.site(C).learner.base_hash == play.site(A).learner.base_hash
 
 
 # Secrets
@@ -147,7 +147,7 @@ def test_a_value_beyond_its_bound_is_never_masked(
     """Should a value grow between the statement and the sum."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    monkeypatch.setattr(play.site(A).trainee.values, "averaged", lambda: np.full(PARAMETERS, np.nan))
+    monkeypatch.setattr(play.site(A).learner.values, "averaged", lambda: np.full(PARAMETERS, np.nan))
     with pytest.raises(BoundError, match="segment 1 holds a value of magnitude nan"):
         begun.mask(A)
 
@@ -160,7 +160,7 @@ def test_a_class_that_too_few_of_the_group_hold_is_sent_as_zeros(
     rows = play.attempt(*present).carried_out(present)[:24].reshape(3, -1)
     assert rows[:2].any(axis=1).all()
     assert not rows[2].any()
-    assert np.linalg.norm(play.site(A).trainee.train_round(1)[0][2]) > 0.1
+    assert np.linalg.norm(play.site(A).learner.train_round(1)[0][2]) > 0.1
     monkeypatch.setattr(
         "agreement.derived.cohorts.active_classes", lambda presence, _: np.ones(3, dtype=np.bool_)
     )

@@ -61,26 +61,26 @@ def test_a_site_fuses_what_it_is_given_with_its_own_and_trains_towards_that(play
     result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
     vector, has = result.arrays
     for name in EVERYONE:
-        trainee = play.site(name).trainee
-        rows, counts = trainee.train_round(1)
+        learner = play.site(name).learner
+        rows, counts = learner.train_round(1)
         wanted = paper.fused(
             rows.tolist(),
             (counts > 0).tolist(),
-            trainee.values.scores().tolist(),
+            learner.values.scores().tolist(),
             vector.reshape(3, DIM).tolist(),
             (has > 0).tolist(),
             0.75,
             3,
         )
         play.give_result(name, result)
-        base = trainee.base
+        base = learner.base
         assert base is not None
         np.testing.assert_allclose(base.rows, wanted, rtol=1e-12, atol=1e-15)
         play.restart(name)
-        restarted = play.site(name).trainee.base
+        restarted = play.site(name).learner.base
         assert restarted is not None
         np.testing.assert_array_equal(restarted.rows, base.rows)
-    bases = [play.site(name).trainee.base for name in EVERYONE]
+    bases = [play.site(name).learner.base for name in EVERYONE]
     assert len({base.rows.tobytes() for base in bases if base is not None}) == len(EVERYONE)
     assert len({base.hash for base in bases if base is not None}) == 1  # all were given the same
 
@@ -93,7 +93,7 @@ def test_a_mean_that_nobody_within_the_bounds_has_is_refused(play: ScriptedSums)
     long[:DIM] = play.agreement.norm_bound
     with pytest.raises(Violation, match="longer than the norm bound"):
         play.give_result(A, Payload(result.scheme, arrays=(long, has)))
-    assert play.site(A).trainee.base_hash == b""
+    assert play.site(A).learner.base_hash == b""
 
 
 # Models alone
@@ -107,7 +107,7 @@ def fedavg(open_sites: OpenSites) -> ScriptedSums:
 
 
 def result_for(play: ScriptedSums, has: float) -> Payload:
-    averaged = play.site(A).trainee.values.averaged()
+    averaged = play.site(A).learner.values.averaged()
     return Payload("pairwise/1", arrays=(averaged, np.array([has, 0.0, 0.0])))
 
 
@@ -120,7 +120,7 @@ def test_prototypes_that_nobody_adds_up_are_refused(
         fedavg.give_result(A, result_for(fedavg, 1.0))
     monkeypatch.setattr(fedavg.site(A).session, "_on_round", lambda _: None)
     fedavg.give_result(A, result_for(fedavg, 0.0))
-    assert fedavg.site(A).trainee.base_hash != b""
+    assert fedavg.site(A).learner.base_hash != b""
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_only_prototypes_can_be_withheld(
     play.attempt(*EVERYONE).share(*EVERYONE)
     layout = play.agreement.layout
     has = np.array([1.0, 0.0, 0.0]) if layout.classes else np.zeros(3)
-    vector = layout.contribution(np.zeros((layout.classes, DIM)), play.site(A).trainee.values.averaged(), 1)
+    vector = layout.contribution(np.zeros((layout.classes, DIM)), play.site(A).learner.values.averaged(), 1)
     play.give_result(A, Payload("pairwise/1", arrays=(vector[: layout.means], has)))
     assert [each.withheld for each in told] == [withheld]
 
@@ -152,5 +152,5 @@ def test_a_site_with_more_samples_than_are_agreed_counts_as_one_with_the_most(op
         vector = payload.arrays[0]
         assert vector[-1] == weight
         np.testing.assert_allclose(
-            vector[:-1] / weight, play.site(name).trainee.values.averaged(), rtol=1e-12
+            vector[:-1] / weight, play.site(name).learner.values.averaged(), rtol=1e-12
         )

@@ -121,7 +121,7 @@ def test_a_site_states_and_adds_to_classes_that_it_has_not(
     of_third = terms[C][0][2 * 8 : 3 * 8]
     assert any(np.array_equal(each.reshape(3, 8 + 1)[2, :8], of_third) for each in drawn)
     assert np.abs(of_third).max() > 2**16  # all eight are less with 4e-11
-    assert not play.site(C).trainee.values.held_classes().any()
+    assert not play.site(C).learner.values.held_classes().any()
 
 
 def test_below_the_threshold_nothing_opens(play: ScriptedSums) -> None:
@@ -156,9 +156,9 @@ def test_another_attempt_is_other_noise_and_paid_for(play: ScriptedSums, terms: 
 def test_each_list_has_the_share_of_its_own_threshold(play: ScriptedSums) -> None:
     """Ten listed go by seven, of whom one may collude; seven by five."""
     play.attempt(*EVERYONE)
-    trainee = play.site(A).trainee
-    share = trainee.draw_noise_share(1)
-    records = [trainee.noisy_sum_term(1, listed, np.zeros_like(share))[1].sum() for listed in (10, 7)]
+    learner = play.site(A).learner
+    share = learner.draw_noise_share(1)
+    records = [learner.noisy_sum_term(1, listed, np.zeros_like(share))[1].sum() for listed in (10, 7)]
     steps = [play.agreement.noisy_sum(listed).grid.step for listed in (10, 7)]
     assert steps[1] / steps[0] == pytest.approx((6 / 4) ** 0.5)
     assert records[0] / records[1] == pytest.approx((6 / 4) ** 0.5, rel=1e-4)
@@ -266,7 +266,7 @@ def test_a_coordinator_that_repeats_attempts_causes_no_more_payments_than_the_si
             play.attempt(A, attempt=attempt)
         play.restart(A)  # a site that refused is restarted by its service manager
     assert len(entries(play, A)) == 3
-    assert read_account(play.budget(A).ledger).limit.epsilon > spent_budget(play.site(A).trainee).epsilon
+    assert read_account(play.budget(A).ledger).limit.epsilon > spent_budget(play.site(A).learner).epsilon
     play.attempt(A, round_number=2)
     assert len(entries(play, A)) == 4
 

@@ -16,17 +16,17 @@ from secure_client.training.job import Job, Losses, trained_parameters
 Traces = dict[str, bytes]
 
 
-def kept_by(trainee: CheckpointedLearner, *documents: str) -> Traces:
+def kept_by(learner: CheckpointedLearner, *documents: str) -> Traces:
     """Return these documents of the journal, as far as it has them, and the contents of the file of prototypes.
 
     But for the ledger's head, in which there is the time of day.
     """
     found = Traces()
     for document in documents:
-        stored = trainee._checkpoints.journal.get(document)
+        stored = learner._checkpoints.journal.get(document)
         arrays = {} if stored is None else safetensors.numpy.load(stored[1])
         found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
-    own = trainee.prototypes()
+    own = learner.prototypes()
     return found | {f"file: {name}": each.tobytes() for name, each in vars(own).items() if each is not None}
 
 

@@ -31,8 +31,8 @@ def test_presence_without_noise_records_the_exposure_once(play: ScriptedCoordina
     site = play.site(A)
     exact = ExactReleases(play.agreement, budget)
     play._sites[A] = Site(
-        Session(play.agreement, play.parties[A], site.trainee, site.journal, exact=exact),
-        site.trainee,
+        Session(play.agreement, play.parties[A], site.learner, site.journal, exact=exact),
+        site.learner,
         site.journal,
     )
     assert read_account(budget.ledger).guaranteed

@@ -75,7 +75,7 @@ def traces(method: Method, *, other: bool) -> Traces:
         for site in federation.sites:
             found |= {
                 f"{site.name} keeps {name}": kept
-                for name, kept in kept_by(site.trainee, "model", "targets", "base").items()
+                for name, kept in kept_by(site.learner, "model", "targets", "base").items()
             }
     return found
 

@@ -42,7 +42,7 @@ def agreement(**changes: Any) -> Agreement:
 
 
 class Site:
-    """A trainee with its journal and ledger, which can be restarted."""
+    """A learner with its journal and ledger, which can be restarted."""
 
     def __init__(self, folder: Path, agreed: Agreement, **own: Any) -> None:
         self._folder, self._agreed, self._own = folder, agreed, own
@@ -58,8 +58,8 @@ class Site:
         )
         own = BudgetSection(dataset="scans", ledger=self._folder / "ledger.jsonl", epsilon=100.0, **self._own)
         releases = open_releases(self._agreed, own)
-        self.learner = learner(self._agreed)
-        self.trainee = build_checkpointed_learner(self._agreed, self.learner, self.journal, releases)
+        self.bare_learner = make_bare_learner(self._agreed)
+        self.learner = build_checkpointed_learner(self._agreed, self.bare_learner, self.journal, releases)
 
     def restart(self) -> None:
         self.journal.close()
@@ -74,7 +74,7 @@ class Site:
         return read_account(self._folder / "ledger.jsonl").entries
 
 
-def learner(agreed: Agreement) -> Learner:
+def make_bare_learner(agreed: Agreement) -> Learner:
     data = small_data(agreed)[SITE]
     return build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu")
 
@@ -87,34 +87,34 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_train_round_sends_noisy_and_paid_prototypes(site: Site) -> None:
-    rows, _ = site.trainee.train_round(1)
-    exact, _ = site.learner.prototypes()
-    held = site.trainee.values.held_classes()
+    rows, _ = site.learner.train_round(1)
+    exact, _ = site.bare_learner.prototypes()
+    held = site.learner.values.held_classes()
     assert (np.abs(rows - exact)[held] > 1e-3).any()
     assert [each.spending.release.round for each in site.entries] == [1]
 
 
 def test_train_round_release_serves_its_rounds_and_attempts(site: Site) -> None:
-    first, _ = site.trainee.train_round(1)
+    first, _ = site.learner.train_round(1)
     for number in (1, 2):
-        again, _ = site.trainee.train_round(number)
+        again, _ = site.learner.train_round(number)
         np.testing.assert_array_equal(again, first)
-    third, _ = site.trainee.train_round(3)
+    third, _ = site.learner.train_round(3)
     assert not np.array_equal(third, first)
     assert [each.spending.release.round for each in site.entries] == [1, 3]
 
 
 def test_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
     for number in (1, 2):
-        rows, _ = site.trainee.train_round(number)
-        held, spent = site.trainee.values.held_classes(), spent_budget(site.trainee)
+        rows, _ = site.learner.train_round(number)
+        held, spent = site.learner.values.held_classes(), spent_budget(site.learner)
         site.restart()
-        again, _ = site.trainee.train_round(number)
+        again, _ = site.learner.train_round(number)
         np.testing.assert_array_equal(again, rows)
-        np.testing.assert_array_equal(site.trainee.values.held_classes(), held)
-        assert spent_budget(site.trainee) == spent
+        np.testing.assert_array_equal(site.learner.values.held_classes(), held)
+        assert spent_budget(site.learner) == spent
     site.restart()
-    np.testing.assert_array_equal(site.trainee.train_round(2)[0], rows)
+    np.testing.assert_array_equal(site.learner.train_round(2)[0], rows)
     assert len(site.entries) == 1
 
 
@@ -134,7 +134,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Released]:
 
 def test_frozen_features_average_their_releases_over_restarts(site: Site, drawn: list[Released]) -> None:
     for number in (1, 3, 5):
-        rows, counts = site.trainee.train_round(number)
+        rows, counts = site.learner.train_round(number)
         sums = np.mean([draw.sums for draw in drawn], axis=0)
         numbers = np.mean([draw.counts for draw in drawn], axis=0)
         present = numbers >= 1.0
@@ -153,7 +153,7 @@ def test_trained_features_or_one_release_average_nothing(
 ) -> None:
     site = Site(tmp_path, agreement(**changes), allow_no_guarantee=True)
     for number in range(1, 7):
-        rows, _ = site.trainee.train_round(number)
+        rows, _ = site.learner.train_round(number)
         np.testing.assert_allclose(rows[drawn[-1].present], drawn[-1].rows[drawn[-1].present])
         site.restart()
     assert len(drawn) == (3 if "extractor" in changes else 1)
@@ -166,8 +166,8 @@ def test_missed_release_leaves_no_prototypes_and_pays_nothing(
     """The period's other rounds send no prototypes. The next period has a release."""
     site = Site(tmp_path, agreement(release_every=3))
     for number in (2, 3):
-        rows, counts = site.trainee.train_round(number)
-        made = (rows, counts, site.trainee.values.held_classes())
+        rows, counts = site.learner.train_round(number)
+        made = (rows, counts, site.learner.values.held_classes())
         assert not any(values.any() for values in made)
         site.restart()
     assert [name for name, _, text in caplog.record_tuples if "missed the round" in text] == [
@@ -175,10 +175,10 @@ def test_missed_release_leaves_no_prototypes_and_pays_nothing(
     ]
     assert "before round 4" in caplog.text
     assert not site.entries
-    site.trainee.save(tmp_path / "out")
+    site.learner.save(tmp_path / "out")
     assert not read_prototypes(tmp_path / "out").local.any()
-    site.trainee.train_round(4)
-    assert site.trainee.values.held_classes().any()
+    site.learner.train_round(4)
+    assert site.learner.values.held_classes().any()
     assert [each.spending.release.round for each in site.entries] == [4]
     site.journal.close()
 
@@ -188,26 +188,26 @@ def test_killed_between_paying_and_storing_pays_again(site: Site, monkeypatch: p
     with monkeypatch.context() as dying:
         dying.setattr(site.journal, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            site.trainee.train_round(1)
+            site.learner.train_round(1)
     site.restart()
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     assert [each.spending.release.round for each in site.entries] == [1, 1]
 
 
 def test_held_classes_follow_from_noisy_counts(tmp_path: Path) -> None:
     """The site has three classes and a threshold far above their counts, and so states none."""
     site = Site(tmp_path, agreement(min_count=1e6))
-    site.trainee.train_round(1)
-    assert not site.trainee.values.held_classes().any()
-    assert not site.trainee.train_round(1)[0].any()
+    site.learner.train_round(1)
+    assert not site.learner.values.held_classes().any()
+    assert not site.learner.train_round(1)[0].any()
     site.journal.close()
 
 
 def test_frozen_features_are_the_initial_models(site: Site) -> None:
-    initial = {name: value.clone() for name, value in site.learner.predictor.state_dict().items()}
+    initial = {name: value.clone() for name, value in site.bare_learner.predictor.state_dict().items()}
     for number in range(1, 4):
-        site.trainee.train_round(number)
-    trained = site.learner.predictor.state_dict()
+        site.learner.train_round(number)
+    trained = site.bare_learner.predictor.state_dict()
     moved = {name for name, value in trained.items() if not torch.equal(value, initial[name])}
     assert moved
     assert all(name.startswith("classifier") for name in moved)
@@ -216,7 +216,7 @@ def test_frozen_features_are_the_initial_models(site: Site) -> None:
 def test_trained_features_move(tmp_path: Path) -> None:
     """The power of the last."""
     agreed = agreement(extractor=Extractor.TRAINED)
-    site = learner(agreement())
+    site = make_bare_learner(agreement())
     own = BudgetSection(
         dataset="scans", ledger=tmp_path / "ledger.jsonl", epsilon=100.0, allow_no_guarantee=True
     )
@@ -227,10 +227,10 @@ def test_trained_features_move(tmp_path: Path) -> None:
         site=SITE,
         storage=StorageKey(bytes(32)),
     ) as journal:
-        trained = learner(agreed)
-        trainee = build_checkpointed_learner(agreed, trained, journal, open_releases(agreed, own))
-        trainee.train_round(1)
-        spent = spent_budget(trainee)
+        trained = make_bare_learner(agreed)
+        learner = build_checkpointed_learner(agreed, trained, journal, open_releases(agreed, own))
+        learner.train_round(1)
+        spent = spent_budget(learner)
     assert spent is not None
     assert not spent.guaranteed
     initial = site.predictor.state_dict()
@@ -250,7 +250,7 @@ def test_batch_statistics_are_refused() -> None:
         }
     )
     with pytest.raises(ModelError, match="norm"):
-        learner(agreed)
+        make_bare_learner(agreed)
 
 
 class ClassifierAsMethod(PrototypeModel):
@@ -275,19 +275,19 @@ def test_refused_release_leaves_nothing_to_send(
         refusing.setattr(Releases, "release", _refused)
         for _ in range(2):
             with pytest.raises(BudgetError):
-                site.trainee.train_round(1)
+                site.learner.train_round(1)
             with pytest.raises(RuntimeError):
-                site.trainee.values.held_classes()
+                site.learner.values.held_classes()
             with pytest.raises(RuntimeError):
-                site.trainee.values.latest()
-    first, _ = site.trainee.train_round(1)
+                site.learner.values.latest()
+    first, _ = site.learner.train_round(1)
     with monkeypatch.context() as refusing:
         refusing.setattr(Releases, "release", _refused)
         for _ in range(2):
             with pytest.raises(BudgetError):
-                site.trainee.train_round(3)
+                site.learner.train_round(3)
     site.restart()
-    np.testing.assert_array_equal(site.trainee.train_round(2)[0], first)
+    np.testing.assert_array_equal(site.learner.train_round(2)[0], first)
 
 
 def _refused(*_: object) -> None:
@@ -296,7 +296,7 @@ def _refused(*_: object) -> None:
 
 def test_build_learner_with_noise_without_releases_is_refused(site: Site) -> None:
     with pytest.raises(BudgetError):
-        build_checkpointed_learner(agreement(), site.learner, site.journal)
+        build_checkpointed_learner(agreement(), site.bare_learner, site.journal)
 
 
 @pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
@@ -307,13 +307,15 @@ def test_frozen_features_hold_by_construction(tmp_path: Path, model: str) -> Non
         update={"model": f"tests.secure_client.privacy.moving_models:{model}"}
     )
     site = Site(tmp_path, agreed.model_copy(update={"training": training}))
-    before = features(site.learner)
-    site.trainee.train_round(1)
-    np.testing.assert_array_equal(features(site.learner), before)
-    moved = [given.features for given, _ in evaluate_outputs(site.learner.predictor, site.learner._train)]
+    before = features(site.bare_learner)
+    site.learner.train_round(1)
+    np.testing.assert_array_equal(features(site.bare_learner), before)
+    moved = [
+        given.features for given, _ in evaluate_outputs(site.bare_learner.predictor, site.bare_learner._train)
+    ]
     assert np.abs(np.concatenate([each.numpy() for each in moved]) - before).max() > 1e-6
     site.restart()
-    np.testing.assert_array_equal(features(site.learner), before)
+    np.testing.assert_array_equal(features(site.bare_learner), before)
     site.journal.close()
 
 
@@ -324,9 +326,9 @@ def features(learner: Learner) -> NDArray[np.float32]:
 @pytest.mark.parametrize("lost", ["removed", "older"])
 def test_restart_with_an_older_ledger_is_refused(site: Site, lost: str) -> None:
     ledger = site.ledger
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     kept = ledger.read_bytes()
-    site.trainee.train_round(3)
+    site.learner.train_round(3)
     ledger.unlink()
     if lost == "older":
         ledger.write_bytes(kept)
@@ -336,13 +338,13 @@ def test_restart_with_an_older_ledger_is_refused(site: Site, lost: str) -> None:
 
 def test_saved_counts_are_the_noisy_ones(tmp_path: Path) -> None:
     site = Site(tmp_path, agreement(min_count=1e6))
-    site.trainee.train_round(1)
-    site.trainee.save(tmp_path)
+    site.learner.train_round(1)
+    site.learner.save(tmp_path)
     assert not read_prototypes(tmp_path).counts.any()
     site.journal.close()
 
 
 def test_released_rows_beyond_the_norm_bound_are_shortened(tmp_path: Path) -> None:
     site = Site(tmp_path, agreement().model_copy(update={"norm_bound": 0.25}))
-    rows, _ = site.trainee.train_round(1)
+    rows, _ = site.learner.train_round(1)
     assert np.linalg.norm(rows, axis=1).max() == pytest.approx(0.25)

@@ -60,7 +60,7 @@ def agreed(method: Method, privacy: PrivacySection = PRIVACY, **changes: Any) ->
 
 
 @contextmanager
-def trainee_of(agreement: Agreement, folder: Path) -> Iterator[CheckpointedLearner]:
+def checkpointed_learner(agreement: Agreement, folder: Path) -> Iterator[CheckpointedLearner]:
     data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))[SITE]
     own = BudgetSection(
         dataset="scans", ledger=folder / "ledger.jsonl", epsilon=800.0, allow_no_guarantee=True
@@ -104,14 +104,14 @@ def test_run_with_private_features_pays_the_plan(method: Method, tmp_path: Path)
 def test_site_without_a_release_has_no_prototypes(method: Method, tmp_path: Path) -> None:
     """Round 2 repeats the sum of round 1, which the site missed. Its model takes part."""
     for _ in range(2):  # the second time from the journal
-        with trainee_of(agreed(method), tmp_path) as trainee:
-            rows, counts = trainee.train_round(2)
-            made = (rows, counts, trainee.values.held_classes())
+        with checkpointed_learner(agreed(method), tmp_path) as learner:
+            rows, counts = learner.train_round(2)
+            made = (rows, counts, learner.values.held_classes())
             assert not any(values.any() for values in made)
             if method is Method.FEDPLCC:
-                assert len(trainee.values.local().labels) == 0
-            assert trainee.values.released == 2
-            assert trainee.evaluate() is not None
+                assert len(learner.values.local().labels) == 0
+            assert learner.values.released == 2
+            assert learner.evaluate() is not None
     assert not entries(tmp_path)
 
 
@@ -121,24 +121,24 @@ def test_release_of_few_cells_costs_the_agreed_number(tmp_path: Path) -> None:
     agreement = agreed(Method.FEDPLCC, fedplcc=section)
     most = CLASSES * 5 * (DIM + 1)
     assert planned_history(agreement, PRIVACY) == [GaussianRelease(PRIVACY.noise_multiplier, most)] * 2
-    with trainee_of(agreement, tmp_path) as trainee:
+    with checkpointed_learner(agreement, tmp_path) as learner:
         for number, of_class in ((1, 0), (3, 5)):
             if of_class:
-                take_centres(trainee, of_class)
-            trainee.train_round(number)
+                take_centres(learner, of_class)
+            learner.train_round(number)
         first, second = (each.spending for each in entries(tmp_path))
         assert [first.event, second.event] == planned_history(agreement, PRIVACY)
         assert first.facts == second.facts
-        assert spent_budget(trainee).epsilon == planned_epsilon(agreement, PRIVACY, 1e-5)
+        assert spent_budget(learner).epsilon == planned_epsilon(agreement, PRIVACY, 1e-5)
         fewest = GaussianRelease(PRIVACY.noise_multiplier, CLASSES * (DIM + 1))
-        assert spent_budget(trainee).epsilon >= epsilon([fewest] * 2, 1e-5)
-        take_centres(trainee, 6)
+        assert spent_budget(learner).epsilon >= epsilon([fewest] * 2, 1e-5)
+        take_centres(learner, 6)
         with pytest.raises(ValueError, match="18 cells"):
-            trainee.train_round(5)
+            learner.train_round(5)
         assert len(entries(tmp_path)) == 2
 
 
-def take_centres(trainee: CheckpointedLearner, of_class: int, around: Sequence[torch.Tensor] = ()) -> None:
+def take_centres(learner: CheckpointedLearner, of_class: int, around: Sequence[torch.Tensor] = ()) -> None:
     """Take a result of round 2 with so many centres of each class, at the first of its six records if given."""
     count = CLASSES * of_class
     labels = np.repeat(np.arange(CLASSES, dtype=np.int64), of_class)
@@ -147,7 +147,7 @@ def take_centres(trainee: CheckpointedLearner, of_class: int, around: Sequence[t
         features = torch.cat(list(around)).double().numpy()
         rows = np.concatenate([features[6 * k : 6 * k + of_class] for k in range(CLASSES)])
     clusters = GlobalClusters(rows, labels, np.full(count, 1.0 / of_class))
-    trainee.take_clusters(2, bytes(32), clusters, trainee.values.averaged())
+    learner.take_clusters(2, bytes(32), clusters, learner.values.averaged())
 
 
 # FedPLCC's cells
@@ -156,32 +156,32 @@ def take_centres(trainee: CheckpointedLearner, of_class: int, around: Sequence[t
 def test_cells_are_around_the_centres_of_training(tmp_path: Path) -> None:
     """The noise is the same each time, since chance decides how many of twelve cells of one record it leaves."""
     agreement = agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"min_count": 0.5}))
-    with replayed_noise(), trainee_of(agreement, tmp_path) as trainee:
-        trainee.train_round(1)
-        assert trainee.values.local().labels.tolist() == [0, 1, 2]
-        take_centres(trainee, 4, around=[given for given, _ in trainee._learner.embed()])
-        trainee.train_round(3)
-        local = trainee.values.local()
+    with replayed_noise(), checkpointed_learner(agreement, tmp_path) as learner:
+        learner.train_round(1)
+        assert learner.values.local().labels.tolist() == [0, 1, 2]
+        take_centres(learner, 4, around=[given for given, _ in learner._learner.embed()])
+        learner.train_round(3)
+        local = learner.values.local()
         assert len(local.labels) > CLASSES
         assert np.bincount(local.labels).max() <= 4
         counts = np.bincount(local.labels, weights=local.counts)
-        np.testing.assert_array_equal(trainee.train_round(3)[1], counts)
+        np.testing.assert_array_equal(learner.train_round(3)[1], counts)
 
 
 def test_restart_and_round_in_between_keep_the_prototypes(tmp_path: Path) -> None:
     """Though what they are nearest to has changed since."""
     agreement = agreed(Method.FEDPLCC)
-    with trainee_of(agreement, tmp_path) as trainee:
-        trainee.train_round(1)
-        before = trainee.values.local()
-        take_centres(trainee, 4)
-    with trainee_of(agreement, tmp_path) as trainee:
-        trainee.train_round(2)
+    with checkpointed_learner(agreement, tmp_path) as learner:
+        learner.train_round(1)
+        before = learner.values.local()
+        take_centres(learner, 4)
+    with checkpointed_learner(agreement, tmp_path) as learner:
+        learner.train_round(2)
         for name, kept in vars(before).items():
-            np.testing.assert_array_equal(vars(trainee.values.local())[name], kept)
-    with trainee_of(agreement, tmp_path) as trainee:
-        trainee.train_round(2)
-        np.testing.assert_array_equal(trainee.values.local().rows, before.rows)
+            np.testing.assert_array_equal(vars(learner.values.local())[name], kept)
+    with checkpointed_learner(agreement, tmp_path) as learner:
+        learner.train_round(2)
+        np.testing.assert_array_equal(learner.values.local().rows, before.rows)
     assert len(entries(tmp_path)) == 1
 
 
@@ -193,15 +193,15 @@ def test_site_without_classes_weighs_one(tmp_path: Path) -> None:
     with LocalFederation(agreement, data) as federation:
         federation.run()
         for site in federation.sites:
-            assert len(site.trainee.values.local().rows) == 0
-            assert not site.trainee.values.held_classes().any()
+            assert len(site.learner.values.local().rows) == 0
+            assert not site.learner.values.held_classes().any()
 
 
 def test_warnings_state_no_exact_number_of_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agreement = agreed(Method.FEDPLCC)
     averaging = agreement.averaging.model_copy(update={"most_samples": 5})
-    with trainee_of(agreement.model_copy(update={"averaging": averaging}), tmp_path) as trainee:
-        _, counts = trainee.train_round(1)
+    with checkpointed_learner(agreement.model_copy(update={"averaging": averaging}), tmp_path) as learner:
+        _, counts = learner.train_round(1)
         assert model_weight(counts, 5) == 5
     assert "most_samples" not in caplog.text
 
@@ -214,26 +214,26 @@ def test_scores_are_at_the_released_prototypes(tmp_path: Path) -> None:
 
     With the same noise each time: how far scores at a noisy row are from those over records is chance.
     """
-    with replayed_noise(), trainee_of(agreed(Method.FEDDBP), tmp_path) as trainee:
-        rows, _ = trainee.train_round(1)
-        head = trainee._learner.predictor.classifier
+    with replayed_noise(), checkpointed_learner(agreed(Method.FEDDBP), tmp_path) as learner:
+        rows, _ = learner.train_round(1)
+        head = learner._learner.predictor.classifier
         assert isinstance(head, torch.nn.Linear)
         weight, bias = head.weight.detach().double(), head.bias.detach().double()
         at = torch.from_numpy(rows).float().double()
         wrong = torch.eye(CLASSES).double() - torch.softmax(at @ weight.T + bias, dim=1)
         expected = (wrong @ weight).square().numpy()
-        np.testing.assert_allclose(trainee.values.scores(), expected, rtol=1e-4, atol=1e-9)
-        over_records = trainee._learner.scores()
+        np.testing.assert_allclose(learner.values.scores(), expected, rtol=1e-4, atol=1e-9)
+        over_records = learner._learner.scores()
         assert over_records is not None
         assert np.abs(over_records - expected).max() > 0.05 * np.abs(expected).max()
 
 
 def test_absent_class_has_scores_of_zero(tmp_path: Path) -> None:
-    with trainee_of(
+    with checkpointed_learner(
         agreed(Method.FEDDBP, PRIVACY.model_copy(update={"min_count": 1e6})), tmp_path
-    ) as trainee:
-        trainee.train_round(1)
-        assert not trainee.values.scores().any()
+    ) as learner:
+        learner.train_round(1)
+        assert not learner.values.scores().any()
 
 
 # Features that nothing has shaped
@@ -250,14 +250,14 @@ def test_averaged_parameters_of_frozen_features_stay_initial(tmp_path: Path, mod
     parameters, buffers = sizes_of(model)
     averaging = AveragingSection(parameters=parameters, buffers=buffers)
     agreement = agreement.model_copy(update={"training": training, "averaging": averaging})
-    with trainee_of(agreement, tmp_path) as trainee:
-        before = trainee.values.averaged()
-        trainee.train_round(1)
-        np.testing.assert_array_equal(trainee.values.averaged(), before)
-        trainee.take_base(1, bytes(32), np.zeros((CLASSES, DIM)), np.zeros(CLASSES, np.bool_), before + 1.0)
-        trainee.train_round(2)
-        np.testing.assert_array_equal(trainee.values.averaged(), before)
-        moved = trainee._learner._averaged.vector()
+    with checkpointed_learner(agreement, tmp_path) as learner:
+        before = learner.values.averaged()
+        learner.train_round(1)
+        np.testing.assert_array_equal(learner.values.averaged(), before)
+        learner.take_base(1, bytes(32), np.zeros((CLASSES, DIM)), np.zeros(CLASSES, np.bool_), before + 1.0)
+        learner.train_round(2)
+        np.testing.assert_array_equal(learner.values.averaged(), before)
+        moved = learner._learner._averaged.vector()
         assert np.abs(moved - before).max() > 1e-6
 
 

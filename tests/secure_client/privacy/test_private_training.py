@@ -18,7 +18,7 @@ from privacy.errors import BudgetError, LedgerError
 from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Entry
-from secure_client.checkpoints import checkpointed_learner as trainees
+from secure_client.checkpoints import checkpointed_learner
 from secure_client.checkpoints.checkpointed_learner import CheckpointedLearner
 from secure_client.checkpoints.learner_factory import build_checkpointed_learner, build_learner
 from secure_client.models.prototype_model import hash_weights
@@ -61,7 +61,7 @@ def agreement(**changes: Any) -> Agreement:
 
 
 class Site:
-    """A trainee with its journal and ledger, which can be restarted."""
+    """A learner with its journal and ledger, which can be restarted."""
 
     def __init__(self, folder: Path, agreed: Agreement, limit: float = 100.0) -> None:
         self.folder, self.agreed, self._limit = folder, agreed, limit
@@ -77,8 +77,8 @@ class Site:
         )
         own = BudgetSection(dataset="scans", ledger=self.folder / "ledger.jsonl", epsilon=self._limit)
         self.releases = open_releases(self.agreed, own)
-        self.learner = learner(self.agreed)
-        self.trainee = build_checkpointed_learner(self.agreed, self.learner, self.journal, self.releases)
+        self.bare_learner = make_bare_learner(self.agreed)
+        self.learner = build_checkpointed_learner(self.agreed, self.bare_learner, self.journal, self.releases)
 
     def restart(self) -> None:
         self.journal.close()
@@ -93,7 +93,7 @@ class Site:
         return [(each.spending.release.round, each.spending.release.what) for each in self.entries]
 
 
-def learner(agreed: Agreement) -> Learner:
+def make_bare_learner(agreed: Agreement) -> Learner:
     return build_learner(agreed, SITE, small_data(agreed)[SITE], model=agreed.training.model, device="cpu")
 
 
@@ -125,7 +125,7 @@ def trained_and_paid(site: Site, steps: list[int]) -> tuple[int, int]:
 
 def test_every_round_is_paid_as_planned(site: Site, steps: list[int]) -> None:
     for number in range(1, ROUNDS + 1):
-        site.trainee.train_round(number)
+        site.learner.train_round(number)
     assert site.spent == [
         (1, TRAINING),
         (1, PROTOTYPES),
@@ -135,7 +135,7 @@ def test_every_round_is_paid_as_planned(site: Site, steps: list[int]) -> None:
         (4, TRAINING),
     ]
     assert trained_and_paid(site, steps) == (ROUNDS * STEPS, ROUNDS * STEPS)
-    spent = spent_budget(site.trainee)
+    spent = spent_budget(site.learner)
     assert spent is not None
     assert spent.guaranteed
     assert spent.epsilon == pytest.approx(planned_epsilon(site.agreed, PRIVACY, 1e-5), rel=1e-9)
@@ -143,8 +143,8 @@ def test_every_round_is_paid_as_planned(site: Site, steps: list[int]) -> None:
 
 
 def test_ledger_records_what_was_trained(site: Site) -> None:
-    initial = hash_weights(learner(site.agreed).state())
-    site.trainee.train_round(1)
+    initial = hash_weights(make_bare_learner(site.agreed).state())
+    site.learner.train_round(1)
     training, release = (each.spending for each in site.entries)
     assert training.event == DpSgd(DP_SGD.noise_multiplier, DP_SGD.sampling_rate, STEPS)
     assert training.facts == {
@@ -158,9 +158,9 @@ def test_ledger_records_what_was_trained(site: Site) -> None:
 
 
 def test_recorded_weights_are_the_initial_models_after_a_restart(site: Site) -> None:
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     site.restart()
-    site.trainee.train_round(3)
+    site.learner.train_round(3)
     assert len({each.spending.facts["weights"] for each in site.entries}) == 1
 
 
@@ -169,9 +169,9 @@ def test_recorded_weights_stand_also_without_dp_sgd(
     tmp_path: Path, extractor: Extractor, steps: list[int]
 ) -> None:
     site = Site(tmp_path, agreement(extractor=extractor, dp_sgd=None))
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     assert site.spent == [(1, PROTOTYPES)]
-    assert site.entries[0].spending.facts["weights"] == hash_weights(learner(site.agreed).state())
+    assert site.entries[0].spending.facts["weights"] == hash_weights(make_bare_learner(site.agreed).state())
     assert not steps
     site.journal.close()
 
@@ -179,20 +179,22 @@ def test_recorded_weights_stand_also_without_dp_sgd(
 def test_recorded_weights_differ_for_another_start() -> None:
     first = agreement()
     other = first.model_copy(update={"training": first.training.model_copy(update={"init_seed": 1})})
-    assert hash_weights(learner(first).state()) == hash_weights(learner(first).state())
-    assert hash_weights(learner(first).state()) != hash_weights(learner(other).state())
+    assert hash_weights(make_bare_learner(first).state()) == hash_weights(make_bare_learner(first).state())
+    assert hash_weights(make_bare_learner(first).state()) != hash_weights(make_bare_learner(other).state())
 
 
 def test_training_changes_the_whole_model_and_the_classifier(site: Site) -> None:
-    before = site.learner.state()
-    site.trainee.train_round(1)
-    moved = {name for name, value in site.learner.state().items() if not torch.equal(value, before[name])}
+    before = site.bare_learner.state()
+    site.learner.train_round(1)
+    moved = {
+        name for name, value in site.bare_learner.state().items() if not torch.equal(value, before[name])
+    }
     assert moved == set(before)
 
 
 def test_round_0_costs_no_training(site: Site, steps: list[int]) -> None:
-    site.trainee.begin(0)
-    assert site.trainee.jobs(0) == []
+    site.learner.begin(0)
+    assert site.learner.jobs(0) == []
     assert site.spent == []
     assert not steps
 
@@ -226,17 +228,17 @@ def test_killed_site_never_trained_more_than_was_paid(
     with monkeypatch.context() as dying:
         dying.setattr(owner, name, kill)
         with pytest.raises(KilledError):
-            site.trainee.train_round(1)
+            site.learner.train_round(1)
     trained, paid = trained_and_paid(site, steps)
     assert trained <= paid
     assert paid == (0 if point == "before the ledger has it" else STEPS)
     site.restart()
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     trained, paid = trained_and_paid(site, steps)
     assert trained <= paid
     assert paid == (STEPS if point == "before the ledger has it" else 2 * STEPS)
     site.restart()
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     assert trained_and_paid(site, steps) == (trained, paid)
 
 
@@ -244,19 +246,19 @@ def test_comparison_finds_training_paid_late(
     site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the last: a site that pays at the end."""
-    pay = site.trainee.releases.pay_for_training  # type: ignore[union-attr]
+    pay = site.learner.releases.pay_for_training  # type: ignore[union-attr]
     finish = CheckpointedLearner.finish
 
-    def finished(trainee: CheckpointedLearner, number: int, losses: Any) -> None:
+    def finished(learner: CheckpointedLearner, number: int, losses: Any) -> None:
         pay(number)
-        finish(trainee, number, losses)
+        finish(learner, number, losses)
 
     with monkeypatch.context() as changed:
-        changed.setattr(site.trainee.releases, "pay_for_training", lambda number: None)
+        changed.setattr(site.learner.releases, "pay_for_training", lambda number: None)
         changed.setattr(CheckpointedLearner, "finish", finished)
-        changed.setattr(trainees, "run_job", _run_and_die)
+        changed.setattr(checkpointed_learner, "run_job", _run_and_die)
         with pytest.raises(KilledError):
-            site.trainee.train_round(1)
+            site.learner.train_round(1)
     trained, paid = trained_and_paid(site, steps)
     assert trained > paid
 
@@ -281,13 +283,13 @@ def test_exhausted_budget_trains_nothing(tmp_path: Path, steps: list[int]) -> No
     assert earlier is not None
     earlier.pay_for_training(1)
     for number in range(1, ROUNDS):
-        site.trainee.train_round(number)
-    held, weights = site.trainee.values.latest()[0], site.learner.state()
+        site.learner.train_round(number)
+    held, weights = site.learner.values.latest()[0], site.bare_learner.state()
     with pytest.raises(BudgetError, match="round 4 "):
-        site.trainee.train_round(ROUNDS)
+        site.learner.train_round(ROUNDS)
     assert len(steps) == (ROUNDS - 1) * STEPS
-    np.testing.assert_array_equal(site.trainee.values.latest()[0], held)
-    for name, value in site.learner.state().items():
+    np.testing.assert_array_equal(site.learner.values.latest()[0], held)
+    for name, value in site.bare_learner.state().items():
         assert torch.equal(value, weights[name])
     site.journal.close()
 
@@ -300,7 +302,7 @@ def test_unwritable_ledger_trains_nothing(
 
     monkeypatch.setattr("protoseal_files.append_only_file.append", full)
     with pytest.raises(LedgerError):
-        site.trainee.train_round(1)
+        site.learner.train_round(1)
     assert not steps
 
 

@@ -64,9 +64,9 @@ def within(site: Site, rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def course(site: Site) -> None:
     """Play two rounds of training, with a result between them."""
-    site.trainee.train_round(1)
+    site.learner.train_round(1)
     site.take(1, FIRST)
-    site.trainee.train_round(2)
+    site.learner.train_round(2)
 
 
 @pytest.mark.parametrize("site", AGGREGATED, indirect=True)
@@ -76,9 +76,9 @@ def test_feature_passes_of_averages_are_for_saved_prototypes_alone(
     course(site)
     assert site.evaluated().accuracy_prototype is None
     assert passes() == 0
-    site.trainee.save(tmp_path)
+    site.learner.save(tmp_path)
     assert passes() == 1
-    rows, counts = site.trainee._learner.prototypes()
+    rows, counts = site.learner._learner.prototypes()
     saved = read_prototypes(tmp_path)
     np.testing.assert_array_equal(saved.local, within(site, rows))
     np.testing.assert_array_equal(saved.counts, counts)
@@ -91,21 +91,21 @@ def test_feature_passes_of_a_test_by_prototype_are_one(site: Site, passes: Calla
     assert passes() == 0
     lazy = [site.evaluated(), site.evaluated()]
     assert passes() == 1
-    own, held = site.trainee.values.latest()
+    own, held = site.learner.values.latest()
     site.restart()
     assert [site.evaluated(), site.evaluated()] == lazy
     assert lazy[0].accuracy_prototype is not None
-    np.testing.assert_array_equal(site.trainee.values.latest()[0], own)
-    np.testing.assert_array_equal(within(site, site.trainee._learner.prototypes()[0]), own)
+    np.testing.assert_array_equal(site.learner.values.latest()[0], own)
+    np.testing.assert_array_equal(within(site, site.learner._learner.prototypes()[0]), own)
     assert held.all()
 
 
 @pytest.mark.parametrize("site", EXCHANGED, indirect=True)
 def test_feature_passes_of_an_exchange_are_one(site: Site, passes: Callable[[], int]) -> None:
     """Prototypes, scores and clusters are those that a pass for each of them gives."""
-    rows, counts = site.trainee.train_round(1)
+    rows, counts = site.learner.train_round(1)
     assert passes() == 1
-    learner = site.trainee._learner
+    learner = site.learner._learner
     apart, apart_counts = learner.prototypes()
     np.testing.assert_array_equal(rows, within(site, apart))
     np.testing.assert_array_equal(counts, apart_counts)
@@ -113,10 +113,10 @@ def test_feature_passes_of_an_exchange_are_one(site: Site, passes: Callable[[], 
     assert (scores is None) is (site.agreement.method is not Method.FEDDBP)
     assert (local is None) is (not site.agreement.clusters)
     if scores is not None:
-        np.testing.assert_array_equal(site.trainee.values.scores(), scores)
+        np.testing.assert_array_equal(site.learner.values.scores(), scores)
     if local is not None:
         bounded = replace(local, rows=within(site, local.rows)).without_zeros()
-        for got, wanted in zip(astuple(site.trainee.values.local()), astuple(bounded), strict=True):
+        for got, wanted in zip(astuple(site.learner.values.local()), astuple(bounded), strict=True):
             np.testing.assert_array_equal(got, wanted)
 
 
