@@ -123,7 +123,13 @@ class FixedPoint:
         values = np.empty(self.length)
         for position, segment in enumerate(self.segments):
             bits, part = self.fraction_bits[position], numbers[self._slices[position]]
-            _check_sum(part, _largest_sum(segment.bound, bits, terms), position)
+            largest = int(terms * _largest_word(segment.bound, bits))
+            # Two comparisons instead of abs, which the ring's smallest number overflows.
+            if ((part > largest) | (part < -largest)).any():
+                raise MalformedError(
+                    f"segment {position} of a sum is beyond what its terms can add up to: masks that do not cancel, "
+                    "or a site that exceeded its bounds"
+                )
             values[self._slices[position]] = part * 2.0**-bits
         return values
 
@@ -171,10 +177,6 @@ def _largest_word(bound: float, bits: int) -> Fraction:
     return Fraction(bound) * Fraction(2**bits) + Fraction(1, 2)
 
 
-def _largest_sum(bound: float, bits: int, terms: int) -> int:
-    return int(terms * _largest_word(bound, bits))
-
-
 def segment_slices(segments: Sequence[Segment]) -> tuple[slice, ...]:
     """Return each segment's slice in a vector of all segments."""
     ends = np.cumsum([segment.length for segment in segments]).tolist()
@@ -182,10 +184,8 @@ def segment_slices(segments: Sequence[Segment]) -> tuple[slice, ...]:
 
 
 def check_bound(values: Float, segment: Segment, position: int) -> None:
-    """Raise :class:`BoundError` unless all values are within the segment's bound, and whole if the segment is.
-
-    The comparison is written so that NaN, which is neither above nor below the bound, fails too.
-    """
+    """Raise :class:`BoundError` unless all values are within the segment's bound, and whole if the segment is."""
+    # NaN is neither above nor below the bound, so "not within" refuses it where "beyond" would not.
     within = np.abs(values) <= segment.bound
     if not within.all():
         worst = float(np.abs(values[~within]).max())
@@ -195,13 +195,4 @@ def check_bound(values: Float, segment: Segment, position: int) -> None:
     if segment.whole and (values != np.rint(values)).any():
         raise BoundError(
             f"segment {position} must hold whole numbers, but holds a value that is no whole number"
-        )
-
-
-def _check_sum(numbers: NDArray[np.int32] | NDArray[np.int64], largest: int, position: int) -> None:
-    """Raise unless all magnitudes are at most ``largest``, without abs: the ring's smallest number overflows it."""
-    if ((numbers > largest) | (numbers < -largest)).any():
-        raise MalformedError(
-            f"segment {position} of a sum is beyond what its terms can add up to: masks that do not cancel, "
-            "or a site that exceeded its bounds"
         )

@@ -137,18 +137,10 @@ def seal(public: bytes, plaintext: bytes, info: bytes) -> bytes:
 
 def check_channel_public(public: bytes) -> None:
     """Raise :class:`VerificationError` unless ``public`` is an X25519 key in canonical form and not of low order."""
-    _check_canonical(public)
-    _check_order(public)
-
-
-def _check_canonical(public: bytes) -> None:
-    """Raise unless ``public`` is canonical: X25519 decodes several byte strings to one point, which hides repeats."""
+    # X25519 decodes several byte strings to one point, so a repeated key could hide behind another form.
     if len(public) != KEY_BYTES or int.from_bytes(public, "little") >= _FIELD_PRIME:
         raise VerificationError("a channel key is not 32 bytes in canonical form (RFC 7748)")
-
-
-def _check_order(public: bytes) -> None:
-    """Raise for a point of low order, with which everyone knows the shared secret (RFC 7748, section 6.1)."""
+    # Everyone knows the secret shared with a point of low order (RFC 7748, section 6.1).
     if int.from_bytes(public, "little") in _LOW_ORDER:
         raise VerificationError("a channel key is a point of low order")
 

@@ -123,12 +123,8 @@ def only_array(payload: Payload, scheme: str) -> Rows:
 
 def _check_payload(payload: Payload, scheme: str, site: str, cohort: Cohort) -> None:
     rows = read_rows(payload, scheme, cohort)
-    _check_absent(rows, cohort.holds[cohort.index(site)])
-
-
-def _check_absent(rows: Rows, holds: NDArray[np.bool_]) -> None:
-    """Raise for a nonzero row of a class that the site does not hold: no count of holders would include the row."""
-    if rows[~holds].any():
+    # A row of a class that the site says it lacks would enter the sums, and no count of holders would include it.
+    if rows[~cohort.holds[cohort.index(site)]].any():
         raise MalformedError("the rows of classes that the site does not hold must be zero")
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.errors import VerificationError
 from crypto.keys import check_channel_public, check_distinct, encode
-from crypto.pki import Credentials, Identity, Role, TrustAnchor, verify
+from crypto.pki import Credentials, Role, TrustAnchor, verify
 from crypto.pki.identity import load_certificate, p256_key
 from crypto.pki.trust import fingerprint
 
@@ -79,11 +79,17 @@ def verify_statement(
     bytes that are not a certificate.
     """
     identity = trust.identify(statement.certificate, Role.SITE, at)
-    _check_name(statement, identity)
+    # Otherwise a member could state a key under another member's name, with its own certificate.
+    if statement.site != identity.name:
+        raise VerificationError(
+            f"the statement of {statement.site} comes with the certificate of {identity.name}"
+        )
     check_channel_public(statement.channel_key)
     certificate = load_certificate(statement.certificate)
     public_key = p256_key(certificate)
-    _check_signature(statement, public_key, run, agreement_hash)
+    # Run and agreement are this verifier's own, so a statement for another run does not verify.
+    fields = _fields(statement.site, statement.certificate, statement.channel_key, run, agreement_hash)
+    verify(public_key, statement.signature, _LABEL, *fields)
     return Member(identity.name, statement.channel_key, public_key, fingerprint(certificate))
 
 
@@ -95,11 +101,19 @@ def assemble_roster(
     Raises as :func:`verify_statement`, and :class:`VerificationError` for a repeated name or channel key. Limit:
     missing sites are not noticed; a site uses :func:`verify_roster`.
     """
-    _check_names_distinct(statements)
+    if len({statement.site for statement in statements}) != len(statements):
+        raise VerificationError("the roster names a site twice")
     verified = [verify_statement(trust, statement, run, agreement_hash, at) for statement in statements]
-    _check_keys_distinct(verified)
+    # One key under two names would count one party as two.
+    check_distinct(
+        [member.channel_key for member in verified], "two sites of the roster have the same channel key"
+    )
     members = {member.name: member for member in sorted(verified, key=lambda member: member.name)}
-    return Roster(MappingProxyType(members), _hash(statements, run, agreement_hash))
+    # Signatures are left out of the hash: anyone can turn one into another that holds.
+    fields = [run.encode(), agreement_hash]
+    for statement in sorted(statements, key=lambda statement: statement.site):
+        fields += [statement.site.encode(), statement.certificate, statement.channel_key]
+    return Roster(MappingProxyType(members), hashlib.sha256(encode("roster", *fields)).digest())
 
 
 def verify_roster(
@@ -120,10 +134,21 @@ def verify_roster(
     alone. Raises as :func:`assemble_roster`, and :class:`VerificationError` if ``own`` is absent or altered, a pin
     does not match, or there are fewer than ``minimum`` sites.
     """
-    _check_own(statements, own)
-    _check_minimum(len(statements), minimum)
+    # The whole statement is compared: the coordinator may have an older one of this site, whose key has leaked.
+    if own not in statements:
+        raise VerificationError(f"the roster lacks the statement of {own.site}, or has an altered one")
+    if len(statements) < minimum:
+        raise VerificationError(
+            f"the roster has {len(statements)} sites; this site requires {minimum} or more"
+        )
     roster = assemble_roster(statements, trust=trust, run=run, agreement_hash=agreement_hash, at=at)
-    _check_pins(tuple(roster.members.values()), pins)
+    # A dishonest CA can certify any name anew; a pinned name keeps the certificate that the peers compared.
+    for member in roster.members.values():
+        if pins.get(member.name, member.fingerprint) != member.fingerprint:
+            raise VerificationError(
+                f"the certificate of {member.name} ({member.fingerprint}) is not the pinned one; "
+                "ask that site, and change the pin only if it renewed its certificate"
+            )
     return roster
 
 
@@ -131,55 +156,3 @@ def _fields(
     site: str, certificate: bytes, channel_key: bytes, run: str, agreement_hash: bytes
 ) -> tuple[bytes, ...]:
     return (site.encode(), certificate, channel_key, run.encode(), agreement_hash)
-
-
-def _hash(statements: Sequence[Statement], run: str, agreement_hash: bytes) -> bytes:
-    """Return the hash of the statements without their signatures, which can be altered and stay valid."""
-    fields = [run.encode(), agreement_hash]
-    for statement in sorted(statements, key=lambda statement: statement.site):
-        fields += [statement.site.encode(), statement.certificate, statement.channel_key]
-    return hashlib.sha256(encode("roster", *fields)).digest()
-
-
-def _check_name(statement: Statement, identity: Identity) -> None:
-    if statement.site != identity.name:
-        raise VerificationError(
-            f"the statement of {statement.site} comes with the certificate of {identity.name}"
-        )
-
-
-def _check_signature(
-    statement: Statement, public_key: ec.EllipticCurvePublicKey, run: str, agreement_hash: bytes
-) -> None:
-    fields = _fields(statement.site, statement.certificate, statement.channel_key, run, agreement_hash)
-    verify(public_key, statement.signature, _LABEL, *fields)
-
-
-def _check_names_distinct(statements: Sequence[Statement]) -> None:
-    if len({statement.site for statement in statements}) != len(statements):
-        raise VerificationError("the roster names a site twice")
-
-
-def _check_own(statements: Sequence[Statement], own: Statement) -> None:
-    if own not in statements:
-        raise VerificationError(f"the roster lacks the statement of {own.site}, or has an altered one")
-
-
-def _check_minimum(count: int, minimum: int) -> None:
-    if count < minimum:
-        raise VerificationError(f"the roster has {count} sites; this site requires {minimum} or more")
-
-
-def _check_keys_distinct(members: Sequence[Member]) -> None:
-    """Raise if two sites have the same channel key, which would count one party twice."""
-    keys = [member.channel_key for member in members]
-    check_distinct(keys, "two sites of the roster have the same channel key")
-
-
-def _check_pins(members: Sequence[Member], pins: Mapping[str, str]) -> None:
-    for member in members:
-        if pins.get(member.name, member.fingerprint) != member.fingerprint:
-            raise VerificationError(
-                f"the certificate of {member.name} ({member.fingerprint}) is not the pinned one; "
-                "ask that site, and change the pin only if it renewed its certificate"
-            )

@@ -46,7 +46,8 @@ def seal_group_secret(
     """
     maker = credentials.identity.name
     _check_maker(maker, roster)
-    _check_member(recipient, roster)
+    if recipient not in roster.members:
+        raise VerificationError(f"{recipient} is not on the roster")
     context = _context(maker, recipient, run, attempt, roster.hash, public_hash)
     sealed = seal(roster.members[recipient].channel_key, secret, _info(context))
     signature = credentials.sign(_LABEL, *context, sealed)
@@ -71,12 +72,17 @@ def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, attempt: in
 
     Limit: only the recipient can check that the message decrypts, and its content.
     """
+    # The signature below binds maker, recipient and roster too; compared first, each mix-up gets its own message.
     _check_maker(sealed.maker, roster)
-    _check_recipient(sealed, recipient)
-    _check_roster(sealed, roster)
+    if sealed.recipient != recipient:
+        raise VerificationError(f"a group secret for {sealed.recipient} was given to {recipient}")
+    if sealed.roster_hash != roster.hash:
+        raise VerificationError("a group secret was sealed for another roster")
     # The context is built from the verifier's own knowledge, never from the message's fields.
     context = _context(roster.maker, recipient, run, attempt, roster.hash, sealed.public_hash)
-    _check_signature(sealed, roster, context)
+    # The key is the maker's certified one; a key that travels with the secret would prove nothing.
+    maker_key = roster.members[roster.maker].public_key
+    verify(maker_key, sealed.signature, _LABEL, *context, sealed.sealed)
 
 
 def _context(
@@ -94,24 +100,3 @@ def _info(context: tuple[bytes, ...]) -> bytes:
 def _check_maker(maker: str, roster: Roster) -> None:
     if maker != roster.maker:
         raise VerificationError(f"the group secret was made by {maker}, but it is for {roster.maker} to make")
-
-
-def _check_member(name: str, roster: Roster) -> None:
-    if name not in roster.members:
-        raise VerificationError(f"{name} is not on the roster")
-
-
-def _check_recipient(sealed: SealedSecret, recipient: str) -> None:
-    if sealed.recipient != recipient:
-        raise VerificationError(f"a group secret for {sealed.recipient} was given to {recipient}")
-
-
-def _check_roster(sealed: SealedSecret, roster: Roster) -> None:
-    if sealed.roster_hash != roster.hash:
-        raise VerificationError("a group secret was sealed for another roster")
-
-
-def _check_signature(sealed: SealedSecret, roster: Roster, context: tuple[bytes, ...]) -> None:
-    """Verify the signature with the maker's certified key, never with a key that travels with the secret."""
-    maker = roster.members[roster.maker]
-    verify(maker.public_key, sealed.signature, _LABEL, *context, sealed.sealed)

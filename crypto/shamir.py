@@ -10,7 +10,7 @@ the threshold), and arithmetic on Python's integers is not constant-time.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
@@ -23,22 +23,12 @@ SECRET_BYTES = 32
 SHARE_BYTES = 33
 
 
-def split(secret: bytes, threshold: int, count: int) -> tuple[bytes, ...]:
-    """Split the secret into ``count`` shares of 33 bytes; the share at index i is for x = i + 1.
+def split(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, bytes]:
+    """Split the secret into shares of 33 bytes, one for each of the distinct x ≥ 1 of ``places``, and return them by x.
 
-    Raises ``ValueError`` unless the secret has 32 bytes and 2 ≤ threshold ≤ count: with a threshold of 1 each
-    share would be the secret.
+    Raises ``ValueError`` unless the secret has 32 bytes and 2 ≤ threshold ≤ number of places: with a threshold of 1
+    each share would be the secret.
     """
-    if len(secret) != SECRET_BYTES or not 2 <= threshold <= count:
-        raise ValueError(
-            f"a secret has {SECRET_BYTES} bytes and 2 <= threshold <= count, "
-            f"not {len(secret)} bytes, {threshold} and {count}"
-        )
-    return _shares(secret, threshold, range(1, count + 1))
-
-
-def split_among(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, bytes]:
-    """Split the secret as :func:`split` does, for the distinct x ≥ 1 of ``places``, and return the shares by x."""
     if (
         not 2 <= threshold <= len(set(places)) == len(places)
         or min(places) < 1
@@ -48,7 +38,8 @@ def split_among(secret: bytes, threshold: int, places: Sequence[int]) -> dict[in
             f"a secret must have {SECRET_BYTES} bytes, places must be distinct and at least 1, "
             "and 2 <= threshold <= number of places must hold"
         )
-    return dict(zip(places, _shares(secret, threshold, places), strict=True))
+    polynomial = [int.from_bytes(secret, "big")] + [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    return {x: _evaluate(polynomial, x).to_bytes(SHARE_BYTES, "big") for x in places}
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -78,11 +69,6 @@ def check_share(share: bytes) -> int:
     if len(share) != SHARE_BYTES or value >= PRIME:
         raise MalformedError(f"a share must be a field element of {SHARE_BYTES} bytes")
     return value
-
-
-def _shares(secret: bytes, threshold: int, places: Iterable[int]) -> tuple[bytes, ...]:
-    polynomial = [int.from_bytes(secret, "big")] + [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-    return tuple(_evaluate(polynomial, x).to_bytes(SHARE_BYTES, "big") for x in places)
 
 
 def _evaluate(polynomial: list[int], x: int) -> int:

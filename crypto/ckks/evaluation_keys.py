@@ -83,23 +83,19 @@ class EvaluationKeys:
         """
         relinearisation = load(sealapi.RelinKeys(), self.relinearisation)
         rotation = load(sealapi.GaloisKeys(), self.rotation)
-        _check_key_level(relinearisation)
-        _check_key_level(rotation)
-        _check_parts(relinearisation, [sealapi.RelinKeys.get_index(_POWER)])
-        _check_parts(rotation, map(sealapi.GaloisKeys.get_index, GALOIS_ELEMENTS))
+        _check_keys(relinearisation, [sealapi.RelinKeys.get_index(_POWER)])
+        _check_keys(rotation, map(sealapi.GaloisKeys.get_index, GALOIS_ELEMENTS))
         return LoadedKeys(relinearisation, rotation)
 
     def __repr__(self) -> str:
         return f"EvaluationKeys(sha256={self.hash.hex()[:16]}…)"
 
 
-def _check_key_level(keys: Any) -> None:
+def _check_keys(keys: Any, places: Iterable[int]) -> None:
+    """Raise unless exactly these places have whole keys of this scheme's parameters."""
     if list(keys.parms_id()) != list(context().key_parms_id()):
         raise MalformedError("evaluation keys have other parameters than this scheme's")
-
-
-def _check_parts(keys: Any, places: Iterable[int]) -> None:
-    """Raise unless exactly these places have whole keys; SEAL's arithmetic reads past the end of a partial key."""
+    # SEAL's arithmetic reads past the end of a partial key.
     present = {place: len(parts) for place, parts in enumerate(keys.data()) if parts}
     if present != dict.fromkeys(places, _PARTS):
         raise MalformedError("evaluation keys are incomplete, or for other rotations than the circuit's")

@@ -72,49 +72,25 @@ def read_ciphertext(content: bytes, form: CiphertextShape) -> Ciphertext:
 
     Limit: the encrypted content cannot be checked; a well-formed ciphertext under another key decrypts to noise.
     """
-    check_length(content, form)
-    ciphertext = load(sealapi.Ciphertext(), content)
-    check_level(ciphertext, form)
-    check_size(ciphertext)
-    check_scale(ciphertext, form)
-    check_domain(ciphertext)
-    check_not_transparent(ciphertext)
-    return ciphertext
-
-
-def check_length(content: bytes, form: CiphertextShape) -> None:
-    """Raise for too long a content, or a length other than the header declares."""
     if len(content) > form.max_bytes:
         raise MalformedError(f"a ciphertext has {len(content)} bytes; at most {form.max_bytes} are allowed")
+    # SEAL reads as many bytes as its header declares; what follows would travel unread.
     if int.from_bytes(content[_LENGTH], "little") != len(content):
         raise MalformedError("a ciphertext's length is not what its header declares")
-
-
-def check_level(ciphertext: Ciphertext, form: CiphertextShape) -> None:
-    """Raise for another level, at which the circuit would fail, or rescale to another scale."""
+    ciphertext = load(sealapi.Ciphertext(), content)
+    # At another level the circuit would fail, or rescale by another prime and so to another scale.
     if list(ciphertext.parms_id()) != level_id(form.level):
         raise MalformedError("a ciphertext has another level than prescribed")
-
-
-def check_size(ciphertext: Ciphertext) -> None:
-    """Raise unless there are two polynomials; products are relinearised before they are sent."""
+    # Three polynomials are a product that was not relinearised.
     if ciphertext.size() != 2:
         raise MalformedError(f"a ciphertext has {ciphertext.size()} polynomials instead of 2")
-
-
-def check_scale(ciphertext: Ciphertext, form: CiphertextShape) -> None:
-    """Raise unless the scale is exact, because decrypted values are divided by it."""
+    # Decryption divides by the scale that the sender states: with twice the scale the reader gets half of the values.
     if ciphertext.scale != form.scale:
         raise MalformedError("a ciphertext has another scale than prescribed")
-
-
-def check_domain(ciphertext: Ciphertext) -> None:
-    """Raise unless the ciphertext is in the domain of the number-theoretic transform, as CKKS requires."""
+    # CKKS computes on number-theoretic transforms, and SEAL does not convert.
     if not ciphertext.is_ntt_form():
         raise MalformedError("a ciphertext is not in NTT form")
-
-
-def check_not_transparent(ciphertext: Ciphertext) -> None:
-    """Raise for a transparent ciphertext, which can be read without the key and never results from encryption."""
+    # The second polynomial of a transparent ciphertext is 0, so everyone can read it; no encryption gives one.
     if ciphertext.is_transparent():
         raise MalformedError("a ciphertext is transparent: it can be read without the key")
+    return ciphertext

@@ -71,7 +71,9 @@ class CkksSite:
         holds = cohort.holds[cohort.index(site)]
         combined = self._combination_of_peers(vectors, sent, holds, cohort)
         result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
-        check_plausible(result[holds])
+        # Not a convex combination of rows of norm 1. Written so that NaN, from a divisor of 0, fails too.
+        if not (np.linalg.norm(result[holds], axis=1) <= _LONGEST).all():
+            raise ImplausibleError("a decrypted row is not a number, or far longer than any peer's")
         return result
 
     def _combination_of_peers(
@@ -85,16 +87,19 @@ class CkksSite:
         # Divide slot by slot: d_im has the same error in a slot of the numerator and in that slot of the denominator.
         total = packing.replicas(denominator) - _absent_norms(sent, cohort)[:, None]
         mean_total = total.real.mean(axis=1)
-        compared = self._distance_weighted(counts)
-        check_totals(mean_total[compared & holds], self._tau, len(cohort.sites))
+        # ``complement`` gives a single peer weight 1, whatever its distance.
+        compared = counts > (2 if self._combination is Combination.COMPLEMENT else 1)
+        # D_i is a sum of n − 1 squared distances of rows of norm 1, and tau is above its error (``check_tau``). Without
+        # this check a wrong value below 0 would pass as agreement.
+        totals, largest = mean_total[compared & holds], 4.0 * (len(cohort.sites) - 1)
+        if not ((totals >= -self._tau) & (totals <= largest + self._tau)).all():
+            raise ImplausibleError("a decrypted sum of squared distances is out of range")
         agree = compared & (mean_total <= self._tau)
         divisor = self._divisor(total, counts)
-        quotients = [_divide(packing.replicas(part), divisor) for part in numerators]
+        # A dishonest answer can make the divisor 0; the caller refuses what follows from it.
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            quotients = [packing.replicas(part) / divisor for part in numerators]
         return np.where(agree[:, None], sent, packing.join(quotients))
-
-    def _distance_weighted(self, counts: Counts) -> NDArray[np.bool_]:
-        """Return the mask (K,) of classes whose weights depend on D_i; ``complement`` gives a single peer weight 1."""
-        return counts > (2 if self._combination is Combination.COMPLEMENT else 1)
 
     def _divisor(self, total: Complex, counts: Counts) -> Complex:
         """Return the numerators' divisor for a convex combination: D, or (cnt − 2)·D, or −1 (:func:`_correction`)."""
@@ -119,25 +124,3 @@ def _correction(sent: Rows, site: str, cohort: Cohort) -> Float:
     """
     single = cohort.holds[cohort.index(site)] & (cohort.counts == 2)
     return np.asarray(_absent_norms(sent, cohort) + single, dtype=np.float64)
-
-
-def _divide(numerators: Complex, divisor: Complex) -> Complex:
-    """Divide; a dishonest answer can make the divisor 0, which :func:`check_plausible` then detects."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.asarray(numerators / divisor)
-
-
-def check_totals(totals: Float, tau: float, sites: int) -> None:
-    """Raise :class:`ImplausibleError` unless each D_i can be a sum of n − 1 squared distances of rows of norm 1.
-
-    tau is above the error of D_i (:func:`crypto.ckks.precision.check_tau`). Without this check, a wrong value below 0
-    would pass as agreement.
-    """
-    if not ((totals >= -tau) & (totals <= 4.0 * (sites - 1) + tau)).all():
-        raise ImplausibleError("a decrypted sum of squared distances is out of range")
-
-
-def check_plausible(rows: Rows) -> None:
-    """Raise :class:`ImplausibleError` for rows that cannot be a convex combination of rows of norm 1."""
-    if not (np.linalg.norm(rows, axis=1) <= _LONGEST).all():
-        raise ImplausibleError("a decrypted row is not a number, or far longer than any peer's")

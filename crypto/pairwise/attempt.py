@@ -7,11 +7,11 @@ A member takes the facts (:class:`Binding`) from its own knowledge, never from a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.keys import KEY_BYTES, ChannelKey, check_channel_public, check_distinct, encode
@@ -48,7 +48,7 @@ class Binding:
             raise MalformedError(f"the hashes of a roster and an agreement have {HASH_BYTES} bytes")
         if len(self.broadcast) not in {0, HASH_BYTES}:
             raise MalformedError(f"the hash of a broadcast has {HASH_BYTES} bytes, or none")
-        if len(self.group) < 2 or not is_sorted(self.group):
+        if len(self.group) < 2 or list(self.group) != sorted(set(self.group)):
             raise MalformedError("a group must be 2 or more names, sorted and distinct")
 
     @property
@@ -97,20 +97,11 @@ def fewest_against(colluding: int) -> int:
     return max(3 * colluding - 1, colluding + 2)
 
 
-def encode_names(names: Sequence[str]) -> bytes:
-    """Encode names as one field."""
-    return _encode_cached(tuple(names))
-
-
+# The same few lists of hundreds of names enter every key and signature of an attempt.
 @lru_cache(maxsize=8)
-def _encode_cached(names: tuple[str, ...]) -> bytes:
-    """Encode names, cached: the same few lists of hundreds of names enter every key and signature of an attempt."""
+def encode_names(names: tuple[str, ...]) -> bytes:
+    """Encode names as one field."""
     return encode("pairwise-names", *(name.encode() for name in names))
-
-
-def is_sorted(names: Sequence[str]) -> bool:
-    """Return True if names are sorted and distinct."""
-    return list(names) == sorted(set(names))
 
 
 def check_member(binding: Binding, site: str) -> None:
@@ -133,21 +124,14 @@ def check_survivors(binding: Binding, sharers: Sequence[str], survivors: Sequenc
     _check_set(survivors, sharers, binding.threshold, "the survivors")
 
 
-def _check_set(names: Sequence[str], within: Collection[str], least: int, what: str) -> None:
-    _check_names(names, what)
-    strangers = sorted(set(names) - set(within))
+def _check_set(names: Sequence[str], eligible: Collection[str], least: int, what: str) -> None:
+    # A repeated name would count one member twice: a "quorum" of one.
+    if list(names) != sorted(set(names)):
+        raise VerificationError(f"{what} are not sorted and distinct names")
+    strangers = sorted(set(names) - set(eligible))
     if strangers:
         raise VerificationError(f"{', '.join(strangers)}: among {what}, but not eligible")
-    _check_quorum(names, least, what)
-
-
-def _check_names(names: Sequence[str], what: str) -> None:
-    """Raise for a repeated name, which would count one member twice."""
-    if not is_sorted(names):
-        raise VerificationError(f"{what} are not sorted and distinct names")
-
-
-def _check_quorum(names: Sequence[str], least: int, what: str) -> None:
+    # In a sum of few, those who know the other terms subtract them.
     if len(names) < least:
         raise VerificationError(f"{what} are {len(names)}; the threshold is {least}")
 
@@ -226,28 +210,6 @@ class SharePair:
 def public_half(private: bytes) -> bytes:
     """Return the public half of an X25519 key (32 bytes each)."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-
-
-def shared_secret(private: bytes, peer: bytes) -> bytes:
-    """Return the X25519 shared secret (32 bytes, never zero) of a private mask key and a peer's public key.
-
-    Raises :class:`VerificationError` for a public key of low order, with which everyone would know the secret.
-    """
-    check_channel_public(peer)
-    return shared_secret_with(private)(peer)
-
-
-def shared_secret_with(private: bytes) -> Callable[[bytes], bytes]:
-    """Return :func:`shared_secret` for one private key, loaded once; peers pass :func:`check_mask_keys` before."""
-    key = X25519PrivateKey.from_private_bytes(private)
-
-    def agree_with(peer: bytes) -> bytes:
-        try:
-            return key.exchange(X25519PublicKey.from_public_bytes(peer))
-        except ValueError as error:
-            raise VerificationError("a mask key gives a shared secret of zero") from error
-
-    return agree_with
 
 
 def check_mask_keys(binding: Binding, public: Mapping[str, MaskKeys]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
 
 from crypto.errors import MalformedError, VerificationError
@@ -26,8 +27,6 @@ from crypto.pairwise.attempt import (
     check_mask_keys,
     check_own,
     check_sharers,
-    shared_secret,
-    shared_secret_with,
 )
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
 from crypto.pairwise.wire_values import MaskKeys, masked_payload
@@ -47,7 +46,11 @@ def add_streams(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> 
     Keys have 32 bytes. Besides the result, memory for one chunk is needed, whatever the number of keys.
     """
     masked = words.copy()
-    streams = [(_stream(key), np.add) for key in plus] + [(_stream(key), np.subtract) for key in minus]
+    streams = [
+        (Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor(), operation)
+        for keys, operation in ((plus, np.add), (minus, np.subtract))
+        for key in keys
+    ]
     zeros, buffer = bytes(_CHUNK_BYTES), bytearray(_CHUNK_BYTES)
     step = _CHUNK_BYTES // masked.itemsize
     for start in range(0, masked.size, step):
@@ -55,10 +58,6 @@ def add_streams(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> 
         for stream, operation in streams:
             operation(chunk, _next_words(stream, chunk, zeros, buffer), out=chunk)
     return masked
-
-
-def _stream(key: bytes) -> CipherContext:
-    return Cipher(algorithms.ChaCha20(key, _NONCE), mode=None).encryptor()
 
 
 def _next_words(stream: CipherContext, chunk: Words, zeros: bytes, buffer: bytearray) -> Words:
@@ -130,11 +129,6 @@ def self_key(seed: bytes, binding: Binding, site: str) -> bytes:
     return derive(seed, "mask-self", *binding.fields(), site.encode())
 
 
-def pair_key(private: bytes, public: bytes, binding: Binding, site: str, peer: str) -> bytes:
-    """Return the key (32 bytes) of the mask of two sites, equal at both."""
-    return derive(shared_secret(private, public), "mask-pair", *_pair(binding, site, peer))
-
-
 def pair_keys(
     private: bytes,
     public: Mapping[str, MaskKeys],
@@ -143,18 +137,26 @@ def pair_keys(
     peers: Iterable[str],
     graph: Graph | None = None,
 ) -> dict[str, bytes]:
-    """Return :func:`pair_key` for each of ``peers`` that has a mask with ``site``, never for the site itself.
+    """Return the key (32 bytes) of the mask with each of ``peers`` that has one, equal at both ends of a pair.
 
-    ``private`` is the site's mask key. :func:`crypto.pairwise.attempt.check_mask_keys` must have accepted
-    ``public``.
+    ``private`` is the mask key of ``site``, which has no mask with itself.
+    :func:`crypto.pairwise.attempt.check_mask_keys` must have accepted ``public``. Raises :class:`VerificationError` for
+    a key of low order, with which everyone would know the secret.
     """
     chance = graph_among(len(binding.group), graph).linked
-    agree_with, keys = shared_secret_with(private), dict[str, bytes]()
+    private_key, keys = X25519PrivateKey.from_private_bytes(private), dict[str, bytes]()
     for peer in peers:
-        if peer != site:
-            secret, pair = agree_with(public[peer].mask), _pair(binding, site, peer)
-            if have_mask(secret, pair, chance):
-                keys[peer] = derive(secret, "mask-pair", *pair)
+        if peer == site:
+            continue
+        try:
+            secret = private_key.exchange(X25519PublicKey.from_public_bytes(public[peer].mask))
+        except ValueError as error:
+            raise VerificationError("a mask key gives a shared secret of zero") from error
+        # Both ends bind the same facts in the same order, or their streams do not cancel.
+        first, second = sorted((site, peer))
+        pair = (*binding.fields(), first.encode(), second.encode())
+        if have_mask(secret, pair, chance):
+            keys[peer] = derive(secret, "mask-pair", *pair)
     return keys
 
 
@@ -165,11 +167,6 @@ def have_mask(secret: bytes, pair: Sequence[bytes], chance: int) -> bool:
     from ``pair``, the fields that the mask's key is bound to. With ``chance`` 1024 no coin is drawn.
     """
     return chance == CERTAIN or int.from_bytes(derive(secret, "mask-coin", *pair), "big") % CERTAIN < chance
-
-
-def _pair(binding: Binding, site: str, peer: str) -> tuple[bytes, ...]:
-    first, second = sorted((site, peer))
-    return (*binding.fields(), first.encode(), second.encode())
 
 
 def check_words(words: Words) -> None:

@@ -27,6 +27,7 @@ from crypto.pki import Credentials, verify
 from crypto.roster import Member
 
 _SHARERS = "mask-sharers"
+_SURVIVORS = "mask-survivors"
 
 
 def sign_sharers(credentials: Credentials, binding: Binding, sharers: Sequence[str]) -> bytes:
@@ -34,16 +35,12 @@ def sign_sharers(credentials: Credentials, binding: Binding, sharers: Sequence[s
 
     Raises :class:`VerificationError` unless sharers are sorted, distinct, members, a quorum, and include this site.
     """
-    check_sharers(binding, sharers)
-    _check_sharer(credentials.identity.name, sharers)
-    return credentials.sign(_SHARERS, *_sharer_fields(binding, sharers))
+    return credentials.sign(_SHARERS, *_sharer_fields(binding, sharers, credentials.identity.name))
 
 
 def verify_sharers(member: Member, binding: Binding, sharers: Sequence[str], signature: bytes) -> None:
     """Raise :class:`VerificationError` unless ``member``, one of the sharers, signed this set in this attempt."""
-    check_sharers(binding, sharers)
-    _check_sharer(member.name, sharers)
-    verify(member.public_key, signature, _SHARERS, *_sharer_fields(binding, sharers))
+    verify(member.public_key, signature, _SHARERS, *_sharer_fields(binding, sharers, member.name))
 
 
 def verify_signed_sharers(
@@ -66,33 +63,17 @@ def verify_signed_sharers(
         verify_sharers(_member(members, name), binding, sharers, signature)
 
 
-def _sharer_fields(binding: Binding, sharers: Sequence[str]) -> tuple[bytes, ...]:
-    return (*binding.fields(), encode_names(sharers))
-
-
-def _check_sharer(site: str, sharers: Sequence[str]) -> None:
-    if site not in sharers:
-        raise VerificationError(f"{site} is not among those who made shares")
-
-
-_SURVIVORS = "mask-survivors"
-
-
 def sign_survivors(credentials: Credentials, binding: Binding, survivors: Sequence[str]) -> bytes:
     """Sign the set of survivors as this member; the caller must ensure **one set per attempt**.
 
     Raises :class:`VerificationError` unless survivors are sorted, distinct, members, a quorum, and include this site.
     """
-    check_survivors(binding, binding.group, survivors)
-    _check_survivor(credentials.identity.name, survivors)
-    return credentials.sign(_SURVIVORS, *_fields(binding, survivors))
+    return credentials.sign(_SURVIVORS, *_survivor_fields(binding, survivors, credentials.identity.name))
 
 
 def verify_survivor(member: Member, binding: Binding, survivors: Sequence[str], signature: bytes) -> None:
     """Raise :class:`VerificationError` unless ``member``, one of the survivors, signed this set in this attempt."""
-    check_survivors(binding, binding.group, survivors)
-    _check_survivor(member.name, survivors)
-    verify(member.public_key, signature, _SURVIVORS, *_fields(binding, survivors))
+    verify(member.public_key, signature, _SURVIVORS, *_survivor_fields(binding, survivors, member.name))
 
 
 def verify_signed_survivors(
@@ -106,11 +87,28 @@ def verify_signed_survivors(
     check_survivors(binding, binding.group, survivors)
     for name, signature in signatures.items():
         verify_survivor(_member(members, name), binding, survivors, signature)
-    _check_enough(len(signatures), binding)
+    # Bonawitz et al., round 3 (consistency check): with fewer, members could have signed different sets.
+    if len(signatures) < binding.threshold:
+        raise VerificationError(
+            f"{len(signatures)} signatures on the survivors; the threshold is {binding.threshold}"
+        )
 
 
-def _fields(binding: Binding, survivors: Sequence[str]) -> tuple[bytes, ...]:
-    return (*binding.fields(), encode_names(survivors))
+def _sharer_fields(binding: Binding, sharers: Sequence[str], signer: str) -> tuple[bytes, ...]:
+    """Return the signed fields, once the set is checked and the signer is in it."""
+    check_sharers(binding, sharers)
+    if signer not in sharers:
+        raise VerificationError(f"{signer} is not among those who made shares")
+    return (*binding.fields(), encode_names(tuple(sharers)))
+
+
+def _survivor_fields(binding: Binding, survivors: Sequence[str], signer: str) -> tuple[bytes, ...]:
+    """Return the signed fields, once the set is checked and the signer is in it."""
+    check_survivors(binding, binding.group, survivors)
+    # A member that is not in the sum has no reason to sign: its word must not count towards the threshold.
+    if signer not in survivors:
+        raise VerificationError(f"{signer} is not among the survivors")
+    return (*binding.fields(), encode_names(tuple(survivors)))
 
 
 def _member(members: Mapping[str, Member], name: str) -> Member:
@@ -118,13 +116,3 @@ def _member(members: Mapping[str, Member], name: str) -> Member:
     if member is None or member.name != name:
         raise VerificationError(f"{name} is not on the roster")
     return member
-
-
-def _check_survivor(site: str, survivors: Sequence[str]) -> None:
-    if site not in survivors:
-        raise VerificationError(f"{site} is not among the survivors")
-
-
-def _check_enough(count: int, binding: Binding) -> None:
-    if count < binding.threshold:
-        raise VerificationError(f"{count} signatures on the survivors; the threshold is {binding.threshold}")

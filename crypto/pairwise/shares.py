@@ -12,7 +12,7 @@ open a vector, so no member releases both: not in one answer (the survivors alon
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from secrets import SystemRandom
 
 from crypto.errors import MalformedError, VerificationError
@@ -30,7 +30,7 @@ from crypto.pairwise.neighbour_graph import Graph, graph_among
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
 from crypto.pki import Credentials, verify
 from crypto.roster import Member
-from crypto.shamir import check_share, split, split_among
+from crypto.shamir import check_share, split
 
 _LABEL = "mask-share"
 
@@ -54,13 +54,19 @@ def make_shares(
     check_mask_keys(binding, public)
     check_own(secrets, binding, site, public)
     graph = graph_among(len(binding.group), graph)
-    pairs = _split_sparsely(secrets, binding, site, graph) if graph.sparse else _split(secrets, binding)
-    sealed = tuple(
-        _seal(credentials, binding, recipient, public[recipient], pair)
-        for recipient, pair in pairs.items()
-        if recipient != site
-    )
-    return sealed, pairs[site]
+    holders = draw_holders(binding, site, graph) if graph.sparse else binding.group
+    # A share's x is its holder's position in the whole group, so that the coordinator knows it from the name.
+    places = {name: binding.position(name) for name in sorted({site, *holders})}
+    seeds = split(secrets.seed, graph.threshold, tuple(places.values()))
+    keys = split(secrets.mask, graph.threshold, tuple(places.values()))
+    pairs = {name: SharePair(seeds[x], keys[x]) for name, x in places.items()}
+    sealed = list[SealedShare]()
+    for recipient, pair in pairs.items():
+        if recipient != site:
+            content = seal(public[recipient].share, pair.to_bytes(), _info(binding, site, recipient))
+            signature = credentials.sign(_LABEL, *_context(binding, site, recipient), content)
+            sealed.append(SealedShare(site, recipient, content, signature))
+    return tuple(sealed), pairs[site]
 
 
 def draw_holders(binding: Binding, site: str, graph: Graph) -> tuple[str, ...]:
@@ -96,31 +102,6 @@ def open_share(share: SealedShare, secrets: AttemptSecrets, binding: Binding) ->
     return SharePair.from_bytes(secrets.open(share.sealed, _info(binding, share.sender, share.recipient)))
 
 
-def _split(secrets: AttemptSecrets, binding: Binding) -> dict[str, SharePair]:
-    seeds = split(secrets.seed, binding.threshold, len(binding.group))
-    keys = split(secrets.mask, binding.threshold, len(binding.group))
-    return {site: SharePair(seeds[i], keys[i]) for i, site in enumerate(binding.group)}
-
-
-def _split_sparsely(
-    secrets: AttemptSecrets, binding: Binding, site: str, graph: Graph
-) -> dict[str, SharePair]:
-    """Return pairs for the site and the holders it draws; a share's x is its holder's position in the whole group."""
-    places = {name: binding.position(name) for name in sorted({site, *draw_holders(binding, site, graph)})}
-    seeds = split_among(secrets.seed, graph.threshold, tuple(places.values()))
-    keys = split_among(secrets.mask, graph.threshold, tuple(places.values()))
-    return {name: SharePair(seeds[x], keys[x]) for name, x in places.items()}
-
-
-def _seal(
-    credentials: Credentials, binding: Binding, recipient: str, keys: MaskKeys, pair: SharePair
-) -> SealedShare:
-    sender = credentials.identity.name
-    sealed = seal(keys.share, pair.to_bytes(), _info(binding, sender, recipient))
-    signature = credentials.sign(_LABEL, *_context(binding, sender, recipient), sealed)
-    return SealedShare(sender, recipient, sealed, signature)
-
-
 def _context(binding: Binding, sender: str, recipient: str) -> tuple[bytes, ...]:
     return (*binding.fields(), sender.encode(), recipient.encode())
 
@@ -147,16 +128,19 @@ def release(
     sharers, and the site is a survivor and holds its own pair.
     """
     check_survivors(binding, sharers, survivors)
-    _check_is_survivor(site, survivors)
+    # The coordinator counts on a survivor's values; a site that it calls dropped owes no answer.
+    if site not in survivors:
+        raise VerificationError(f"{site} is not among the survivors and has nothing to release")
     if site not in held:
         raise VerificationError(f"{site} does not hold its own shares")
-    staying = frozenset(survivors)
-    return tuple(
-        _share(owner, kind, held[owner])
-        for owner in sharers
-        if owner in held
-        for kind in _released_kinds(owner, staying)
-    )
+    staying, released = frozenset(survivors), list[ReleasedShare]()
+    for owner in sharers:
+        if owner in held:
+            seed = ReleasedShare(owner, ShareKind.SEED, held[owner].seed)
+            key = ReleasedShare(owner, ShareKind.KEY, held[owner].key)
+            # Exactly one of the two: together they open the owner's vector.
+            released += [seed if owner in staying else key]
+    return tuple(released)
 
 
 def check_released(
@@ -168,24 +152,12 @@ def check_released(
     """
     check_survivors(binding, sharers, survivors)
     owners, staying = {item.owner for item in released}, frozenset(survivors)
-    due = [(owner, kind) for owner in sharers if owner in owners for kind in _released_kinds(owner, staying)]
+    due = [
+        (owner, ShareKind.SEED if owner in staying else ShareKind.KEY) for owner in sharers if owner in owners
+    ]
     if not released or [(item.owner, item.kind) for item in released] != due:
         raise MalformedError(
             "released shares must be one for each of some who made shares, sorted by name, of the required kind"
         )
     for item in released:
         check_share(item.share)
-
-
-def _check_is_survivor(site: str, survivors: Sequence[str]) -> None:
-    if site not in survivors:
-        raise VerificationError(f"{site} is not among the survivors and has nothing to release")
-
-
-def _released_kinds(owner: str, survivors: Collection[str]) -> tuple[ShareKind, ...]:
-    """Return the kind that is released for an owner, always exactly one: both together would open its vector."""
-    return (ShareKind.SEED,) if owner in survivors else (ShareKind.KEY,)
-
-
-def _share(owner: str, kind: ShareKind, pair: SharePair) -> ReleasedShare:
-    return ReleasedShare(owner, kind, pair.seed if kind is ShareKind.SEED else pair.key)

@@ -51,7 +51,11 @@ def unmask(
         )
     for answer in released.values():
         check_released(answer, binding, sharers, survivors)
-    shares = _shares_by_secret(released, binding)
+    # All shares of each secret, by x: those beyond the threshold expose a wrong one.
+    shares: defaultdict[tuple[str, ShareKind], dict[int, bytes]] = defaultdict(dict)
+    for site, answer in released.items():
+        for item in answer:
+            shares[item.owner, item.kind][binding.position(site)] = item.share
     needed = graph_among(len(binding.group), graph).threshold
     # Each survivor added its self-mask; the pairwise masks among survivors cancel in the total.
     minus = [
@@ -60,7 +64,9 @@ def unmask(
     plus: list[bytes] = []
     for owner in sorted(set(sharers) - set(survivors)):
         private = _reconstruct(owner, ShareKind.KEY, shares, needed)
-        _check_stated(owner, private, public)
+        # With a wrong key, other streams would be subtracted than the survivors added: the sum would stay masked.
+        if public_half(private) != public[owner].mask:
+            raise MalformedError(f"the reconstructed mask key of {owner} differs from the stated key")
         for peer, key in pair_keys(private, public, binding, owner, survivors, graph).items():
             # The peer added the stream if its name comes first, so the stream is subtracted again.
             (minus if peer < owner else plus).append(key)
@@ -79,18 +85,6 @@ def _total(masked: Mapping[str, Words], survivors: Sequence[str]) -> Words:
     return total
 
 
-def _shares_by_secret(
-    released: Mapping[str, tuple[ReleasedShare, ...]], binding: Binding
-) -> Mapping[tuple[str, ShareKind], dict[int, bytes]]:
-    """Return the shares of each secret by x, from all answers, so that surplus shares expose a wrong one."""
-    shares: defaultdict[tuple[str, ShareKind], dict[int, bytes]] = defaultdict(dict)
-    for site, answer in released.items():
-        x = binding.position(site)
-        for item in answer:
-            shares[item.owner, item.kind][x] = item.share
-    return shares
-
-
 def _reconstruct(
     owner: str, kind: ShareKind, shares: Mapping[tuple[str, ShareKind], Mapping[int, bytes]], needed: int
 ) -> bytes:
@@ -98,9 +92,3 @@ def _reconstruct(
         return combine(shares.get((owner, kind), {}), needed)
     except MalformedError as error:
         raise MalformedError(f"a secret of {owner}: {error}") from error
-
-
-def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) -> None:
-    """Raise for a wrong key, whose streams differ from those that the survivors added: the sum would stay masked."""
-    if public_half(private) != public[owner].mask:
-        raise MalformedError(f"the reconstructed mask key of {owner} differs from the stated key")

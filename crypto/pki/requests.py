@@ -89,7 +89,13 @@ def read_request(content: bytes) -> Request:
         csr = x509.load_der_x509_csr(requests[0])
     except (ValueError, x509.InvalidVersion) as error:
         raise MalformedError("is damaged: what it calls a certificate request is none") from error
-    _check_self_signed(csr)
+    # The signature shows that the requester has the private key; an altered name would be certified otherwise.
+    try:
+        signed = csr.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        signed = False
+    if not signed:
+        raise VerificationError("a request was altered, or is not signed with the key that it names")
     identity = Identity.from_uri(only_uri(csr))
     try:
         hosts = _hosts(csr)
@@ -107,15 +113,6 @@ def subject(identity: Identity) -> x509.Name:
             x509.NameAttribute(NameOID.COMMON_NAME, identity.name),
         ]
     )
-
-
-def _check_self_signed(csr: x509.CertificateSigningRequest) -> None:
-    try:
-        signed = csr.is_signature_valid
-    except (ValueError, UnsupportedAlgorithm):
-        signed = False
-    if not signed:
-        raise VerificationError("a request was altered, or is not signed with the key that it names")
 
 
 def _check_hosts(role: Role, hosts: Sequence[str]) -> None:

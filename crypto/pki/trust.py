@@ -42,9 +42,12 @@ class TrustAnchor:
     def __init__(self, certificate: bytes) -> None:
         """Take a PEM or DER certificate; raise :class:`VerificationError` unless it is a self-signed federation CA."""
         self._certificate = load_certificate(certificate)
-        _check_is_authority(self._certificate)
+        if not extension(self._certificate, x509.BasicConstraints).ca:
+            raise VerificationError(
+                f"is the certificate of {subject_text(self._certificate)}, which is not a CA"
+            )
         _check_issuer(self._certificate, self._certificate)
-        _check_key(self._certificate)
+        p256_key(self._certificate)
         self.federation = parse_federation(only_uri(self._certificate))
         self.source = "memory"
 
@@ -83,17 +86,32 @@ class TrustAnchor:
         are not a certificate. Limit: TLS or a signature must show that the peer is the certificate's owner.
         """
         loaded = load_certificate(certificate)
+        # RFC 5280, section 6.1, for a path of length one: issuer, validity, constraints, usage, name.
         _check_issuer(loaded, self._certificate)
         check_validity(self._certificate, at)
         check_validity(loaded, at)
-        _check_key(loaded)
-        _check_not_authority(loaded)
-        _check_critical_extensions(loaded)
-        _check_key_usage(loaded)
-        _check_extended_usage(loaded, role)
+        p256_key(loaded)
+        # A party whose certificate were a CA's could issue others.
+        if extension(loaded, x509.BasicConstraints).ca:
+            raise VerificationError("a certificate is a CA's, where a party's certificate is required")
+        # An unknown critical extension may restrict the certificate in a way that is not understood here (4.2).
+        for item in loaded.extensions:
+            if item.critical and isinstance(item.value, x509.UnrecognizedExtension):
+                raise VerificationError(
+                    f"a certificate has an unknown critical extension {item.oid.dotted_string}"
+                )
+        if not extension(loaded, x509.KeyUsage).digital_signature:
+            raise VerificationError("a certificate's key usage does not allow signatures")
+        # Exactly one usage: with both, a site could pose as the coordinator in TLS.
+        if list(extension(loaded, x509.ExtendedKeyUsage)) != [EXTENDED_USAGE[role]]:
+            raise VerificationError(
+                f"the certificate of {subject_text(loaded)} is not a {role}'s, by its extended key usage"
+            )
         identity = claimed_identity(loaded)
-        _check_federation(identity, self.federation)
-        _check_role(identity, role)
+        if identity.federation != self.federation:
+            raise VerificationError(f"{identity} is not in the federation {self.federation}")
+        if identity.role is not role:
+            raise VerificationError(f"{identity} is not a {role}")
         return identity
 
 
@@ -138,53 +156,8 @@ def check_validity(certificate: x509.Certificate, at: datetime) -> None:
     )
 
 
-def _check_key(certificate: x509.Certificate) -> None:
-    p256_key(certificate)
-
-
 def _is_authority(certificate: x509.Certificate) -> bool:
     try:
         return extension(certificate, x509.BasicConstraints).ca
     except VerificationError:
         return False
-
-
-def _check_is_authority(certificate: x509.Certificate) -> None:
-    if not extension(certificate, x509.BasicConstraints).ca:
-        raise VerificationError(f"is the certificate of {subject_text(certificate)}, which is not a CA")
-
-
-def _check_not_authority(certificate: x509.Certificate) -> None:
-    if extension(certificate, x509.BasicConstraints).ca:
-        raise VerificationError("a certificate is a CA's, where a party's certificate is required")
-
-
-def _check_critical_extensions(certificate: x509.Certificate) -> None:
-    """Raise for a critical extension that is not understood (RFC 5280, 4.2)."""
-    for item in certificate.extensions:
-        if item.critical and isinstance(item.value, x509.UnrecognizedExtension):
-            raise VerificationError(
-                f"a certificate has an unknown critical extension {item.oid.dotted_string}"
-            )
-
-
-def _check_key_usage(certificate: x509.Certificate) -> None:
-    if not extension(certificate, x509.KeyUsage).digital_signature:
-        raise VerificationError("a certificate's key usage does not allow signatures")
-
-
-def _check_extended_usage(certificate: x509.Certificate, role: Role) -> None:
-    if list(extension(certificate, x509.ExtendedKeyUsage)) != [EXTENDED_USAGE[role]]:
-        raise VerificationError(
-            f"the certificate of {subject_text(certificate)} is not a {role}'s, by its extended key usage"
-        )
-
-
-def _check_federation(identity: Identity, federation: str) -> None:
-    if identity.federation != federation:
-        raise VerificationError(f"{identity} is not in the federation {federation}")
-
-
-def _check_role(identity: Identity, role: Role) -> None:
-    if identity.role is not role:
-        raise VerificationError(f"{identity} is not a {role}")

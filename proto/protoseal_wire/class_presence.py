@@ -11,9 +11,6 @@ coordinator's answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,7 +56,12 @@ def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey,
     fields = _fields(statement.site, key, roster_hash, statement.holds, base, keys, statement.anchor)
     verify(member.public_key, statement.signature, _LABEL, *fields)
     if keys is not None:
-        _check_usable(keys, statement.site)
+        check_channel_public(keys.mask)
+        check_channel_public(keys.share)
+        # The private half of the mask key may be reconstructed, and must then decrypt nothing.
+        check_distinct(
+            [keys.mask, keys.share], f"{statement.site} states one key for its masks and for its shares"
+        )
 
 
 def verify_active_list(active: ActiveList, roster: Roster, key: PhaseKey) -> None:
@@ -67,10 +69,17 @@ def verify_active_list(active: ActiveList, roster: Roster, key: PhaseKey) -> Non
 
     All members' keys must be distinct too.
     """
-    _check_names_distinct([statement.site for statement in active.statements])
+    # A repeated name would count as an additional holder.
+    if len({statement.site for statement in active.statements}) != len(active.statements):
+        raise VerificationError("the active list names a site twice")
     for statement in active.statements:
-        verify_presence(_member(roster, statement.site), statement, key, roster.hash)
-    _check_keys_distinct([statement.keys for statement in active.statements if statement.keys is not None])
+        member = roster.members.get(statement.site)
+        if member is None:
+            raise VerificationError(f"the active list names {statement.site}, which is not on the roster")
+        verify_presence(member, statement, key, roster.hash)
+    keys = [statement.keys for statement in active.statements if statement.keys is not None]
+    public_keys = [public_key for pair in keys for public_key in (pair.mask, pair.share)]
+    check_distinct(public_keys, "the active list names a key twice")
 
 
 def check_keys_given(active: ActiveList) -> None:
@@ -101,28 +110,3 @@ def _fields(
         *(() if keys is None else (keys.mask, keys.share)),
         *(() if anchor is None else (anchor.key, anchor.seq.to_bytes(8, "big"), anchor.head)),
     )
-
-
-def _check_usable(keys: MaskKeys, site: str) -> None:
-    check_channel_public(keys.mask)
-    check_channel_public(keys.share)
-    # The private half of the mask key may be reconstructed, and must then decrypt nothing.
-    check_distinct([keys.mask, keys.share], f"{site} states one key for its masks and for its shares")
-
-
-def _check_keys_distinct(keys: Sequence[MaskKeys]) -> None:
-    public_keys = list(chain.from_iterable((pair.mask, pair.share) for pair in keys))
-    check_distinct(public_keys, "the active list names a key twice")
-
-
-def _check_names_distinct(names: list[str]) -> None:
-    """Raise for a repeated name, which would count as an additional holder."""
-    if len(set(names)) != len(names):
-        raise VerificationError("the active list names a site twice")
-
-
-def _member(roster: Roster, site: str) -> Member:
-    member = roster.members.get(site)
-    if member is None:
-        raise VerificationError(f"the active list names {site}, which is not on the roster")
-    return member

@@ -12,6 +12,7 @@ from agreement import Protection
 from algorithms.pfpl import Weighting
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
+from tests.support import weakened_builds
 from tests.support.scripted_coordinator import Asked, ScriptedCoordinator
 
 ORDER = "secure_client.protocol.phase_order.PhaseOrder."
@@ -28,6 +29,11 @@ THRESHOLD, BINDING_FIELDS = (
     "crypto.pairwise.attempt.threshold",
     "crypto.pairwise.attempt.Binding.fields",
 )
+KINDS = "crypto.pairwise.shares.release: [seed if owner in staying else key]"
+QUORUM = "crypto.pairwise.attempt._check_set: len(names) < least"
+SIGNATURES_ENOUGH = (
+    "crypto.pairwise.member_signatures.verify_signed_survivors: len(signatures) < binding.threshold"
+)
 BROADCAST = "secure_client.exchanges.cluster_directions.hash_broadcast"
 GROUPS_UNCHANGED = "secure_client.exchanges.groups.RoundStartCheck._check_unchanged"
 
@@ -37,6 +43,7 @@ _DOUBLES: dict[str, Any] = {
     PRESENCE_FIELDS: lambda site, _key, _roster_hash, holds, *_: (site.encode(), holds.tobytes()),
     COHORT_INDEX: lambda cohort, site: cohort.sites.index(site) if site in cohort.sites else 0,
     SEALED_INFO: lambda _context: b"nothing is bound",
+    KINDS: "[seed, key]",
     THRESHOLD: lambda members: members // 2,
     BINDING_FIELDS: lambda binding: (binding.run.encode(), bytes([binding.round, binding.attempt])),
     BROADCAST: lambda base, _assignment: base,
@@ -77,8 +84,8 @@ def by_layer(attacks: Mapping[str, AnyAttack[Any]]) -> list[tuple[str, str]]:
 
 
 def weaken(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take one layer away: a check that lets everything through, or the double above. Only a test can."""
-    monkeypatch.setattr(layer, _DOUBLES.get(layer, lambda *_args, **_named: None))
+    """Take one layer away, or put the double above in its place. Only a test can."""
+    weakened_builds.weaken(layer, monkeypatch, _DOUBLES)
 
 
 def weaken_all_but(layer: str, attack: AnyAttack[Any], monkeypatch: pytest.MonkeyPatch) -> None:

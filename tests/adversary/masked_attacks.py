@@ -10,13 +10,22 @@ from unittest.mock import patch
 import numpy as np
 
 from crypto.pairwise.attempt import AttemptSecrets
-from crypto.pairwise.masks import add_streams, pair_key, self_key
+from crypto.pairwise.masks import add_streams, self_key
 from crypto.pairwise.shares import make_shares, open_share
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from protoseal_wire.messages import ActiveList, Phase, SurvivorSignature
-from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, PRESENCE_FIELDS, THRESHOLD, AnyAttack
+from tests.adversary.attack import (
+    JOURNAL_LOOKUP,
+    JOURNAL_ONCE,
+    ORDER,
+    PRESENCE_FIELDS,
+    QUORUM,
+    SIGNATURES_ENOUGH,
+    THRESHOLD,
+    AnyAttack,
+)
 from tests.adversary.opened_masks import mask_keys_from, open_alone, rebuild_secret, shares_of_colluder
-from tests.crypto.masked_group import total
+from tests.crypto.masked_group import pair_key, total
 from tests.support.grouped import EVERYONE, TEN
 from tests.support.scripted_sums import ScriptedSums, SumAttempt, Vector
 
@@ -147,7 +156,7 @@ def left_alone_by_colluders(play: ScriptedSums) -> None:
     seed = rebuild_secret(begun, A, ShareKind.SEED, shares)
     keys = {
         peer: pair_key(
-            rebuild_secret(begun, peer, ShareKind.KEY, shares), begun.public[A].mask, begun.binding, peer, A
+            rebuild_secret(begun, peer, ShareKind.KEY, shares), begun.public[A], begun.binding, peer, A
         )
         for peer in (B, C, D)
     }
@@ -236,9 +245,7 @@ def _open_by_own_keys(play: ScriptedSums, begun: SumAttempt, active: ActiveList)
     pairs = {each.recipient: open_share(each, own[each.recipient], begun.binding) for each in begun.made[A]}
     shares = {peer: [ReleasedShare(A, ShareKind.SEED, pair.seed)] for peer, pair in pairs.items()}
     seed = rebuild_secret(begun, A, ShareKind.SEED, shares)
-    keys = {
-        peer: pair_key(each.mask, begun.public[A].mask, begun.binding, peer, A) for peer, each in own.items()
-    }
+    keys = {peer: pair_key(each.mask, begun.public[A], begun.binding, peer, A) for peer, each in own.items()}
     assert_is(play, open_alone(begun, A, seed, keys), play.vector(A, begun))
 
 
@@ -297,7 +304,6 @@ def share_of_another_attempt(play: ScriptedSums) -> None:
 _MASKED = "secure_client.protocol.secure_aggregation.SecureAggregation."
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
 CHECK_KEYS = "secure_client.exchanges.groups.GroupMembers._check_keys"
-_QUORUM = "crypto.pairwise.attempt._check_quorum"
 _TWICE = "again with different content"
 SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
 _SHARE = "a share with sender .* is refused: a signature .* does not hold"
@@ -331,12 +337,12 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
     ),
     "leaves a site alone with colluders": MaskedAttack(
         (
-            _QUORUM, "crypto.pairwise.member_signatures._check_enough", _ENOUGH, _MASKED + "_check_class_holders",
+            QUORUM, SIGNATURES_ENOUGH, _ENOUGH, _MASKED + "_check_class_holders",
         ),
         A, Phase.SURVIVORS, "the survivors are 1; the threshold is 3", left_alone_by_colluders,
     ),
     "asks for values among few": MaskedAttack(
-        (_QUORUM, _ENOUGH), A, Phase.VALUES, "those who made shares are 2; the threshold is 3",
+        (QUORUM, _ENOUGH), A, Phase.VALUES, "those who made shares are 2; the threshold is 3",
         masked_among_few,
     ),
     "leaves a class with one holder": MaskedAttack(
@@ -344,11 +350,11 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         single_holder, _PAIRS, {B: C},
     ),
     "asks for shares under another set": MaskedAttack(
-        (_MASKED + "_check_same_set", "crypto.pairwise.member_signatures._check_enough"), A, Phase.UNMASK,
+        (_MASKED + "_check_same_set", SIGNATURES_ENOUGH), A, Phase.UNMASK,
         "another survivor set than this site signed", unsigned_set,
     ),
     "asks for shares under few signatures": MaskedAttack(
-        ("crypto.pairwise.member_signatures._check_enough",), A, Phase.UNMASK,
+        (SIGNATURES_ENOUGH,), A, Phase.UNMASK,
         "2 signatures on the survivors; the threshold is 3", too_few_signatures,
     ),
     "swaps the peers' mask keys": MaskedAttack(
@@ -438,7 +444,7 @@ SPARSE_ATTACKS: dict[str, MaskedAttack] = {
         attempt_without_those_that_can_open_the_last, _SPARSE, _LIKE_TEN,
     ),
     "tells one site of other sharers": MaskedAttack(
-        ("crypto.pairwise.attempt._check_quorum", _MASKED + "_verify_owners"), A, Phase.VALUES,
+        (QUORUM, _MASKED + "_verify_owners"), A, Phase.VALUES,
         "those who made shares are 3; the threshold is 7", other_sharers_to_one_site, _SPARSE, dict.fromkeys(TEN, A),
     ),
 }  # fmt: skip

@@ -16,27 +16,35 @@ import pytest
 
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair
-from crypto.pairwise.masks import add_streams, pair_key, self_key
+from crypto.pairwise.masks import add_streams, self_key
 from crypto.pairwise.unmask import unmask
 from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
 from protoseal_wire.class_presence import sign_presence, verify_presence
 from protoseal_wire.messages import Phase, PhaseKey
-from tests.crypto.masked_group import Group, binding_of, credentials, member, names, sha256, total
+from tests.adversary.attack import KINDS, QUORUM, SIGNATURES_ENOUGH
+from tests.crypto.masked_group import (
+    Group,
+    binding_of,
+    credentials,
+    member,
+    names,
+    pair_key,
+    sha256,
+    total,
+)
+from tests.support import weakened_builds
 
 VICTIM = "clinic-a"
 LENGTH = 16
 SECRET: Words = np.random.default_rng(7).integers(0, 2**64, LENGTH, dtype=np.uint64)
 """The victim's vector. That of every other member is zero, which gives the attacker every advantage."""
 
-KINDS = "crypto.pairwise.shares._released_kinds"
-QUORUM = "crypto.pairwise.attempt._check_quorum"
-NAMES = "crypto.pairwise.attempt._check_names"
-SIGNERS = "crypto.pairwise.member_signatures._check_survivor"
-SIGNATURES_ENOUGH = "crypto.pairwise.member_signatures._check_enough"
+NAMES = "crypto.pairwise.attempt._check_set: list(names) != sorted(set(names))"
+SIGNERS = "crypto.pairwise.member_signatures._survivor_fields: signer not in survivors"
 SURVIVOR_SIGNATURE = "crypto.pairwise.member_signatures.verify"
-RELEASERS = "crypto.pairwise.shares._check_is_survivor"
+RELEASERS = "crypto.pairwise.shares.release: site not in survivors"
 FIELDS = "crypto.pairwise.attempt.Binding.fields"
 FRESH = "tests.crypto.masked_group.fresh_secrets"
 SELF_KEY = "crypto.pairwise.masks.self_key"
@@ -53,11 +61,11 @@ def _few_fields(binding: Binding) -> tuple[bytes, ...]:
 
 
 DOUBLES: dict[str, Any] = {
-    KINDS: lambda _owner, _survivors: (ShareKind.SEED, ShareKind.KEY),
+    KINDS: "[seed, key]",
     FIELDS: _few_fields,
     FRESH: cache(lambda _name: AttemptSecrets.generate()),
     SELF_KEY: lambda _seed, _binding, _site: bytes(32),
-    SHARES_NEEDED: lambda secret, _threshold, count: (b"\x00" + secret,) * count,
+    SHARES_NEEDED: lambda secret, _threshold, places: dict.fromkeys(places, b"\x00" + secret),
 }
 
 
@@ -69,8 +77,8 @@ HELD_OFF = (CryptoError, NotGained)
 
 
 def weaken(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take one line away: a check that lets everything through, or the double above. Only a test can."""
-    monkeypatch.setattr(layer, DOUBLES.get(layer, lambda *_args, **_named: None))
+    """Take one layer away, or put the double above in its place. Only a test can."""
+    weakened_builds.weaken(layer, monkeypatch, DOUBLES)
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def open_vector(
     plus, minus = list[bytes](), [self_key(seed, binding, VICTIM)]
     for peer in binding.group:
         if peer != VICTIM:
-            stream = pair_key(key, public[peer].mask, binding, VICTIM, peer)
+            stream = pair_key(key, public[peer], binding, VICTIM, peer)
             (minus if peer > VICTIM else plus).append(stream)
     return add_streams(masked, plus, minus)
 
@@ -177,7 +185,7 @@ def _sum_over(
     for owner in out:
         private = _secret(group, released, owner, ShareKind.KEY)
         for peer in kept:
-            key = pair_key(private, group.public[peer].mask, group.binding, owner, peer)
+            key = pair_key(private, group.public[peer], group.binding, owner, peer)
             (minus if peer < owner else plus).append(key)
     return add_streams(total(masked, kept), plus, minus)
 
@@ -233,7 +241,7 @@ def late_vector() -> None:
     others = members[1:]
     released = _ask(group, others, others)
     private = _secret(group, released, VICTIM, ShareKind.KEY)
-    keys = [pair_key(private, group.public[peer].mask, group.binding, VICTIM, peer) for peer in others]
+    keys = [pair_key(private, group.public[peer], group.binding, VICTIM, peer) for peer in others]
     # With nothing better to go by, the attacker takes a self-mask of zeros' key.
     gained(add_streams(masked[VICTIM], [], [bytes(32), *keys]))
 
@@ -313,7 +321,7 @@ def one_colluder() -> None:
     seed, key = pair.seed[1:], pair.key[1:]
     minus = [self_key(seed, group.binding, VICTIM)]
     minus += [
-        pair_key(key, group.public[peer].mask, group.binding, VICTIM, peer)
+        pair_key(key, group.public[peer], group.binding, VICTIM, peer)
         for peer in group.binding.group
         if peer != VICTIM
     ]

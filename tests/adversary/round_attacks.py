@@ -248,7 +248,13 @@ _LIST = "the active list of round . is refused: "
 _SIGNED = _LIST + r"a signature \(presence\) does not hold"
 _TWICE = "again with different content"
 _FORM = "the result of round 1 is refused: a ciphertext has another "
-_ANY_FORM = ("crypto.ckks.serialization.check_level", "crypto.ckks.serialization.check_scale")
+_NAMES = (
+    "protoseal_wire.class_presence.verify_active_list: "
+    "len({statement.site for statement in active.statements}) != len(active.statements)"
+)
+_READ = "crypto.ckks.serialization.read_ciphertext: "
+_SCALE = _READ + "ciphertext.scale != form.scale"
+_ANY_FORM = (_READ + "list(ciphertext.parms_id()) != level_id(form.level)", _SCALE)
 """Checks that refuse another level, which has another scale too."""
 _FRESH, _ONE_RESULT = ORDER + "_check_fresh", ORDER + "_check_one_result_each_round"
 _OPEN = ORDER + "_check_attempt_open"
@@ -265,7 +271,7 @@ ROUND_ATTACKS: dict[str, Attack] = {
         (PARTICIPANTS + "_check_own_presence", COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
     ),
     "lists a participant twice": Attack(
-        ("protoseal_wire.class_presence._check_names_distinct", "crypto.protection.Cohort.__post_init__"),
+        (_NAMES, "crypto.protection.Cohort.__post_init__"),
         A, Phase.VALUES, _LIST + "the active list names a site twice", repeated_participant,
     ),
     "asks among too few": Attack(
@@ -299,7 +305,7 @@ ROUND_ATTACKS: dict[str, Attack] = {
         (ORDER + "check_run",), A, Phase.PRESENCE, "asked for run run-2", another_run
     ),
     "sends another scale": Attack(
-        ("crypto.ckks.serialization.check_scale",), A, Phase.RESULT, _FORM + "scale", other_scale, *_CKKS
+        (_SCALE,), A, Phase.RESULT, _FORM + "scale", other_scale, *_CKKS
     ),
     "sends another level": Attack(
         _ANY_FORM, A, Phase.RESULT, _FORM + "level", other_level, *_CKKS

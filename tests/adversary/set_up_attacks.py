@@ -216,9 +216,13 @@ _UNSEALED = "the group secret that the coordinator delivered is refused: "
 _TWICE = "requested ROSTER of round 0, attempt 1 again with different content"
 _ORDER, _BEGUN = ORDER + "_check_set_up_attempt", ORDER + "_check_no_round_begun"
 
+_IDENTIFY = "crypto.pki.trust.TrustAnchor.identify: "
+_USAGE = "list(extension(loaded, x509.ExtendedKeyUsage)) != [EXTENDED_USAGE[role]]"
+_NAMES = "len({statement.site for statement in statements}) != len(statements)"
+
 SET_UP_ATTACKS: dict[str, Attack] = {
     "seals its own key to a site": Attack(
-        ("crypto.sealed_group_secret._check_signature",),
+        ("crypto.sealed_group_secret.verify",),
         B,
         Phase.SECRET,
         _UNSEALED + ".*does not hold",
@@ -226,7 +230,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
     "swaps the hash of the evaluation keys": Attack(
-        ("crypto.sealed_group_secret._check_signature", SEALED_INFO),
+        ("crypto.sealed_group_secret.verify", SEALED_INFO),
         B,
         Phase.SECRET,
         _UNSEALED + ".*does not hold",
@@ -234,7 +238,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
     "swaps a channel key": Attack(
-        ("crypto.roster._check_signature",),
+        ("crypto.roster.verify",),
         A,
         Phase.ROSTER,
         _REFUSED + ".*does not hold",
@@ -242,7 +246,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
     "puts a key on the roster that its site did not sign": Attack(
-        ("crypto.roster._check_signature",),
+        ("crypto.roster.verify",),
         A,
         Phase.ROSTER,
         _REFUSED + ".*does not hold",
@@ -250,7 +254,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
     "repeats a channel key": Attack(
-        ("crypto.roster._check_keys_distinct",),
+        ("crypto.roster.check_distinct",),
         A,
         Phase.ROSTER,
         _REFUSED + "two sites of the roster have the same channel key",
@@ -266,7 +270,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
     "adds itself as a member": Attack(
-        ("crypto.pki.trust._check_extended_usage", "crypto.pki.trust._check_role"),
+        (_IDENTIFY + _USAGE, _IDENTIFY + "identity.role is not role"),
         A,
         Phase.ROSTER,
         _REFUSED + ".*extended key usage",
@@ -274,17 +278,25 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
     "repeats a member": Attack(
-        ("crypto.roster._check_names_distinct",),
+        ("crypto.roster.assemble_roster: " + _NAMES,),
         A,
         Phase.ROSTER,
         _REFUSED + "the roster names a site twice",
         repeated_member,
     ),
     "sends too small a roster": Attack(
-        ("crypto.roster._check_minimum",), A, Phase.ROSTER, _REFUSED + "the roster has 2", too_small_roster
+        ("crypto.roster.verify_roster: len(statements) < minimum",),
+        A,
+        Phase.ROSTER,
+        _REFUSED + "the roster has 2",
+        too_small_roster,
     ),
     "drops the site from its roster": Attack(
-        ("crypto.roster._check_own",), A, Phase.ROSTER, _REFUSED + ".*lacks the statement", dropped_site
+        ("crypto.roster.verify_roster: own not in statements",),
+        A,
+        Phase.ROSTER,
+        _REFUSED + ".*lacks the statement",
+        dropped_site,
     ),
     "asks for two rosters": Attack(
         (JOURNAL_LOOKUP, JOURNAL_ONCE, _ORDER), A, Phase.ROSTER, _TWICE, two_rosters
@@ -299,7 +311,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         (_BEGUN,), A, Phase.ROSTER, "came after the first round had begun", secret_after_rounds_began, *_CKKS
     ),
     "goes back to an earlier secret": Attack(
-        ("crypto.sealed_group_secret._check_signature", SEALED_INFO),
+        ("crypto.sealed_group_secret.verify", SEALED_INFO),
         B,
         Phase.SECRET,
         _UNSEALED + ".*does not hold",

@@ -16,12 +16,10 @@ from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph
 from crypto.pairwise.wire_values import ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
+from tests.adversary.attack import KINDS, QUORUM, SIGNATURES_ENOUGH
 from tests.adversary.pairwise_attacks import (
-    KINDS,
     LENGTH,
-    QUORUM,
     SECRET,
-    SIGNATURES_ENOUGH,
     Attack,
     gained,
     shares_of,

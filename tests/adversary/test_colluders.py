@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crypto.pairwise import masks
+from crypto.pairwise import masks, shares
 from crypto.pairwise.masks import have_mask, pair_keys
 from crypto.protection import Words
-from crypto.shamir import split, split_among
+from crypto.shamir import split
 from tests.adversary.colluders import (
     FALSE_ALARM,
     LENGTH,
@@ -51,12 +51,7 @@ def test_counts_tell_colluders_below_the_threshold_nothing(scene: str) -> None:
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_counts_detect_a_threshold_lowered_by_one(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "crypto.pairwise.shares.split", lambda secret, needed, count: split(secret, needed - 1, count)
-    )
-    monkeypatch.setattr(
-        "crypto.pairwise.shares.split_among", lambda secret, needed, at: split_among(secret, needed - 1, at)
-    )
+    monkeypatch.setattr(shares, "split", lambda secret, needed, places: split(secret, needed - 1, places))
     with pytest.raises(LearntError, match=r"by a guess|byte 0"):
         check_counts_alike(SCENES[scene], runs=1)
 

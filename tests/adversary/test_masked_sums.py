@@ -25,7 +25,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, SignedSurvivors
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import Violation
-from tests.adversary.attack import assert_nothing_answered, assert_refused_again, weaken
+from tests.adversary.attack import KINDS, assert_nothing_answered, assert_refused_again, weaken
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_attacks import assert_is
 from tests.adversary.opened_masks import mask_keys_from, open_alone, rebuild_secret
@@ -135,9 +135,6 @@ def _with_model(vector: Vector, model: Vector) -> Vector:
     return np.concatenate([np.zeros(len(vector) - len(model)), model])
 
 
-KINDS = "crypto.pairwise.shares._released_kinds"
-
-
 @pytest.fixture
 def play(open_masked: OpenMasked) -> ScriptedSums:
     opened = open_masked(grouped_agreement(), {})
@@ -173,7 +170,7 @@ def test_secrets_of_a_site_listed_as_active_and_dropped_would_open_its_vector(
     play: ScriptedSums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request has one list, of those who stay. The double takes every site to be on the other one too."""
-    monkeypatch.setattr(KINDS, lambda *_: (ShareKind.SEED, ShareKind.KEY))
+    weaken(KINDS, monkeypatch)
     assert_opened(play, *both_kinds(play))
 
 
@@ -186,7 +183,7 @@ def test_coordinator_refuses_an_answer_that_releases_both_secrets_of_an_owner(
     play: ScriptedSums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An honest coordinator refuses it, too."""
-    monkeypatch.setattr(KINDS, lambda *_: (ShareKind.SEED, ShareKind.KEY))
+    weaken(KINDS, monkeypatch)
     with pytest.raises(codec.CodecError, match="owners"):
         play.attempt(*EVERYONE).carried_out(EVERYONE)
 

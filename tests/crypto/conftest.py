@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -115,13 +115,3 @@ def group() -> Group:
     ready = Group.of(BINDING)
     ready.share()
     return ready
-
-
-@pytest.fixture
-def weaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Take one check out of the code under test: the double that an attack must succeed against."""
-
-    def without(check: str) -> None:
-        monkeypatch.setattr(check, lambda *_args, **_named: None)
-
-    return without

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from crypto.pairwise.attempt import AttemptSecrets, Binding, SharePair
-from crypto.pairwise.masks import mask
+from crypto.pairwise.masks import mask, pair_keys
 from crypto.pairwise.member_signatures import (
     sign_sharers,
     sign_survivors,
@@ -94,6 +94,11 @@ def credentials(name: str) -> Credentials:
 def member(name: str) -> Member:
     """Return a site as the roster shows it."""
     return Member(name, b"", _key(name).public_key(), credentials(name).fingerprint)
+
+
+def pair_key(private: bytes, peer_keys: MaskKeys, binding: Binding, site: str, peer: str) -> bytes:
+    """Return the key of the mask of two sites in a complete graph, as ``site`` derives it."""
+    return pair_keys(private, {peer: peer_keys}, binding, site, (peer,))[peer]
 
 
 def fresh_secrets(_name: str) -> AttemptSecrets:

@@ -24,6 +24,7 @@ from crypto.roster import (
     verify_statement,
 )
 from tests.crypto.test_keys import plus_small_order
+from tests.support.weakened_builds import weaken
 
 if TYPE_CHECKING:
     from tests.crypto.conftest import Federation
@@ -190,47 +191,47 @@ def _second_certificate(scene: Scene) -> list[Statement]:
     return [*scene.statements[:2], state(scene.own.odd_credentials("clinic-c"))]
 
 
-ATTACKS: dict[str, tuple[str, str, Callable[[Scene], list[Statement]]]] = {
-    "swapped key": ("crypto.roster._check_signature", "signature", _swapped_key),
-    "statement of another run": ("crypto.roster._check_signature", "signature", _replayed),
-    "no signature": ("crypto.roster._check_signature", "signature", _unsigned),
-    "own statement dropped": ("crypto.roster._check_own", "lacks the statement of clinic-a", _own_dropped),
-    "own statement replaced": ("crypto.roster._check_own", "lacks the statement of clinic-a", _own_replaced),
-    "too few": ("crypto.roster._check_minimum", "2 sites; this site requires 3", _too_few),
-    "a name twice": ("crypto.roster._check_names_distinct", "names a site twice", _name_twice),
-    "a key twice": ("crypto.roster._check_keys_distinct", "same channel key", _key_twice),
-    "a key twice, plus a point of order two": (
-        "crypto.roster._check_keys_distinct",
-        "same channel key",
-        _key_twin,
+_ROSTER = "crypto.roster.verify_roster: "
+_NAMES = "len({statement.site for statement in statements}) != len(statements)"
+_PINNED = "pins.get(member.name, member.fingerprint) != member.fingerprint"
+_KEY = "crypto.keys.check_channel_public: "
+_CANONICAL = "len(public) != KEY_BYTES or int.from_bytes(public, 'little') >= _FIELD_PRIME"
+IDENTIFY = "crypto.pki.trust.TrustAnchor.identify"
+
+ATTACKS: dict[str, tuple[str, Callable[[Scene], list[Statement]]]] = {
+    "swapped key": ("crypto.roster.verify", _swapped_key),
+    "statement of another run": ("crypto.roster.verify", _replayed),
+    "no signature": ("crypto.roster.verify", _unsigned),
+    "own statement dropped": (_ROSTER + "own not in statements", _own_dropped),
+    "own statement replaced": (_ROSTER + "own not in statements", _own_replaced),
+    "too few": (_ROSTER + "len(statements) < minimum", _too_few),
+    "a name twice": ("crypto.roster.assemble_roster: " + _NAMES, _name_twice),
+    "a key twice": ("crypto.roster.check_distinct", _key_twice),
+    "a key twice, plus a point of order two": ("crypto.roster.check_distinct", _key_twin),
+    "key of low order": (_KEY + "int.from_bytes(public, 'little') in _LOW_ORDER", _low_order),
+    "key in another form": (_KEY + _CANONICAL, _other_form),
+    "another site's name": (
+        "crypto.roster.verify_statement: statement.site != identity.name",
+        _other_name,
     ),
-    "key of low order": ("crypto.keys._check_order", "low order", _low_order),
-    "key in another form": ("crypto.keys._check_canonical", "canonical", _other_form),
-    "another site's name": ("crypto.roster._check_name", "comes with the certificate of", _other_name),
-    "the coordinator as a site": (
-        "crypto.pki.trust.TrustAnchor.identify",
-        "extended key usage",
-        _coordinator,
-    ),
-    "another CA": ("crypto.pki.trust._check_issuer", "another CA", _stranger),
-    "a second certificate": ("crypto.roster._check_pins", "not the pinned one", _second_certificate),
+    "the coordinator as a site": (IDENTIFY, _coordinator),
+    "another CA": ("crypto.pki.trust._check_issuer", _stranger),
+    "a second certificate": (_ROSTER + _PINNED, _second_certificate),
 }
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_attack_refused_by_named_check(
-    name: str, scene: Scene, weaken: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+def test_verify_roster_attack_refused_by_its_layer_alone(
+    name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check, problem, attack = ATTACKS[name]
+    layer, attack = ATTACKS[name]
     statements = attack(scene)
-    pins = {"clinic-c": scene.parties["clinic-c"].fingerprint} if "pins" in check else {}
-    with pytest.raises(VerificationError, match=problem):
+    pins = {"clinic-c": scene.parties["clinic-c"].fingerprint} if "pins" in layer else {}
+    with pytest.raises(VerificationError):
         scene.verify(statements, pins=pins)
-    if check.endswith("identify"):
-        names = {statement.certificate: statement.site for statement in statements}
-        monkeypatch.setattr(check, lambda _self, certificate, *_rest: _claimed(names[certificate]))
-    else:
-        weaken(check)
+    names = {statement.certificate: statement.site for statement in statements}
+    doubles = {IDENTIFY: lambda _self, certificate, *_rest: _claimed(names[certificate])}
+    weaken(layer, monkeypatch, doubles)
     assert len(scene.verify(statements, pins=pins).members) >= 2
 
 
@@ -242,9 +243,9 @@ def test_verify_statement_other_run_or_agreement_refused(scene: Scene) -> None:
     statement, trust = scene.statements[0], scene.own.trust
     assert verify_statement(trust, statement, RUN, AGREEMENT, NOW).name == "clinic-a"
     for run, agreement in (("run-2", AGREEMENT), (RUN, b"b" * 32), ("run-", b"1" + AGREEMENT)):
-        with pytest.raises(VerificationError, match="signature"):
+        with pytest.raises(VerificationError):
             verify_statement(trust, statement, run, agreement, NOW)
-    with pytest.raises(VerificationError, match="is valid until"):
+    with pytest.raises(VerificationError):
         verify_statement(trust, statement, RUN, AGREEMENT, NOW + timedelta(days=400))
     with pytest.raises(MalformedError):
         verify_statement(trust, replace(statement, certificate=b"none"), RUN, AGREEMENT, NOW)

@@ -257,7 +257,8 @@ def test_presence_signed_unusable_keys_refused(
 def test_presence_unusable_keys_accepted_by_double_without_key_check(
     group: Group, change: Callable[[MaskKeys], MaskKeys], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(class_presence, "_check_usable", lambda *_: None)
+    monkeypatch.setattr(class_presence, "check_channel_public", lambda _: None)
+    monkeypatch.setattr(class_presence, "check_distinct", lambda *_: None)
     group.verify(group.state(keys=change(mask_keys())))
 
 

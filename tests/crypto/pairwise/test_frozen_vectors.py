@@ -15,12 +15,13 @@ from crypto import errors
 from crypto.errors import MalformedError
 from crypto.keys import encode
 from crypto.pairwise.attempt import AttemptSecrets, Binding, fewest_against, threshold
-from crypto.pairwise.masks import add_streams, mask, pair_key, pair_keys, self_key
+from crypto.pairwise.masks import add_streams, mask, pair_keys, self_key
 from crypto.pairwise.member_signatures import verify_sharers
 from crypto.pairwise.neighbour_graph import Graph, sparse_graph
 from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 from crypto.roster import Member
+from tests.crypto.masked_group import pair_key
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "vectors" / "pairwise.json").read_text())
 WORDS = {32: np.uint32, 64: np.uint64}
@@ -44,8 +45,8 @@ def _binding(values: dict[str, Any]) -> Binding:
 
 def _keys(case: dict[str, Any]) -> tuple[str, str]:
     binding, site, peer = _binding(case["binding"]), case["site"], case["peer"]
-    pair = pair_key(SECRETS[site].mask, PUBLIC[peer].mask, binding, site, peer)
-    assert pair_key(SECRETS[peer].mask, PUBLIC[site].mask, binding, peer, site) == pair
+    pair = pair_key(SECRETS[site].mask, PUBLIC[peer], binding, site, peer)
+    assert pair_key(SECRETS[peer].mask, PUBLIC[site], binding, peer, site) == pair
     return pair.hex(), self_key(SECRETS[site].seed, binding, site).hex()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -12,11 +11,20 @@ import pytest
 
 from crypto.errors import DecryptionError, MalformedError, VerificationError
 from crypto.keys import seal
-from crypto.pairwise.attempt import AttemptSecrets, SharePair, shared_secret
+from crypto.pairwise.attempt import AttemptSecrets, SharePair
 from crypto.pairwise.member_signatures import verify_survivor
 from crypto.pairwise.shares import _info, make_shares, open_share, verify_share
 from crypto.pairwise.wire_values import MaskKeys
-from tests.crypto.masked_group import BINDING, MEMBERS, Group, binding_of, credentials, member, names
+from tests.crypto.masked_group import (
+    BINDING,
+    MEMBERS,
+    Group,
+    binding_of,
+    credentials,
+    member,
+    names,
+    pair_key,
+)
 
 A, B, C, D, E = MEMBERS
 
@@ -74,10 +82,10 @@ def test_make_shares_bad_keys_refused(group: Group, key: bytes, which: str) -> N
 
 
 @pytest.mark.parametrize("key", LOW_ORDER)
-def test_agree_zero_secret_refused_without_check(key: bytes, weaken: Callable[[str], None]) -> None:
-    weaken("crypto.pairwise.attempt.check_channel_public")
-    with pytest.raises(VerificationError, match="shared secret of zero"):
-        shared_secret(AttemptSecrets.generate().mask, key)
+def test_pair_keys_zero_secret_refused(key: bytes) -> None:
+    """The second layer behind ``check_mask_keys``, which the caller may have forgotten."""
+    with pytest.raises(VerificationError):
+        pair_key(AttemptSecrets.generate().mask, MaskKeys(key, b""), BINDING, A, B)
 
 
 def test_make_shares_missing_repeated_or_foreign_keys_refused(group: Group) -> None:

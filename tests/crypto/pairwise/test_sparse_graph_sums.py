@@ -9,12 +9,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from scipy.stats import binom  # type: ignore[import-untyped]  # it ships no types
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint, Segment
-from crypto.pairwise.attempt import AttemptSecrets, shared_secret, threshold
-from crypto.pairwise.masks import have_mask, pair_key, pair_keys
+from crypto.pairwise.attempt import AttemptSecrets, threshold
+from crypto.pairwise.masks import have_mask, pair_keys
 from crypto.pairwise.member_signatures import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.neighbour_graph import CERTAIN, Graph, sparse_graph
 from crypto.pairwise.shares import draw_holders
@@ -25,6 +26,7 @@ from tests.crypto.masked_group import (
     credentials,
     member,
     names,
+    pair_key,
     random_vectors,
     roster,
     total,
@@ -209,7 +211,7 @@ def test_linked_equal_at_both_ends_and_fair(shared: Group) -> None:
         heads += len(links) // 2
         name, peer = min(links)
         site = shared.sites[name]
-        assert keys[name][peer] == pair_key(site.secrets.mask, shared.public[peer].mask, binding, name, peer)
+        assert keys[name][peer] == pair_key(site.secrets.mask, shared.public[peer], binding, name, peer)
     coins = binom(len(attempts) * N * (N - 1) // 2, GRAPH.linked / CERTAIN)
     assert coins.ppf(5e-11) <= heads <= coins.isf(5e-11)
 
@@ -297,7 +299,9 @@ def test_verify_signed_sharers_missing_or_surplus_signature_refused() -> None:
 
 def test_linked_uses_shared_secret() -> None:
     first, second = AttemptSecrets.generate(), AttemptSecrets.generate()
-    secret = shared_secret(first.mask, second.public.mask)
+    secret = X25519PrivateKey.from_private_bytes(first.mask).exchange(
+        X25519PublicKey.from_public_bytes(second.public.mask)
+    )
     public = {A: first.public, B: second.public}
     graph, heads = Graph(2, 1, 2, CERTAIN // 2), 0
     for attempt in range(1, 65):  # any other coin would be the same in all of them once in 2^64

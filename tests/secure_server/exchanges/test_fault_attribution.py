@@ -25,10 +25,10 @@ Answers = Mapping[str, tuple[ReleasedShare, ...]]
 @pytest.fixture(scope="module")
 def honest() -> Answers:
     """Return the shares of all six survivors: the six seeds, and the mask key of the member that is gone."""
-    made = {owner: split(_secret(owner), BINDING.threshold, len(MEMBERS)) for owner in MEMBERS}
+    made = {owner: split(_secret(owner), BINDING.threshold, range(1, len(MEMBERS) + 1)) for owner in MEMBERS}
     return {
         site: tuple(
-            ReleasedShare(owner, _kind(owner), made[owner][BINDING.position(site) - 1]) for owner in MEMBERS
+            ReleasedShare(owner, _kind(owner), made[owner][BINDING.position(site)]) for owner in MEMBERS
         )
         for site in MEMBERS
         if site != GONE
@@ -92,10 +92,10 @@ def test_a_wrong_share_of_a_seed_needs_two_more_to_show(honest: Answers) -> None
     """Six answers: any five seeds' shares give some seed, and nothing tells which is right."""
     answers = changed(honest, "c", lambda share: wrong(share) if share.owner == "a" else share)
     assert told(answers) == ()
-    shares = split(_secret("a"), BINDING.threshold, len(MEMBERS))
+    shares = split(_secret("a"), BINDING.threshold, range(1, len(MEMBERS) + 1))
     seven = {
         site: (ReleasedShare("a", ShareKind.SEED, share),)
-        for site, share in zip(MEMBERS, shares, strict=True)
+        for site, share in zip(MEMBERS, shares.values(), strict=True)
     }
     assert suspicions(changed(seven, "c", wrong), BINDING, ("a",), PUBLIC) == (
         "c: its share of a secret of a contradicts the other shares, unless a made the share wrongly",
@@ -109,10 +109,10 @@ def test_two_wrong_shares_are_not_pinned_on_anyone(honest: Answers) -> None:
 
 def test_a_key_that_was_not_stated_is_nobodys_fault_that_shows(honest: Answers) -> None:
     """Its owner shared another: no answer left out makes it right."""
-    shared = split(secrets.token_bytes(32), BINDING.threshold, len(MEMBERS))
+    shared = split(secrets.token_bytes(32), BINDING.threshold, range(1, len(MEMBERS) + 1))
     answers = {
         site: tuple(
-            replace(share, share=shared[BINDING.position(site) - 1]) if share.owner == GONE else share
+            replace(share, share=shared[BINDING.position(site)]) if share.owner == GONE else share
             for share in released
         )
         for site, released in honest.items()
