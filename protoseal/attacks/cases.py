@@ -3,22 +3,24 @@
 An attack *succeeds* when it exceeds chance by a stated margin. A failure against a configuration means something only
 if the same attack succeeded undefended (``plain``, without noise). Otherwise the attack is too weak to tell.
 
-A new attack is a subclass of :class:`Case`, listed in :mod:`protoseal.attacks.suites`.
+A new attack is a subclass of :class:`Case`, listed in :mod:`protoseal.attacks.grid`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from scipy.stats import beta, t  # type: ignore[import-untyped]  # it ships no types
 
+from agreement.storage.run_files import Record
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import LabelledImages, Labels, RecordedRun, Rows, cached_in_run
 
@@ -41,57 +43,44 @@ class Verdict(StrEnum):
     """The attack succeeds neither here nor undefended, or its interval includes both success and failure."""
 
 
-class Interval(Protocol):
-    """A value with its interval."""
+class Curve(Record):
+    """One line of a figure."""
 
-    @property
-    def value(self) -> float:
-        """Return the value."""
-        ...
-
-    @property
-    def low(self) -> float:
-        """Return the interval's lower end."""
-        ...
-
-    @property
-    def high(self) -> float:
-        """Return the interval's upper end."""
-        ...
+    x: tuple[float, ...]
+    y: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Images of one reconstruction, each (H, W) or (H, W, 3) in [0, 1], by their caption."""
+class Picture(Record):
+    """Images of one reconstruction: a PNG, base64 without a prefix, for each caption."""
 
     title: str
-    images: Mapping[str, NDArray[np.float64]] = field(repr=False)
+    images: dict[str, str] = Field(repr=False)
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Record):
     """Result of an attack: ``value`` with its 95 % interval, in the unit of the case's metric.
 
-    ``trials`` is the number of independent releases or runs behind the interval. ``details`` are further figures by
-    name, and ``curves`` are lines (x, y) by name. ``basis`` says what the adversary computed from, and names the rounds
-    unless it is one.
+    ``trials`` is the number of independent releases or runs behind the interval. ``reading`` says what the adversary
+    computed from, and names the rounds unless it is one. ``details`` are further figures by name.
     """
 
     value: float
     low: float
     high: float
     trials: int
-    basis: str = ""
-    details: Mapping[str, float] = field(default_factory=dict)
-    curves: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    reading: str = ""
+    details: dict[str, float] = Field(default_factory=dict)
+    curves: dict[str, Curve] = Field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _contains_value(self) -> Self:
         if not self.low <= self.value <= self.high:
             raise ValueError(f"the interval [{self.low}, {self.high}] does not contain {self.value}")
+        return self
 
 
-def judge(measured: Interval, undefended: Interval, *, chance: float, margin: float) -> Verdict:
+def judge(measured: Measurement, undefended: Measurement, *, chance: float, margin: float) -> Verdict:
     """Judge ``measured`` beside the same attack ``undefended``; an attack succeeds at ``chance + margin``."""
     success = chance + margin
     # The interval above chance says that the attack works, the margin that it matters: success needs both.
@@ -171,7 +160,7 @@ class Case(ABC):
         """
         return None
 
-    def judge(self, measured: Interval, undefended: Interval) -> Verdict:
+    def judge(self, measured: Measurement, undefended: Measurement) -> Verdict:
         """Judge a measurement beside the same attack undefended, by the case's chance and margin."""
         return judge(measured, undefended, chance=self.chance, margin=self.margin)
 
@@ -218,7 +207,9 @@ def concatenate_images(parts: Sequence[LabelledImages]) -> LabelledImages:
     )
 
 
-def measure_over_clusters(scores: Sequence[Rows], basis: str) -> Measurement:
+def measure_over_clusters(
+    scores: Sequence[Rows], reading: str, details: Mapping[str, float] | None = None
+) -> Measurement:
     """Return the mean of all clusters' scores in [0, 1], each (n,), with an interval by resampling whole clusters."""
     value = float(np.concatenate(scores).mean())
 
@@ -228,7 +219,20 @@ def measure_over_clusters(scores: Sequence[Rows], basis: str) -> Measurement:
     # Ties alone mean that the reading does not depend on the site: chance, without any doubt.
     exact = set(np.concatenate(scores).tolist()) == {0.5}
     low, high = (0.5, 0.5) if exact else clustered_interval(mean, len(scores))
-    return Measurement(value, min(low, value), max(high, value), len(scores), basis)
+    return Measurement(
+        value=value,
+        low=min(low, value),
+        high=max(high, value),
+        trials=len(scores),
+        reading=reading,
+        details=dict(details or {}),
+    )
+
+
+def measure_share(right: NDArray[np.bool_], reading: str) -> Measurement:
+    """Return the share of true values (n,) with its exact interval."""
+    value, low, high = share_interval(right)
+    return Measurement(value=value, low=low, high=high, trials=len(right), reading=reading)
 
 
 def share_interval(right: NDArray[np.bool_]) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from agreement.derived.payload_shapes import limits_of
 from crypto.plain import SCHEME as PLAIN
-from protoseal.attacks.cases import Case, Measurement, share_interval
+from protoseal.attacks.cases import Case, Measurement, measure_share
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, record_run
 from protoseal.simulation.experiment import load_scene
@@ -59,13 +59,8 @@ class DependentMessages(Case):
         differs = np.array(
             [_differ(*(_list_messages(recorded, *cell) for recorded in (run, other))) for cell in cells]
         )
-        return [
-            Measurement(
-                *share_interval(differs),
-                len(cells),
-                "the messages of all rounds of two runs that differ in one record",
-            )
-        ]
+        reading = "the messages of all rounds of two runs that differ in one record"
+        return [measure_share(differs, reading)]
 
 
 def record_neighbour(run: RecordedRun) -> RecordedRun:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
@@ -88,7 +88,7 @@ def _depends_on_row(agreement: Agreement) -> bool:
     return peers and agreement.pfpl.weighting is not Weighting.UNIFORM and agreement.own_share < 1.0
 
 
-def _measure_answers(agreement: Agreement, answers: Sequence[Answers], basis: str) -> Measurement:
+def _measure_answers(agreement: Agreement, answers: Sequence[Answers], reading: str) -> Measurement:
     """Return the share of numbers read exactly, with classes as the independent parts, and the mean relative error."""
     scores, errors = [], []
     for answer in answers:
@@ -109,7 +109,7 @@ def _measure_answers(agreement: Agreement, answers: Sequence[Answers], basis: st
         "mean relative error of a prototype": float(np.concatenate(errors).mean()),
         "answers for a class": float(np.mean([len(answer.sent) for answer in answers])),
     }
-    return replace(measure_over_clusters(scores, basis), details=details)
+    return measure_over_clusters(scores, reading, details)
 
 
 def _run_echo(config: SimulationConfig, seed: int) -> Iterator[Answers]:

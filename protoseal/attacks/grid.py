@@ -1,7 +1,8 @@
-"""Attacks on a configuration under several protections and ε: undefended first, then each setting, then the verdicts.
+"""Suites of attacks by name, and their runs on a configuration under several protections and ε.
 
-Each run of a setting and seed is recorded once and attacked by every case. Its measurements are stored, so that an
-interrupted grid resumes with the runs that are missing.
+The undefended setting comes first, then each setting, then the verdicts. Each run of a setting and seed is recorded
+once and attacked by every case. Its measurements are stored, so that an interrupted grid resumes with the runs that
+are missing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,16 @@ from agreement.errors import UserError
 from agreement.sections.privacy import Extractor
 from agreement.storage.run_files import read_json, write_json
 from protoseal.attacks.cases import Case, Measurement
+from protoseal.attacks.dependent_messages import DependentMessages
+from protoseal.attacks.echoing_site import EchoingSite
+from protoseal.attacks.key_recovery import KeyRecovery
+from protoseal.attacks.label_inference import ClassFrequencies, Domains, Presence
+from protoseal.attacks.model_membership import ModelMembership
+from protoseal.attacks.noise_audit import NoiseAudit
+from protoseal.attacks.poisoning import poisoning_cases
+from protoseal.attacks.protected_values import Comparison, KnownRows, Values
+from protoseal.attacks.prototype_inversion import PrototypeInversion
+from protoseal.attacks.prototype_membership import PrototypeMembership
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun, record_run
 from protoseal.attacks.records import (
@@ -31,16 +42,62 @@ from protoseal.attacks.records import (
     combine_seeds,
     holds_no_pictures,
     list_notices,
-    make_outcome,
     make_record,
-    write_attacks,
 )
+from protoseal.attacks.update_inversion import StandStill, UpdateInversion
 from protoseal.audit.accuracy_records import EXACT
 from protoseal.audit.budget_curve import LOCAL, BudgetCurve, RequestedRun, change_config
 from protoseal.simulation.config import SPLITTING, SimulationConfig
 from protoseal.simulation.experiment import load_scene
 from secure_client.data.sources import is_public
 from secure_client.privacy.cost import SIMULATED_DELTA
+
+SAMPLES_BEHIND = (1, 2, 5, 20, 100)
+"""Training samples behind a prototype that is inverted."""
+MEMBERS = (1, 2, 5, 20, None)
+"""Training samples behind a prototype whose members are inferred; None for as many as the configuration gives."""
+
+
+SUITES: dict[str, Callable[[], Sequence[Case]]] = {
+    "inversion": lambda: [
+        PrototypeInversion(samples, decoder=decoder)
+        for decoder in (False, True)
+        for samples in SAMPLES_BEHIND
+    ],
+    "membership": lambda: [*map(PrototypeMembership, MEMBERS)],
+    "models": lambda: [*map(UpdateInversion, (1, 4, None)), StandStill(), ModelMembership()],
+    "labels": lambda: [Presence(), ClassFrequencies(), Domains()],
+    "protection": lambda: [
+        Values(),
+        Comparison(),
+        KnownRows(),
+        KeyRecovery(),
+        DependentMessages(),
+        EchoingSite(),
+    ],
+    "audit": lambda: [NoiseAudit()],
+    "poisoning": poisoning_cases,
+}
+"""Makers of each suite's cases."""
+QUICK, ALL = "quick", "all"
+
+
+def list_suites() -> tuple[str, ...]:
+    """Return the names that :func:`make_cases` takes."""
+    return (QUICK, ALL, *SUITES)
+
+
+def make_cases(name: str) -> dict[str, Sequence[Case]]:
+    """Return the cases of a suite, of all suites, or short attacks of four kinds (``quick``), by suite."""
+    if name == QUICK:
+        return {
+            "inversion": [PrototypeInversion(1, decoder=True)],
+            "membership": [PrototypeMembership(1), PrototypeMembership()],
+            "protection": [Values()],
+            "audit": [NoiseAudit()],
+        }
+    return {suite: make() for suite, make in SUITES.items() if name in (ALL, suite)}
+
 
 ENOUGH = 20
 """Training samples of the classes of a thinned run that no case asks for: enough to train on."""
@@ -190,7 +247,7 @@ class AttackGrid:
             outcomes[planned] = self._load_or_attack(planned)
             complete = len(outcomes) == len(self._planned)
             report = self._make_report(outcomes, time.monotonic() - start, complete=complete)
-            write_attacks(self._out, report)
+            write_json(self._out / ATTACKS, report)
             on_run(planned, report)
         return report
 
@@ -220,7 +277,11 @@ class AttackGrid:
         start = time.monotonic()
         run = record_run(config, planned.seed, samples=planned.samples)
         fresh = tuple(
-            make_outcome(case, adversary, measured if self._pictures else replace(measured, pictures=()))
+            CaseOutcome(
+                **dict(measured) | ({} if self._pictures else {"pictures": ()}),
+                attack=case.attack,
+                adversary=adversary,
+            )
             for case, adversary, measured in _attack_run(run, missing)
         )
         outcomes = RunOutcomes(
@@ -244,9 +305,6 @@ class AttackGrid:
             raise UserError(
                 f"{path} is of another configuration or other data: choose another --out, or delete the folder"
             )
-        # An early version kept pictures in any folder.
-        if not self._pictures and any(outcome.pictures for outcome in stored.outcomes):
-            raise UserError(f"{path} holds pictures of records: choose another --out, or delete the folder")
         return stored
 
     def _make_report(

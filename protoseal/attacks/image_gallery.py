@@ -11,8 +11,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 import numpy as np
@@ -33,11 +33,12 @@ METRIC = f"right image found among {GALLERY} of its class"
 
 @dataclass(frozen=True)
 class Trial:
-    """One image: the share of galleries in which it is found, its similarities (2, 3), and a picture."""
+    """One image: the share of galleries in which it is found, its similarities (2, 3), and images by caption."""
 
     found: float
     similarities: Rows
-    shown: Picture
+    title: str
+    images: Mapping[str, Tensor] = field(repr=False)
 
 
 def choose_rivals(samples: Auxiliary, number: int) -> Tensor | None:
@@ -70,7 +71,8 @@ def _make_trial(image: Tensor, others: Tensor, scores: Tensor, title: str, best:
     return Trial(
         _hit_probability(scores),
         measure_similarities(guess[None], image[None], others[:1]),
-        Picture(title, {name: to_picture(image) for name, image in images.items()}),
+        title,
+        images,
     )
 
 
@@ -102,9 +104,15 @@ def measure_trials(reading: str, releases: Sequence[Sequence[Trial]]) -> Measure
         low=min(low, value),
         high=max(high, value),
         trials=len(shares),
-        basis=reading,
+        reading=reading,
         details=_mean_similarities(np.array([trial.similarities for trial in all_trials])),
-        pictures=tuple(trials[0].shown for trials in releases if trials)[:PICTURES],
+        pictures=tuple(
+            Picture(
+                title=trials[0].title,
+                images={caption: to_png(image) for caption, image in trials[0].images.items()},
+            )
+            for trials in clusters[:PICTURES]
+        ),
     )
 
 
@@ -139,14 +147,6 @@ def total_variation(images: Tensor) -> Tensor:
     return images.diff(dim=2).abs().mean(dim=(1, 2, 3)) + images.diff(dim=3).abs().mean(dim=(1, 2, 3))
 
 
-def to_picture(image: Tensor) -> NDArray[np.float64]:
-    """Return an image (C, H, W) as (H, W) or (H, W, 3) in [0, 1]; a vector of features as one row."""
-    scaled = scale_to_unit(image[None])[0].double()
-    if scaled.ndim != 3:
-        return scaled.reshape(1, -1).numpy()
-    return (scaled[0] if len(scaled) == 1 else scaled.permute(1, 2, 0)[..., :3]).numpy()
-
-
 def measure_similarities(made: Tensor, right: Tensor, other: Tensor) -> NDArray[np.float64]:
     """Return PSNR (dB), SSIM and HaarPSI, (2, 3): with the right image, and with another of its class.
 
@@ -171,8 +171,13 @@ def _compare_pair(made: Tensor, image: Tensor) -> tuple[float, float, float]:
     return psnr, ssim, haar
 
 
-def to_png(image: NDArray[np.float64]) -> str:
-    """Return an image (H, W) or (H, W, 3) in [0, 1] as a PNG in base64."""
+def to_png(image: Tensor) -> str:
+    """Return an image (C, H, W), or a vector of features as one row of pixels, as a PNG in base64."""
+    pixels = (scale_to_unit(image[None])[0] * 255).round().to(torch.uint8)
+    if pixels.ndim != 3:
+        pixels = pixels.reshape(1, -1)
+    else:
+        pixels = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)[..., :3]
     buffer = io.BytesIO()
-    Image.fromarray(np.rint(np.clip(image, 0.0, 1.0) * 255).astype(np.uint8)).save(buffer, format="PNG")
+    Image.fromarray(pixels.numpy()).save(buffer, format="PNG")
     return base64.b64encode(buffer.getvalue()).decode()

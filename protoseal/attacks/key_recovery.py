@@ -35,7 +35,7 @@ from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_payload
 from crypto.keys import KEY_BYTES
 from crypto.protection import Combination
-from protoseal.attacks.cases import Case, Measurement, share_interval
+from protoseal.attacks.cases import Case, Measurement, measure_share
 from protoseal.attacks.protected_values import EXACT
 from protoseal.attacks.readings import Adversary, readings
 from protoseal.attacks.recorded_run import RecordedRun
@@ -154,8 +154,8 @@ class KeyRecovery(Case):
         if not run.agreement.protection.ckks_key or run.agreement.clusters:
             return []
         opened = np.array(list(_attack_acknowledgements(run)))
-        basis = "the results sent, and the sites' acknowledgements, of all rounds"
-        return [Measurement(*share_interval(opened), len(opened), basis)] if len(opened) else []
+        reading = "the results sent, and the sites' acknowledgements, of all rounds"
+        return [measure_share(opened, reading)] if len(opened) else []
 
     def reference(self, run: RecordedRun) -> Measurement | None:
         """Return the attack on the same run, as if acknowledgements held the decryption."""

@@ -79,7 +79,8 @@ class Presence(Case):
             return []
         ends = np.mean([share_interval(right[part]) for part in (truth, ~truth)], axis=0)
         value, low, high = (float(end) for end in ends)
-        return [Measurement(value, low, high, len(truth), "the sites' statements of their classes")]
+        reading = "the sites' statements of their classes"
+        return [Measurement(value=value, low=low, high=high, trials=len(truth), reading=reading)]
 
 
 def _read_stated_classes(run: RecordedRun, adversary: Adversary) -> Mapping[str, Bools]:
@@ -124,7 +125,7 @@ class ClassFrequencies(Case):
 class Estimate:
     """Estimated frequencies (K,) of each site's classes, in any unit, NaN where there is no estimate."""
 
-    basis: str
+    reading: str
     by_site: Mapping[str, NDArray[Any]]
 
 
@@ -141,7 +142,8 @@ def _measure_ranks(run: RecordedRun, estimate: Estimate) -> Measurement | None:
     mean = float(np.arctanh(correlations[:, 0].clip(-_NEAR_ONE, _NEAR_ONE)) @ weights / weights.sum())
     reach = 1.96 * np.sqrt(1.06 / weights.sum())
     value, low, high = (float(np.tanh(number)) for number in (mean, mean - reach, mean + reach))
-    return Measurement(value, low, high, int(correlations[:, 1].sum()), estimate.basis)
+    trials = int(correlations[:, 1].sum())
+    return Measurement(value=value, low=low, high=high, trials=trials, reading=estimate.reading)
 
 
 def _rank_correlation(counts: Labels, estimate: NDArray[Any]) -> tuple[float, int] | None:

@@ -46,19 +46,19 @@ class NoiseAudit(Case):
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (all see releases)
         """Audit what the sites of the run kept; nothing without noise of a site's own."""
-        if not _list_own_noise(run):
+        noise = _list_own_noise(run)
+        if not noise:
             return ()
         audit = audit_run(run.agreement.run, run.evidence, LEVEL)
         weaknesses = float(len({check.weakness for _, check in audit.of(Outcome.FOUND)}))
         high = _NO_POWER if audit.verdict is Verdict.TOO_WEAK else weaknesses
-        noise = _list_own_noise(run)
         return (
             Measurement(
-                weaknesses,
-                weaknesses,
-                max(weaknesses, high),
+                value=weaknesses,
+                low=weaknesses,
+                high=max(weaknesses, high),
                 trials=len(noise),
-                basis="what the sites kept of all rounds, and their records",
+                reading="what the sites kept of all rounds, and their records",
                 details=_estimate_epsilons(run),
             ),
         )
@@ -70,7 +70,9 @@ class NoiseAudit(Case):
             return None
         half = check_deviation([_HALF * draw for draw in noise], LEVEL)
         value = float(half.outcome is Outcome.FOUND)
-        return Measurement(value, value, value, trials=len(noise), basis="half the noise of this run")
+        return Measurement(
+            value=value, low=value, high=value, trials=len(noise), reading="half the noise of this run"
+        )
 
 
 def _list_own_noise(run: RecordedRun) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:

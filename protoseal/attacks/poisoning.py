@@ -369,7 +369,7 @@ class Poisoning(Case):
             return None
         return self._measured(remove_guards(run.config), run.seed, "poison in all rounds, unguarded")
 
-    def _measured(self, config: SimulationConfig, seed: int, basis: str) -> Measurement:
+    def _measured(self, config: SimulationConfig, seed: int, reading: str) -> Measurement:
         seeds = range(seed * self.repeats, (seed + 1) * self.repeats)
         pairs = [
             (self.runs.of(config, repeat), self.runs.of(config, repeat, self.poison)) for repeat in seeds
@@ -384,7 +384,7 @@ class Poisoning(Case):
             low=min(low, value),
             high=max(high, value),
             trials=len(gains),
-            basis=basis,
+            reading=reading,
             details={
                 "accuracy without poison": _mean(clean.accuracy for clean, _ in pairs),
                 "accuracy lost": float(lost.mean()),

@@ -11,8 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from agreement.registry.round_plan import PayloadKind
 from crypto.plain import SCHEME as PLAIN
 from protoseal.attacks.cases import Case, Measurement, measure_over_clusters
 from protoseal.attacks.readings import (
-    LENGTHS,
     Adversary,
     LearnedRows,
     add_length_readings,
@@ -34,8 +32,6 @@ EXACT = 1e-5
 """Largest error of a number that was read exactly, in units of the norm bound; questions state it."""
 FEWEST_HOLDERS = 3
 """Fewest holders of a class in which rows are known and one is not."""
-ORDERS = 5
-"""Random orders in which the adversary comes to know rows."""
 
 
 class Values(Case):
@@ -73,13 +69,7 @@ class Comparison(Case):
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:
         """Choose between the victim's prototype and another site's by cosine, and under a rotation by length."""
         views = {site: add_length_readings(run, readings(run, adversary, site)) for site in run.sites}
-        results = list(_measure_by_class(run, views, _score_choices))
-        return [
-            replace(result, details=_compare_inner_products(run, views))
-            if result.basis == LENGTHS
-            else result
-            for result in results
-        ]
+        return list(_measure_by_class(run, views, _score_choices))
 
 
 class KnownRows(Case):
@@ -95,26 +85,18 @@ class KnownRows(Case):
     adversaries = (Adversary.COORDINATOR,)
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> Sequence[Measurement]:  # noqa: ARG002 (the interface's)
-        """Recover each site's row from all other holders' rows, and as a curve from fewer of them."""
+        """Recover each site's row from all other holders' rows."""
         if run.agreement.plan.values is not PayloadKind.ROWS:
             return []
-        classes = [
-            number
+        scores = [
+            _score_known_rows(run, number)
             for number in range(len(run.agreement.classes))
             if len(_list_holders(run, number)) >= FEWEST_HOLDERS
         ]
-        shares = [_score_known_rows(run, number) for number in classes]
-        if not shares:
+        if not scores:
             return []
         words = "its rotated rows, and all other sites' prototypes" if _is_rotated(run) else "its prototypes"
-        measured = measure_over_clusters([share[:, -1, 0] for share in shares], words)
-        count = min(share.shape[1] for share in shares)
-        mean = np.mean([share[:, :count].mean(axis=0) for share in shares], axis=0)
-        x = tuple(float(m) for m in range(1, count + 1))
-        names = ("what the mean leaves open", "length")
-        curves = {name: (x, tuple(map(float, mean[:, i]))) for i, name in enumerate(names)}
-        details = {"share of the length, from one known prototype": float(mean[0, 1])}
-        return [replace(measured, curves=curves, details=details)]
+        return [measure_over_clusters(scores, words)]
 
 
 # Readings, class by class
@@ -136,10 +118,7 @@ def _measure_by_class(
                 name: float(np.mean([reading.details[name] for reading in learned.values()]))
                 for name in names
             }
-            yield replace(
-                measure_over_clusters([of_class for of_class in scores if len(of_class)], reading),
-                details=details,
-            )
+            yield measure_over_clusters([of_class for of_class in scores if len(of_class)], reading, details)
 
 
 def _score_exact(run: RecordedRun, learned: Mapping[str, LearnedRows], number: int) -> Iterator[float]:
@@ -182,19 +161,6 @@ def _nearness(read: NDArray[np.float64], candidate: NDArray[np.float64]) -> floa
     return float(read @ candidate) / max(length * float(np.linalg.norm(read)), 1e-12)
 
 
-def _compare_inner_products(run: RecordedRun, views: Mapping[str, Sequence[LearnedRows]]) -> dict[str, float]:
-    """Return the largest error of an inner product of two sites' rotated rows, relative to their lengths."""
-    errors = [0.0]
-    for number in range(len(run.agreement.classes)):
-        for pair in combinations(_list_holders(run, number), 2):
-            one, two = (views[site][0].of_class(number) for site in pair)
-            true_one, true_two = (_true_rows(run, site, number) for site in pair)
-            if len(one) and len(two):
-                scale = float(np.linalg.norm(true_one)) * float(np.linalg.norm(true_two))
-                errors.append(float(np.abs(one @ two.T - true_one @ true_two.T).max()) / scale)
-    return {"largest relative error of an inner product of two sites' rows": max(errors)}
-
-
 def _true_rows(run: RecordedRun, site: str, number: int) -> Rows:
     return np.asarray(run.sites[site].rows[run.sites[site].labels == number])
 
@@ -211,29 +177,22 @@ def _is_rotated(run: RecordedRun) -> bool:
 
 
 def _score_known_rows(run: RecordedRun, number: int) -> Rows:
-    """Return the shares recovered of what the mean leaves open, and of the length, by orders and known rows: (o, m, 2).
+    """Return for each holder of a class (n,) what is recovered of its row, as a share of what the others' mean leaves.
 
-    Each holder of the class is the victim in turn.
+    All other holders' rows are known.
     """
-    holders, rng = _list_holders(run, number), np.random.default_rng(number)
+    holders = _list_holders(run, number)
     truth = np.concatenate([_true_rows(run, site, number) for site in holders])
     uploads = [run.payload(site).arrays[0][number] for site in holders]
     sent, rotated = np.array(uploads) * run.agreement.norm_bound, _is_rotated(run)
-    shares = []
-    for victim, _ in [(victim, order) for victim in range(len(holders)) for order in range(ORDERS)]:
-        others = rng.permutation(np.delete(np.arange(len(holders)), victim))
-        others_known = [others[:count] for count in range(1, len(others) + 1)]
-        solved = [
-            solve_unknown_row(truth[rows], sent[rows], sent[victim]) if rotated else sent[victim]
-            for rows in others_known
-        ]
-        shares.append(
-            [
-                _score_recovery(truth[victim], row, truth[rows])
-                for row, rows in zip(solved, others_known, strict=True)
-            ]
-        )
-    return np.array(shares)
+    scores = []
+    for victim, row in enumerate(truth):
+        others = np.delete(np.arange(len(holders)), victim)
+        solved = solve_unknown_row(truth[others], sent[others], sent[victim]) if rotated else sent[victim]
+        left = float(np.square(row - solved).sum())
+        left_by_mean = float(np.square(row - truth[others].mean(axis=0)).sum())
+        scores.append(1.0 - left / max(left_by_mean, 1e-12))
+    return np.array(scores)
 
 
 def solve_unknown_row(known: Rows, rotated: Rows, sent: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -244,15 +203,3 @@ def solve_unknown_row(known: Rows, rotated: Rows, sent: NDArray[np.float64]) -> 
     """
     combination, *_ = np.linalg.lstsq(rotated.T, sent, rcond=None)
     return np.asarray(combination @ known)
-
-
-def _score_recovery(
-    truth: NDArray[np.float64], solved: NDArray[np.float64], known: Rows
-) -> tuple[float, float]:
-    left = float(np.square(truth - solved).sum())
-    open_before = float(np.square(truth - known.mean(axis=0)).sum())
-    length = float(np.linalg.norm(solved)) / max(float(np.linalg.norm(truth)), 1e-12)
-    return 1.0 - left / max(open_before, 1e-12), length
-
-
-# Key recovery

@@ -24,7 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.covariance import ledoit_wolf
 
-from protoseal.attacks.cases import Auxiliary, Case, Measurement, clustered_interval, divide_test_samples
+from protoseal.attacks.cases import (
+    Auxiliary,
+    Case,
+    Curve,
+    Measurement,
+    clustered_interval,
+    divide_test_samples,
+)
 from protoseal.attacks.readings import Adversary, LearnedRows, readings, round_zero_readings
 from protoseal.attacks.recorded_run import Labels, RecordedRun, Rows, compute_features
 from protoseal.attacks.rotated_rows import FEWEST, rotated_readings
@@ -171,15 +178,16 @@ def measure_scores(reading: str, scores: Sequence[Scores], epsilon: float | None
     releases = np.arange(len(scores))
     low, high = clustered_interval(area, len(scores))
     value, inside, outside = area(releases), np.concatenate(members), np.concatenate(outsiders)
-    curves = {"ROC": (tuple(RATES), tuple(roc(inside, outside, RATES)))}
+    curves = {"ROC": Curve(x=tuple(RATES), y=tuple(roc(inside, outside, RATES)))}
     if epsilon is not None:
-        curves["allowed by ε"] = (tuple(RATES), tuple(allowed_rates(epsilon, SIMULATED_DELTA, RATES)))
+        allowed = tuple(allowed_rates(epsilon, SIMULATED_DELTA, RATES))
+        curves["allowed by ε"] = Curve(x=tuple(RATES), y=allowed)
     return Measurement(
         value=value,
         low=min(low, value),
         high=max(high, value),
         trials=len(scores),
-        basis=reading,
+        reading=reading,
         details={
             "TPR at 0.1 % FPR": true_positive_rate(inside, outside, 0.001),
             "TPR at 1 % FPR": true_positive_rate(inside, outside, 0.01),

@@ -14,9 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from agreement.storage.run_files import Record, write_json
-from protoseal.attacks.cases import Case, Measurement, Verdict
-from protoseal.attacks.image_gallery import to_png
+from agreement.storage.run_files import Record
+from protoseal.attacks.cases import Case, Curve, Measurement, Picture, Verdict
 from secure_client.data.sources import is_public
 
 ATTACKS, REPORT = "attacks.json", "report.html"
@@ -24,33 +23,11 @@ REFERENCE = "undefended"
 """Adversary of the outcome of a case's own undefended system."""
 
 
-class CurveLine(Record):
-    """One line of a figure."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-
-
-class PictureFile(Record):
-    """Images of one reconstruction: a caption for each PNG, base64 without a prefix."""
-
-    title: str
-    images: dict[str, str]
-
-
-class CaseOutcome(Record):
-    """Result of one case by one adversary with one reading, in one run."""
+class CaseOutcome(Measurement):
+    """Measurement of one case by one adversary with one reading, in one run."""
 
     attack: str
     adversary: str
-    value: float
-    low: float
-    high: float
-    trials: int
-    reading: str
-    details: dict[str, float]
-    curves: dict[str, CurveLine]
-    pictures: tuple[PictureFile, ...]
 
 
 class RunOutcomes(Record):
@@ -101,8 +78,8 @@ class CaseRecord(Record):
     verdict: Verdict
     not_covered: str
     details: dict[str, float] = Field(default_factory=dict)
-    curves: dict[str, CurveLine] = Field(default_factory=dict)
-    pictures: tuple[PictureFile, ...] = ()
+    curves: dict[str, Curve] = Field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def configuration(self) -> str:
@@ -157,33 +134,7 @@ def holds_no_pictures(folder: Path) -> bool:
     return isinstance(content, dict) and content.get("pictures") is False
 
 
-def write_attacks(folder: Path, report: AttackReport) -> Path:
-    """Write ``attacks.json`` and return its path."""
-    return write_json(folder / ATTACKS, report)
-
-
 # From outcomes to records
-
-
-def make_outcome(case: Case, adversary: str, measured: Measurement) -> CaseOutcome:
-    """Return the outcome of a case in a run's file, with its pictures as PNG."""
-    return CaseOutcome(
-        attack=case.attack,
-        adversary=adversary,
-        value=measured.value,
-        low=measured.low,
-        high=measured.high,
-        trials=measured.trials,
-        reading=measured.basis,
-        details=dict(measured.details),
-        curves={name: CurveLine(x=x, y=y) for name, (x, y) in measured.curves.items()},
-        pictures=tuple(
-            PictureFile(
-                title=picture.title, images={name: to_png(image) for name, image in picture.images.items()}
-            )
-            for picture in measured.pictures
-        ),
-    )
 
 
 def combine_seeds(outcomes: Sequence[CaseOutcome]) -> CaseOutcome:

@@ -6,23 +6,22 @@ that did not run counts in favour of a configuration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
 from protoseal.attacks.cases import Verdict
-from protoseal.attacks.figures import (
-    UNDEFENDED,
-    Panels,
-    is_roc,
-    other_curves,
-    roc_curves,
-    values_by_configuration,
-    values_over_samples,
-)
 from protoseal.attacks.findings import (
     TOLD_BY_DESIGN,
     WORDS,
@@ -44,8 +43,24 @@ from protoseal.attacks.poisoning import choose_malicious
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.records import REPORT, AttackReport, CaseRecord, list_notices
 from protoseal.reports import pages
+from protoseal.reports.figures import STYLE, draw_legend, legend_handle, new_figure, series_colour, svg_text
 from protoseal.reports.pages import Filters, data_uri, json_text
 
+Panels = Mapping[str, Mapping[str, Sequence[CaseRecord]]]
+"""Cases by panel (adversary), and in a panel by line (configuration)."""
+
+ALLOWED = "allowed by ε"
+"""Name of the curve that the claimed ε allows at most."""
+UNDEFENDED = "undefended"
+"""Name of the line that is drawn in black."""
+_MARKS = {
+    Verdict.DEFENDED: ("#0b6b2e", "o"),
+    Verdict.NOT_DEFENDED: ("#a31515", "X"),
+    Verdict.NOISY_VALUES: ("#55555f", "s"),
+    Verdict.TOO_WEAK: ("#7a5c00", "D"),
+}
+_MARKERS = "osD^vP*h"
+_COLUMNS = 2
 TEMPLATE = "attacks.html"
 WHO = {
     Adversary.COORDINATOR.value: "Runs the central server and reads all that sites send to it.",
@@ -87,7 +102,7 @@ class Section:
         """Names of further figures of any case."""
         return list(dict.fromkeys(name for case in self.cases for name in case.details))
 
-    def each(self, name: str) -> list[Any]:
+    def distinct(self, name: str) -> list[Any]:
         """Return the distinct values of a field over all cases."""
         return list(dict.fromkeys(getattr(case, name) for case in self.cases))
 
@@ -103,7 +118,7 @@ class Topic:
     @property
     def questions(self) -> list[str]:
         """Questions of all attacks."""
-        return [question for section in self.sections for question in section.each("question")]
+        return [question for section in self.sections for question in section.distinct("question")]
 
     @property
     def partial(self) -> bool:
@@ -215,18 +230,11 @@ def _draw_section(rows: Sequence[tuple[str, CaseRecord]], panels: Panels) -> Ite
             data_uri(values_over_samples(sampled)),
             "value over the number of samples, a panel for each adversary; the table below has the same numbers",
         )
-    curves = _filter_panels(panels, _pick_curves)
-    if rates := _filter_panels(curves, lambda cases: [case for case in cases if is_roc(case)]):
+    if rates := _filter_panels(panels, _pick_curves):
         yield Drawing(
             "ROC: share of members that are recognised, over the share of others that are taken for members",
             data_uri(roc_curves(rates)),
             "true-positive over false-positive rate, both axes logarithmic, a panel for each adversary",
-        )
-    if others := _filter_panels(curves, lambda cases: [case for case in cases if not is_roc(case)]):
-        yield Drawing(
-            "Further curves",
-            data_uri(other_curves(others)),
-            "curves of the cases, a panel for each adversary",
         )
 
 
@@ -244,6 +252,7 @@ def _filter_panels(panels: Panels, keep: Callable[[Sequence[CaseRecord]], list[C
 
 
 def _pick_curves(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
+    """Return the worst reading with curves, if there is one."""
     drawn = [case for case in cases if case.curves]
     return [pick_worst(drawn)] if drawn else []
 
@@ -251,11 +260,133 @@ def _pick_curves(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
 def _pick_by_samples(cases: Sequence[CaseRecord]) -> list[CaseRecord]:
     """Return the worst reading for each number of samples, none if there are fewer than two numbers."""
     counts = sorted({case.samples_behind for case in cases if case.samples_behind})
-    return (
-        [pick_worst(c for c in cases if c.samples_behind == count) for count in counts]
-        if len(counts) > 1
-        else []
-    )
+    if len(counts) < 2:
+        return []
+    return [pick_worst(case for case in cases if case.samples_behind == count) for count in counts]
+
+
+# Figures
+
+
+def values_by_configuration(rows: Sequence[tuple[str, CaseRecord]]) -> str:
+    """Draw the value and interval of each named case, from top to bottom, between lines of chance and of success."""
+    with mpl.rc_context(STYLE):
+        figure = new_figure(1.1 + 0.24 * len(rows))
+        axes = figure.add_subplot()
+        for place, (_, case) in enumerate(rows):
+            colour, marker = _MARKS[case.verdict]
+            axes.errorbar(
+                case.value,
+                place,
+                xerr=_interval([case]),
+                color=colour,
+                marker=marker,
+                capsize=3,
+                linestyle="none",
+            )
+        for place, (_, case) in enumerate(
+            rows
+        ):  # beside each row: adversaries may differ in chance and margin
+            axes.vlines(case.chance, place - 0.5, place + 0.5, color="grey", linestyle=":")
+            success = case.chance + case.margin
+            axes.vlines(success, place - 0.5, place + 0.5, color="black", linestyle="--", linewidth=1)
+        for handle in _threshold_handles():
+            axes.add_line(handle)
+        for verdict in dict.fromkeys(case.verdict for _, case in rows):
+            axes.plot([], [], color=_MARKS[verdict][0], marker=_MARKS[verdict][1], label=WORDS[verdict])
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel(rows[0][1].metric if rows else "")
+        axes.grid(visible=False, axis="y")
+        draw_legend(figure, loc="outside lower center", ncols=3)
+        return svg_text(figure)
+
+
+def values_over_samples(panels: Panels) -> str:
+    """Draw the value over the number of samples behind a prototype; a panel for each adversary."""
+    metric = next(cases[0].metric for lines in panels.values() for cases in lines.values())
+    with mpl.rc_context(STYLE):
+        figure, places = _panels(panels, "samples behind a prototype", metric)
+        styles = _styles(panels)
+        for axes, lines in zip(places, panels.values(), strict=True):
+            for name, cases in lines.items():
+                ordered = sorted(cases, key=lambda case: case.samples_behind or 0)
+                counts = [case.samples_behind or 0 for case in ordered]
+                values = [case.value for case in ordered]
+                axes.errorbar(counts, values, _interval(ordered), capsize=2, **styles[name])
+            drawn = [case for cases in lines.values() for case in cases]
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sorted({case.samples_behind or 1 for case in drawn}))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
+            axes.axhline(drawn[0].chance, color="grey", linestyle=":")
+            axes.axhline(drawn[0].chance + drawn[0].margin, color="black", linestyle="--", linewidth=1)
+        return _with_legend(figure, styles, _threshold_handles())
+
+
+def roc_curves(panels: Panels) -> str:
+    """Draw true- over false-positive rates on logarithmic axes; a broken line is what the claimed ε allows."""
+    with mpl.rc_context(STYLE):
+        figure, places = _panels(panels, "false-positive rate", "true-positive rate")
+        styles = _styles(panels)
+        drawn = [cases[0] for lines in panels.values() for cases in lines.values()]
+        least = min(min(curve.x) for case in drawn for curve in case.curves.values())
+        for axes, lines in zip(places, panels.values(), strict=True):
+            axes.plot([least, 1], [least, 1], color="grey", linestyle=":")
+            for name, cases in lines.items():
+                for words, line in cases[0].curves.items():
+                    kind = {"linestyle": "--", "marker": ""} if words == ALLOWED else {"markevery": 0.15}
+                    # Logarithmic axes have no zero, which is the rate of an attack that recognises nobody.
+                    axes.plot(line.x, np.maximum(line.y, least), **{**styles[name], **kind})
+            axes.set(xscale="log", yscale="log", xlim=(least, 1.05), ylim=(least * 0.95, 1.05))
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+                axis.set_minor_formatter(NullFormatter())
+        handles = [legend_handle("chance", color="grey", linestyle=":")]
+        if any(ALLOWED in case.curves for case in drawn):
+            handles.append(legend_handle(ALLOWED, color="black", linestyle="--"))
+        return _with_legend(figure, styles, handles)
+
+
+def _interval(cases: Sequence[CaseRecord]) -> Any:
+    return [[case.value - case.low for case in cases], [case.high - case.value for case in cases]]
+
+
+def _threshold_handles() -> list[Line2D]:
+    return [
+        legend_handle("chance", color="grey", linestyle=":"),
+        legend_handle("success begins", color="black", linestyle="--", linewidth=1),
+    ]
+
+
+def _styles(panels: Panels) -> dict[str, Any]:
+    """Return a colour and a marker for each line's name: the same in every panel."""
+    names = sorted({name for lines in panels.values() for name in lines} - {UNDEFENDED})
+    styles = {
+        name: {"color": series_colour(index), "marker": _MARKERS[index % len(_MARKERS)], "markersize": 4}
+        for index, name in enumerate(names)
+    }
+    return {UNDEFENDED: {"color": "black", "marker": "x", "markersize": 4}} | styles
+
+
+def _panels(panels: Panels, horizontal: str, vertical: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with one named panel for each adversary, all with the same axes."""
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(0.8 + 2.5 * rows)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, name in zip(grid, panels, strict=False):
+        axes.set_title(name, fontsize=9)
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel(horizontal, fontsize=9)
+    figure.supylabel(vertical, fontsize=9)
+    return figure, list(grid[: len(panels)])
+
+
+def _with_legend(figure: Figure, styles: Mapping[str, Any], handles: Sequence[Line2D]) -> str:
+    lines = [legend_handle(name, **style) for name, style in styles.items()]
+    draw_legend(figure, [*lines, *handles], loc="outside upper center", ncols=3)
+    return svg_text(figure)
 
 
 # Text
@@ -269,7 +400,7 @@ def number_text(number: float) -> str:
 
 
 def samples_text(samples: Sequence[int]) -> str:
-    """Return "with 1 or 2 samples"; empty without numbers."""
+    """Return "of 1 or 2 records"; empty without numbers."""
     if not samples:
         return ""
     numbers = " or ".join(filter(None, [", ".join(map(str, samples[:-1])), str(samples[-1])]))

@@ -30,7 +30,7 @@ SUITE_NAMES = (
     "audit",
     "poisoning",
 )
-"""Suites of :mod:`protoseal.attacks.suites`, which ``--help`` need not import."""
+"""Suites of :mod:`protoseal.attacks.grid`, which ``--help`` need not import."""
 _LONG = 120.0
 """Seconds from which on a time is given in minutes."""
 _NOT_HERE = {"compare", "early_stopping", "tensorboard", "fresh", "as_json", "evaluate_every", "per_class"}
@@ -97,9 +97,8 @@ def attack(
     and choose by their results. Pictures of records are kept with --pictures alone.
     """
     from protoseal.attacks.findings import TOLD_BY_DESIGN, list_judged
-    from protoseal.attacks.grid import AttackGrid
+    from protoseal.attacks.grid import AttackGrid, make_cases
     from protoseal.attacks.report import write_report
-    from protoseal.attacks.suites import make_cases
     from protoseal.simulation.config import load_simulation
 
     loaded = load_simulation(config, {**flags, "out": out}, settings)

@@ -50,7 +50,7 @@ def test_class_frequencies_rotation_hides_nothing() -> None:
 
 def test_class_frequencies_plain_fedplcc_has_sample_counts() -> None:
     results = ClassFrequencies().measure(run_on(SKEWED, "fedplcc"), Adversary.COORDINATOR)
-    by_basis = {each.basis: each.value for each in results}
+    by_basis = {each.reading: each.value for each in results}
     assert by_basis["its sample counts, in the clear"] > 0.99
     assert by_basis["the biases of its classifier"] > 0.5
 

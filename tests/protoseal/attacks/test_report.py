@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protoseal.attacks.cases import Measurement, Verdict, judge
-from protoseal.attacks.figures import is_roc
+from protoseal.attacks.cases import Curve, Measurement, Picture, Verdict, judge
 from protoseal.attacks.findings import (
     TOLD_BY_DESIGN,
     Standing,
@@ -27,7 +26,7 @@ from protoseal.attacks.findings import (
     seeds_to_decide,
 )
 from protoseal.attacks.readings import Adversary
-from protoseal.attacks.records import AttackReport, CaseRecord, CurveLine, PictureFile
+from protoseal.attacks.records import AttackReport, CaseRecord
 from protoseal.attacks.report import samples_text, sort_worst_first, write_report
 
 NASTY = '"><script>alert(1)</script>'
@@ -36,10 +35,13 @@ VOID = {"meta", "img", "br"}
 LOADING = {"script", "link", "iframe", "object", "embed", "base", "form"}
 
 
+def measurement(value: float, half: float) -> Measurement:
+    return Measurement(value=value, low=value - half, high=value + half, trials=40)
+
+
 def case(value: float = 0.5, half: float = 0.02, undefended: float = 0.95, **fields: Any) -> CaseRecord:
     """Return a case whose verdict follows from its values, at chance 0.5 with margin 0.1."""
-    measured = Measurement(value, value - half, value + half, 40)
-    baseline = Measurement(undefended, undefended - 0.02, undefended + 0.02, 40)
+    measured, baseline = measurement(value, half), measurement(undefended, 0.02)
     verdict = judge(measured, baseline, chance=0.5, margin=0.1)
     made: dict[str, Any] = {
         "attack": "membership",
@@ -145,9 +147,8 @@ def png() -> str:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """Return the page of a report with every kind of case, figure and picture, and free text that looks like HTML."""
-    line = CurveLine(x=RATES, y=RATES)
-    falling = CurveLine(x=(0.0, 5.0), y=(3.0, 1.0))
-    pictures = (PictureFile(title=NASTY, images={"original": png(), NASTY: png()}),)
+    line = Curve(x=RATES, y=RATES)
+    pictures = (Picture(title=NASTY, images={"original": png(), NASTY: png()}),)
     coordinator = [
         case(0.52, epsilon=3.0, curves={NASTY: line, "allowed by ε": line}, details={NASTY: 0.1}),
         undefended(curves={"ROC": line}, pictures=pictures),
@@ -162,7 +163,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
             adversary=str(Adversary.PEERS),
             epsilon=3.0,
             samples_behind=count,
-            curves={"loss": falling},
         )
         for count, value in ((1, 0.9), (4, 0.5))
     ]
@@ -193,9 +193,9 @@ def test_report_headers_images_and_links_are_accessible(page: Page) -> None:
 
 
 def test_report_has_a_figure_of_each_kind(page: Page) -> None:
-    """Intervals for all four attacks, values over samples, an ROC, other curves and two pictures."""
+    """Intervals for all four attacks, values over samples, an ROC and two pictures."""
     images = [str(each["src"])[:15] for each in page.all("img")]
-    assert images.count("data:image/svg+") == 4 + 1 + 1 + 1
+    assert images.count("data:image/svg+") == 4 + 1 + 1
     assert images.count("data:image/png;") == 2
 
 
@@ -355,9 +355,8 @@ def test_seeds_to_decide_is_the_least_number(value: float, half: float, undefend
 
     def verdict(seeds: int) -> Verdict:
         shrunk = (2 / seeds) ** 0.5
-        measured = Measurement(value, value - half * shrunk, value + half * shrunk, 40)
-        baseline = Measurement(undefended, undefended - 0.02 * shrunk, undefended + 0.02 * shrunk, 40)
-        return judge(measured, baseline, chance=0.5, margin=0.1)
+        measured = measurement(value, half * shrunk)
+        return judge(measured, measurement(undefended, 0.02 * shrunk), chance=0.5, margin=0.1)
 
     needed = seeds_to_decide(case(value, half, undefended), 2)
     assert needed is not None
@@ -427,17 +426,6 @@ def test_report_class_list_statement_follows_the_noise(
     found = report(case(epsilon=3.0 if privacy else None), config={"privacy": privacy})
     text = Page(write_report(tmp_path, found)).text
     assert [name for name, words in TOLD_BY_DESIGN.items() if words in text] == [kind]
-
-
-def test_is_roc_rising_rates_alone() -> None:
-    """A falling curve, or one outside [0, 1], is drawn on linear axes."""
-    curves = [
-        CurveLine(x=RATES, y=RATES),
-        CurveLine(x=(0.0, 1.0), y=(1.0, 0.0)),
-        CurveLine(x=(0.0, 5.0), y=(0.0, 1.0)),
-    ]
-    assert [is_roc(case(curves={"c": each})) for each in curves] == [True, False, False]
-    assert not is_roc(case())
 
 
 def standings_of(*cases: CaseRecord) -> dict[str, Standing]:

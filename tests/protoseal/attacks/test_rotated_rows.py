@@ -42,7 +42,7 @@ IMAGE, IMAGE_OF_20 = (PrototypeInversion(samples, decoder=True) for samples in (
 @cache
 def measured(case: Case, run: RecordedRun) -> Mapping[str, Measurement]:
     """Return the coordinator's results by what they are read from."""
-    return {each.basis: each for each in case.measure(run, COORDINATOR)}
+    return {each.reading: each for each in case.measure(run, COORDINATOR)}
 
 
 def verdict(case: Case, run: RecordedRun) -> Verdict:

@@ -14,15 +14,14 @@ from click.testing import CliRunner, Result
 from protoseal.attacks import grid as grid_module
 from protoseal.attacks import model_membership, update_inversion
 from protoseal.attacks import report as report_module
-from protoseal.attacks import suites as suites_module
 from protoseal.attacks.cases import Case, Measurement, Picture
-from protoseal.attacks.image_gallery import to_picture
+from protoseal.attacks.grid import list_suites, make_cases
+from protoseal.attacks.image_gallery import to_png
 from protoseal.attacks.poisoning import poisoning_cases
 from protoseal.attacks.protected_values import EXACT
 from protoseal.attacks.readings import Adversary
 from protoseal.attacks.recorded_run import RecordedRun
 from protoseal.attacks.records import list_notices
-from protoseal.attacks.suites import list_suites, make_cases
 from protoseal.cli import main
 from protoseal.commands.attack import SUITE_NAMES
 
@@ -135,8 +134,9 @@ class Drawn(Case):
     adversaries = (Adversary.COORDINATOR,)
 
     def measure(self, run: RecordedRun, adversary: Adversary) -> list[Measurement]:  # noqa: ARG002 (the interface's)
-        images = {name: to_picture(site.train.inputs[0]) for name, site in run.sites.items()}
-        return [Measurement(1.0, 0.9, 1.0, 9, pictures=(Picture("first images", images),))]
+        images = {name: to_png(site.train.inputs[0]) for name, site in run.sites.items()}
+        picture = Picture(title="first images", images=images)
+        return [Measurement(value=1.0, low=0.9, high=1.0, trials=9, pictures=(picture,))]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_attack_values_are_covered_by_a_sites_own_noise_alone(
     noisy = SimpleNamespace(sites={}, epsilon=None if settings is None else 3.0)
     monkeypatch.setattr(grid_module, "record_run", lambda *_, **__: noisy)
     monkeypatch.setattr(Drawn, "reads_values", True)
-    monkeypatch.setitem(suites_module.SUITES, "membership", lambda: [Drawn()])
+    monkeypatch.setitem(grid_module.SUITES, "membership", lambda: [Drawn()])
     privacy = "" if settings is None else f"[privacy]\nclip = 2.0\nnoise_multiplier = 2.0\n{settings}\n"
     summed = ("--method", "feddbp", "--set", "feddbp.decision=false", "--set", "feddbp.personal=false")
     done = attack(tmp_path, "--json", *summed, text=FILE + privacy, suite="membership")
@@ -175,7 +175,7 @@ def files_with_pictures(out: Path) -> set[str]:
 
 def test_attack_pictures_are_kept_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first screen says whose records the results show, and that they hold pictures or none."""
-    monkeypatch.setitem(suites_module.SUITES, "membership", lambda: [Drawn()])
+    monkeypatch.setitem(grid_module.SUITES, "membership", lambda: [Drawn()])
     data, rng = tmp_path / "data", np.random.default_rng(0)
     data.mkdir()
     for number in range(4):
@@ -232,7 +232,7 @@ def test_attack_all_suites_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(update_inversion, "REPEATS", 1)
     monkeypatch.setattr(update_inversion, "_STEPS", 5)
     monkeypatch.setattr(model_membership, "SHADOWS", 2)
-    monkeypatch.setitem(suites_module.SUITES, "poisoning", lambda: poisoning_cases(repeats=1)[-2:])
+    monkeypatch.setitem(grid_module.SUITES, "poisoning", lambda: poisoning_cases(repeats=1)[-2:])
     settings = ("--method", "fedplcc", "--split", "dirichlet:0.5", "--set", "dim=8")
     done = attack(tmp_path, *settings, suite="all")
     assert done.exit_code == 0, done.output
