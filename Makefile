@@ -20,7 +20,8 @@ $(READY): pyproject.toml
 demo: $(READY)  ## five sites and a coordinator on this machine, with real certificates and encryption
 	$(BIN)/protoseal demo --out runs/demo
 
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+# Files in the order of tests/conftest.py, the longest first, and not those of many tests first.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test: $(READY)  ## the tests that every change runs, a process for each core
 	$(PYTEST) -m "not full" --hypothesis-profile=repeatable

@@ -20,6 +20,40 @@ def fsync(fd: object) -> None:
 
 os.fsync = fsync
 
+LONGEST = (
+    "tests/e2e/test_arrival_times.py",
+    "tests/docs/test_fed_heart.py",
+    "tests/deploy/test_walkthrough.py",
+    "tests/states/test_phases.py",
+    "tests/test_tutorials.py",
+    "tests/protoseal/audit/test_weakenings.py",
+    "tests/e2e/test_killed_in_each_phase.py",
+    "tests/e2e/test_demo.py",
+    "tests/states/test_walk.py",
+    "tests/protoseal/commands/test_attack.py",
+    "tests/adversary/test_session_transcript.py",
+    "tests/conformance/test_lost_data.py",
+    "tests/e2e/test_restarts.py",
+    "tests/e2e/test_encrypted_runs.py",
+    "tests/protoseal/attacks/test_echoing_site.py",
+    "tests/protoseal/audit/test_canary_audit.py",
+    "tests/protoseal/audit/test_run_audit.py",
+    "tests/e2e/test_restored_ledger.py",
+    "tests/secure_server/rounds/test_simulated_runs.py",
+    "tests/e2e/test_main_run.py",
+    "tests/e2e/test_feddbp_run.py",
+)
+"""Files that run longest, which go first: a process that began one of them last would work on while the others idle."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the longest files first."""
+    if missing := [name for name in LONGEST if not (config.rootpath / name).exists()]:
+        raise pytest.UsageError(f"tests/conftest.py names files that are not there: {missing}")
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
 # By itself an example may take 200 ms, and drawing them a second: times vary with the machine's load.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("untimed"), derandomize=True)

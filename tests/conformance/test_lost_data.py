@@ -367,11 +367,11 @@ PRIVATE = FROZEN.model_copy(
 SHARED = PrivacySection(clip=3.0, noise_multiplier=0.3, noise=Noise.DISTRIBUTED, colluding=1)
 NOISY = [
     *(
-        Case(Method.PFPL, protection, phase, middle, privacy)
-        for protection in (PLAIN, MASKED, CKKS)
-        for phase in _SIMPLE
-        for privacy in (FROZEN, PRIVATE)
-        for middle in ((False, True) if phase is Phase.PRESENCE else (False,))
+        Case(Method.PFPL, (PLAIN, MASKED, CKKS)[(row + column) % 3], phase, middle, privacy)
+        for row, (phase, middle) in enumerate(
+            ((Phase.PRESENCE, True), *((phase, False) for phase in _SIMPLE))
+        )
+        for column, privacy in enumerate((FROZEN, PRIVATE), 1)
     ),
     *(
         Case(Method.FEDDBP, MASKED, phase, middle, SHARED)

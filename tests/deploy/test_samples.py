@@ -16,14 +16,19 @@ from agreement.toml_loading import Section, validate
 from crypto.pki.authority import CA_FILE
 from crypto.pki.requests import KEY_FILE
 from privacy.accounting.events import DpSgd
+from protoseal.reports.result_files import site_folder
 from protoseal.simulation.config import SimulationConfig
+from protoseal.splits import mixed
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.config import load_site
+from secure_client.data.published import make_digit_domains
 from secure_client.models.prototype_model import build_model
+from secure_client.output.site_log import read_site_log
 from secure_client.privacy.cost import planned_epsilon, training_event
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.config import load_coordinator
 from tests.deploy.walkthrough import ROOT, SITES
+from tests.support.simulations import run_federation
 
 SAMPLES = ROOT / "deploy" / "samples"
 AGREEMENTS = sorted(path.name for path in SAMPLES.glob("agreement*.toml"))
@@ -195,6 +200,18 @@ def test_fedplcc_averages_a_whole_model() -> None:
     )
     assert agreed.averaging.parameters == sum(each.numel() for each in model.parameters())
     assert agreed.averaging.buffers == sum(each.numel() for each in model.buffers()) == 0
+
+
+@pytest.mark.full
+def test_fedpc_sample_learns_from_the_walkthroughs_scans(tmp_path: Path) -> None:
+    agreed = load_agreement(SAMPLES / "agreement-fedpc.toml")
+    sites = mixed(make_digit_domains(seed=0), sites=3, n=9, max_per_class=25, seed=0)
+    run_federation(agreed, {site.name: site.to_data(agreed.preprocessing) for site in sites}, tmp_path)
+    for site in sites:
+        log = read_site_log(site_folder(tmp_path, site.name))
+        assert [each.round for each in log.rounds] == list(range(1, agreed.rounds + 1))
+        assert log.rounds[-1].accuracy_classifier is not None
+        assert log.rounds[-1].accuracy_classifier > 0.6  # of ten digits, so 0.1 is chance
 
 
 SERVING = [

@@ -37,7 +37,7 @@ Times = Mapping[Phase, Mapping[Mood, NDArray[np.float64]]]
 """Seconds from request to answer, divided by the site's median in that phase, by the state of the site's training."""
 _DELAYED = {Phase.PRESENCE, Phase.DIRECTIONS, Phase.VALUES, Phase.MEANS, Phase.RESULT}
 _CLASSES, _EACH, _SITES = 3, 20, 4
-_ROUNDS, _ROUNDS_WITHOUT_DELAYS = 100, 100
+_ROUNDS, _ROUNDS_WITHOUT_DELAYS = 100, 25
 _log = logging.getLogger(__name__)
 _LEVEL = 1e-4
 """Level of a test; some ten pairs of states and phases are tested."""

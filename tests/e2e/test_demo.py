@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -28,8 +27,8 @@ from secure_client.data.published import make_digit_domains
 from secure_client.output.site_log import read_site_log
 from secure_client.training.averaged_parameters import AveragedPart
 from secure_server.app import ROUNDS_LOG, read_rounds
-from tests.support.forked_processes import Child
-from tests.support.processes import environment, own_nursery
+from tests.support.forked_processes import Child, Nursery
+from tests.support.processes import Running, environment, own_nursery
 
 SITES = tuple(f"site-{number}" for number in range(1, 6))
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "digits.toml"
@@ -184,32 +183,20 @@ def is_running(pid: int) -> bool:
     ids=["terminal", "demo alone", "SIGTERM"],
 )
 def test_demo_command_interrupted_ends_every_process(
-    tmp_path: Path, whole_group: bool, number: signal.Signals
+    tmp_path: Path, nursery: Nursery, whole_group: bool, number: signal.Signals
 ) -> None:
     """Ctrl-C in a terminal interrupts the whole group; `kill` the demo alone."""
-    command = [sys.executable, "-m", "protoseal", "demo", "--out", "out", "--rounds", "100"]
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A background job of a shell ignores SIGINT, and its children would too.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    ) as running:
-        assert running.stderr is not None
-        assert any("round 1" in line for line in running.stderr), "the demo ended before a round"
-        parties = descendants(running.pid)
-        assert len(parties) >= 1 + len(SITES)
-        if whole_group:
-            os.killpg(running.pid, number)
-        else:
-            running.send_signal(number)
-        said = running.stderr.read()
-    assert running.returncode == 1
-    assert "Traceback" not in said
+    arguments = ("demo", "--out", "out", "--rounds", "100")
+    running = Running(tmp_path, *arguments, nursery=nursery, module="tests.e2e.forked_demo")
+    running.wait_for_log("round 1")
+    parties = descendants(running.pid)
+    assert len(parties) >= 1 + len(SITES)
+    if whole_group:
+        os.killpg(running.pid, number)
+    else:
+        running.send(number)
+    assert running.exit_code() == 1
+    assert "Traceback" not in running.log()
     assert not [party for party in parties if is_running(party)]
 
 

@@ -27,6 +27,7 @@ from tests.support.killed_party import Point, When
 from tests.support.processes import PATIENCE, Federation, Running, frozen
 
 
+@pytest.mark.full
 def test_coordinator_stopped_and_killed_resumes_with_the_same_result(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2), small_sites(3)
     with Federation(tmp_path / "run", agreement, sites) as federation:
@@ -89,9 +90,7 @@ def test_storage_key_lost_or_rewrapped_is_an_error(tmp_path: Path) -> None:
             again.storage()
 
 
-pytestmark = pytest.mark.full
-
-
+@pytest.mark.full
 def test_run_short_of_sites_or_coordinator_stops_and_resumes(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=3), small_sites(3)
     with Federation(

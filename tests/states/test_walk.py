@@ -15,7 +15,7 @@ from tests.support.marks import full_but
 
 _SLOW = {"ckks": 2, "ckks-sums": 2, "two-groups": 2, "two-runs": 2}
 _PLANS, _PLANS_OF_A_DOUBLE = 4, 25
-_LONGER = 10
+_LONGER = 4
 """Factor by which `make test-all` plays more plans, of another seed. ``python -m tests.states`` plays more still."""
 _SLOW_DOUBLES = {
     "forgets survivors",

@@ -5,7 +5,7 @@ is still a process of its own, which opens its files and sockets itself and take
 code: the nursery has no thread, no connection, and runs no party itself.
 
 The limit: what a process does before its own code runs is not tested here, but where parties are started by the
-command.
+command. So are the pauses between a site's tries to reach a coordinator that is away: here they are short.
 """
 
 from __future__ import annotations
@@ -95,10 +95,19 @@ class Nursery:
         return json.loads(self._process.stdout.readline())
 
 
-class Child:
-    """A party's process, for which the nursery is asked; as far as it goes, a :class:`subprocess.Popen`."""
+class Forks:
+    """Processes that this process forked itself."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of an ended child (negative for a signal), or None while the child runs."""
+        pid, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
+class Child:
+    """A party's process, for which whoever forked it is asked; as far as it goes, a :class:`subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery | Forks, pid: int) -> None:
         self._nursery, self.pid = nursery, pid
         self.returncode: int | None = None
 
@@ -138,23 +147,35 @@ def main() -> None:
     """Answer requests, a line each, until there are no more."""
     for module in _IMPORTED:
         importlib.import_module(module)
+    retry_soon()
     while request := sys.stdin.readline():
         sys.stdout.write(json.dumps(_answer(json.loads(request))) + "\n")
         sys.stdout.flush()
 
 
+def retry_soon() -> None:
+    """Shorten the pauses after which a site of this process calls or connects again."""
+    retry, transport = map(importlib.import_module, ("secure_client.retry", "secure_client.transport"))
+    retry.__dict__.update(_FIRST_PAUSE=0.05, _LONGEST_PAUSE=0.2)
+    short = {"grpc.initial_reconnect_backoff_ms": 50, "grpc.max_reconnect_backoff_ms": 200}
+    transport.__dict__["_OPTIONS"] = tuple(
+        (name, short.get(name, value)) for name, value in transport._OPTIONS
+    )
+
+
 def _answer(request: dict[str, Any]) -> int | None:
     if "ended" in request:
-        pid, status = os.waitpid(request["ended"], os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
+        return Forks().exit_code(request["ended"])
     pid = os.fork()
     if pid == 0:
-        _become_party(**request)
+        become_party(**request)
     return pid
 
 
-def _become_party(folder: str, arguments: list[str], log: str, own: dict[str, str], module: str) -> NoReturn:
-    """Ends the process by leaving through the nursery's loop, as a command does that is at its end."""
+def become_party(
+    folder: str, arguments: list[str], log: str, own: dict[str, str], module: str = PROTOSEAL
+) -> NoReturn:
+    """Run the module in this forked process, and leave through whoever forked it, as a command does at its end."""
     _give_away_files(log)
     os.chdir(folder)
     os.environ.update(own)

@@ -97,6 +97,11 @@ class Running:
                 env={**environment(), **own},
             )
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def workers(self) -> list[Path]:
         """Return the processes that it started, as folders under /proc that are there for as long as they are."""
         return [each for each in Path("/proc").glob("[0-9]*") if _parent(each) == self._process.pid]

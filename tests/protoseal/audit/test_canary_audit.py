@@ -40,25 +40,23 @@ def training(noise: float, rate: float, epochs: int) -> AuditedTraining:
 
 MECHANISMS: list[tuple[Weaken, AuditedMechanism, int, int, int]] = [
     (weaken_query, query(3.731), 100_000, 12_000, 1),
-    (weaken_query, query(1.995), 200_000, 24_000, 2),
     (weaken_query, query(1.081), 50_000, 12_000, 4),
     (weaken_query, query(0.6003), 50_000, 24_000, 8),
     (weaken_query, query(0.5), 50_000, 24_000, 10),
     (weaken_training, training(4.858, 0.9, 1), 60_000, 7200, 1),
-    (weaken_training, training(2.637, 0.9, 1), 40_000, 4800, 2),
     (weaken_training, training(1.458, 0.9, 1), 50_000, 12_000, 4),
     (weaken_training, training(0.849, 1.0, 2), 30_000, 14_400, 8),
     (weaken_training, training(0.707, 1.0, 2), 40_000, 19_200, 10),
 ]
 """Mechanisms with their weakening, numbers of canaries and guesses, and ε."""
-UNDECIDED = {(weaken_query, 1), (weaken_training, 1), (weaken_training, 2)}
+UNDECIDED = {(weaken_query, 1), (weaken_training, 1)}
 """Cases in which three quarters of the noise have no certain verdict."""
 NAMES = [f"{weaken.__name__.partition('_')[2]} at {epsilon}" for weaken, *_, epsilon in MECHANISMS]
 
 
 @pytest.mark.parametrize(
     ("weaken", "audited", "canaries", "guesses", "epsilon"),
-    full_but(MECHANISMS, MECHANISMS[3]),
+    full_but(MECHANISMS, MECHANISMS[2]),
     ids=NAMES,
 )
 def test_audit_mechanism_refutes_doubles_and_no_true_claim(
@@ -69,11 +67,11 @@ def test_audit_mechanism_refutes_doubles_and_no_true_claim(
     plan = plan_audit(audited, canaries, LEVEL, guesses)
     assert plan.missed < FALSE_ALARM
     for double in DOUBLES:
+        if double == "three quarters" and (weaken, epsilon) in UNDECIDED:
+            continue
         with pytest.MonkeyPatch.context() as monkeypatch:
             weaken(monkeypatch, double)
             done = audit_mechanism(audited, plan)
-        if double == "three quarters" and (weaken, epsilon) in UNDECIDED:
-            continue
         assert done.verdict is EXPECTED[double], (double, done)
         if double in {"as claimed", "half"}:
             bound = lower_bound(audited, done.guesses, DELTA, LEVEL)

@@ -28,7 +28,6 @@ from protoseal.audit.site_evidence import load_simulation_evidence
 from protoseal.audit.training_canaries import AuditedTraining
 from protoseal.simulation.config import SimulationConfig
 from protoseal.simulation.experiment import simulate
-from tests.support.marks import full_but
 from tests.support.simulations import config_in
 from tests.support.training_weakenings import TRAINING_DOUBLES
 from tests.support.weakenings import RELEASE_DOUBLES
@@ -224,8 +223,10 @@ def test_weakenings_true_run_stands(tmp_path: Path, text: str) -> None:
     assert (made.verdict, made.of(FOUND)) == (Verdict.STANDS, [])
 
 
-@pytest.mark.parametrize("name", full_but(ROWS, *FAST))
-def test_weakenings_run_audit_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", FAST)
+def test_weakenings_run_audit_reads_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     DOUBLES[name](monkeypatch)
     made = run_audit_of(config_of(name, tmp_path / "run"))
     assert outcome_of(made, ROWS[name].check) is ROWS[name].run
@@ -233,9 +234,13 @@ def test_weakenings_run_audit_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ROWS)
-def test_weakenings_attacks_audit_agrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_weakenings_audits_of_a_recorded_run_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     DOUBLES[name](monkeypatch)
     run = record_run(config_of(name, tmp_path / "run"), 0)
+    made = audit_run(run.agreement.run, run.evidence, LEVEL)
+    assert outcome_of(made, ROWS[name].check) is ROWS[name].run
     (measured,) = NoiseAudit().measure(run, Adversary.COORDINATOR)
     assert (measured.value > 0) is (ROWS[name].run is FOUND)
 
