@@ -113,7 +113,7 @@ _START, _MEMBERS = (
 )
 _ENOUGH = "secure_client.protocol.secure_aggregation.SecureAggregation._check_enough"
 _STILL = {
-    "training": short_training("tests.support.grouped:build", lr=1e-9),
+    "training": short_training("tests.support.tiny_models:build_relu", lr=1e-9),
 }
 
 START_ATTACKS: dict[str, MaskedAttack] = {

@@ -88,7 +88,9 @@ def test_mask_key_reused_opens_a_site(open_masked: OpenMasked, monkeypatch: pyte
 
 
 PRINTED: dict[str, Any] = {"fedpc": FedpcSection(literal=True)}
-WITHOUT_DECAY: dict[str, Any] = {"training": short_training("tests.support.grouped:build", weight_decay=0.0)}
+WITHOUT_DECAY: dict[str, Any] = {
+    "training": short_training("tests.support.tiny_models:build_relu", weight_decay=0.0)
+}
 
 
 @pytest.mark.parametrize("settings", [PRINTED, WITHOUT_DECAY], ids=["printed norm", "without decay"])
@@ -205,7 +207,9 @@ _HELD = 2
 
 
 def _agreement() -> Agreement:
-    training = short_training("tests.support.grouped:build", lr=0.01, optimiser=Optimiser.SGD, local_epochs=3)
+    training = short_training(
+        "tests.support.tiny_models:build_relu", lr=0.01, optimiser=Optimiser.SGD, local_epochs=3
+    )
     base = small_agreement(Protection.MASKED, Weighting.UNIFORM, rounds=12)
     return Agreement.model_validate({**dict(base), "training": training, "norm_bound": 50.0})
 

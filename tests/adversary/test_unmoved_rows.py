@@ -33,7 +33,7 @@ from tests.support.small import short_training, small_agreement, small_data
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
-FROZEN = short_training("tests.support.grouped:build", frozen_extractor=True)
+FROZEN = short_training("tests.support.tiny_models:build_relu", frozen_extractor=True)
 ONE_BRANCH = FeddbpSection(decision=False)
 ONE_RELEASE = PrivacySection(
     clip=3.0, noise_multiplier=0.2, min_count=1.0, release_every=3, extractor=Extractor.TRAINED
@@ -160,7 +160,7 @@ def test_the_next_release_has_a_sum_of_its_own(open_masked: OpenMasked) -> None:
 def targets(protection: Protection, folder: Path) -> dict[int, Vector]:
     """Return clinic-a's targets (K, d) after each round of a run that clinic-d misses the second round of."""
     agreement = small_agreement(protection, Weighting.UNIFORM, rounds=3)
-    training = short_training("tests.support.small:build", frozen_extractor=True)
+    training = short_training("tests.support.tiny_models:build_tanh", frozen_extractor=True)
     agreement = agreement.model_copy(update={"training": training})
     found, clock = {}, Clock()
 

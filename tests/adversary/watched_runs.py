@@ -67,7 +67,7 @@ def leaving_agreement(
         "method": method,
         "protection": protection,
         "masking": MaskingSection(ring_bits=64),
-        "training": short_training(f"tests.support.failing_models:{model}", lr=0.1),
+        "training": short_training(f"tests.support.tiny_models:{model}", lr=0.1),
         "fedplcc": {"most_prototypes": 1, "most_clusters": 1},
         "fedpc": {"groups": 1},
         "averaging": AveragingSection(parameters=1),

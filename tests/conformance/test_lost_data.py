@@ -110,7 +110,7 @@ class Case:
             small = small_agreement(self.protection, Weighting.UNIFORM, rounds=ROUNDS)
             return Agreement.model_validate({**dict(small), **changes})
         if self.privacy is not None:  # without batch normalisation
-            changes["training"] = short_training("tests.support.small:build")
+            changes["training"] = short_training("tests.support.tiny_models:build_tanh")
             changes["feddbp"] = FeddbpSection(personal=False, decision=False)
         return method_agreement(self.method, self.protection, fedpc={"groups": 1}, **changes)
 

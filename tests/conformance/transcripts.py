@@ -292,10 +292,10 @@ _TIE = 1e-3
 def check_predictions(*pairs: tuple[Taken, Taken]) -> None:
     """``AssertionError`` unless the first of each pair predicts what the second, the reference, does.
 
-    Wherever the reference has made up its mind, which over all pairs is nearly always.
+    Wherever the reference has made up its mind, which it has nine times in ten at least.
     """
     decided = [reference.margins > _TIE for _, reference in pairs]
-    assert np.mean(np.concatenate(decided, axis=1)) >= 0.95
+    assert np.mean(np.concatenate(decided, axis=1)) >= 0.9
     for (got, reference), clear in zip(pairs, decided, strict=True):
         np.testing.assert_array_equal(got.predictions[clear], reference.predictions[clear])
 

@@ -27,11 +27,11 @@ from secure_client.protocol.answer_delays import SHORTEST_DELAY
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.adversary.watched_runs import leaving_agreement
 from tests.support import killed_party
-from tests.support.failing_models import PIXELS, Mood, mood_of
 from tests.support.forked_processes import Nursery
 from tests.support.killed_party import Arrival, Point, When, read_arrivals
 from tests.support.processes import Federation
 from tests.support.small import short_training
+from tests.support.tiny_models import PIXELS, Mood, mood_of
 
 Times = Mapping[Phase, Mapping[Mood, NDArray[np.float64]]]
 """Seconds from request to answer, divided by the site's median in that phase, by the state of the site's training."""
@@ -52,7 +52,7 @@ def agreement(rounds: int, *, protection: Protection = Protection.CKKS, shows: b
         rounds=rounds,
         preprocessing=None,
         dim=8,
-        training=short_training("tests.support.failing_models:build", local_epochs=5, lr=0.01),
+        training=short_training("tests.support.tiny_models:build_moody", local_epochs=5, lr=0.01),
         timing=TimingSection(answers_show_duration=shows),
     )
 

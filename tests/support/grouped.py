@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection
 from tests.support.small import DIM, HOLDINGS, short_training, small_agreement
 
@@ -22,11 +20,6 @@ def grouped_agreement(protection: Protection = Protection.MASKED, **changes: obj
         "protection": protection,
         "averaging": AveragingSection(parameters=PARAMETERS),
         "masking": MaskingSection(ring_bits=64),
-        "training": short_training("tests.support.grouped:build"),
+        "training": short_training("tests.support.tiny_models:build_relu"),
     }
     return Agreement.model_validate({**fields, **changes})
-
-
-def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """Build (backbone, classifier)."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.ReLU()), nn.Linear(dim, num_classes)

@@ -1,4 +1,4 @@
-"""A federation small enough to train in milliseconds: four sites, three digits, a linear model."""
+"""A federation small enough to train in milliseconds: four sites, three digits, a model of one layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
-from torch import nn
 
 from agreement import (
     Agreement,
@@ -50,7 +49,7 @@ def small_agreement(
         norm_bound=2.0,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
         pfpl=PfplSection(weighting=weighting),
-        training=short_training("tests.support.small:build"),
+        training=short_training("tests.support.tiny_models:build_tanh"),
     )
 
 
@@ -58,11 +57,6 @@ def short_training(model: str, **changes: Any) -> TrainingSection:
     """Return one epoch of SGD in batches of four, a fraction of the default's work."""
     settings: dict[str, Any] = {"optimiser": Optimiser.SGD, "lr": 0.01, "batch_size": 4, "local_epochs": 1}
     return TrainingSection(**({"model": model} | settings | changes))
-
-
-def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """Return one linear layer, as a model of one's own: (backbone, classifier)."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.Tanh()), nn.Linear(dim, num_classes)
 
 
 def small_data(

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from agreement import METHODS, Agreement, AveragingSection, Method, ModelPart, Protection
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import AveragedPart
 from tests.support.small import CLASSES, DIM, short_training, small_agreement
+from tests.support.tiny_models import build_normed
 
 PARTS = {method: method.traits.averaged for method in METHODS.values()}
 
 
-def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """Build (backbone, classifier), each part of a model having another size."""
-    layers = (nn.Flatten(), nn.Linear(64, dim), nn.BatchNorm1d(dim), nn.ReLU())
-    return nn.Sequential(*layers), nn.Linear(dim, num_classes)
-
-
 def sizes_of(part: ModelPart) -> tuple[int, int]:
     """Parameters and buffers of that part of the model."""
-    return AveragedPart(SplitModel(*build(len(CLASSES), DIM)), part).sizes
+    return AveragedPart(SplitModel(*build_normed(len(CLASSES), DIM)), part).sizes
 
 
 def method_agreement(method: Method, protection: Protection = Protection.PLAIN, **changes: Any) -> Agreement:
@@ -33,6 +26,6 @@ def method_agreement(method: Method, protection: Protection = Protection.PLAIN, 
         "method": method,
         "protection": protection,
         "averaging": AveragingSection(parameters=parameters, buffers=buffers),
-        "training": short_training("tests.support.summed:build"),
+        "training": short_training("tests.support.tiny_models:build_normed"),
     }
     return Agreement.model_validate({**fields, **changes})

@@ -67,7 +67,7 @@ def agreement_with(folder: Path, **settings: Any) -> Agreement:
                 lines += [f"[{name}.{key}]", *(f"{each} = {value!r}" for each, value in inner.items())]
             else:
                 lines += [f"[{name}]", f"{key} = {inner!r}"]
-    model = '[training]\nmodel = "tests.support.small:build"\n'
+    model = '[training]\nmodel = "tests.support.tiny_models:build_tanh"\n'
     path = folder / "agreement.toml"
     path.write_text(AGREEMENT + "\n".join(lines) + "\n" + model, encoding="utf-8")
     return load_agreement(path)

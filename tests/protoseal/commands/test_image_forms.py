@@ -70,7 +70,9 @@ def result_of(*arguments: object) -> Any:
     return json.loads(result.stdout)
 
 
-def simulate(dataset: str, out: Path, *options: object, model: str = "tests.support.small:build") -> Path:
+def simulate(
+    dataset: str, out: Path, *options: object, model: str = "tests.support.tiny_models:build_tanh"
+) -> Path:
     """Simulate three sites for a round and return the folder of the first."""
     settings = [f"--set=preprocessing.{setting}" for setting in AGREED] + [f"--set=training.model={model}"]
     run = ("--sites", 3, "--split", "iid", "--rounds", 1, "--method", "pfpl", "--out", out)

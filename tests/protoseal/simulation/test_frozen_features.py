@@ -36,7 +36,7 @@ rounds = 1
 dim = 16
 device = "cpu"
 [training]
-model = "tests.support.grouped:build"
+model = "tests.support.tiny_models:build_relu"
 lr = 0.01
 local_epochs = 1
 [feddbp]

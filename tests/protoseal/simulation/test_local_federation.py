@@ -127,7 +127,7 @@ def test_control_self_targets_obey_bounds(monkeypatch: pytest.MonkeyPatch, metho
         take(self, number, rows, present)
 
     monkeypatch.setattr(CheckpointedLearner, "take_targets", noted)
-    training = short_training("tests.support.small:build")
+    training = short_training("tests.support.tiny_models:build_tanh")
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
     run_control(agreement, Method.SELF, small_data(agreement))
     assert all(present == held for present, held in classes), (

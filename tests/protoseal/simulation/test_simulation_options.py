@@ -32,7 +32,7 @@ rounds = 4
 {DIGITS}"""
 
 
-SMOOTH = FILE.replace("small-cnn", "tests.support.small:build")
+SMOOTH = FILE.replace("small-cnn", "tests.support.tiny_models:build_tanh")
 """Configuration with a network without ReLUs: rounding decides ties of ReLUs, so that two ways of training would part.
 """
 
@@ -93,10 +93,12 @@ def test_simulate_batched_always_trains_in_one_batch(tmp_path: Path, monkeypatch
 
 
 def test_simulate_models_are_dealt_in_turn(tmp_path: Path) -> None:
-    text = FILE.replace("sites = 4", 'sites = 4\nmodels = ["small-cnn", "tests.support.small:build"]')
+    text = FILE.replace(
+        "sites = 4", 'sites = 4\nmodels = ["small-cnn", "tests.support.tiny_models:build_tanh"]'
+    )
     out = tmp_path / "out"
     result = simulate(config_for(out, text, method="feddbp", compare=("fedproto", "local"), rounds=1))
-    names = ["small-cnn", "tests.support.small:build"] * 2
+    names = ["small-cnn", "tests.support.tiny_models:build_tanh"] * 2
     assert [site.model for site in result.sites] == names
     for folder in (out, out / COMPARED / "fedproto"):
         sizes = [

@@ -362,7 +362,7 @@ def test_simulate_killed_in_round_resumes_to_same_models(
 ) -> None:
     """Up to rounding as a smaller program, bit for bit one by one; ended with one of the four sites to go."""
     smooth = DIGITS.replace(
-        "small-cnn", "tests.support.small:build"
+        "small-cnn", "tests.support.tiny_models:build_tanh"
     )  # no ReLU at a tie, which rounding would decide
     reference, out = tmp_path / "reference", tmp_path / "out"
     flags = {"method": "fedavg", "rounds": 2, "batched": batched}

@@ -212,7 +212,7 @@ def test_prototype_bounds_of_fedpc_have_no_negative_component(tmp_path: Path, me
     assert bool((rows < 0).any()) is (method == "pfpl")
 
 
-PLAIN, WITH_NORM = "tests.support.small:build", "tests.support.summed:build"
+PLAIN, WITH_NORM = "tests.support.tiny_models:build_tanh", "tests.support.tiny_models:build_normed"
 """But for the layer that normalises, the second is as large as the first."""
 
 

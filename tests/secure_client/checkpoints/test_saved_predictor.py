@@ -41,7 +41,7 @@ class Site:
     """A learner of a method, restarted as a new process would be: all that it has is in its journal."""
 
     def __init__(self, folder: Path, method: Method, **changes: Any) -> None:
-        training = short_training("tests.support.summed:build", lr=0.05, local_epochs=4)
+        training = short_training("tests.support.tiny_models:build_normed", lr=0.05, local_epochs=4)
         self.agreement: Agreement = method_agreement(method, rounds=3, training=training, **changes)
         holds = np.ones((1, CLASSES), dtype=np.bool_)
         self.data: SiteData = data_for(self.agreement, holds)["site-1"]

@@ -246,7 +246,9 @@ def test_batch_statistics_are_refused() -> None:
     """Batch normalisation's move with every record, whatever is frozen."""
     agreed = agreement().model_copy(
         update={
-            "training": agreement().training.model_copy(update={"model": "tests.support.summed:build"}),
+            "training": agreement().training.model_copy(
+                update={"model": "tests.support.tiny_models:build_normed"}
+            ),
         }
     )
     with pytest.raises(ModelError, match="norm"):

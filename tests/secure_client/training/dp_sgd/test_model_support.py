@@ -115,7 +115,7 @@ def test_check_suitable_both_branches_are_accepted() -> None:
 
 def test_check_suitable_public_projection_is_accepted_unchanged() -> None:
     """The model has a buffer, and no weight that trains."""
-    agreed = agreement("tests.support.small:build")
+    agreed = agreement("tests.support.tiny_models:build_tanh")
     projected = agreed.model_copy(update={"privacy": PRIVACY.model_copy(update={"project_from": 32})})
     data = small_data(projected)[SITE]
     made = build_learner(projected, SITE, data, model=projected.training.model, device="cpu")
@@ -138,7 +138,7 @@ def test_check_suitable_leaves_the_model_as_it_is() -> None:
 
 
 def test_agreement_batch_norm_with_dp_sgd_is_refused() -> None:
-    agreed = agreement("tests.support.summed:build")
+    agreed = agreement("tests.support.tiny_models:build_normed")
     data = small_data(agreed)[SITE]
     with pytest.raises(ModelError, match=r'\[privacy\].*norm = "group"'):
         build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu")

@@ -1,4 +1,6 @@
-"""Models that fail where a site's records or targets are out of the ordinary, or by turns of site and round.
+"""Tiny models that tests name in agreements: of one layer, or such that fail.
+
+Some fail where a site's records or targets are out of the ordinary, one by turns of site and round.
 
 A model of moods knows its site by the folder that the process runs in, and the round by the site's own log of completed
 rounds.
@@ -15,18 +17,36 @@ import torch
 from torch import Tensor, nn
 
 WIDTH = 16
+PIXELS = 64
+"""Pixels of the tests' scans of digits."""
 _LARGEST_INPUT, _LARGEST_WEIGHT = 100.0, 50.0
+
+
+def build_tanh(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return one layer, whose features have either sign: (backbone, classifier), as all here do."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, dim), nn.Tanh()), nn.Linear(dim, num_classes)
+
+
+def build_relu(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return one layer without negative features."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, dim), nn.ReLU()), nn.Linear(dim, num_classes)
+
+
+def build_normed(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Return one layer and batch normalisation: each part of the model has another size."""
+    layers = (nn.Flatten(), nn.Linear(PIXELS, dim), nn.BatchNorm1d(dim), nn.ReLU())
+    return nn.Sequential(*layers), nn.Linear(dim, num_classes)
 
 
 def deep(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     """Three layers: weights at the agreed bound make the loss infinite, or a gradient beyond the bound."""
-    layers = [nn.Flatten(), nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    layers = [nn.Flatten(), nn.Linear(PIXELS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(WIDTH, dim), nn.ReLU()), nn.Linear(dim, num_classes)
 
 
 def normed(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     """Batch normalisation, whose running variance may come back negative."""
-    layers = [nn.Flatten(), nn.Linear(64, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, dim)]
+    layers = [nn.Flatten(), nn.Linear(PIXELS, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, dim)]
     return nn.Sequential(*layers, nn.ReLU()), nn.Linear(dim, num_classes)
 
 
@@ -40,7 +60,7 @@ class Brittle(nn.Module):
     def __init__(self, dim: int, error: type[BaseException] = RuntimeError) -> None:
         super().__init__()
         self._error = error
-        self.layer = nn.Linear(64, dim)
+        self.layer = nn.Linear(PIXELS, dim)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Features (B, d), or an error."""
@@ -61,7 +81,7 @@ def panicking(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return Brittle(dim, PanicError), nn.Linear(dim, num_classes)
 
 
-_HIDDEN, PIXELS = 64, 64
+_HIDDEN = 64
 
 
 class Mood(Enum):
@@ -99,8 +119,8 @@ class Moody(nn.Module):
         return features * torch.inf if self._mood is Mood.DIVERGES and self.training else features
 
 
-def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
-    """Build the model."""
+def build_moody(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Build a model whose training goes by its mood."""
     return Moody(dim), nn.Linear(dim, num_classes)
 
 
