@@ -48,7 +48,7 @@ from crypto.ckks.peer_combination import Combining
 from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext
 from crypto.protection import Cohort, Combination, Payload, Pool
-from protoseal.commands.option_types import COUNT, FILE, counts, example
+from protoseal.commands.options import COUNT, FILE, counts, example
 from protoseal.commands.terminal_output import one_line_errors
 from secure_server.process_pool import Workers
 

@@ -17,7 +17,7 @@ from agreement.errors import UserError
 from benchmarks.masked_round import MaskedRound, play
 from benchmarks.record import Case, Spent, Value, draw_growth, json_option, machine, recorded, show
 from crypto.pairwise.attempt import threshold
-from protoseal.commands.option_types import COUNT, FILE, counts, example
+from protoseal.commands.options import COUNT, FILE, counts, example
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal_wire.messages import Phase
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agreement.storage.run_files import write_text
-from protoseal.commands.option_types import FILE
+from protoseal.commands.options import FILE
 from protoseal.reports.figures import STYLE, svg_text
 
 Value = str | int | float | None

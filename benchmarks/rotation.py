@@ -22,7 +22,7 @@ from crypto.keys import KEY_BYTES
 from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
 from crypto.rotation import RotationSite, class_key, rotate
-from protoseal.commands.option_types import COUNT, FILE, counts, example
+from protoseal.commands.options import COUNT, FILE, counts, example
 from protoseal.commands.terminal_output import one_line_errors
 
 TAU = 1e-9

@@ -18,7 +18,7 @@ from agreement import Method, Protection, method_named
 from algorithms.pfpl import Weighting
 from benchmarks.record import Case, Spent, Value, json_option, machine, recorded, show, spent_on
 from crypto.protection import Pool
-from protoseal.commands.option_types import COUNT, example
+from protoseal.commands.options import COUNT, example
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.config import SimulationConfig, load_simulation
 from protoseal.simulation.experiment import Scene

@@ -20,7 +20,7 @@ from benchmarks.flower_process import FlowerProcess, FlowerSettings
 from benchmarks.masked_round import MaskedRound
 from benchmarks.pairwise import FLOAT32_BYTES, MaskedSumBenchmark, check_tolerated
 from benchmarks.record import Case, Spent, Value, json_option, machine, recorded, show
-from protoseal.commands.option_types import COUNT
+from protoseal.commands.options import COUNT
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal_wire.messages import Phase
 

@@ -34,7 +34,7 @@ from benchmarks.record import (
     show,
     spent_on,
 )
-from protoseal.commands.option_types import COUNT, counts, example
+from protoseal.commands.options import COUNT, counts, example
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.data.preprocess import to_dataset

@@ -8,7 +8,7 @@ from io import TextIOWrapper
 
 import click
 
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 
 COMMANDS = {
     "attack": "Try attacks on a configuration, beside the same system undefended.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protoseal.commands.budget_evaluate import parse_epsilons
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.simulate import simulate
 from protoseal.commands.terminal_output import one_line_errors
 

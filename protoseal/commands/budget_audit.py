@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protoseal.commands.option_types import (
-    COUNT,
-    DELTA,
-    FRACTION,
-    POSITIVE,
-    Command,
-    agreement_option,
-    example,
-)
+from protoseal.commands.options import COUNT, DELTA, FRACTION, POSITIVE, Command, agreement_option, example
 from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.simulate import simulate
 from protoseal.commands.terminal_output import one_line_errors
 

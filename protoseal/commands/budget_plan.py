@@ -18,15 +18,7 @@ from rich.table import Table
 
 from privacy.errors import Unattainable
 from privacy.ledger.lines import now
-from protoseal.commands.option_types import (
-    COUNT,
-    DELTA,
-    FRACTION,
-    POSITIVE,
-    agreement_option,
-    counts,
-    example,
-)
+from protoseal.commands.options import COUNT, DELTA, FRACTION, POSITIVE, agreement_option, counts, example
 from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:

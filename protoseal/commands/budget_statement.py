@@ -14,7 +14,7 @@ from privacy.accounting.accounting_rules import Accounting, accountant_for
 from privacy.ledger.budget_account import Account, read_account
 from privacy.ledger.lines import now
 from privacy.ledger.remaining_budget import spent_epsilon
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.terminal_output import one_line_errors
 from secure_client.config import SiteConfig, load_site
 from secure_client.privacy.ledger_anchors import missing_anchor, shown_anchor

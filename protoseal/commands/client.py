@@ -13,7 +13,7 @@ import click
 
 from agreement import LogLevel
 from crypto.errors import KeyStoreError
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
 from protoseal.commands.terminal_output import one_line_errors, printable, start_log
 from secure_client.config import SiteConfig, load_site

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.terminal_output import one_line_errors, print_warnings
 
 if TYPE_CHECKING:

@@ -12,23 +12,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
 from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
-from crypto.pki.identity import certificates_in, load_certificate
+from crypto.pki.identity import certificates_in, extension, host_names, load_certificate, only_uri
 from crypto.pki.key_files import check_absent, errors_name_file, read, rewrap, write_public
 from crypto.pki.requests import KEY_FILE, REQUEST_FILE
-from protoseal.commands.certificate_details import (
-    Facts,
-    certificate_facts,
-    fact_lines,
-    print_facts,
-    request_facts,
-)
-from protoseal.commands.option_types import example
+from crypto.pki.trust import fingerprint
+from protoseal.commands.options import example
 from protoseal.commands.passphrase_input import on_terminal, passphrase_option, read_passphrase
-from protoseal.commands.terminal_output import printable
+from protoseal.commands.terminal_output import Facts, fact_lines, print_facts, printable
 
 Command = TypeVar("Command", bound=Callable[..., None])
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -274,3 +270,42 @@ def _one_line_errors() -> Iterator[None]:
         yield
     except (CryptoError, ValueError) as error:
         raise click.ClickException(printable(str(error))) from error
+
+
+_USAGES = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
+
+
+def request_facts(request: Request) -> Facts:
+    """Return the facts of a verified request. ``fingerprint`` is of its public key: the requester reads it out."""
+    return {
+        "kind": "request",
+        "identity": request.identity.uri,
+        "hosts": list(request.hosts),
+        "fingerprint": request.fingerprint,
+    }
+
+
+def certificate_facts(certificate: x509.Certificate) -> Facts:
+    """Return the facts that a certificate states. A peer pins its ``fingerprint``.
+
+    Raises :class:`VerificationError` unless it names one federation's CA or party. The signature is not checked.
+    """
+    authority = extension(certificate, x509.BasicConstraints).ca
+    return {
+        "kind": "CA certificate" if authority else "certificate",
+        "identity": only_uri(certificate),
+        "hosts": host_names(certificate),
+        "usage": _usage(certificate),
+        "valid_from": f"{certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "serial": f"{certificate.serial_number:x}",
+        "fingerprint": fingerprint(certificate),
+    }
+
+
+def _usage(certificate: x509.Certificate) -> list[str]:
+    try:
+        usages = extension(certificate, x509.ExtendedKeyUsage)
+    except VerificationError:
+        return []
+    return [_USAGES.get(usage, usage.dotted_string) for usage in usages]

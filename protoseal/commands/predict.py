@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.terminal_output import one_line_errors, printable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.terminal_output import one_line_errors
 
 

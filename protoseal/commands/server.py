@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from protoseal.commands.certificate_details import Facts, print_facts
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
-from protoseal.commands.terminal_output import one_line_errors, start_log
+from protoseal.commands.terminal_output import Facts, one_line_errors, print_facts, start_log
 from secure_server.config import CoordinatorConfig, load_coordinator
 
 

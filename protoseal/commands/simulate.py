@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from agreement import PROTECTIONS
-from protoseal.commands.option_types import example
+from protoseal.commands.options import example
 from protoseal.commands.terminal_output import one_line_errors, print_warnings
 
 if TYPE_CHECKING:

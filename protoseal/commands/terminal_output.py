@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sqlite3
@@ -146,3 +147,17 @@ def _system_error_text(error: OSError) -> str:
             if part.is_file():
                 return f"{place}{part} is a file, and a folder is needed in its place: name another folder"
     return f"{place}{error.strerror or error}"
+
+
+Facts = dict[str, str | list[str]]
+
+
+def print_facts(facts: Facts, *, as_json: bool) -> None:
+    """Print the facts to standard output, as JSON or as one line for each fact."""
+    click.echo(json.dumps(facts, indent=2) if as_json else fact_lines(facts))
+
+
+def fact_lines(facts: Facts) -> str:
+    """Return one aligned line for each fact that is not empty."""
+    texts = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return "\n".join(f"{name.replace('_', ' '):<12} {text}" for name, text in texts.items() if text)

@@ -19,7 +19,7 @@ from privacy.ledger.budget_account import read_account
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import GUARANTEE, Limit, ReleaseName, Spending
 from protoseal.cli import main
-from protoseal.commands.budget_ledger import TORN
+from protoseal.commands.budget import TORN
 from protoseal.reports.ledger_facts import day
 from secure_client.privacy.ledger_anchors import OWN, own_anchor, record_beside
 from tests.support.config_files import AGREEMENT, SITE, write
