@@ -48,7 +48,7 @@ from crypto.ckks.peer_combination import Combining
 from crypto.ckks.peer_server import CkksServer
 from crypto.ckks.serialization import read_ciphertext
 from crypto.protection import Cohort, Combination, Payload, Pool
-from protoseal.commands.options import COUNT, FILE, counts, example
+from protoseal.commands.options import COUNT, FILE, example, parse_counts
 from protoseal.commands.terminal_output import one_line_errors
 from secure_server.process_pool import Workers
 
@@ -284,14 +284,14 @@ def _memory(server: CkksServer, payloads: dict[str, Payload], cohort: Cohort) ->
 )
 @click.option(
     "--growth",
-    callback=counts,
+    callback=parse_counts,
     default="2,5,10,20,30,50",
     show_default=True,
     help="Numbers of sites for the growth curve, with commas between; '' measures none.",
 )
 @click.option(
     "--dims",
-    callback=counts,
+    callback=parse_counts,
     default="64,128,256,512,1024,2048",
     show_default=True,
     help="Dimensions of prototypes for the growth curve, with commas between; '' measures none.",

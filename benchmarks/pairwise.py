@@ -17,7 +17,7 @@ from agreement.errors import UserError
 from benchmarks.masked_round import MaskedRound, play
 from benchmarks.record import Case, Spent, Value, draw_growth, json_option, machine, recorded, show
 from crypto.pairwise.attempt import threshold
-from protoseal.commands.options import COUNT, FILE, counts, example
+from protoseal.commands.options import COUNT, FILE, example, parse_counts
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal_wire.messages import Phase
 
@@ -130,7 +130,7 @@ def _growth(plan: MaskedSumBenchmark, sites: int) -> Case:
 @json_option
 @click.option(
     "--sites",
-    callback=counts,
+    callback=parse_counts,
     default="10,20,50,100",
     show_default=True,
     help="Numbers of sites whose vectors are added up, with commas between.",

@@ -22,7 +22,7 @@ from crypto.keys import KEY_BYTES
 from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
 from crypto.rotation import RotationSite, class_key, rotate
-from protoseal.commands.options import COUNT, FILE, counts, example
+from protoseal.commands.options import COUNT, FILE, example, parse_counts
 from protoseal.commands.terminal_output import one_line_errors
 
 TAU = 1e-9
@@ -187,7 +187,7 @@ def _weights(gram: NDArray[np.float64], holds: NDArray[np.bool_]) -> NDArray[np.
 )
 @click.option(
     "--growth",
-    callback=counts,
+    callback=parse_counts,
     default="64,128,256,512,1024,2048",
     show_default=True,
     help="Dimensions of prototypes for the growth curve, with commas between; '' measures none.",

@@ -34,7 +34,7 @@ from benchmarks.record import (
     show,
     spent_on,
 )
-from protoseal.commands.options import COUNT, counts, example
+from protoseal.commands.options import COUNT, example, parse_counts
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.data.preprocess import to_dataset
@@ -247,7 +247,7 @@ def _part(inputs: Tensor, labels: Tensor, start: int, count: int) -> TensorDatas
 )
 @click.option(
     "--growth",
-    callback=counts,
+    callback=parse_counts,
     default="5,10,20,50,100",
     show_default=True,
     help="Numbers of sites for the growth curve, with commas between; '' measures none.",

@@ -57,7 +57,8 @@ from secure_server.storage.store import Store
 
 DATASET = "digits in five appearances"
 ROUNDS = 8
-_START_SECONDS, _RUN_SECONDS = 120.0, 900.0
+_START_SECONDS = 120.0
+_RUN_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,12 @@ def _sigterm_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        # A handler that was not installed from Python is None, and cannot be put back.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 class _Parties:
@@ -252,26 +254,19 @@ def _wait_for_address(path: Path, coordinator: _Process) -> str:
 def _run_controls(
     agreement: Agreement, sites: Sequence[SiteArrays], parties: _Parties
 ) -> dict[str, Mapping[str, Sequence[SiteRound]]]:
-    """Train the controls on one thread while the parties run, and look at the parties after each round."""
+    """Train the controls while the parties run, and look at the parties after each round."""
     data = {site.name: site.to_data(agreement.preprocessing) for site in sites}
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the parties' processes need the cores too
+    try:
         return {
             control.value: run_control(
                 agreement, control, data, on_completed=lambda run, number: parties.check()
             ).site_rounds
             for control in sorted(CONTROLS, key=str)
         }
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute on one thread inside, since the parties' processes need the cores too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 # Results of the run
@@ -331,8 +326,12 @@ def closing_sentences(result: RunResult, uploads: UploadedNumbers) -> tuple[str,
 def _describe_gain(result: RunResult) -> str:
     if result.mean_accuracy is None:
         raise ValueError("the run has no accuracy: it was not tested")
-    accuracy, controls = result.mean_accuracy, {name: result.compared[name] for name in _CONTROLS}
-    ahead = sum(_is_ahead(site) for site in result.sites)
+    accuracy = result.mean_accuracy
+    controls = {name: result.compared[name] for name in _CONTROLS}
+    ahead = sum(
+        site.accuracy is not None and site.accuracy > max(site.compared[name] for name in _CONTROLS)
+        for site in result.sites
+    )
     gained = (
         "The sites gained on average"
         if accuracy > max(controls.values())
@@ -343,10 +342,6 @@ def _describe_gain(result: RunResult) -> str:
         f"{gained}, and {ahead} of {len(result.sites)} did better than under both controls: in the federation a site "
         f"classifies {percent(accuracy)} % of its test images correctly on average, against {means}."
     )
-
-
-def _is_ahead(site: SiteFigures) -> bool:
-    return site.accuracy is not None and site.accuracy > max(site.compared[name] for name in _CONTROLS)
 
 
 def _describe_sent(sites: Sequence[SiteFigures], uploads: UploadedNumbers) -> str:

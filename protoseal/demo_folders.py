@@ -19,6 +19,12 @@ from crypto.pki import Identity, Stretching, approve, create_authority, create_r
 FEDERATION = "demo"
 SITES = tuple(f"site-{number}" for number in range(1, 6))
 _MARK = ".protoseal-demo"
+_IDENTITY_FILES = {
+    "ca": "ca.pem",
+    "certificate": "certificate.pem",
+    "key": "key.pem",
+    "passphrase_file": "passphrase",
+}
 
 
 def clear(out: Path) -> None:
@@ -47,6 +53,7 @@ def prepare(out: Path, agreement: Agreement) -> None:
     """Write the agreement, and make the CA and every party's identity; a site's data and file come later."""
     (out / "agreement.toml").write_text(_agreement_toml(agreement), encoding="utf-8")
     ca = out / "ca"
+    # A random passphrase of 128 bits cannot be guessed, so that stretching it would only cost the demo's time.
     ca_passphrase = secrets.token_hex(16).encode()
     create_authority(ca, FEDERATION, ca_passphrase, stretching=Stretching.NONE_FOR_RANDOM_SECRET)
     coordinator = out / "coordinator"
@@ -54,7 +61,7 @@ def prepare(out: Path, agreement: Agreement) -> None:
     _write_toml(
         coordinator / "coordinator.toml",
         agreement="../agreement.toml",
-        **_identity_files(),
+        **_IDENTITY_FILES,
         state_dir="state",
         listen="127.0.0.1:0",
         sites=SITES,
@@ -77,21 +84,12 @@ def _enrol(ca: Path, ca_passphrase: bytes, folder: Path, identity: Identity, hos
         file.write(passphrase)
 
 
-def _identity_files() -> dict[str, str]:
-    return {
-        "ca": "ca.pem",
-        "certificate": "certificate.pem",
-        "key": "key.pem",
-        "passphrase_file": "passphrase",
-    }
-
-
 def write_site_file(out: Path, site: str, address: str) -> None:
     """Write a site's own file, once the coordinator's address is known."""
     _write_toml(
         site_folder(out, site) / "site.toml",
         agreement="../../agreement.toml",
-        **_identity_files(),
+        **_IDENTITY_FILES,
         state_dir="state",
         name=site,
         coordinator=address,

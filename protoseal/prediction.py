@@ -11,13 +11,11 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from agreement import Agreement, Inference
 from agreement.storage.run_files import FileError
 from algorithms.inference import by_prototype
-from algorithms.prototypes import Guide
 from secure_client.checkpoints.learner_factory import build_agreed_model
 from secure_client.checkpoints.predictor import deciding_guide, inference_guide
 from secure_client.data.input_ranges import InputRanges
@@ -34,7 +32,7 @@ from secure_client.user_code import describe_failure
 _BATCH = 256
 
 
-class By(StrEnum):
+class Basis(StrEnum):
     """Basis of a prediction."""
 
     CLASSIFIER = "classifier"
@@ -42,8 +40,8 @@ class By(StrEnum):
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Result of a site's run. The model is in ``eval()`` mode."""
+class TrainedModel:
+    """Trained model of a site, with its agreement, prototypes and log. The model is in ``eval()`` mode."""
 
     agreement: Agreement
     model: PrototypeModel
@@ -51,7 +49,7 @@ class Trained:
     log: SiteLog
 
 
-def load_trained(folder: Path) -> Trained:
+def load_trained(folder: Path) -> TrainedModel:
     """Load the result of a site's run from its ``out``; raise :class:`FileError` or a ``SiteError``."""
     agreement, log = read_agreement(folder), read_site_log(folder)
     model = build_agreed_model(agreement, log.model)
@@ -64,11 +62,11 @@ def load_trained(folder: Path) -> Trained:
         reason = " ".join(str(error).split())
         raise FileError(f"{path} does not fit the model {log.model!r}: {reason}") from error
     model.eval()
-    return Trained(agreement, model, read_prototypes(folder), log)
+    return TrainedModel(agreement, model, read_prototypes(folder), log)
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Rows of a table as inputs, the line of each in the file, and the lines of rows that are left out.
 
     Without ``labelled`` the labels of ``inputs`` mean nothing. ``facts`` describe each column; ``warnings`` name
@@ -83,7 +81,7 @@ class Rows:
     warnings: list[str]
 
 
-def read_rows(trained: Trained, path: Path) -> Rows:
+def read_rows(trained: TrainedModel, path: Path) -> TableRows:
     """Read the rows of a table for the model that a site trained: with the site's scale and the site's format.
 
     A format beside the file replaces the site's. The file need have no labels. Raises
@@ -96,30 +94,32 @@ def read_rows(trained: Trained, path: Path) -> Rows:
         )
     written = format_beside(path) if log.table is None or path.with_suffix(".toml").exists() else log.table
     table = parse_table(path, agreement.table, written, agreement.classes, labelled=False)
-    kept = table.kept
-    if not kept.any():
+    is_kept = table.kept
+    if not is_kept.any():
         raise FileError(f"{path}: every row is left out for a missing value: fill in values")
     inputs = torch.from_numpy(scale_rows(table.features(), log.scale, str(path)))
-    indices = [agreement.classes.index(name) for name in table.labels or agreement.classes[:1] * len(kept)]
+    indices = [agreement.classes.index(name) for name in table.labels or agreement.classes[:1] * len(is_kept)]
     lines = np.array(table.lines)
-    return Rows(
-        TensorDataset(inputs, torch.tensor(indices)[torch.from_numpy(kept)]),
-        tuple(lines[kept].tolist()),
-        tuple(lines[~kept].tolist()),
+    return TableRows(
+        TensorDataset(inputs, torch.tensor(indices)[torch.from_numpy(is_kept)]),
+        tuple(lines[is_kept].tolist()),
+        tuple(lines[~is_kept].tolist()),
         table.labels is not None,
         describe_table(table),
         warn_of_units(table.features(), agreement.table),
     )
 
 
-def own_inference(trained: Trained) -> By:
-    """Return the basis of the method's predictions: prototypes, or the classifier as long as none decides."""
+def choose_basis(trained: TrainedModel) -> Basis:
+    """Return the method's basis of predictions; the classifier also where no class has a prototype."""
     by_nearest = trained.agreement.inference is Inference.PROTOTYPE
-    return By.PROTOTYPE if by_nearest and deciding_guide(trained.prototypes) is not None else By.CLASSIFIER
+    return (
+        Basis.PROTOTYPE if by_nearest and deciding_guide(trained.prototypes) is not None else Basis.CLASSIFIER
+    )
 
 
 def predict(
-    trained: Trained, inputs: Dataset[Any], by: By, *, device: str, ranges: InputRanges | None = None
+    trained: TrainedModel, inputs: Dataset[Any], by: Basis, *, device: str, ranges: InputRanges | None = None
 ) -> tuple[list[int], list[int]]:
     """Predict; return classes and the data set's labels, as indices into the agreement's classes.
 
@@ -128,24 +128,20 @@ def predict(
     """
     where = choose_device(device)
     model = trained.model.to(where)
-    guide = inference_guide(trained.prototypes).to(where) if by is By.PROTOTYPE else None
+    guide = inference_guide(trained.prototypes).to(where) if by is Basis.PROTOTYPE else None
     predicted: list[int] = []
     labels: list[int] = []
-    for batch, known in DataLoader(inputs, batch_size=_BATCH):
+    for batch, batch_labels in DataLoader(inputs, batch_size=_BATCH):
         if ranges is not None:
             ranges.add(batch)
         try:
-            chosen = _classes_of(model, batch.to(where), guide)
+            with torch.no_grad():
+                outputs = compute_outputs(model, batch.to(where))
+                chosen = outputs.logits.argmax(dim=1) if guide is None else by_prototype(outputs, guide)
         except Exception as error:  # a model of the site's own raises anything
             raise describe_failure(
                 ModelError, f"the model, for inputs of shape {tuple(batch.shape[1:])}", error
             ) from error
         predicted += chosen.tolist()
-        labels += torch.as_tensor(known).tolist()
+        labels += torch.as_tensor(batch_labels).tolist()
     return predicted, labels
-
-
-def _classes_of(model: PrototypeModel, batch: Tensor, guide: Guide | None) -> Tensor:
-    with torch.no_grad():
-        outputs = compute_outputs(model, batch)
-        return outputs.logits.argmax(dim=1) if guide is None else by_prototype(outputs, guide)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protoseal.commands.budget_evaluate import parse_epsilons
-from protoseal.commands.options import example
+from protoseal.commands.options import example, parse_epsilons, parse_words
 from protoseal.commands.simulate import simulate
 from protoseal.commands.terminal_output import one_line_errors
 
@@ -31,18 +30,16 @@ SUITE_NAMES = (
     "poisoning",
 )
 """Suites of :mod:`protoseal.attacks.grid`, which ``--help`` need not import."""
-_LONG = 120.0
-"""Seconds from which on a time is given in minutes."""
-_NOT_HERE = {"compare", "early_stopping", "tensorboard", "fresh", "as_json", "evaluate_every", "per_class"}
-"""Settings of ``simulate`` without meaning here."""
-
-
-def _epsilons(context: click.Context, option: click.Parameter, value: str | None) -> tuple[float, ...]:
-    return () if value is None else parse_epsilons(context, option, value)
-
-
-def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (value or "").split(",") if part.strip())
+_WITHOUT_MEANING = {
+    "compare",
+    "early_stopping",
+    "tensorboard",
+    "fresh",
+    "as_json",
+    "evaluate_every",
+    "per_class",
+}
+"""Options of ``simulate`` that ``attack`` does not have."""
 
 
 @click.command(
@@ -53,12 +50,12 @@ def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.argument("suite", type=click.Choice(SUITE_NAMES))
 @click.option(
     "--protections",
-    callback=_names,
+    callback=parse_words,
     help="Protections to attack, with commas between.  [default: as the configuration has it]",
 )
 @click.option(
     "--epsilons",
-    callback=_epsilons,
+    callback=parse_epsilons,
     help="Values of ε to attack, with commas between; inf is without noise. Needs [privacy], whose noise is scaled."
     "  [default: as the configuration has it]",
 )
@@ -75,7 +72,7 @@ def attack(
     config: Path | None,
     out: Path | None,
     settings: tuple[str, ...],
-    protections: tuple[str, ...],
+    protections: tuple[str, ...] | None,
     epsilons: tuple[float, ...],
     pictures: bool,
     as_json: bool,
@@ -107,7 +104,7 @@ def attack(
         loaded,
         make_cases(suite),
         loaded.out,
-        protections=protections,
+        protections=protections or (),
         epsilons=epsilons,
         pictures=pictures,
         command=command,
@@ -117,17 +114,17 @@ def attack(
     click.echo(
         f"{grid.runs} runs to attack; training them takes about {seconds}, attacks come on top", err=True
     )
-    announcer = _Announcer(grid.runs)
+    announce = _Announcer(grid.runs)
 
     def publish(planned: PlannedRun, report: AttackReport) -> None:
-        announcer(planned)
+        announce(planned)
         write_report(loaded.out, report)
 
     report = grid.run(publish)
     if as_json:
         click.echo(report.model_dump_json(by_alias=True, indent=2))
         return
-    click.echo("\n".join(_lines(report)))
+    click.echo("\n".join(_describe_report(report)))
     for kind in dict.fromkeys(judged.noise_kind(report) for judged in list_judged(report)):
         click.echo(f"Told by design: {TOLD_BY_DESIGN[kind]}")
     click.echo(f"Everything is in {loaded.out}")
@@ -149,10 +146,10 @@ class _Announcer:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < _LONG else f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _lines(report: AttackReport) -> Iterator[str]:
+def _describe_report(report: AttackReport) -> Iterator[str]:
     """Yield what each adversary can do on each configuration, a line for each verdict."""
     from protoseal.attacks.findings import (
         WORST_FIRST,
@@ -183,4 +180,4 @@ def _lines(report: AttackReport) -> Iterator[str]:
                 yield f"  {describe_verdict(same[0][1])}: {', '.join(figures)}"
 
 
-attack.params.extend(parameter for parameter in simulate.params if parameter.name not in _NOT_HERE)
+attack.params.extend(parameter for parameter in simulate.params if parameter.name not in _WITHOUT_MEANING)

@@ -1,10 +1,11 @@
-"""Command group ``protoseal budget``, with the commands on a ledger itself: ``show``, ``verify`` and ``allow``."""
+"""Command group ``protoseal budget``, and its commands on a ledger: ``show``, ``verify`` and ``allow``."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,13 +30,13 @@ from privacy.ledger.remaining_budget import count_remaining, describe_remaining,
 from protoseal.commands.budget_audit import audit_group
 from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.budget_plan import plan_command
-from protoseal.commands.budget_statement import facts_of, statement_command
-from protoseal.commands.options import example
+from protoseal.commands.budget_statement import collect_facts, statement_command
+from protoseal.commands.options import FILE, example
 from protoseal.commands.terminal_output import one_line_errors
-from protoseal.reports.ledger_facts import RunFacts, why_none
+from protoseal.reports.ledger_facts import why_none
 from secure_client.privacy.ledger_anchors import PEERS, check_shown, missing_anchor, shown_anchor
 
-_LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
+_ledger_argument = click.argument("ledger", type=FILE)
 _SCHEMA: dict[str, object] = {"schema": 2}
 TORN = 3
 """Exit code of ``verify`` for a ledger whose lines hold, and whose end is torn."""
@@ -58,14 +59,14 @@ class _AnchorType(click.ParamType[Anchor]):
     name = "SEQ:HEAD"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Anchor:
-        found = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", str(value))
-        if found is None:
+        match = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", str(value))
+        if match is None:
             self.fail("give it as `show` prints it: a number, a colon and 64 hexadecimal digits", param, ctx)
-        return Anchor(int(found[1]), found[2])
+        return Anchor(int(match[1]), match[2])
 
 
 @click.command("show", epilog=example("protoseal budget show scans-2026.jsonl"))
-@_LEDGER
+@_ledger_argument
 @_json_option
 @one_line_errors
 def show_command(*, ledger: Path, as_json: bool) -> None:
@@ -78,28 +79,43 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
     from protoseal.reports.statement_files import run_to_json
 
     account = read_account(ledger)
-    stated = facts_of(account)
-    spent, left = stated.epsilon, _remaining(account, accountant_for(account.limit.accountant))
-    first, last = _dates(stated.runs)
-    facts = _facts(account) | {"epsilon_spent": spent, "first_entry": first, "last_entry": last}
+    statement = collect_facts(account)
+    remaining = _count_remaining_events(account, accountant_for(account.limit.accountant))
+    facts = _collect_ledger_facts(account) | {
+        "epsilon_spent": statement.epsilon,
+        "first_entry": min((run.first for run in statement.runs), default=None),
+        "last_entry": max((run.last for run in statement.runs), default=None),
+    }
     if as_json:
-        facts["epsilon_spent"] = spent if math.isfinite(spent) else None
-        kinds = [asdict(event) | {"count": count} for event, count in left]
-        entries = [_entry(each) for each in account.entries]
-        runs = [run_to_json(run) for run in stated.runs]
-        lists = {"remaining": kinds, "runs": runs, "entries": entries} | _decisions(account)
-        click.echo(json.dumps(_SCHEMA | {"statement": headline(stated)} | facts | lists, indent=2))
+        facts["epsilon_spent"] = statement.epsilon if math.isfinite(statement.epsilon) else None
+        lists = {
+            "remaining": [asdict(event) | {"count": count} for event, count in remaining],
+            "runs": [run_to_json(run) for run in statement.runs],
+            "entries": [_entry_to_json(entry) for entry in account.entries],
+        }
+        content = _SCHEMA | {"statement": headline(statement)} | facts | lists | _decisions_to_json(account)
+        click.echo(json.dumps(content, indent=2))
         return
-    remain = " or ".join(describe_remaining(event, count) for event, count in left)
-    # A name of one's own could otherwise look like more lines of this.
-    shown = facts | {"dataset": repr(account.budget.dataset), "remaining": remain or "all of it"}
-    lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
-    listed = [*_summary(stated.runs), *_decisions_in_words(account)]
-    click.echo("\n".join([headline(stated), *lines, *listed, _RECORDED_ALONE]))
+    # The name is the site's own text: repr() keeps a line end in it from looking like one more line of this output.
+    facts["dataset"] = repr(account.budget.dataset)
+    facts["remaining"] = (
+        " or ".join(describe_remaining(event, count) for event, count in remaining) or "all of it"
+    )
+    click.echo(headline(statement))
+    for name, value in facts.items():
+        text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        click.echo(f"{name.replace('_', ' '):<17} {text}")
+    for run in statement.runs:
+        for released in run.released:
+            rounds = f"rounds {min(released.rounds)}-{max(released.rounds)}"
+            click.echo(f"run {run.name!r}, {run.dates}, {rounds}: {released.in_words}")
+    for decision in _describe_decisions(account):
+        click.echo(decision)
+    click.echo(_RECORDED_ALONE)
 
 
 @click.command("verify", epilog=example("protoseal budget verify scans-2026.jsonl"))
-@_LEDGER
+@_ledger_argument
 @click.option(
     "--anchor",
     type=_AnchorType(),
@@ -115,34 +131,32 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
     The exit code is 0 if the ledger is intact, 3 if only its last line is incomplete, as after a power cut, and 1 for
     anything else.
     """
+    # Reading checks the chain itself; an anchor shows that the end of it was not cut off.
     account = read_account(ledger)
-    _verified(account, anchor, as_json=as_json)
+    shown = check_shown(account)
+    if anchor is not None:
+        account.check_anchor(anchor)
+    if as_json:
+        facts = _collect_ledger_facts(account) | {"anchored": None if anchor is None else str(anchor)}
+        click.echo(json.dumps(_SCHEMA | facts, indent=2))
+    else:
+        reason = why_none(account, missing_anchor(account))
+        if reason is not None:
+            click.echo(f"NO GUARANTEE for any {account.limit.unit}: {reason}")
+        click.echo(f"The chain holds. Entries: {len(account.lines)}; the head is {account.anchor}.")
+        if account.unfinished:
+            end = f"{account.unfinished} bytes of an unfinished entry {account.anchor.seq + 1} lie behind it"
+            click.echo(f"TORN END: {end}. {_CRASHED_OR_CUT if shown is None else _CRASHED}")
+        click.echo(
+            "An older copy would look the same: give --anchor an entry that others have kept."
+            if anchor is None
+            else f"It has the entry that others have kept: {anchor.seq}."
+        )
     if account.unfinished:
         raise SystemExit(TORN)
 
 
-def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None:
-    kept = check_shown(account)
-    if anchor is not None:
-        account.check_anchor(anchor)
-    facts = _facts(account) | {"anchored": None if anchor is None else str(anchor)}
-    if as_json:
-        click.echo(json.dumps(_SCHEMA | facts, indent=2))
-        return
-    for words in _first_words(account):
-        click.echo(words)
-    click.echo(f"The chain holds. Entries: {len(account.lines)}; the head is {account.anchor}.")
-    if account.unfinished:
-        what = f"{account.unfinished} bytes of an unfinished entry {account.anchor.seq + 1} lie behind it"
-        click.echo(f"TORN END: {what}. {_CRASHED_OR_CUT if kept is None else _CRASHED}")
-    click.echo(
-        "An older copy would look the same: give --anchor an entry that others have kept."
-        if anchor is None
-        else f"It has the entry that others have kept: {anchor.seq}."
-    )
-
-
-def _facts(account: Account) -> dict[str, object]:
+def _collect_ledger_facts(account: Account) -> dict[str, object]:
     limit = account.limit
     return {
         "ledger": str(account.path),
@@ -153,17 +167,17 @@ def _facts(account: Account) -> dict[str, object]:
         "neighbours": NEIGHBOURS,
         "accountant": str(limit.accountant),
         "spendings": len(account.entries),
-        "without_guarantee": sum(not is_guaranteed(each) for each in account.entries)
+        "without_guarantee": sum(not is_guaranteed(entry) for entry in account.entries)
         + len(account.exposures)
         + len(account.losses),
-        "guarantee": _guarantee(account),
+        "guarantee": _describe_coverage(account),
         "unfinished_bytes": account.unfinished,
         "anchor": str(account.anchor),
     }
 
 
-def _guarantee(account: Account) -> str:
-    if _why_none(account) is not None:
+def _describe_coverage(account: Account) -> str:
+    if why_none(account, missing_anchor(account)) is not None:
         return "none"
     if account.unfinished and shown_anchor(account) is None:
         return "unknown, the end is torn"
@@ -172,93 +186,62 @@ def _guarantee(account: Account) -> str:
     return "for what is recorded here"
 
 
-def _first_words(account: Account) -> list[str]:
-    """Return the line that comes before all others where nothing is guaranteed; none elsewhere."""
-    why = _why_none(account)
-    return [] if why is None else [f"NO GUARANTEE for any {account.limit.unit}: {why}"]
-
-
-def _why_none(account: Account) -> str | None:
-    return why_none(account, missing_anchor(account))
-
-
-def _text(value: object) -> str:
-    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:
+def _count_remaining_events(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:
     """Return how many more releases, or steps, like the latest release and the latest training fit."""
     history, limit = account.history, account.limit
     latest = {type(event): event for event in history}.values()
     return [(event, count_remaining(history, event, limit, epsilon)) for event in latest]
 
 
-def _decisions(account: Account) -> dict[str, object]:
-    """Return the ledger's other lines, as JSON has them."""
-    began = account.budget.limit
-    exposed = [line_to_json(exposure) for exposure in account.exposures]
-    lost = [line_to_json(loss) for loss in account.losses]
+def _decisions_to_json(account: Account) -> dict[str, object]:
+    """Return the lines that are no entry: the first limit, its changes, exact releases and losses."""
+    exposures = [line_to_json(exposure) for exposure in account.exposures]
+    losses = [line_to_json(loss) for loss in account.losses]
     return {
-        "limit_at_first": {"time": account.budget.time, **_limit(began)},
+        "limit_at_first": {"time": account.budget.time, **_limit_to_json(account.budget.limit)},
         "limits": [
-            {"time": each.time, **_limit(each.limit), "reason": each.reason} for each in account.allowances
+            {"time": allowance.time, **_limit_to_json(allowance.limit), "reason": allowance.reason}
+            for allowance in account.allowances
         ],
-        "exact": [{name: each[name] for name in ("time", "run", "agreement")} for each in exposed],
-        "lost": [{name: each[name] for name in ("time", "entry")} for each in lost],
+        "exact": [{name: line[name] for name in ("time", "run", "agreement")} for line in exposures],
+        "lost": [{name: line[name] for name in ("time", "entry")} for line in losses],
     }
 
 
-def _limit(limit: Limit) -> dict[str, object]:
-    """Return a limit as JSON has it."""
+def _limit_to_json(limit: Limit) -> dict[str, object]:
     return {"epsilon": limit.epsilon, "delta": limit.delta, "accountant": str(limit.accountant)}
 
 
-def _decisions_in_words(account: Account) -> list[str]:
-    """Return a line for each decision: runs that released exact values, the limit, and changes of it."""
-    exposed = [
-        f"run {each.run!r}, from {each.time}: exact values, without a guarantee for any record"
-        for each in account.exposures
-    ]
-    lost = [
-        f"ledger lost, found at {each.time}: entries up to {each.seq}, without which nothing is guaranteed"
-        for each in account.losses
-    ]
-    began = account.budget.time
-    first = [] if began is None else [f"limit, from {began}: {account.budget.limit}"]
-    before = [account.budget.limit, *(each.limit for each in account.allowances)]
-    changed = [
-        f"limit, from {each.time}: {each.limit}, was {was}: {each.reason}"
-        for was, each in zip(before, account.allowances, strict=False)
-    ]
-    return [*exposed, *lost, *first, *changed]
+def _describe_decisions(account: Account) -> Iterator[str]:
+    """Yield a line for each decision: runs that released exact values, the limit, and changes of it."""
+    for exposure in account.exposures:
+        yield (
+            f"run {exposure.run!r}, from {exposure.time}: exact values, without a guarantee for any record"
+        )
+    for loss in account.losses:
+        yield (
+            f"ledger lost, found at {loss.time}: entries up to {loss.seq}, without which nothing is guaranteed"
+        )
+    limit = account.budget.limit
+    if account.budget.time is not None:
+        yield f"limit, from {account.budget.time}: {limit}"
+    for allowance in account.allowances:
+        yield f"limit, from {allowance.time}: {allowance.limit}, was {limit}: {allowance.reason}"
+        limit = allowance.limit
 
 
-def _entry(entry: Entry) -> dict[str, object]:
-    """Return an entry as JSON has it, without the encrypted sketch of its records."""
+def _entry_to_json(entry: Entry) -> dict[str, object]:
+    # The sketch of the records is encrypted and long, and only the site's own key reads it.
     facts = {name: fact for name, fact in entry.spending.facts.items() if name != RECORDS}
     content = line_to_json(replace(entry, spending=replace(entry.spending, facts=facts)))
     del content["kind"]
     return content
 
 
-def _summary(runs: tuple[RunFacts, ...]) -> list[str]:
-    """Return a line for each run and thing released: when, how often, in which rounds, and by which mechanism."""
-    return [
-        f"run {run.name!r}, {run.dates}, rounds {min(released.rounds)}-{max(released.rounds)}: {released.in_words}"
-        for run in runs
-        for released in run.released
-    ]
-
-
-def _dates(runs: tuple[RunFacts, ...]) -> tuple[str | None, str | None]:
-    """Return the days of the first and the last entry; None for a ledger without any."""
-    return min((run.first for run in runs), default=None), max((run.last for run in runs), default=None)
-
-
 @click.command(
     "allow", epilog=example("protoseal budget allow scans-2026.jsonl --epsilon 8 --reason 'second study'")
 )
-@click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
+@_ledger_argument
 @click.option(
     "--epsilon",
     type=float,
@@ -267,7 +250,7 @@ def _dates(runs: tuple[RunFacts, ...]) -> tuple[str | None, str | None]:
 @click.option("--delta", type=float, help="New δ of that limit, a probability.  [default: as before]")
 @click.option(
     "--accountant",
-    type=click.Choice([each.value for each in Accounting]),
+    type=click.Choice([accounting.value for accounting in Accounting]),
     help="How the privacy loss is computed, for all entries from the first on.  [default: as before]",
 )
 @click.option(
@@ -284,29 +267,29 @@ def allow_command(
     The site's configuration file has to have the same limit from then on. What is spent stays spent. --accountant
     renyi-filter also covers agreements that are chosen after looking at earlier results; it cannot be undone.
     """
-    before = read_account(ledger)
-    kept = check_shown(before)  # another line would take the place of a torn end
-    was = before.limit
-    account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_for(was.accountant))
-    if kept is not None:
-        account.check_anchor(kept)
+    account = read_account(ledger)
+    old = account.limit
+    # Refused for a ledger whose end is behind what the site has shown: the new line would take the place of the one
+    # that is cut off or torn, and the chain would look whole again.
+    shown = check_shown(account)
+    writer = Ledger(ledger, account.budget.dataset, old, epsilon=accountant_for(old.accountant))
+    if shown is not None:
+        writer.check_anchor(shown)
     try:
-        account.allow(
-            Limit(
-                was.epsilon if epsilon is None else epsilon,
-                was.delta if delta is None else delta,
-                was.unit,
-                was.accountant if accountant is None else Accounting(accountant),
-            ),
-            reason,
+        new = Limit(
+            old.epsilon if epsilon is None else epsilon,
+            old.delta if delta is None else delta,
+            old.unit,
+            old.accountant if accountant is None else Accounting(accountant),
         )
+        writer.allow(new, reason)
     except ValueError as error:
         raise UserError(str(error)) from error
-    after = read_account(ledger)
-    spent = spent_epsilon(after.history, after.limit, accountant_for(after.limit.accountant))
+    account = read_account(ledger)
+    spent = spent_epsilon(account.history, account.limit, accountant_for(account.limit.accountant))
     click.echo(
-        f"The limit of data set {after.budget.dataset!r} was {was}, and is {after.limit}; epsilon {spent:.6g} of it is"
-        f" spent. Let [privacy] of the site's file say the same."
+        f"The limit of data set {account.budget.dataset!r} was {old}, and is {account.limit}; epsilon {spent:.6g} of it"
+        f" is spent. Let [privacy] of the site's file say the same."
     )
 
 
@@ -315,8 +298,10 @@ def budget() -> None:
     """Plan, evaluate, audit, show, state, verify or change a data set's privacy budget."""
 
 
-for _command in (
-    *(plan_command, evaluate_command, audit_group),
-    *(show_command, statement_command, verify_command, allow_command),
-):
-    budget.add_command(_command)
+budget.add_command(plan_command)
+budget.add_command(evaluate_command)
+budget.add_command(audit_group)
+budget.add_command(show_command)
+budget.add_command(statement_command)
+budget.add_command(verify_command)
+budget.add_command(allow_command)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,21 +14,18 @@ from protoseal.commands.options import COUNT, DELTA, FRACTION, POSITIVE, Command
 from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from protoseal.audit.canary_audit import AuditedMechanism, CanaryAudit, Verdict
+    from protoseal.audit.canary_audit import AuditedMechanism, CanaryAudit
     from protoseal.audit.run_checks import RunAudit
-    from secure_client.config import SiteConfig
 
 NOISE = 2.0
 TRAINING = {"noise_multiplier": 5.0, "clip": 1.0, "sampling_rate": 0.75}
-EPOCHS, ROUNDS = 6, 1
+EPOCHS = 6
+ROUNDS = 1
 EXIT_CODES = {"stands": 0, "refuted": 3, "too weak to tell": 4}
 """Exit codes by verdict. 1 and 2 are failures: nothing was audited."""
 
 
-def _of_audit(command: Command) -> Command:
-    """Add the options of every audit."""
+def _add_canary_options(command: Command) -> Command:
     options = (
         click.option(
             "--canaries",
@@ -104,7 +101,7 @@ def audit_group() -> None:
     show_default=True,
     help="Dimension of a canary's features.",
 )
-@_of_audit
+@_add_canary_options
 @one_line_errors
 def audit_prototypes(
     file: Path | None,
@@ -113,11 +110,7 @@ def audit_prototypes(
     clip: float | None,
     count_weight: float | None,
     dim: int,
-    canaries: int,
-    guesses: int | None,
-    delta: float,
-    confidence: float,
-    as_json: bool,
+    **canary_options: Any,
 ) -> None:
     """Audit the release of noisy class sums and counts.
 
@@ -126,17 +119,24 @@ def audit_prototypes(
     from privacy.mechanisms.grid import noise_share
     from privacy.mechanisms.prototype_query import PrototypeQuery
     from protoseal.audit.prototype_canaries import AuditedQuery
-    from protoseal.commands.budget_inputs import Releasing, releasing_of
+    from protoseal.commands.budget_inputs import ReleaseSettings, read_release_settings
 
-    agreed = Releasing(NOISE, 1, 1.0) if file is None else releasing_of(file, dim)
-    asked = agreed.but(noise_multiplier=noise, releases=releases, clip=clip, count_weight=count_weight)
+    settings = ReleaseSettings(NOISE, 1, 1.0) if file is None else read_release_settings(file, dim)
+    options: dict[str, Any] = {
+        "noise_multiplier": noise,
+        "releases": releases,
+        "clip": clip,
+        "count_weight": count_weight,
+    }
+    settings = replace(settings, **{name: value for name, value in options.items() if value is not None})
     try:
-        share = noise_share(asked.noise_multiplier, asked.shares)
-        query = PrototypeQuery(asked.clip, asked.count_weight or asked.clip, share, min_count=1.0)
+        # One site adds a share of the noise; the shortest list of sites that an agreement allows adds up to all of it.
+        share = noise_share(settings.noise_multiplier, settings.shares)
+        query = PrototypeQuery(settings.clip, settings.count_weight or settings.clip, share, min_count=1.0)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    audited = AuditedQuery(query, asked.releases, dim, asked.unit, asked.shares)
-    _run(_Asked("prototypes", canaries, guesses, delta, 1 - confidence, asked.not_played), audited, as_json)
+    audited = AuditedQuery(query, settings.releases, dim, settings.unit, settings.shares)
+    audit_with_canaries("prototypes", audited, settings.not_played, **canary_options)
 
 
 @audit_group.command("training", epilog=example("protoseal budget audit training --agreement agreement.toml"))
@@ -162,7 +162,7 @@ def audit_prototypes(
     type=POSITIVE,
     help=f"Bound on the norm of a record's gradient.  [default: {TRAINING['clip']:g}]",
 )
-@_of_audit
+@_add_canary_options
 @one_line_errors
 def audit_training(
     file: Path | None,
@@ -171,11 +171,7 @@ def audit_training(
     epochs: int | None,
     rounds: int | None,
     clip: float | None,
-    canaries: int,
-    guesses: int | None,
-    delta: float,
-    confidence: float,
-    as_json: bool,
+    **canary_options: Any,
 ) -> None:
     """Audit DP-SGD, seen by somebody who gets the weights after every step.
 
@@ -184,15 +180,20 @@ def audit_training(
     from agreement import DpSgdSection
     from agreement.toml_loading import validate
     from protoseal.audit.training_canaries import AuditedTraining
-    from protoseal.commands.budget_inputs import Training, training_of
+    from protoseal.commands.budget_inputs import TrainingSettings, read_training_settings
 
-    usual = Training(DpSgdSection(**TRAINING), EPOCHS, ROUNDS)
-    agreed = usual if file is None else training_of(file)
-    given = {"noise_multiplier": noise, "clip": clip, "sampling_rate": rate}
-    table = agreed.settings.model_dump() | {name: value for name, value in given.items() if value is not None}
-    settings = validate(DpSgdSection, table, source="audit", directory=Path())
-    audited = AuditedTraining(settings, epochs or agreed.epochs, rounds or agreed.rounds, agreed.unit)
-    _run(_Asked("training", canaries, guesses, delta, 1 - confidence, agreed.not_played), audited, as_json)
+    settings = (
+        TrainingSettings(DpSgdSection(**TRAINING), EPOCHS, ROUNDS)
+        if file is None
+        else read_training_settings(file)
+    )
+    options = {"noise_multiplier": noise, "clip": clip, "sampling_rate": rate}
+    table = settings.dp_sgd.model_dump() | {
+        name: value for name, value in options.items() if value is not None
+    }
+    dp_sgd = validate(DpSgdSection, table, source="audit", directory=Path())
+    audited = AuditedTraining(dp_sgd, epochs or settings.epochs, rounds or settings.rounds, settings.unit)
+    audit_with_canaries("training", audited, settings.not_played, **canary_options)
 
 
 @audit_group.command("run", epilog=example("protoseal budget audit run runs/simulation"))
@@ -216,7 +217,7 @@ def audit_training(
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict and all checks as JSON.")
 @one_line_errors
-def audit_run_command(
+def audit_recorded_run(
     directory: Path, config: Path | None, data_root: Path | None, confidence: float, as_json: bool
 ) -> None:
     """Audit a run that took place: what sites kept of it, against their records.
@@ -225,44 +226,36 @@ def audit_run_command(
     site's run is audited at the site, with its data. Exact sums are computed again from the records, by code of the
     audit's own. Checked are the noise, clipping, what was sent, and what the ledger charged. Nothing exact is printed.
     """
+    from protoseal.audit.canary_audit import Verdict
     from protoseal.audit.run_audit import audit_run
     from protoseal.audit.site_evidence import load_simulation_evidence, load_site_evidence
 
     if config is None:
         runs = list(load_simulation_evidence(directory, data_root))
     else:
-        site = _site_of(config, directory)
+        from secure_client.config import load_site
+
+        site = load_site(config)
+        if site.state_dir.resolve() != directory.resolve():
+            raise click.UsageError(
+                f"{config} has state_dir {site.state_dir}, not {directory}: give that folder"
+            )
         runs = [(site.agreement.run, {site.name: load_site_evidence(site)})]
     if not runs:
         raise click.UsageError(f"{directory} has no run with noise ([privacy]): there is nothing to audit")
+    # Bonferroni: the probability that any one of the runs is refuted by chance stays below 1 - confidence.
     audits = [audit_run(run, sites, (1 - confidence) / len(runs)) for run, sites in runs]
-    shown = [_run_as_json(audit) for audit in audits]
-    click.echo(
-        json.dumps({"schema": 1, "runs": shown}, indent=2)
-        if as_json
-        else "\n\n".join(map(_run_in_words, audits))
-    )
-    raise SystemExit(max(EXIT_CODES[audit.verdict] for audit in audits if audit.verdict is _worst(audits)))
-
-
-def _site_of(path: Path, directory: Path) -> SiteConfig:
-    from secure_client.config import load_site
-
-    site = load_site(path)
-    if site.state_dir.resolve() != directory.resolve():
-        raise click.UsageError(f"{path} has state_dir {site.state_dir}, not {directory}: give that folder")
-    return site
-
-
-def _worst(audits: Sequence[RunAudit]) -> Verdict:
-    """Return the verdict of all runs together: one that is refuted refutes them, one that is weak weakens them."""
-    from protoseal.audit.canary_audit import Verdict
-
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "runs": [_run_to_json(audit) for audit in audits]}, indent=2))
+    else:
+        click.echo("\n\n".join(map(_describe_run, audits)))
+    # One refuted run refutes them all; without any, one weak run leaves them open.
     verdicts = {audit.verdict for audit in audits}
-    return next(each for each in (Verdict.REFUTED, Verdict.TOO_WEAK, Verdict.STANDS) if each in verdicts)
+    worst_first = (Verdict.REFUTED, Verdict.TOO_WEAK, Verdict.STANDS)
+    raise SystemExit(next(EXIT_CODES[verdict] for verdict in worst_first if verdict in verdicts))
 
 
-def _run_as_json(audit: RunAudit) -> dict[str, object]:
+def _run_to_json(audit: RunAudit) -> dict[str, object]:
     checks = [
         {
             "site": site,
@@ -271,45 +264,41 @@ def _run_as_json(audit: RunAudit) -> dict[str, object]:
             "reason": check.reason,
             "p_value": check.p_value,
         }
-        for site, all_ in audit.checks.items()
-        for check in all_
+        for site, checks_of_site in audit.checks.items()
+        for check in checks_of_site
     ]
     return {"run": audit.run, "verdict": audit.verdict.value, "checks": checks}
 
 
-def _run_in_words(audit: RunAudit) -> str:
+def _describe_run(audit: RunAudit) -> str:
     from protoseal.audit.run_checks import Outcome
 
     lines = [f"{audit.verdict.value.upper()}: run {audit.run!r}"]
     for outcome in Outcome:
-        alike: dict[str, list[str]] = {}
+        sites_by_check: dict[str, list[str]] = {}
         for site, check in audit.of(outcome):
-            alike.setdefault(f"{check.weakness} ({check.reason})", []).append(site)
-        lines += [f"{outcome.value:<11}  {', '.join(sites)}: {said}" for said, sites in alike.items()]
+            sites_by_check.setdefault(f"{check.weakness} ({check.reason})", []).append(site)
+        lines += [
+            f"{outcome.value:<11}  {', '.join(sites)}: {check}" for check, sites in sites_by_check.items()
+        ]
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    mechanism: str
-    canaries: int
-    guesses: int | None
-    delta: float
-    level: float
-    not_played: tuple[str, ...]
+def audit_with_canaries(
+    mechanism: str,
+    audited: AuditedMechanism,
+    not_played: tuple[str, ...],
+    *,
+    canaries: int,
+    guesses: int | None,
+    delta: float,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    """Audit a mechanism, print the verdict and its figures, and exit with the verdict's code.
 
-
-@dataclass(frozen=True)
-class _Found:
-    done: CanaryAudit
-    claimed: float
-    bound: float
-    p_value: float
-    expected: dict[str, float]
-    """Expected bounds, by the mechanism's actual noise."""
-
-
-def _run(asked: _Asked, audited: AuditedMechanism, as_json: bool) -> None:
+    ``not_played`` names what the canaries leave out. Raises ``click.UsageError`` where there is no claim to audit.
+    """
     from protoseal.audit.canary_audit import (
         HALF,
         audit_mechanism,
@@ -319,89 +308,77 @@ def _run(asked: _Asked, audited: AuditedMechanism, as_json: bool) -> None:
         plan_audit,
     )
 
-    if asked.guesses is not None and asked.guesses > asked.canaries:
-        raise click.UsageError(f"--guesses {asked.guesses} are more than --canaries {asked.canaries}")
-    claimed = audited.epsilon(asked.canaries, asked.delta)
+    if guesses is not None and guesses > canaries:
+        raise click.UsageError(f"--guesses {guesses} are more than --canaries {canaries}")
+    level = 1 - confidence
+    claimed = audited.epsilon(canaries, delta)
     if not isfinite(claimed):
         raise click.UsageError(
-            f"the noise is too small for a finite claimed ε at δ = {asked.delta:g}: give more noise"
+            f"the noise is too small for a finite claimed ε at δ = {delta:g}: give more noise"
         )
-    done = audit_mechanism(audited, plan_audit(audited, asked.canaries, asked.level, asked.guesses))
-    found = _Found(
-        done,
-        claimed,
-        lower_bound(audited, done.guesses, asked.delta, asked.level),
-        claim_p_value(audited, done),
-        {
-            "noise as claimed": expected_bound(audited, done, asked.delta, 1.0),
-            "half the noise": expected_bound(audited, done, asked.delta, HALF),
-        },
-    )
-    click.echo(
-        json.dumps(_as_json(asked, found), indent=2, allow_nan=False) if as_json else _in_words(asked, found)
-    )
-    raise SystemExit(EXIT_CODES[done.verdict])
-
-
-def _as_json(asked: _Asked, found: _Found) -> dict[str, object]:
-    plan, guesses = found.done.plan, found.done.guesses
-    return {
+    # The plan is made before the coins are drawn: a number of guesses chosen by their outcome would refute any claim.
+    plan = plan_audit(audited, canaries, level, guesses)
+    audit = audit_mechanism(audited, plan)
+    figures = {
         "schema": 2,
-        "mechanism": asked.mechanism,
-        "verdict": found.done.verdict.value,
-        "canaries": guesses.canaries,
-        "guesses": guesses.made,
-        "right": guesses.right,
+        "mechanism": mechanism,
+        "verdict": audit.verdict.value,
+        "canaries": audit.guesses.canaries,
+        "guesses": audit.guesses.made,
+        "right": audit.guesses.right,
         "right_that_refute": plan.refuting,
         "right_that_leave_a_doubt": plan.doubtful,
-        "epsilon_claimed": found.claimed,
-        "epsilon_bound": found.bound,
-        "expected_bound": found.expected,
+        "epsilon_claimed": claimed,
+        "epsilon_bound": lower_bound(audited, audit.guesses, delta, level),
+        "expected_bound": {
+            "noise as claimed": expected_bound(audited, audit, delta, 1.0),
+            "half the noise": expected_bound(audited, audit, delta, HALF),
+        },
         "half_the_noise_passes": plan.missed,
-        "p_value": found.p_value,
-        "level": asked.level,
-        "delta": asked.delta,
-        "not_played": list(asked.not_played),
+        "p_value": claim_p_value(audited, audit),
+        "level": level,
+        "delta": delta,
+        "not_played": list(not_played),
     }
+    click.echo(json.dumps(figures, indent=2, allow_nan=False) if as_json else _describe_audit(audit, figures))
+    raise SystemExit(EXIT_CODES[audit.verdict])
 
 
-def _in_words(asked: _Asked, found: _Found) -> str:
+def _describe_audit(audit: CanaryAudit, figures: dict[str, Any]) -> str:
     from protoseal.commands.budget_inputs import NO_GUARANTEE
 
-    plan, guesses = found.done.plan, found.done.guesses
-    expected = found.expected
+    plan = audit.plan
+    made = audit.guesses.made
+    expected = figures["expected_bound"]
+    refuting = f"{plan.refuting} or more" if plan.refuting <= made else "no number of right guesses would"
     lines = [
-        *([NO_GUARANTEE] if NO_GUARANTEE in asked.not_played else []),
-        f"{found.done.verdict.value.upper()}: {_reason(found.done)}",
-        f"ε claimed {found.claimed:.4g} at δ = {asked.delta:g}; ε is above {found.bound:.4g} with a confidence of"
-        f" {100 * (1 - asked.level):g} % (p = {found.p_value:.2g})",
+        f"{audit.verdict.value.upper()}: {_explain_verdict(audit)}",
+        f"ε claimed {figures['epsilon_claimed']:.4g} at δ = {figures['delta']:g}; ε is above"
+        f" {figures['epsilon_bound']:.4g} with a confidence of {100 * (1 - figures['level']):g} %"
+        f" (p = {figures['p_value']:.2g})",
         f"expected: above {expected['noise as claimed']:.4g} with the claimed noise,"
         f" above {expected['half the noise']:.4g} with half of it",
-        f"{guesses.canaries} canaries, each in by a fair coin; {guesses.made} guesses, {guesses.right} right;"
-        f" {_or_more(plan.refuting, guesses.made)} refute",
+        f"{audit.guesses.canaries} canaries, each in by a fair coin; {made} guesses, {audit.guesses.right} right;"
+        f" {refuting} refute",
         "not audited:",
-        *(f"- {part}" for part in asked.not_played),
+        *(f"- {part}" for part in figures["not_played"]),
     ]
-    return "\n".join(lines)
+    return "\n".join([NO_GUARANTEE, *lines] if NO_GUARANTEE in figures["not_played"] else lines)
 
 
-def _or_more(count: int, made: int) -> str:
-    return f"{count} or more" if count <= made else "no number of right guesses would"
-
-
-def _reason(done: CanaryAudit) -> str:
+def _explain_verdict(audit: CanaryAudit) -> str:
     from protoseal.audit.canary_audit import Verdict
 
-    if done.verdict is Verdict.REFUTED:
+    if audit.verdict is Verdict.REFUTED:
         return "the mechanism loses more privacy than is claimed"
-    if done.is_doubtful:
+    if audit.is_doubtful:
         return (
-            f"the claimed noise gives fewer than {done.plan.doubtful} right guesses, and {done.plan.refuting} would"
+            f"the claimed noise gives fewer than {audit.plan.doubtful} right guesses, and {audit.plan.refuting} would"
             " refute: look for missing noise, and audit again with more --canaries"
         )
-    if done.verdict is Verdict.TOO_WEAK:
+    if audit.verdict is Verdict.TOO_WEAK:
         return (
-            f"half the noise would pass with a probability of up to {done.plan.missed:.2g}: audit with more --canaries,"
-            " fewer releases or rounds, or let --guesses find their number"
+            f"half the noise would pass with a probability of up to {audit.plan.missed:.2g}: audit with more"
+            " --canaries, fewer releases or rounds, or let --guesses find their number"
         )
-    return f"half the noise would have passed with a probability of {done.plan.missed:.2g} at most"
+    return f"half the noise would have passed with a probability of {audit.plan.missed:.2g} at most"

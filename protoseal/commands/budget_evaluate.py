@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protoseal.commands.options import example
+from protoseal.commands.options import example, parse_epsilons, parse_words
 from protoseal.commands.simulate import simulate
 from protoseal.commands.terminal_output import one_line_errors
 
@@ -22,37 +22,23 @@ if TYPE_CHECKING:
     from protoseal.simulation.experiment import Watcher
 
 NOISES = ("local", "distributed")
-_NOT_OF_EACH = {"early_stopping", "tensorboard", "fresh", "as_json"}
-"""Settings of ``simulate`` without meaning here."""
+_WITHOUT_MEANING = {"early_stopping", "tensorboard", "fresh", "as_json"}
+"""Options of ``simulate`` that ``evaluate`` does not have."""
 _NOT_AT_INFINITY = {"privacy", "seeds", "out"}
-"""Sections and settings that the runs at ∞ have not, or have from elsewhere."""
+"""Sections and settings that ``--at-inf`` must not name: the runs at ∞ lack them, or share them with the others."""
 
 
-def parse_epsilons(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
-    """Parse a list such as ``1,3,8,inf``; raise ``click.BadParameter`` for an empty one, or a number not above 0."""
-    try:
-        numbers = tuple(float(part) for part in value.split(",") if part.strip())
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,3,8,inf") from error
-    if not numbers or not all(number > 0 for number in numbers):
-        raise click.BadParameter("each ε must be above 0; inf means no noise")
-    return numbers
-
-
-def _noises(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
-    unknown = [name for name in names if name not in NOISES]
-    if unknown or not names:
+def _parse_noises(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    noises = tuple(dict.fromkeys(parse_words(context, option, value) or ()))
+    if value is not None and (not noises or not set(noises) <= set(NOISES)):
         raise click.BadParameter(f"{value!r} is not local, distributed or both")
-    return names
+    return noises
 
 
-def _at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+def _check_at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     for setting in value:
-        name, given, _rest = setting.partition("=")
-        if not given:
+        name, separator, _value = setting.partition("=")
+        if not separator:
             raise click.BadParameter(f"{setting!r} is not of the form SECTION.KEY=VALUE")
         if name.partition(".")[0].strip() in _NOT_AT_INFINITY:
             raise click.BadParameter(f"{name} cannot differ at ∞: leave it out")
@@ -75,7 +61,7 @@ def _at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) 
 @click.option(
     "--noise",
     "noises",
-    callback=_noises,
+    callback=_parse_noises,
     help="Who adds the noise: local (each site its own), distributed (shares that add up), or both with a comma"
     " between.  [default: as the configuration has it]",
 )
@@ -83,7 +69,7 @@ def _at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) 
     "--at-inf",
     "at_inf",
     multiple=True,
-    callback=_at_infinity,
+    callback=_check_at_infinity,
     metavar="SECTION.KEY=VALUE",
     help="Setting of the runs at ε = inf only, such as a learning rate that suits them; may be repeated.",
 )
@@ -95,7 +81,7 @@ def evaluate_command(
     out: Path | None,
     settings: tuple[str, ...],
     epsilons: tuple[float, ...],
-    noises: tuple[str, ...] | None,
+    noises: tuple[str, ...],
     at_inf: tuple[str, ...],
     as_json: bool,
     **flags: object,
@@ -112,7 +98,7 @@ def evaluate_command(
     """
     from protoseal.audit.accuracy_page import write_accuracy_page
     from protoseal.audit.budget_curve import BudgetCurve, request_runs
-    from protoseal.commands.simulation_progress import watched
+    from protoseal.commands.simulation_progress import show_progress
     from protoseal.simulation.config import load_simulation
 
     if at_inf and math.inf not in epsilons:
@@ -120,13 +106,14 @@ def evaluate_command(
     loaded = load_simulation(config, {**flags, "out": out}, settings)
     exact = load_simulation(config, {**flags, "out": out}, (*settings, *at_inf)) if at_inf else None
     curve = BudgetCurve(loaded, loaded.out, exact)
-    asked = request_runs(epsilons, noises or (curve.noise,), loaded.seeds)
+    requests = request_runs(epsilons, noises or (curve.noise,), loaded.seeds)
 
-    def announced(run: SimulationConfig) -> AbstractContextManager[Watcher]:
+    def announce_and_watch(run: SimulationConfig) -> AbstractContextManager[Watcher]:
         click.echo(f"{run.out}:", err=True)
-        return watched(run)
+        return show_progress(run)
 
-    for evaluation in curve.run(asked, announced):
+    # The page is written after each run, so that a long evaluation can be looked at, or interrupted.
+    for evaluation in curve.run(requests, announce_and_watch):
         write_accuracy_page(loaded.out, evaluation)
     if as_json:
         click.echo(evaluation.model_dump_json(by_alias=True, indent=2))
@@ -159,4 +146,4 @@ def _table(evaluation: Evaluation) -> Table:
     return table
 
 
-evaluate_command.params.extend(each for each in simulate.params if each.name not in _NOT_OF_EACH)
+evaluate_command.params.extend(option for option in simulate.params if option.name not in _WITHOUT_MEANING)

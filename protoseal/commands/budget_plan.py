@@ -18,16 +18,26 @@ from rich.table import Table
 
 from privacy.errors import Unattainable
 from privacy.ledger.lines import now
-from protoseal.commands.options import COUNT, DELTA, FRACTION, POSITIVE, agreement_option, counts, example
+from protoseal.commands.options import (
+    COUNT,
+    DELTA,
+    FRACTION,
+    POSITIVE,
+    agreement_option,
+    example,
+    parse_counts,
+)
 from protoseal.commands.terminal_output import one_line_errors
 
 if TYPE_CHECKING:
     from privacy.accounting.budget_plan import BudgetPlan, Query
     from privacy.accounting.events import DpSgd
-    from protoseal.commands.budget_inputs import Agreed
+    from protoseal.commands.budget_inputs import PrivateAgreement
 
 SOLVED = {"epsilon": "--epsilon", "count": "--releases", "noise": "--noise-multiplier"}
-CLIP, DIM, CLASSES = 1.0, 512, 10
+CLIP = 1.0
+DIM = 512
+CLASSES = 10
 UNITS = ("record", "subject", "site")
 
 
@@ -59,7 +69,7 @@ UNITS = ("record", "subject", "site")
 @click.option("--dim", type=COUNT, help=f"Dimension of a prototype.  [default: {DIM}]")
 @click.option(
     "--records",
-    callback=counts,
+    callback=parse_counts,
     default="",
     help="Numbers of records (or subjects, or sites) of a class for which the error is shown, such as 50,500,5000.",
 )
@@ -95,42 +105,44 @@ def plan_command(*, as_json: bool, **options: Any) -> None:
     what cost, and names every value that was assumed.
     """
     source = click.get_current_context().get_parameter_source
-    asked = question(
+    request = read_request(
         **options, left_out={name for name in options if source(name) is ParameterSource.DEFAULT}
     )
-    from privacy.accounting.budget_plan import plan
+    from privacy.accounting.budget_plan import plan as solve
 
-    made = plan(asked.query, asked.delta, training=asked.training, **asked.given)
-    if asked.agreed is not None:
-        made = replace(made, averaged=asked.agreed.averaged(made.releases, counted=asked.wanted == "count"))
-    found = answer(asked, made)
+    plan = solve(request.query, request.delta, training=request.training, **request.given)
+    if request.agreed is not None:
+        averaged = request.agreed.count_averaged(plan.releases, solved=request.unknown == "count")
+        plan = replace(plan, averaged=averaged)
+    result = plan_to_json(request, plan)
     if as_json:
-        click.echo(json.dumps(found, indent=2, allow_nan=False))
-        return
-    show(found)
+        click.echo(json.dumps(result, indent=2, allow_nan=False))
+    else:
+        print_plan(result)
 
 
 @dataclass(frozen=True)
-class Question:
-    """``given`` is what :func:`privacy.accounting.budget_plan.plan` is given, with None for ``wanted``, which it finds.
+class PlanRequest:
+    """Request for a plan: the arguments of :func:`privacy.accounting.budget_plan.plan`, and what its report names.
 
-    ``sizes`` are of classes, by their names where these are known (``named``), or by themselves. ``assumed`` are values
-    that neither the options nor the agreement give, by their names.
+    ``given`` has ε, the number of releases and the noise, with None for the ``unknown`` one. ``sizes`` are of classes,
+    by their names where these are known (``named``), or by the sizes themselves. ``assumed`` are the values, by name,
+    that neither the options nor the agreement give.
     """
 
     query: Query
     delta: float
     training: DpSgd | None
     given: Mapping[str, Any]
-    wanted: str
-    agreed: Agreed | None
+    unknown: str
+    agreed: PrivateAgreement | None
     sizes: Mapping[str, int]
     named: bool
     warnings: tuple[str, ...]
     assumed: Mapping[str, object]
 
 
-def question(
+def read_request(
     *,
     epsilon: float | None,
     delta: float,
@@ -145,52 +157,52 @@ def question(
     classes_of_one: int | None,
     dim: int | None,
     left_out: AbstractSet[str] = frozenset(),
-) -> Question:
-    """Return the question of the options, by the names of their arguments.
-
-    ``left_out`` are the names of options that were not given.
+) -> PlanRequest:
+    """Return the request that the options make; ``left_out`` are the names of options that were not given.
 
     Raises ``click.UsageError`` for options that clash, and the errors of
-    :func:`protoseal.commands.budget_inputs.read_agreed` and ``counts_of``.
+    :func:`protoseal.commands.budget_inputs.read_private_agreement` and ``count_units``.
     """
     from privacy.accounting.events import DpSgd
-    from protoseal.commands.budget_inputs import Counted, counts_of, read_agreed
+    from protoseal.commands.budget_inputs import UnitCounts, count_units, read_private_agreement
 
     if source and records:
         raise click.UsageError("--records and --counts-of both give the number of records: give only one")
-    agreed = None if file is None else read_agreed(file, CLASSES)
+    agreed = None if file is None else read_private_agreement(file, CLASSES)
     given = {"epsilon": epsilon, "count": count, "noise": noise}
-    wanted = _option_to_solve(given, solve, agreed)
+    unknown = _choose_unknown(given, solve, agreed)
     unit = unit or (UNITS[0] if agreed is None else agreed.privacy.unit.value)
-    counted = Counted({}) if source is None else counts_of(source, agreed, unit)
-    named = counted.of_class
-    asked = _query(agreed, dim, unit, classes_of_one or counted.classes_of_one)
-    groups = 1 if named else asked.classes // asked.classes_of_one
-    warnings = _delta_warnings(delta, (counted.units,) if named else records, unit, groups)
+    counted = UnitCounts({}) if source is None else count_units(source, agreed, unit)
+    size_by_class = counted.by_class
+    query = _make_query(agreed, dim, unit, classes_of_one or counted.classes_of_one)
+    # Sizes given by --records are of single classes: a data set has up to so many times that number of units.
+    groups = 1 if size_by_class else query.classes // query.classes_of_one
+    warnings = _check_delta(delta, (counted.units,) if size_by_class else records, unit, groups)
     training = None if agreed is None else agreed.training
     if dp_sgd is not None:
         rate, multiplier, steps = dp_sgd
         training = DpSgd(multiplier, rate, steps)
     if training is not None and unit == UNITS[-1]:
         raise click.UsageError("DP-SGD samples records or subjects: it has no ε for one site")
-    return Question(
-        asked,
+    if counted.classes_of_one:
+        left_out = left_out - {"classes_of_one"}
+    return PlanRequest(
+        query,
         delta,
         training,
         given,
-        wanted,
+        unknown,
         agreed,
-        sizes={name: size for name, size in named.items() if size} or {str(size): size for size in records},
-        named=bool(named),
-        warnings=(*warnings, *(agreed.warnings() if agreed else ())),
-        assumed=_assumed(
-            asked, delta, agreed, left_out - ({"classes_of_one"} if counted.classes_of_one else set())
-        ),
+        sizes={name: size for name, size in size_by_class.items() if size}
+        or {str(size): size for size in records},
+        named=bool(size_by_class),
+        warnings=(*warnings, *(agreed.list_warnings() if agreed else ())),
+        assumed=_list_assumed(query, delta, agreed, left_out),
     )
 
 
-def _assumed(
-    query: Query, delta: float, agreed: Agreed | None, left_out: AbstractSet[str]
+def _list_assumed(
+    query: Query, delta: float, agreed: PrivateAgreement | None, left_out: AbstractSet[str]
 ) -> dict[str, object]:
     """Return the values of ``query``, and ``delta``, that neither an option nor the agreement states."""
     assumed = left_out & ({"delta"} | ({"classes_of_one"} if query.unit != UNITS[0] else set()))
@@ -200,57 +212,56 @@ def _assumed(
         assumed |= {"classes"}
     values = {"delta": delta} | asdict(query)
     if agreed is not None:
-        values["classes"] = len(
-            agreed.agreement.classes
-        )  # the query's are cells: several parts of each class
+        # The query counts cells: several parts of each class.
+        values["classes"] = len(agreed.agreement.classes)
     return {name: values[name] for name in values if name in assumed}
 
 
-def key_of(option: str) -> str:
+def json_key(option: str) -> str:
     """Return the option's name as JSON has it."""
     return option.strip("-").replace("-", "_")
 
 
-def _option_to_solve(given: dict[str, Any], solve: str | None, agreed: Agreed | None) -> str:
-    """Return the option among ``given`` that is to be found; the agreement supplies others that are None."""
-    names = {key_of(option): name for name, option in SOLVED.items()}
+def _choose_unknown(given: dict[str, Any], solve: str | None, agreed: PrivateAgreement | None) -> str:
+    """Return the option among ``given`` that is to be result; the agreement supplies others that are None."""
+    names = {json_key(option): name for name, option in SOLVED.items()}
     missing = [name for name in given if given[name] is None]
-    wanted = names[key_of(solve)] if solve else missing[0] if len(missing) == 1 else None
-    if solve and wanted not in missing:
+    unknown = names[json_key(solve)] if solve else missing[0] if len(missing) == 1 else None
+    if solve and unknown not in missing:
         raise click.UsageError(f"--{solve} is both given and the target of --solve: leave one of the two out")
     if agreed is not None:
-        own = {"count": agreed.agreement.releases, "noise": agreed.privacy.noise_multiplier}
-        given |= {name: value for name, value in own.items() if name in missing and name != wanted}
+        agreed_values = {"count": agreed.agreement.releases, "noise": agreed.privacy.noise_multiplier}
+        given |= {name: value for name, value in agreed_values.items() if name in missing and name != unknown}
     missing = [name for name in given if given[name] is None]
     if len(missing) != 1:
-        more = (
+        raise click.UsageError(
             "name the quantity to compute by --solve"
             if agreed
             else f"give all but one of {', '.join(SOLVED.values())}"
         )
-        raise click.UsageError(more)
     return missing[0]
 
 
-def _query(agreed: Agreed | None, dim: int | None, unit: str, of_one: int | None) -> Query:
+def _make_query(agreed: PrivateAgreement | None, dim: int | None, unit: str, of_one: int | None) -> Query:
     from privacy.accounting.budget_plan import Query
     from privacy.accounting.events import Unit
     from privacy.mechanisms.grid import best_count_weight
 
-    clip, weight, classes = CLIP, None, CLASSES
+    clip = CLIP if agreed is None else agreed.privacy.clip
+    weight = None if agreed is None else agreed.privacy.count_weight
     dim = dim or (DIM if agreed is None else agreed.agreement.dim)
-    if agreed is not None:
-        clip, weight = agreed.privacy.clip, agreed.privacy.count_weight
-        classes = agreed.agreement.most_cells
-    most = 1 if unit == Unit.RECORD else classes
-    found = of_one or (most if unit == Unit.SITE else 1)
-    if found > most:
-        raise click.UsageError(f"--classes-of-one {found}: one {unit} has records of {most} classes at most")
+    classes = CLASSES if agreed is None else agreed.agreement.most_cells
+    limit = 1 if unit == Unit.RECORD else classes
+    classes_of_one = of_one or (limit if unit == Unit.SITE else 1)
+    if classes_of_one > limit:
+        raise click.UsageError(
+            f"--classes-of-one {classes_of_one}: one {unit} has records of {limit} classes at most"
+        )
     weight = weight or best_count_weight(clip, dim)
-    return Query(clip, weight, dim, classes, unit=Unit(unit), classes_of_one=found)
+    return Query(clip, weight, dim, classes, unit=Unit(unit), classes_of_one=classes_of_one)
 
 
-def _delta_warnings(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:
+def _check_delta(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:
     """Return lines on data sets with ``groups`` times so many units; refuse a guarantee that one group voids."""
     if not records:
         whose = "sites of a run" if unit == "site" else f"{unit}s of the smallest data set"
@@ -269,63 +280,75 @@ def _delta_warnings(delta: float, records: tuple[int, ...], unit: str, groups: i
     return []
 
 
-def answer(asked: Question, made: BudgetPlan) -> dict[str, Any]:
+def plan_to_json(request: PlanRequest, plan: BudgetPlan) -> dict[str, Any]:
     """Return the plan as JSON; raise ``click.ClickException`` for a plan that no run could follow."""
-    agreed, counted = asked.agreed, asked.wanted == "count"
-    if counted:
-        _check_some(made, agreed)
-    found = _as_json(made, asked.sizes, named=asked.named)
-    found["solved_for"] = key_of(SOLVED[asked.wanted])
-    found |= {"made": now()[:10], "assumed": dict(asked.assumed)} | _stated(asked, made, found["errors"])
-    found["agreement"] = None if agreed is None else agreed.facts()
-    if counted and agreed is not None:
-        found["agreement"]["release_every"] = agreed.release_every(made.releases)
-    found["other_releases"] = _other_releases(made, agreed)
-    found["warnings"] = [
-        *asked.warnings,
-        *_of_run(made, agreed, counted=counted),
-        *_of_plan(made, tuple(sorted(set(asked.sizes.values())))),
-    ]
-    return found
+    agreed = request.agreed
+    solved = request.unknown == "count"
+    if solved:
+        _check_releases(plan, agreed)
+    result = _figures_to_json(plan, request.sizes, named=request.named)
+    result["solved_for"] = json_key(SOLVED[request.unknown])
+    result["made"] = now()[:10]
+    result["assumed"] = dict(request.assumed)
+    result |= _state_guarantee(request, plan, result["errors"])
+    result["agreement"] = None if agreed is None else agreed.to_json()
+    if solved and agreed is not None:
+        result["agreement"]["release_every"] = agreed.choose_release_every(plan.releases)
+    result["other_releases"] = _try_other_releases(plan, agreed)
+    result["warnings"] = [*request.warnings, *_compare_with_run(plan, agreed, solved=solved)]
+    one_release = replace(plan, averaged=1)
+    errors = map(one_release.error, sorted(set(request.sizes.values())))
+    rough = [str(error.records) for error in errors if not error.first_order]
+    if rough:
+        result["warnings"].append(
+            f"the count's noise is over a third of {', '.join(rough)} {plan.query.unit}s: such classes are often"
+            " treated as absent"
+        )
+    return result
 
 
-def _of_run(made: BudgetPlan, agreed: Agreed | None, *, counted: bool) -> Iterator[str]:
+def _compare_with_run(plan: BudgetPlan, agreed: PrivateAgreement | None, *, solved: bool) -> Iterator[str]:
     """Yield how the plan's releases differ from those of one run of the agreement, if they do."""
     if agreed is None:
         return
-    run = agreed.most_releases if counted else agreed.agreement.releases
-    if made.releases > run:
-        trained = ", and DP-SGD is counted for one run" if made.training else ""
+    run = agreed.most_releases if solved else agreed.agreement.releases
+    makes = f"a run of this agreement makes {_count_releases(run)}"
+    if plan.releases > run:
+        trained = ", and DP-SGD is counted for one run" if plan.training else ""
         others = "set release_every, or " if run < agreed.most_releases else ""
-        yield (
-            f"a run of this agreement makes {_releases(run)}{' at most' * counted}, and the plan has {made.releases}:"
-            f" {others}use the others in other runs{trained}"
-        )
-    elif made.releases < run and not counted:
-        yield f"a run of this agreement makes {_releases(run)}, and the plan has {made.releases}: set release_every"
+        limit = " at most" if solved else ""
+        yield f"{makes}{limit}, and the plan has {plan.releases}: {others}use the others in other runs{trained}"
+    elif plan.releases < run and not solved:
+        yield f"{makes}, and the plan has {plan.releases}: set release_every"
 
 
-def _other_releases(made: BudgetPlan, agreed: Agreed | None) -> dict[str, Any] | None:
+def _try_other_releases(plan: BudgetPlan, agreed: PrivateAgreement | None) -> dict[str, Any] | None:
     """Return another number of releases and the noise multiplier that it needs at the plan's ε; None if none is enough.
 
     Where one release serves the run of an agreement, a plan of one is compared with one in each round, and others with
     one; elsewhere the number is ten times the plan's, or the most that a run of the agreement makes.
     """
-    serves = agreed is not None and agreed.agreement.has_fixed_query
-    every = agreed.agreement.rounds if agreed is not None and serves else 1
-    other = 1 if serves and made.releases > 1 else every if every > 1 else 10 * made.releases
+    one_serves_run = agreed is not None and agreed.agreement.has_fixed_query
+    if one_serves_run and plan.releases > 1:
+        other = 1
+    elif agreed is not None and one_serves_run and agreed.agreement.rounds > 1:
+        other = agreed.agreement.rounds
+    else:
+        other = 10 * plan.releases
     if agreed is not None:
         other = min(other, agreed.most_releases)
-    if other == made.releases:
+    if other == plan.releases:
         return None
     try:
-        noise = made.with_releases(other).noise_multiplier
+        noise = plan.with_releases(other).noise_multiplier
     except Unattainable:
         return None
-    return {"releases": other, "noise_multiplier": noise, "one_serves_run": serves}
+    return {"releases": other, "noise_multiplier": noise, "one_serves_run": one_serves_run}
 
 
-def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _state_guarantee(
+    request: PlanRequest, plan: BudgetPlan, errors: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return the plan's first sentence, and the share of members that attacks recognise at most (None: no bound)."""
     from protoseal.audit.trade_off import composed_trade_off, most_recognised
     from protoseal.commands.budget_inputs import NO_GUARANTEE
@@ -337,23 +360,23 @@ def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any
         describe_unit,
     )
 
-    if NO_GUARANTEE in asked.warnings:
+    if NO_GUARANTEE in request.warnings:
         return {"statement": NO_GUARANTEE, "recognised": None}
-    privacy = None if asked.agreed is None else asked.agreed.privacy
+    privacy = None if request.agreed is None else request.agreed.privacy
     colluding = privacy.colluding if privacy is not None and privacy.distributed else None
-    cost = f"The plan costs ε = {made.cost:.4g} at δ = {made.delta:g}"
+    cost = f"The plan costs ε = {plan.cost:.4g} at δ = {plan.delta:g}"
     if errors:
         worst = max(errors, key=lambda error: error["relative"])
         # The sentence is read aloud, and a site's own counts stay on this machine.
-        largest = "of its smallest class" if asked.named else f"of {worst['records']} {made.query.unit}s"
-        averaged = f" once the {made.averaged} releases of a run are averaged" if made.averaged > 1 else ""
+        largest = "of its smallest class" if request.named else f"of {worst['records']} {plan.query.unit}s"
+        averaged = f" once the {plan.averaged} releases of a run are averaged" if plan.averaged > 1 else ""
         cost += f", and an error of {worst['relative']:.2g} of the clip in the mean {largest}{averaged}"
-    curve = composed_trade_off(made.history)
+    curve = composed_trade_off(plan.history)
     recognised = {alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS}
     return {
         "statement": describe_guarantee(
             describe_conditions(colluding, "planned noise is", "has not seen these records"),
-            describe_unit(made.query.unit, "the data set"),
+            describe_unit(plan.query.unit, "the data set"),
             describe_observers(colluding, "the planned releases"),
             recognised,
             f"{cost}; a lower ε is safer.",
@@ -362,96 +385,88 @@ def _stated(asked: Question, made: BudgetPlan, errors: Sequence[Mapping[str, Any
     }
 
 
-def _text(value: object) -> str:
+def _format(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def show(found: Mapping[str, Any]) -> None:
-    """Print an answer for people; warnings go to standard error, but for one that comes before all else."""
+def print_plan(result: Mapping[str, Any]) -> None:
+    """Print a plan for people. Warnings go to standard error, except NO GUARANTEE, which begins the output."""
     from protoseal.commands.budget_inputs import NO_GUARANTEE
 
-    click.echo(found["statement"])
+    click.echo(result["statement"])
     assumed = ", ".join(
-        f"{name.replace('_', ' ')} {_text(value)}" for name, value in found["assumed"].items()
+        f"{name.replace('_', ' ')} {_format(value)}" for name, value in result["assumed"].items()
     )
-    click.echo(f"planned on {found['made']}" + (f"; assumed, since not given: {assumed}" if assumed else ""))
-    allowed = f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g} for one {found['unit']}"
-    click.echo(allowed if found["solved_for"] == "epsilon" else f"{found['spent']:.4g} of {allowed}")
-    click.echo(f"{_releases(found['releases'])}, noise multiplier {found['noise_multiplier']:g}")
-    if found["other_releases"]:
-        other = found["other_releases"]
+    click.echo(f"planned on {result['made']}" + (f"; assumed, since not given: {assumed}" if assumed else ""))
+    allowed = f"ε = {result['epsilon']:.4g} at δ = {result['delta']:g} for one {result['unit']}"
+    click.echo(allowed if result["solved_for"] == "epsilon" else f"{result['spent']:.4g} of {allowed}")
+    click.echo(f"{_count_releases(result['releases'])}, noise multiplier {result['noise_multiplier']:g}")
+    if result["other_releases"]:
+        other = result["other_releases"]
         serves = "one release serves the run; " if other["one_serves_run"] and other["releases"] > 1 else ""
         run = " and serve the run" if other["releases"] == 1 else ""
         noise = f"a noise multiplier of {other['noise_multiplier']:g}"
-        click.echo(f"{serves}{_releases(other['releases'])} would need {noise} at this ε{run}")
-    if found["dp_sgd"]:
-        trained = found["dp_sgd"]
+        click.echo(f"{serves}{_count_releases(other['releases'])} would need {noise} at this ε{run}")
+    if result["dp_sgd"]:
+        trained = result["dp_sgd"]
         click.echo(
             f"{trained['steps']} steps of DP-SGD, noise multiplier {trained['noise_multiplier']:g},"
             f" sampling rate {trained['sampling_rate']:g}"
         )
-    if found["agreement"]:
-        agreed = found["agreement"]
+    if result["agreement"]:
+        agreed = result["agreement"]
         run = f"{agreed['method']} under {agreed['protection']}, {agreed['rounds']} rounds"
         click.echo(f"{run}: release_every = {agreed['release_every']}")
-    if found["errors"]:
-        _print_errors(found["errors"], found["unit"])
-    for warning in found["warnings"]:
+    if result["errors"]:
+        _print_errors(result["errors"], result["unit"])
+    for warning in result["warnings"]:
         if warning != NO_GUARANTEE:
             click.echo(f"warning: {warning}", err=True)
 
 
-def _check_some(made: BudgetPlan, agreed: Agreed | None) -> None:
+def _check_releases(plan: BudgetPlan, agreed: PrivateAgreement | None) -> None:
     """Refuse a plan without any release, or with none that a run of the agreement could be."""
     least, run = 1, ""
     if agreed is not None:
         least, run = agreed.fewest_releases, f", the fewest of a run of {agreed.agreement.method.value},"
-    if made.releases >= least:
+    if plan.releases >= least:
         return
-    cost, training = replace(made, releases=least).cost, " and DP-SGD" if made.training else ""
+    cost, training = replace(plan, releases=least).cost, " and DP-SGD" if plan.training else ""
     raise click.ClickException(
-        f"{_releases(least)}{run} with noise multiplier {made.noise_multiplier:g}{training} would cost"
-        f" {f'ε = {cost:.4g}' if isfinite(cost) else 'more than any ε'} at δ = {made.delta:g}, and {made.epsilon:g} is"
+        f"{_count_releases(least)}{run} with noise multiplier {plan.noise_multiplier:g}{training} would cost"
+        f" {f'ε = {cost:.4g}' if isfinite(cost) else 'more than any ε'} at δ = {plan.delta:g}, and {plan.epsilon:g} is"
         f" allowed: none fits. --releases {least} in place of the noise finds how much it takes"
     )
 
 
-def _of_plan(made: BudgetPlan, records: tuple[int, ...]) -> list[str]:
-    first = replace(made, averaged=1)
-    rough = [str(error.records) for error in map(first.error, records) if not error.first_order]
-    unit = made.query.unit
-    few = f"the count's noise is over a third of {', '.join(rough)} {unit}s: such classes are often treated as absent"
-    return [few] if rough else []
-
-
-def _as_json(made: BudgetPlan, sizes: Mapping[str, int], *, named: bool) -> dict[str, Any]:
+def _figures_to_json(plan: BudgetPlan, sizes: Mapping[str, int], *, named: bool) -> dict[str, Any]:
     """``sizes`` of classes by their names, or without any (then by the sizes themselves)."""
-    if not isfinite(made.epsilon):
+    if not isfinite(plan.epsilon):
         raise click.ClickException(
-            f"this costs more than any ε at δ = {made.delta:g}: add noise, or release less"
+            f"this costs more than any ε at δ = {plan.delta:g}: add noise, or release less"
         )
-    errors = {name: asdict(made.error(size)) for name, size in sizes.items()}
+    errors = {name: asdict(plan.error(size)) for name, size in sizes.items()}
     if not all(map(isfinite, (number for error in errors.values() for number in error.values()))):
         raise click.ClickException(
-            f"errors are beyond any number with clip {made.query.clip:g} and count weight {made.query.count_weight:g}:"
+            f"errors are beyond any number with clip {plan.query.clip:g} and count weight {plan.query.count_weight:g}:"
             " bring them nearer to 1, and to each other"
         )
     return {
-        "epsilon": made.epsilon,
-        "delta": made.delta,
-        "releases": made.releases,
-        "noise_multiplier": made.noise_multiplier,
-        "spent": made.cost,
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "releases": plan.releases,
+        "noise_multiplier": plan.noise_multiplier,
+        "spent": plan.cost,
         "neighbours": "add or remove one",
-        **asdict(made.query),
-        "coordinates": made.query.coordinates,
-        "slack": asdict(made.slack),
+        **asdict(plan.query),
+        "coordinates": plan.query.coordinates,
+        "slack": asdict(plan.slack),
         "dp_sgd": None
-        if made.training is None
+        if plan.training is None
         else {
-            "noise_multiplier": made.training.noise_multiplier,
-            "sampling_rate": made.training.sampling_rate,
-            "steps": made.training.steps,
+            "noise_multiplier": plan.training.noise_multiplier,
+            "sampling_rate": plan.training.sampling_rate,
+            "steps": plan.training.steps,
         },
         "errors": [({"class": name} if named else {}) | error for name, error in errors.items()],
     }
@@ -467,5 +482,5 @@ def _print_errors(errors: Sequence[Mapping[str, Any]], unit: str) -> None:
     Console().print(table)
 
 
-def _releases(count: int) -> str:
+def _count_releases(count: int) -> str:
     return f"{count} release" if count == 1 else f"{count} releases"

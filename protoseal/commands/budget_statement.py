@@ -55,9 +55,7 @@ def statement_command(*, ledger: Path | None, config: Path | None, out: Path | N
 
     if (ledger is None) is (config is None):
         raise click.UsageError("give either LEDGER or --config SITE.toml")
-    facts = (
-        of_site(load_site(config)) if ledger is None and config is not None else of_ledger(ledger or Path())
-    )
+    facts = read_site_facts(load_site(config)) if config is not None else read_ledger_facts(ledger or Path())
     if out is not None:
         click.echo(f"The statement is in {write_statement(out, facts)}")
     elif as_json:
@@ -66,10 +64,10 @@ def statement_command(*, ledger: Path | None, config: Path | None, out: Path | N
         click.echo(statement_text(facts))
 
 
-def of_site(config: SiteConfig) -> StatementFacts:
+def read_site_facts(config: SiteConfig) -> StatementFacts:
     """Return the facts of a site's ledger and its agreement. Raises ``LedgerError`` for a ledger that is not there."""
     if config.privacy is not None:
-        return replace(of_ledger(config.privacy.ledger, config.agreement), site=config.name)
+        return replace(read_ledger_facts(config.privacy.ledger, config.agreement), site=config.name)
     from protoseal.reports.ledger_facts import StatementFacts
 
     return StatementFacts(
@@ -84,22 +82,22 @@ def of_site(config: SiteConfig) -> StatementFacts:
     )
 
 
-def of_ledger(ledger: Path, agreement: Agreement | None = None) -> StatementFacts:
+def read_ledger_facts(ledger: Path, agreement: Agreement | None = None) -> StatementFacts:
     """Return the facts of a ledger, with the ``agreement`` whose run it may have."""
-    return facts_of(read_account(ledger), agreement)
+    return collect_facts(read_account(ledger), agreement)
 
 
-def facts_of(account: Account, agreement: Agreement | None = None) -> StatementFacts:
+def collect_facts(account: Account, agreement: Agreement | None = None) -> StatementFacts:
     """Return the facts of a ledger that was read."""
     from protoseal.reports.ledger_facts import StatementFacts, list_runs, why_none
 
     epsilon = accountant_for(account.limit.accountant)
     spent = spent_epsilon(account.history, account.limit, epsilon)
-    none = why_none(account, missing_anchor(account))
+    reason = why_none(account, missing_anchor(account))
     # Where the site's own record lies beside the ledger, it tells a crash from a cut.
     torn = bool(account.unfinished) and shown_anchor(account) is None
-    if none is None and (torn or not isfinite(spent)):
-        none = _TORN if torn else _NO_BOUND
+    if reason is None and (torn or not isfinite(spent)):
+        reason = _TORN if torn else _NO_BOUND
     return StatementFacts(
         made=now()[:10],
         site=None,
@@ -107,13 +105,13 @@ def facts_of(account: Account, agreement: Agreement | None = None) -> StatementF
         account=account,
         runs=list_runs(account, epsilon),
         epsilon=spent,
-        recognised=recognised_of(account, spent) if none is None and account.entries else None,
-        why_none=none,
+        recognised=bound_recognition(account, spent) if reason is None and account.entries else None,
+        why_none=reason,
     )
 
 
-def recognised_of(account: Account, spent: float) -> RecognisedShares:
-    """Return how many members attacks recognise at most, by the composed curve of all entries.
+def bound_recognition(account: Account, spent: float) -> RecognisedShares:
+    """Return the largest shares of members that attacks recognise, by the composed curve of all entries.
 
     Agreements with DP-SGD that follow from earlier results have no composed curve: the Rényi filter that covers them
     gives one (ε, δ) alone (:func:`protoseal.reports.ledger_facts.renyi_filter_pair`), from the limits and the ``spent``
@@ -130,16 +128,19 @@ def recognised_of(account: Account, spent: float) -> RecognisedShares:
     adaptive = (
         account.limit.accountant is Accounting.RENYI and bool(composed.training) and len(agreements) > 1
     )
+    # The composed curve holds for mechanisms that are fixed beforehand. Those chosen by earlier results have only the
+    # filter's (ε, δ), and the weaker curve that follows from the pair.
     pair = renyi_filter_pair(account, spent) if adaptive else None
     curve = (
         composed_trade_off(composed)
         if pair is None
         else PairsTradeOff(np.array([pair[0]]), np.array([pair[1]]))
     )
-    # Ten records change a release ten times as much as one; training has no such closed form.
-    ten = replace(composed, squares=100 * composed.squares)
+    # Ten records change a release ten times as much as one: the privacy parameter's square is a hundredfold. Training
+    # has no such closed form.
+    ten_records = replace(composed, squares=100 * composed.squares)
     return RecognisedShares(
         shares={alarms: most_recognised(curve, alarms) for alarms in FALSE_ALARMS},
-        of_ten=most_recognised(composed_trade_off(ten), 0.01) if not composed.training else None,
+        of_ten=most_recognised(composed_trade_off(ten_records), 0.01) if not composed.training else None,
         filtered=pair,
     )

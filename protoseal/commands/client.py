@@ -13,18 +13,18 @@ import click
 
 from agreement import LogLevel
 from crypto.errors import KeyStoreError
-from protoseal.commands.options import example
+from protoseal.commands.options import FILE, example
 from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
 from protoseal.commands.terminal_output import one_line_errors, printable, start_log
 from secure_client.config import SiteConfig, load_site
 
 if TYPE_CHECKING:
-    from secure_client.output.site_log import SiteLog, SiteRound
+    from secure_client.output.site_log import SiteRound
 
 _VERBOSITY = "GRPC_VERBOSITY"
 config_option = click.option(
     "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     required=True,
     help="Configuration file of the site (site.toml).",
 )
@@ -51,15 +51,21 @@ def run(config: Path, as_json: bool) -> None:
     from secure_client.app import run_site
 
     try:
-        log = run_site(loaded, _passphrase(loaded), on_round=_show)
+        log = run_site(loaded, _passphrase(loaded), on_round=_print_round)
     except KeyboardInterrupt as error:
         raise click.ClickException("stopped by a signal; start the same command again to resume") from error
     finally:
-        _state_privacy(loaded)
+        _write_privacy_statement(loaded)
     if as_json:
         click.echo(log.model_dump_json(by_alias=True, indent=2))
     else:
-        click.echo(f"The run is complete; {_results(log, loaded)}")
+        # A site that was away at the end has an earlier round's result: say so, or its model is taken for the run's.
+        last = max((record.round for record in log.rounds), default=0)
+        rounds = loaded.agreement.rounds
+        missed = f" (this site's last result is of round {last} of {rounds})" if last < rounds else ""
+        click.echo(
+            f"The run is complete; the model, prototypes and privacy statement are in {loaded.out}{missed}"
+        )
 
 
 @client.command(epilog=example("protoseal client check --config site.toml"))
@@ -80,7 +86,7 @@ def check(config: Path, as_json: bool) -> None:
     from secure_client.site_check import check_site
 
     findings = []
-    for finding in check_site(loaded, cache(partial(_passphrase_to_try, loaded))):
+    for finding in check_site(loaded, cache(partial(_passphrase_to_check, loaded))):
         findings.append(finding)
         if not as_json:
             click.echo(f"{'ok    ' if finding.ok else 'FAILED'}  {finding.what}: {printable(finding.detail)}")
@@ -105,49 +111,44 @@ def _load_grpc(config: SiteConfig) -> None:
         del os.environ[_VERBOSITY]
 
 
-def _state_privacy(config: SiteConfig) -> None:
+def _write_privacy_statement(config: SiteConfig) -> None:
     """Write the privacy statement into ``out`` if this run began there; an error is logged and ends nothing."""
     from agreement.storage.run_files import belongs_to
-    from protoseal.commands.budget_statement import of_site
+    from protoseal.commands.budget_statement import read_site_facts
     from protoseal.reports.statement_files import write_statement
     from secure_client.error_containment import run_or_fallback
 
     if belongs_to(config.out, config.agreement):
         run_or_fallback(
-            lambda: write_statement(config.out, of_site(config)),
+            lambda: write_statement(config.out, read_site_facts(config)),
             lambda: None,
             "writing the privacy statement",
         )
-
-
-def _results(log: SiteLog, config: SiteConfig) -> str:
-    """Return the results' folder, and the results' round if the site missed the last round."""
-    last, rounds = max((each.round for each in log.rounds), default=0), config.agreement.rounds
-    missed = f" (this site's last result is of round {last} of {rounds})" if last < rounds else ""
-    return f"the model, prototypes and privacy statement are in {config.out}{missed}"
 
 
 def _passphrase(config: SiteConfig) -> bytes:
     return read_passphrase(config.passphrase_file, what=f"the key of {config.name}", remedy=IN_CONFIG)
 
 
-def _passphrase_to_try(config: SiteConfig) -> bytes:
-    """Return the passphrase as :func:`_passphrase` does; a missing one counts as a failed check."""
+def _passphrase_to_check(config: SiteConfig) -> bytes:
+    """Return the passphrase as :func:`_passphrase` does; a missing passphrase counts as a failed check."""
     try:
         return _passphrase(config)
     except click.ClickException as error:
         raise KeyStoreError(error.message) from error
 
 
-def _show(figures: SiteRound) -> None:
+def _print_round(figures: SiteRound) -> None:
     from protoseal.reports.tables import accuracy_text, epsilon_text
 
-    parts = [
-        f"round {figures.round} with {figures.sites} sites",
-        *([] if figures.trained else ["training failed: see the log"]),
-        *([] if figures.accuracy_classifier is None else [f"accuracy {accuracy_text(figures)}"]),
-        *(f"{phase} {seconds:.1f} s" for phase, seconds in figures.seconds.items()),
-        *([f"withheld: {', '.join(figures.withheld)}"] if figures.withheld else []),
-        *([] if figures.epsilon is None else [f"epsilon {epsilon_text(figures)}"]),
-    ]
+    parts = [f"round {figures.round} with {figures.sites} sites"]
+    if not figures.trained:
+        parts.append("training failed: see the log")
+    if figures.accuracy_classifier is not None:
+        parts.append(f"accuracy {accuracy_text(figures)}")
+    parts += [f"{phase} {seconds:.1f} s" for phase, seconds in figures.seconds.items()]
+    if figures.withheld:
+        parts.append(f"withheld: {', '.join(figures.withheld)}")
+    if figures.epsilon is not None:
+        parts.append(f"epsilon {epsilon_text(figures)}")
     click.echo(", ".join(parts))

@@ -58,32 +58,32 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
     from protoseal.reports.report import write_report
     from protoseal.reports.tables import result_tables
 
-    with _display(Console(stderr=True)) as show:
-        ended = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
+    with _open_display(Console(stderr=True)) as show:
+        outcome = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
     report = write_report(out)
-    print_warnings(ended.result.diagnoses)
+    print_warnings(outcome.result.diagnoses)
     if as_json:
-        click.echo(ended.result.model_dump_json(by_alias=True, indent=2))
+        click.echo(outcome.result.model_dump_json(by_alias=True, indent=2))
         return
-    for table in result_tables(ended.result):
+    for table in result_tables(outcome.result):
         Console().print(table)
-    for sentence in ended.sentences:
+    for sentence in outcome.sentences:
         Console().print(sentence, highlight=False, soft_wrap=False)
     click.echo("One run is one draw of data and initial weights; docs/results/accuracy.md compares ten.")
     click.echo(f"Everything is in {out}; open {report}")
 
 
 @contextmanager
-def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
+def _open_display(console: Console) -> Iterator[Callable[[Progress], None]]:
     """Show progress: on a terminal an updating table, elsewhere a line for each site and round."""
     if not console.is_terminal:
         yield _Lines(console).show
         return
     with Live(console=console, transient=True, refresh_per_second=4) as live:
-        yield lambda progress: live.update(_table(progress))
+        yield lambda progress: live.update(_make_table(progress))
 
 
-def _table(progress: Progress) -> Table:
+def _make_table(progress: Progress) -> Table:
     from protoseal.reports.tables import percent
 
     table = Table(title=progress.step, title_justify="left")
@@ -91,10 +91,10 @@ def _table(progress: Progress) -> Table:
         table.add_column(name, justify="left" if name == "site" else "right")
     for name, log in sorted(progress.sites.items()):
         if log.rounds:
-            last, traffic = log.rounds[-1], (log.bytes_up, log.bytes_down)
-            table.add_row(
-                name, str(last.round), percent(last.accuracy), *(f"{count / 1000:,.0f}" for count in traffic)
-            )
+            last = log.rounds[-1]
+            up = f"{log.bytes_up / 1000:,.0f}"
+            down = f"{log.bytes_down / 1000:,.0f}"
+            table.add_row(name, str(last.round), percent(last.accuracy), up, down)
     return table
 
 

@@ -45,13 +45,16 @@ def read_passphrase(
     """
     keep_memory_private()
     if file is not None:
-        return _not_empty(_from_file(file), str(file))
+        return _check_not_empty(_read_secret(file), str(file))
     variable = os.environ.get(VARIABLE)
     if variable is not None:
-        return _not_empty(os.fsencode(variable).rstrip(b"\r\n"), VARIABLE)
-    credential = _credential()
-    if credential is not None:
-        return _not_empty(_from_file(credential, shared=stat.S_IRWXO), str(credential))
+        return _check_not_empty(os.fsencode(variable).rstrip(b"\r\n"), VARIABLE)
+    folder = os.environ.get(CREDENTIALS)
+    credential = Path(folder, CREDENTIAL) if folder else None
+    if credential is not None and credential.exists():
+        # systemd lets the unit's user read a credential by an access control list, whose mask shows where a group's
+        # permissions stand: only those of all others tell whether somebody else can read the file.
+        return _check_not_empty(_read_secret(credential, shared=stat.S_IRWXO), str(credential))
     if not on_terminal():
         raise click.ClickException(f"the passphrase of {what} is needed: set {VARIABLE} or {remedy}")
     prompt = f"{'New passphrase' if new else 'Passphrase'} of {what}"
@@ -63,25 +66,17 @@ def on_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _credential() -> Path | None:
-    """Return the service's credential, if there is one."""
-    folder = os.environ.get(CREDENTIALS)
-    file = Path(folder, CREDENTIAL) if folder else None
-    return file if file is not None and file.exists() else None
-
-
-def _from_file(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
+def _read_secret(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
     """Return the file's content without a byte order mark and without the line ends at its end.
 
     Files with a permission among ``shared`` are refused, and text in UTF-16, which a passphrase at a prompt never is.
-    A credential's group permissions are not checked: systemd lets the unit's user read it by an access control list,
-    whose mask shows in their place.
     """
     try:
         mode = file.stat().st_mode
         if stat.S_ISDIR(mode):
             raise click.ClickException(f"{file} is a folder, not a file")
-        _check_private(file, mode & shared)
+        if mode & shared:
+            raise click.ClickException(f"{file} is open to others on this machine: run chmod 600 {file}")
         content = file.read_bytes()
         check_encoding(content)
     except OSError as error:
@@ -91,12 +86,7 @@ def _from_file(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
     return content.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
 
 
-def _check_private(file: Path, shared: int) -> None:
-    if shared:
-        raise click.ClickException(f"{file} is open to others on this machine: run chmod 600 {file}")
-
-
-def _not_empty(passphrase: bytes, source: str) -> bytes:
+def _check_not_empty(passphrase: bytes, source: str) -> bytes:
     if not passphrase:
         raise click.ClickException(f"{source} has an empty passphrase; set a passphrase there")
     return passphrase

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from agreement import Agreement
-    from protoseal.prediction import Trained
+    from protoseal.prediction import TrainedModel
 
 
 @click.command(epilog=example("protoseal predict --run out --image scan.png"))
@@ -81,7 +81,7 @@ def predict(
     Least, largest and mean value of each channel, beside the agreed scale, are printed on standard error.
     """
     from agreement import Inference
-    from protoseal.prediction import By, load_trained, own_inference
+    from protoseal.prediction import Basis, choose_basis, load_trained
     from protoseal.prediction import predict as run
     from secure_client.data.input_ranges import InputRanges
 
@@ -90,34 +90,41 @@ def predict(
     trained = load_trained(folder)
     agreement = trained.agreement
     inputs, names, labelled = (
-        _of_images(images, agreement, convert_channels)
+        _load_images(images, agreement, convert_channels)
         if images
-        else _of_data(str(data), data_root, trained, convert_channels)
+        else _load_data(str(data), data_root, trained, convert_channels)
     )
-    chosen_by = By(by) if by else own_inference(trained)
-    if not by and chosen_by is By.CLASSIFIER and agreement.inference is Inference.PROTOTYPE:
+    basis = Basis(by) if by else choose_basis(trained)
+    if not by and basis is Basis.CLASSIFIER and agreement.inference is Inference.PROTOTYPE:
         click.echo("no prototype was released to predict by: the classifier predicts instead", err=True)
     ranges = InputRanges(agreement.inputs, data or "the given images")
-    predicted, labels = run(trained, inputs, chosen_by, device=device, ranges=ranges)
+    predicted, labels = run(trained, inputs, basis, device=device, ranges=ranges)
     if not accept:
         ranges.check("give --accept-dark-or-constant-inputs")
     click.echo(printable(str(ranges)), err=True)
-    chosen = [
-        {"sample": name, "class": agreement.classes[index]}
-        for name, index in zip(names, predicted, strict=True)
-    ]
-    result: dict[str, Any] = {
-        "by": chosen_by.value,
-        "predictions": chosen,
-        "channels": ranges.channels,
-        "warnings": ranges.warnings,
-    }
+    classes = [agreement.classes[index] for index in predicted]
+    accuracy = None
     if labelled:
-        result["accuracy"] = sum(p == y for p, y in zip(predicted, labels, strict=True)) / len(labels)
-    click.echo(json.dumps(result, indent=2) if as_json else _lines(result))
+        right = sum(prediction == label for prediction, label in zip(predicted, labels, strict=True))
+        accuracy = right / len(labels)
+    if as_json:
+        result = {
+            "by": basis.value,
+            "predictions": [
+                {"sample": name, "class": chosen} for name, chosen in zip(names, classes, strict=True)
+            ],
+            "channels": ranges.channels,
+            "warnings": ranges.warnings,
+        }
+        click.echo(json.dumps(result | ({} if accuracy is None else {"accuracy": accuracy}), indent=2))
+        return
+    for name, chosen in zip(names, classes, strict=True):
+        click.echo(f"{name}\t{chosen}")
+    if accuracy is not None:
+        click.echo(f"accuracy {accuracy:.4f}")
 
 
-def _of_images(
+def _load_images(
     images: tuple[Path, ...], agreement: Agreement, convert: bool
 ) -> tuple[Dataset[Any], list[str], bool]:
     import torch
@@ -138,8 +145,8 @@ def _of_images(
     return TensorDataset(torch.cat(tensors), labels), [str(path) for path in images], False
 
 
-def _of_data(
-    spec: str, data_root: Path | None, trained: Trained, convert: bool
+def _load_data(
+    spec: str, data_root: Path | None, trained: TrainedModel, convert: bool
 ) -> tuple[Dataset[Any], list[str], bool]:
     from secure_client.data import load_site_data
     from secure_client.data.sources import TABLE_FORM, find_table
@@ -168,9 +175,3 @@ def _of_data(
         click.echo(f"by the class_names of the run's site: {'; '.join(data.label_notes)}", err=True)
     part = data.train if data.test is None else data.test
     return part, [str(number) for number in range(len(part))], True  # type: ignore[arg-type]  # it has a length
-
-
-def _lines(result: dict[str, Any]) -> str:
-    lines = [f"{each['sample']}\t{each['class']}" for each in result["predictions"]]
-    accuracy = result.get("accuracy")
-    return "\n".join([*lines, *([] if accuracy is None else [f"accuracy {accuracy:.4f}"])])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from protoseal.commands.options import example
+from protoseal.commands.options import FILE, example
 from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
 from protoseal.commands.terminal_output import Facts, one_line_errors, print_facts, start_log
 from secure_server.config import CoordinatorConfig, load_coordinator
@@ -21,7 +21,7 @@ class RunAbandoned(click.ClickException):
 
 config_option = click.option(
     "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     required=True,
     help="Configuration file of the coordinator (coordinator.toml).",
 )
@@ -85,10 +85,11 @@ def run(config: Path, as_json: bool) -> None:
             )
         )
     if state.stage is not Stage.FINISHED:
-        over = state.round > loaded.agreement.rounds
-        where = "over" if over else f"at {state.stage.value} of round {state.round}"
-        go_on = "start another run" if over else "start the same command again to resume"
-        why = f"the run is {where}: {state.reason or 'stopped by a signal'}; {go_on}"
+        is_over = state.round > loaded.agreement.rounds
+        where = "over" if is_over else f"at {state.stage.value} of round {state.round}"
+        remedy = "start another run" if is_over else "start the same command again to resume"
+        why = f"the run is {where}: {state.reason or 'stopped by a signal'}; {remedy}"
+        # A service unit restarts on exit code 1, and not on 3: a restart at once would find no site either.
         raise RunAbandoned(why) if state.over and state.is_empty else click.ClickException(why)
     click.echo(f"The run is complete after {state.round} rounds.", err=as_json)
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from agreement import PROTECTIONS
-from protoseal.commands.options import example
+from protoseal.commands.options import FILE, example, parse_words
 from protoseal.commands.terminal_output import one_line_errors, print_warnings
 
-if TYPE_CHECKING:
-    from protoseal.reports.result_files import RunResult
-    from protoseal.simulation.config import SimulationConfig
-
-_SUMMARIES = "; ".join(f"{each.name} ({each.summary})" for each in PROTECTIONS.values())
+_SUMMARIES = "; ".join(f"{protection.name} ({protection.summary})" for protection in PROTECTIONS.values())
 
 
-def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def _parse_seeds(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """Parse ``0,1,5``, ``0-4``, or a mix."""
     if value is None:
         return None
@@ -35,16 +30,12 @@ def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
     return tuple(seeds)
 
 
-def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(word.strip() for word in value.split(",") if word.strip())
-
-
 @click.command(
     epilog=example("protoseal simulate --method fedpc --compare local,fedavg --sites 10 --rounds 20")
 )
 @click.option(
     "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="TOML file with the settings; options on the command line override it.",
 )
 @click.option(
@@ -74,17 +65,17 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option("--rounds", type=int, help="Number of rounds.  [default: 5]")
 @click.option(
     "--seeds",
-    callback=_numbers,
+    callback=_parse_seeds,
     help="Seeds of split, initial model and training, one run each, such as 3 or 0,1,2 or 0-4.  [default: 0]",
 )
 @click.option(
     "--compare",
-    callback=_words,
+    callback=parse_words,
     help="Further methods and controls to run on the same data, such as local,self,fedavg.  [default: none]",
 )
 @click.option(
     "--models",
-    callback=_words,
+    callback=parse_words,
     help="Models of the sites, by turns, such as small-cnn,resnet10.  [default: training.model at every site]",
 )
 @click.option(
@@ -145,25 +136,20 @@ def simulate(
     An interrupted simulation resumes when the same command is started again; finished runs are not repeated. The result
     is the same as without the interruption: bit for bit on a CPU with --batched never, else up to rounding.
     """
-    from protoseal.commands.simulation_progress import watched
+    from protoseal.commands.simulation_progress import show_progress
     from protoseal.reports.report import write_report
+    from protoseal.reports.tables import result_tables
     from protoseal.simulation.config import load_simulation
     from protoseal.simulation.experiment import simulate as run
 
     loaded = load_simulation(config, flags, settings)
-    with watched(loaded) as watcher:
+    with show_progress(loaded) as watcher:
         result = run(loaded, watcher, fresh=fresh)
     write_report(loaded.out)
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
     else:
-        _print(result, loaded)
+        for table in result_tables(result):
+            Console().print(table)
+        click.echo(f"Everything is in {loaded.out}")
     print_warnings(result.diagnoses)
-
-
-def _print(result: RunResult, config: SimulationConfig) -> None:
-    from protoseal.reports.tables import result_tables
-
-    for table in result_tables(result):
-        Console().print(table)
-    click.echo(f"Everything is in {config.out}")

@@ -34,27 +34,27 @@ class Lines(Watcher):
     """Watcher that prints a line on standard error every few seconds."""
 
     def __init__(self, console: Console, rounds: int) -> None:
-        self._console, self._rounds = console, rounds
-        self._began = self._last = time.monotonic()
+        self._console = console
+        self._rounds = rounds
+        self._start = time.monotonic()
+        self._last_line = self._start
 
     def on_completed(self, completed: CompletedRound) -> None:
         """Print a line, unless the last line is too recent."""
         now = time.monotonic()
-        if now - self._last >= LINE_SECONDS:
-            self._last = now
-            where = (
-                f"seed {completed.seed}, {completed.method.value}, round {completed.round} of {self._rounds}"
-            )
-            self._line(where + _tested(completed.reports))
+        if now - self._last_line >= LINE_SECONDS:
+            self._last_line = now
+            done = f"round {completed.round} of {self._rounds}{_describe_accuracy(completed.reports)}"
+            self._print_line(f"seed {completed.seed}, {completed.method.value}, {done}")
 
     def on_run(self, ended: EndedRun) -> None:
         """Print a line at the end of every run."""
         last = {name: rounds[-1] for name, rounds in ended.outcome.site_rounds.items() if rounds}
-        had_ended = "" if ended.anew else " (read from an earlier start)"
-        self._line(f"seed {ended.seed}, {ended.method.value}{_tested(last)}{had_ended}")
+        origin = "" if ended.anew else " (read from an earlier start)"
+        self._print_line(f"seed {ended.seed}, {ended.method.value}{_describe_accuracy(last)}{origin}")
 
-    def _line(self, text: str) -> None:
-        seconds = time.monotonic() - self._began
+    def _print_line(self, text: str) -> None:
+        seconds = time.monotonic() - self._start
         self._console.print(f"{seconds:8.1f} s  {text}", highlight=False, soft_wrap=True)
 
 
@@ -62,21 +62,23 @@ class Bars(Watcher):
     """Watcher that shows one bar of rounds on a terminal, over all seeds and methods."""
 
     def __init__(self, bar: Bar, task: TaskID, rounds: int) -> None:
-        self._bar, self._task, self._rounds = bar, task, rounds
-        self._ended = 0
+        self._bar = bar
+        self._task = task
+        self._rounds = rounds
+        self._ended_runs = 0
 
     def on_completed(self, completed: CompletedRound) -> None:
         """Advance the bar by one round."""
-        done = self._ended * self._rounds + completed.round
-        tested = _tested(completed.reports)
+        done = self._ended_runs * self._rounds + completed.round
+        tested = _describe_accuracy(completed.reports)
         text = f"seed {completed.seed}, {completed.method.value}{tested}"
         self._bar.update(self._task, completed=done, description=text)
 
     def on_run(self, ended: EndedRun) -> None:
-        """Complete the bar of a run, stopped early or not."""
-        self._ended += 1
+        """Complete the run's part of the bar, also if the run stopped early."""
+        self._ended_runs += 1
         text = f"seed {ended.seed}, {ended.method.value}"
-        self._bar.update(self._task, completed=self._ended * self._rounds, description=text)
+        self._bar.update(self._task, completed=self._ended_runs * self._rounds, description=text)
 
 
 class Several(Watcher):
@@ -87,22 +89,22 @@ class Several(Watcher):
 
     def on_completed(self, completed: CompletedRound) -> None:
         """Forward the round to all watchers."""
-        for each in self._watchers:
-            each.on_completed(completed)
+        for watcher in self._watchers:
+            watcher.on_completed(completed)
 
     def on_run(self, ended: EndedRun) -> None:
         """Forward the end of the run to all watchers."""
-        for each in self._watchers:
-            each.on_run(ended)
+        for watcher in self._watchers:
+            watcher.on_run(ended)
 
     def on_result(self, written: WrittenResult) -> None:
         """Forward the result to all watchers."""
-        for each in self._watchers:
-            each.on_result(written)
+        for watcher in self._watchers:
+            watcher.on_result(written)
 
 
 @contextmanager
-def watched(config: SimulationConfig) -> Iterator[Watcher]:
+def show_progress(config: SimulationConfig) -> Iterator[Watcher]:
     """Yield the configuration's watchers for the duration of the simulation."""
     console = Console(stderr=True)
     with ExitStack() as stack:
@@ -124,7 +126,7 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
         yield Several(watchers)
 
 
-def _tested(reports: Mapping[str, SiteRound]) -> str:
+def _describe_accuracy(reports: Mapping[str, SiteRound]) -> str:
     """Return the sites' mean accuracy as text, empty for a round without tests."""
-    accuracy = mean(each.accuracy for each in reports.values())
+    accuracy = mean(report.accuracy for report in reports.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

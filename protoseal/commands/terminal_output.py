@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def printable(text: str) -> str:
     r"""Return the text with each unprintable character as its escape: ``\n``, ``\x1b``, ``\u202e``."""
-    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
 
 
 def printable_lines(text: str) -> str:
@@ -45,7 +45,7 @@ class PrintableRecords(logging.Filter):
         return True
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if "\udc80" <= character <= "\udcff":  # a byte of a name that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
@@ -83,22 +83,22 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     """
 
     @wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            text = _remedy(error)
+            text = _describe_expected(error)
             if text is None:
                 raise
             _log.debug("%s", text, exc_info=True)
             raise click.ClickException(text) from error
 
-    return wrapped
+    return run
 
 
-def _remedy(error: Exception) -> str | None:
+def _describe_expected(error: Exception) -> str | None:
     """Return the text of an expected failure; None for any other."""
     # Imported once a command has failed: they load NumPy and gRPC, for which `--help` need not wait.
     from agreement.errors import UserError
@@ -112,15 +112,15 @@ def _remedy(error: Exception) -> str | None:
     if isinstance(error, (CryptoError, PrivacyError, SiteError, CoordinatorError)):
         return printable(str(error))
     if isinstance(error, sqlite3.Error):
-        return f"the state cannot be stored ({error}){_state_remedy(error)}"
+        return f"the state cannot be stored ({error}){_find_state_remedy(error)}"
     if isinstance(error, OSError):
-        return _system_error_text(error)
+        return _describe_system_error(error)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in SITE_EXTRA:
         return f"this command needs the package {error.name}: run pip install 'protoseal[site]'"
     return None
 
 
-def _state_remedy(error: sqlite3.Error) -> str:
+def _find_state_remedy(error: sqlite3.Error) -> str:
     match (getattr(error, "sqlite_errorname", "") or "").split("_")[1:2]:
         case ["FULL"]:
             return ": free disk space"
@@ -134,11 +134,11 @@ def _state_remedy(error: sqlite3.Error) -> str:
 
 def print_warnings(diagnoses: Iterable[Diagnosis]) -> None:
     """Print a line on standard error for each sign of wrong settings in a result."""
-    for each in diagnoses:
-        click.echo(printable(f"Warning: {each.text}"), err=True)
+    for diagnosis in diagnoses:
+        click.echo(printable(f"Warning: {diagnosis.text}"), err=True)
 
 
-def _system_error_text(error: OSError) -> str:
+def _describe_system_error(error: OSError) -> str:
     """Return the file and the reason of an operating system's error (a full disk, an unwritable folder)."""
     place = f"{error.filename}: " if error.filename else ""
     if place and isinstance(error, FileExistsError | NotADirectoryError):

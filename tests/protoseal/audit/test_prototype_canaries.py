@@ -206,12 +206,16 @@ def test_audit_command_plays_or_names_each_setting(
     if inner is not None:
         lines = "".join(f"{name} = {value}\n" for name, value in inner.items())
         file.write_text(file.read_text("utf-8") + f"\n[privacy.dp_sgd]\n{lines}", "utf-8")
-    seen: list[tuple[Any, AuditedQuery]] = []
-    monkeypatch.setattr(budget_audit, "_run", lambda asked, audited, _: seen.append((asked, audited)))
+    seen: list[tuple[AuditedQuery, tuple[str, ...]]] = []
+    monkeypatch.setattr(
+        budget_audit,
+        "audit_with_canaries",
+        lambda _, audited, not_played, **__: seen.append((audited, not_played)),
+    )
     code, text = audited("--agreement", file)
     assert code == 0, text
-    ((asked, mechanism),) = seen
-    assert told in " ".join(asked.not_played)
+    ((mechanism, not_played),) = seen
+    assert told in " ".join(not_played)
     assert mechanism.noise_multiplier == pytest.approx(4.0)
     assert {name: getattr(mechanism, name) for name in played} == played
 

@@ -185,7 +185,9 @@ def test_audit_command_training_takes_agreement(tmp_path: Path, monkeypatch: pyt
     file = with_dp_sgd(tmp_path, unit="subject")
     assert found("--agreement", file)["epsilon_claimed"] == epsilon([DpSgd(3.5, 0.6, 12)], DELTA)
     seen: list[AuditedTraining] = []
-    monkeypatch.setattr(budget_audit, "_run", lambda _, audited, *__: seen.append(audited))
+    monkeypatch.setattr(
+        budget_audit, "audit_with_canaries", lambda _, audited, *__, **___: seen.append(audited)
+    )
     given = {"--noise-multiplier": 5, "--sampling-rate": 1, "--epochs": 1, "--rounds": 4, "--clip": 0.25}
     for more in ((), itertools.chain(*given.items())):
         few = ("budget", "audit", "training", "--agreement", file, *more)

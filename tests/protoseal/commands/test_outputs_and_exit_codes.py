@@ -27,7 +27,7 @@ from agreement import PROTECTIONS, Protection, method_named
 from protoseal.cli import COMMANDS, main
 from protoseal.commands.terminal_output import one_line_errors
 from protoseal.demo import demo_agreement, demo_sites
-from protoseal.prediction import By, load_trained, own_inference, predict
+from protoseal.prediction import Basis, load_trained, choose_basis, predict
 from protoseal.reports.result_files import read_result
 from protoseal.simulation.site_datasets import read_sites
 from secure_client.data.sources import NAMES
@@ -282,11 +282,11 @@ def test_predict_does_as_the_method_does_unless_it_is_told(
 ) -> None:
     trained = load_trained(run / "seed-0" / "sites" / "site-1")
     agreement = trained.agreement.model_copy(update={"method": method_named(method)})
-    assert own_inference(replace(trained, agreement=agreement)) is By(by)
+    assert choose_basis(replace(trained, agreement=agreement)) is Basis(by)
     # Nothing to be near to, as after noisy counts that are all too small.
     had = trained.prototypes
     none = replace(had, has_personal=np.zeros_like(had.has_personal), counts=np.zeros_like(had.counts))
-    assert own_inference(replace(trained, agreement=agreement, prototypes=none)) is By.CLASSIFIER
+    assert choose_basis(replace(trained, agreement=agreement, prototypes=none)) is Basis.CLASSIFIER
     data = tmp_path / "data.npz"
     shades = np.arange(128, dtype=np.uint8).reshape(2, 8, 8)
     np.savez(data, x_train=shades, y_train=np.zeros(2, dtype=np.int64))
@@ -317,7 +317,7 @@ def test_predict_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     assert str(wrong) in failure("predict", "--run", folder, "--data", f"npz:{wrong}")
     small = TensorDataset(torch.zeros(2, 1, 3, 3), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ModelError):
-        predict(load_trained(folder), small, By.CLASSIFIER, device="cpu")
+        predict(load_trained(folder), small, Basis.CLASSIFIER, device="cpu")
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"no model")
     assert "does not fit the model" in failure("predict", "--run", broken, "--data", "digits")

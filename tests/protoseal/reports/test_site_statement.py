@@ -22,7 +22,7 @@ from privacy.accounting.events import DpSgd, Event, GaussianRelease, Unit
 from privacy.ledger.ledger import Ledger
 from privacy.ledger.lines import Fact, Limit, ReleaseName, Spending
 from privacy.mechanisms.cell_query import Cells
-from protoseal.commands.budget_statement import of_ledger
+from protoseal.commands.budget_statement import read_ledger_facts
 from protoseal.reports.ledger_facts import StatementFacts
 from protoseal.reports.privacy_statement import out_of_hundred
 from protoseal.reports.site_statement import headline
@@ -86,7 +86,7 @@ def stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Recorde
             for number, (what, event) in enumerate(recorded.events, 1):
                 ledger.spend(Spending(ReleaseName(run, number, what), agreement, event, recorded.facts))
         recorded.then(ledger, path)
-        return of_ledger(path)
+        return read_ledger_facts(path)
 
     return state
 
@@ -621,7 +621,7 @@ def test_statement_says_what_releases_recorded(name: str, tmp_path: Path) -> Non
     assert releases is not None
     releases.begin_with("abc")
     release(releases, [(np.eye(8), np.arange(8, dtype=np.int64) % 3)])
-    text = " ".join(statement_text(of_ledger(budget.ledger)).split())
+    text = " ".join(statement_text(read_ledger_facts(budget.ledger)).split())
     assert [sentence for sentence in said if sentence not in text] == []
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from agreement import ConfigError
 from protoseal.cli import main
-from protoseal.prediction import By, load_trained, own_inference, predict
+from protoseal.prediction import Basis, load_trained, choose_basis, predict
 from protoseal.reports.result_files import RunResult
 from protoseal.reports.tables import NO_PROTOTYPE, accuracy_text, sites_table
 from protoseal.simulation.config import SimulationConfig, load_simulation
@@ -103,8 +103,8 @@ def test_frozen_saved_site_predicts_reported_accuracy(run_of: RunOf, method: str
         assert test is not None
         features, labels = features_of(trained.model, test)
         expected = nearest(features, trained.prototypes.personal)
-        by = own_inference(trained)
-        assert by is By.PROTOTYPE
+        by = choose_basis(trained)
+        assert by is Basis.PROTOTYPE
         assert predict(trained, test, by, device="cpu") == (expected.tolist(), labels.tolist())
         assert site.accuracy == pytest.approx((expected == labels).mean())
 
@@ -145,7 +145,7 @@ def test_frozen_site_without_prototypes_says_so(unreleased: Run) -> None:
     site = config.out / "sites" / "site-1"
     assert "no prototype" in accuracy_text(read_site_log(site).rounds[-1])
     predicted = CliRunner().invoke(main, ["predict", "--run", str(site), "--data", "digits", "--json"])
-    assert json.loads(predicted.stdout)["by"] == By.CLASSIFIER
+    assert json.loads(predicted.stdout)["by"] == Basis.CLASSIFIER
     assert "no prototype" in predicted.stderr
 
 
